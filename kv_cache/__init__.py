@@ -1,0 +1,6 @@
+"""A real-I/O storage benchmark for the KV caches of LLM serving.
+
+Start reading at `docs/architecture.md`, then `kv_cache/lifecycle.py`.
+"""
+
+__version__ = "0.2.0"

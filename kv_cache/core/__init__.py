@@ -1,0 +1,1 @@
+"""The vocabulary: frozen values that cross package borders. Imports nothing of ours."""

@@ -1,0 +1,32 @@
+"""Blocks: the KV state of N consecutive tokens, addressed by content.
+
+A key is a 128-bit hash of the block's content and of everything before it (the chained prefix
+hash of vLLM, SGLang and the `hash_ids` of public traces): equal keys mean equal bytes, so a hit
+never has to compare anything else.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+KEY_BYTES = 16
+
+Key = bytes
+
+
+class Block(NamedTuple):
+    """One object that a request needs: `nbytes` are logical (unpadded, this rank's share)."""
+
+    key: Key
+    tokens: int
+    nbytes: int
+
+
+def content_key(*parts: str | int) -> Key:
+    """The key of content that is named rather than given, e.g. one turn of one conversation."""
+    text = "\x1f".join(str(p) for p in parts).encode()
+    return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+
+
+def chain_key(parent: Key, content: bytes) -> Key:
+    """The key of a block from its parent's key and its own content."""
+    return hashlib.blake2b(parent + content, digest_size=KEY_BYTES).digest()

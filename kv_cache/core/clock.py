@@ -1,0 +1,24 @@
+"""What the program asks of a clock. The real one lives in `bench/clock.py`."""
+
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Integer nanoseconds since the run's origin; never goes back."""
+
+    def now_ns(self) -> int: ...
+
+
+class VirtualClock:
+    """A clock that moves when it is told to; used by `sim/` and by tests."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def advance_to(self, at_ns: int) -> None:
+        if at_ns < self._now_ns:
+            raise AssertionError(f"virtual time would go back from {self._now_ns} to {at_ns} ns")
+        self._now_ns = at_ns

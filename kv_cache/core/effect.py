@@ -1,0 +1,144 @@
+"""What a request wants of the world, and what happened.
+
+A lifecycle yields one `Effect` at a time and is sent one `Done`. Effects are descriptions: they
+hold no buffers, no files and no clocks, so that threads and a virtual clock can both carry them
+out. A failed operation is a `Done` with `ok=False`, not an exception.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kv_cache.core.block import Key
+from kv_cache.core.kinds import Cause, OpKind, Tier
+
+
+class CopyRef(NamedTuple):
+    """The bytes of one block in one tier. A `copy_id` is never reused, so that a late delete
+    cannot hit a newer copy of the same key.
+
+    `nbytes` are physical: whole pages. `version` names the bytes: a copy made from another copy
+    (demotion, promotion) keeps it; a new store of the same key gets a new one, so that stale
+    data is recognised on load.
+    """
+
+    copy_id: int
+    key: Key
+    tier: Tier
+    nbytes: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    copy: CopyRef
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    copy: CopyRef
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Read `source` and write what was read as `target`; `source` stays."""
+
+    source: CopyRef
+    target: CopyRef
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    copy: CopyRef
+    cause: Cause
+
+
+Op = Read | Write | Move | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Operations that may be done in any order and at the same time."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The accelerator is busy with this request for so long."""
+
+    duration_ns: int
+
+
+Token = tuple[str, int]
+"""Names something that can change: `("copy", copy_id)`, `("room", 0)`, `("gate", id)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Continue after `token` was fired. Wake-ups may be spurious: look again."""
+
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Let `life` live in the background from now on; this request goes on at once."""
+
+    life: "Life"
+
+
+Effect = Transfer | Compute | Await | Spawn
+
+
+class Chunk(NamedTuple):
+    """One system call's worth: when it ended and how many bytes it moved."""
+
+    finished_ns: int
+    nbytes: int
+
+
+class Leg(NamedTuple):
+    """One tier's side of an operation; a `Move` has two.
+
+    `device_ns` is the time inside the device or the system calls alone; what the operation took
+    beyond it is the host's (payload, verification, waiting for a buffer).
+    """
+
+    tier: Tier
+    kind: OpKind
+    engine: str
+    nbytes: int
+    started_ns: int
+    finished_ns: int
+    device_ns: int
+    chunks: tuple[Chunk, ...]
+
+
+class OpDone(NamedTuple):
+    """`error` is a short stable reason, `failed` the side that it happened on; None when all went
+    well. `legs` are the sides that moved bytes, whole or in part."""
+
+    op: Op
+    started_ns: int
+    finished_ns: int
+    legs: tuple[Leg, ...] = ()
+    error: str | None = None
+    failed: OpKind | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+class Done(NamedTuple):
+    """`ops` in the order of the `Transfer`'s; empty for other effects."""
+
+    at_ns: int
+    ops: tuple[OpDone, ...] = ()
+
+
+Life = Generator[Effect, Done, None]

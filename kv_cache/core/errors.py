@@ -1,0 +1,57 @@
+"""The errors that the program raises on purpose.
+
+    KvCacheError
+    ├── UsageError          bad input: one sentence, exit code 2, nothing written
+    │   ├── ConfigError     an option or config key
+    │   ├── TraceError      a trace file or one of its rows
+    │   └── PlaceError      a directory, an output path, memory or space
+    ├── RunFailedError      the run itself broke (a dead worker): exit code 1, result written
+    └── StoreError          a store could not do one operation: becomes `OpDone(ok=False)`
+
+A failing operation of the measured storage is not an exception past the tier's border: it is a
+value, a row in the record and a line in the report.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class KvCacheError(Exception):
+    """Root of the tree."""
+
+
+class UsageError(KvCacheError):
+    """Input that breaks a rule; the message names the input, the rule and a way out."""
+
+
+class ConfigError(UsageError):
+    """An option, a flag or a config key."""
+
+
+class TraceError(UsageError):
+    """A trace file: missing, empty, of the wrong shape, or with bad rows."""
+
+
+class PlaceError(UsageError):
+    """A directory or file of the run, or memory and space for it."""
+
+
+class RunFailedError(KvCacheError):
+    """The program broke while it ran; the result says so."""
+
+
+class StoreError(KvCacheError):
+    """One operation of one store failed. `reason` is a short stable word for counting."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` when something is near, else the list of what is known."""
+    choices = sorted(known)
+    near = get_close_matches(word, choices, n=1, cutoff=0.6)
+    if near:
+        return f" Did you mean {near[0]!r}?"
+    return f" Known: {', '.join(choices)}." if choices else ""

@@ -1,0 +1,74 @@
+"""The closed sets of words that the whole program shares.
+
+Enumerations whose members end up in results are strings, so that a result reads without this file.
+"""
+
+from enum import IntEnum, StrEnum
+
+
+class Tier(IntEnum):
+    """A place for copies, the fastest first: the order is the waterfall's order."""
+
+    GPU = 0
+    CPU = 1
+    NVME = 2
+
+    @property
+    def label(self) -> str:
+        """The name used in results: `gpu`, `cpu`, `storage` (the reference's word for NVME)."""
+        return ("gpu", "cpu", "storage")[self]
+
+
+class Qos(StrEnum):
+    """A request's quality-of-service class."""
+
+    INTERACTIVE = "interactive"
+    RESPONSIVE = "responsive"
+    BATCH = "batch"
+
+
+class OpKind(StrEnum):
+    """What a physical operation did to one tier."""
+
+    READ = "read"
+    WRITE = "write"
+    DELETE = "delete"
+
+
+class Cause(StrEnum):
+    """Why bytes moved. Every physical operation has exactly one."""
+
+    REUSE = "reuse"  # loads of blocks that earlier turns or other requests have left
+    PREFILL = "prefill"  # stores of newly computed blocks
+    DECODE = "decode"  # loads during generation, and stores that repair a miss there
+    DEMOTION = "demotion"  # one tier down, to make room
+    PROMOTION = "promotion"  # one tier or more up, on a hit
+    EVICTION = "eviction"  # deletion, to make room
+    DISCARD = "discard"  # deletion of a copy that failed verification
+    POPULATE = "populate"  # stores before the measured window (decode-only)
+
+
+class RunMode(StrEnum):
+    """Which stages of a request's life are run."""
+
+    STANDARD = "standard"
+    PREFILL_ONLY = "prefill-only"
+    DECODE_ONLY = "decode-only"
+
+
+class Phase(StrEnum):
+    """The phases of a run, in order. Only `MEASURE` counts for the headline."""
+
+    POPULATE = "populate"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    DRAIN = "drain"
+
+
+class Outcome(StrEnum):
+    """How a submitted request ended. Exactly one holds for each."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"  # an operation that it needed failed, or an object fits nowhere
+    REJECTED = "rejected"  # the queue was full
+    UNFINISHED = "unfinished"  # the window closed first

@@ -1,0 +1,53 @@
+"""Units, converted at the edges only: inside, sizes are bytes and times integer nanoseconds."""
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+PAGE_BYTES = 4096
+"""Stored objects are whole pages: direct I/O needs it, and the payload has one stamp a page."""
+
+
+def gib_to_bytes(gib: float) -> int:
+    """GiB (2^30) to bytes, rounded down to a whole page."""
+    return int(gib * GIB) // PAGE_BYTES * PAGE_BYTES
+
+
+def bytes_to_gib(nbytes: float) -> float:
+    return nbytes / GIB
+
+
+def s_to_ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)
+
+
+def ns_to_s(ns: float) -> float:
+    return ns / NS_PER_S
+
+
+def ns_to_ms(ns: float) -> float:
+    return ns / NS_PER_MS
+
+
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def human_bytes(nbytes: float) -> str:
+    """`1.50 GiB`, `640.0 MiB`, `24 KiB`: for people, never for files."""
+    for unit, size, digits in (("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, 0)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.{digits}f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def human_ns(ns: float) -> str:
+    """`3.20 s`, `12.4 ms`, `85 us`: for people, never for files."""
+    for unit, size, digits in (("s", NS_PER_S, 2), ("ms", NS_PER_MS, 1), ("us", NS_PER_US, 0)):
+        if abs(ns) >= size:
+            return f"{ns / size:.{digits}f} {unit}"
+    return f"{ns:.0f} ns"

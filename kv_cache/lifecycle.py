@@ -1,0 +1,467 @@
+"""One request, from arrival to record: the only place where a request's life is told.
+
+A life is a pure generator. It asks the cache what is resident, decides, and yields an effect
+("read these copies", "write this one", "compute 3 ms"); it is sent back what happened and when.
+`bench/` performs effects with threads and real bytes, `sim/` charges them to models on a virtual
+clock. Between two yields the code runs alone.
+
+It must never look at a clock, draw a number, or wait for room while it holds pins: whoever holds
+something always runs to its end, so nobody waits for ever.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kv_cache.cache.manager import CacheManager, Plan
+from kv_cache.core.block import Block
+from kv_cache.core.effect import (
+    Await,
+    Compute,
+    CopyRef,
+    Delete,
+    Done,
+    Effect,
+    Life,
+    Move,
+    OpDone,
+    Read,
+    Spawn,
+    Transfer,
+    Write,
+)
+from kv_cache.core.kinds import Cause, OpKind, Outcome, RunMode, Tier
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.request import Request
+from kv_cache.schedule.admission import Gate
+
+NOWHERE = "fits-nowhere"
+ROOM_LOST = "room-not-made"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Semantics:
+    """What a request does, apart from how fast. `config/semantics.py` has the two presets.
+
+    `reuse_prefix`: look up all blocks and use the longest resident prefix, computing the rest
+    (serving engines); otherwise look up each block of earlier turns by itself and compute only
+    this turn's (the reference benchmark).
+    """
+
+    reuse_prefix: bool
+    decode_rereads: bool
+    decode_batch_tokens: int
+    promote: bool
+    write_behind: bool
+    write_behind_drop: bool  # drop a store when the queue is full, instead of waiting
+    gpu_in_place: bool
+    prefill_only_from_tokens: int  # 0 = never; the reference ends a request of 10000 at prefill
+    prefill_ns_per_token: int
+    decode_ns_per_token: int
+    batch_blocks: int  # blocks that one request stores or promotes at once
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class World:
+    """What all requests of a run share."""
+
+    cache: CacheManager
+    semantics: Semantics
+    mode: RunMode
+    stores: Gate  # --max-concurrent-allocs and in-flight bytes
+    behind: Gate  # the bounded write-behind queue
+    dropped_stores: int = 0
+
+
+Step = Generator[Effect, Done, None]
+
+
+class _Progress:
+    """The mutable notes of one life; only this file sees them."""
+
+    def __init__(self, request: Request, world: World, started_ns: int) -> None:
+        self.request = request
+        self.world = world
+        self.now_ns = started_ns
+        self.error: str | None = None
+        self.first_token_ns: int | None = None
+        self.looked_up = self.hits = 0
+        self.history_looked_up = self.history_hits = 0
+        self.decode_looked_up = self.decode_hits = 0
+        self.prefix_hits = 0
+        self.loaded_bytes = self.stored_bytes = 0
+        self.load_ns = self.store_ns = self.compute_ns = 0
+        self.prefilled = self.decoded = False
+
+    def fail(self, reason: str) -> None:
+        self.error = self.error or reason
+
+
+def lifecycle(
+    request: Request, world: World, *, enqueued_ns: int, started_ns: int
+) -> Generator[Effect, Done, RequestRecord]:
+    """Live through the stages of the run mode; the return value is the record."""
+    progress = _Progress(request, world, started_ns)
+    for stage in STAGES[world.mode]:
+        yield from stage(progress)
+        if progress.error is not None:
+            break
+    return _record(progress, enqueued_ns, started_ns)
+
+
+def populate(blocks: Sequence[Block], world: World) -> Life:
+    """Store blocks before the run; failures are visible in the ledger of operations."""
+    yield from _store(_Background(world), blocks, Cause.POPULATE)
+
+
+# --- the stages ----------------------------------------------------------------------------
+
+
+def _reuse(p: _Progress) -> Step:
+    """Load what earlier turns, or other requests with the same prefix, have left behind."""
+    request, cache = p.request, p.world.cache
+    pinned: list[CopyRef] = []
+    if p.world.semantics.reuse_prefix:
+        p.looked_up = len(request.blocks)
+        for block in request.blocks:
+            ref = cache.begin_read(block.key)
+            if ref is None:
+                break
+            pinned.append(ref)
+        p.prefix_hits = len(pinned)
+        known = request.new_from
+        p.history_looked_up, p.history_hits = known, min(known, p.prefix_hits)
+    else:
+        for block in request.blocks[: request.new_from]:
+            p.looked_up += 1
+            ref = cache.begin_read(block.key)
+            if ref is not None:
+                pinned.append(ref)
+        p.history_looked_up, p.history_hits = p.looked_up, len(pinned)
+    p.hits = len(pinned)
+    yield from _load(p, pinned, Cause.REUSE)
+
+
+def _prefill(p: _Progress) -> Step:
+    """Compute the blocks that nobody has, and store them."""
+    request, semantics = p.request, p.world.semantics
+    first = p.prefix_hits if semantics.reuse_prefix else request.new_from
+    cache = p.world.cache
+    missing = [b for b in request.blocks[first:] if cache.resident(b.key) is None]
+    tokens = sum(b.tokens for b in missing) + request.tail_tokens
+    yield from _compute(p, tokens * semantics.prefill_ns_per_token)
+    p.prefilled = bool(missing)
+    if semantics.write_behind:
+        yield from _store_behind(p, missing)
+    else:
+        yield from _store(p, missing, Cause.PREFILL)
+    p.first_token_ns = p.now_ns
+
+
+def _decode(p: _Progress) -> Step:
+    """Generate: the reference re-reads its object once, then once for each batch of tokens."""
+    request, semantics = p.request, p.world.semantics
+    limit = semantics.prefill_only_from_tokens
+    if limit and request.prompt_tokens >= limit and p.world.mode is RunMode.STANDARD:
+        return
+    p.decoded = True
+    if not semantics.decode_rereads:
+        if p.world.mode is RunMode.DECODE_ONLY:
+            yield from _read_sequence(p, request.blocks)
+            p.first_token_ns = p.now_ns
+        yield from _compute(p, request.output_tokens * semantics.decode_ns_per_token)
+        return
+    own = request.blocks if p.world.mode is RunMode.DECODE_ONLY else request.blocks[_own(p) :]
+    yield from _read_sequence(p, own)
+    p.first_token_ns = p.now_ns
+    left = request.output_tokens
+    while p.error is None:
+        yield from _read_sequence(p, own)
+        tokens = min(left, semantics.decode_batch_tokens)
+        yield from _compute(p, tokens * semantics.decode_ns_per_token)
+        left -= tokens
+        if left <= 0:
+            return
+
+
+STAGES: Mapping[RunMode, tuple[Callable[[_Progress], Step], ...]] = {
+    RunMode.STANDARD: (_reuse, _prefill, _decode),
+    RunMode.PREFILL_ONLY: (_reuse, _prefill),
+    RunMode.DECODE_ONLY: (_decode,),
+}
+
+
+# --- the steps that stages share -------------------------------------------------------------
+
+
+def _own(p: _Progress) -> int:
+    """Where this turn's own blocks begin: the whole sequence where the source does not know."""
+    return 0 if p.world.semantics.reuse_prefix else p.request.new_from
+
+
+def _compute(p: _Progress, duration_ns: int) -> Step:
+    if duration_ns > 0 and p.error is None:
+        done = yield Compute(duration_ns)
+        p.compute_ns += done.at_ns - p.now_ns
+        p.now_ns = done.at_ns
+
+
+def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
+    """Read every block once; one that has been dropped meanwhile is a miss, and is made again."""
+    cache = p.world.cache
+    for block in blocks:  # before anything is pinned: who holds a pin must not wait for a store
+        while cache.resident(block.key) is None:
+            token = cache.incoming(block.key)
+            if token is None:
+                break
+            done = yield Await(token)
+            p.now_ns = done.at_ns
+    pinned: list[CopyRef] = []
+    missing: list[Block] = []
+    for block in blocks:
+        p.decode_looked_up += 1
+        ref = cache.begin_read(block.key)
+        if ref is not None:
+            p.decode_hits += 1
+            pinned.append(ref)
+        else:
+            missing.append(block)
+    yield from _load(p, pinned, Cause.DECODE)
+    if p.world.mode is not RunMode.DECODE_ONLY and p.error is None:
+        yield from _store(p, missing, Cause.DECODE)
+
+
+def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
+    """Load pinned copies, moving them up where promotion is on. Every pin is given back."""
+    cache, semantics = p.world.cache, p.world.semantics
+    here: list[CopyRef] = []  # where they are as fast as can be
+    lower: list[CopyRef] = []
+    for ref in pinned:
+        if semantics.gpu_in_place and ref.tier is Tier.GPU:
+            cache.end_read(ref, ok=True)
+        elif semantics.promote and ref.tier is not cache.fastest:
+            lower.append(ref)
+        else:
+            here.append(ref)
+    began_ns = p.now_ns
+    bad: list[CopyRef] = []
+    while lower:
+        group = lower[: semantics.batch_blocks]
+        plan, count = cache.begin_promotions(group)
+        if plan is None:
+            here += group
+            count = len(group)
+        else:
+            yield from _promote(p, plan, group[:count], cause, bad)
+        lower = lower[count:]
+    if here:
+        yield from _read(p, here, cause, bad)
+    if bad:
+        p.now_ns = yield from _delete(bad, Cause.DISCARD, p.world)
+    p.load_ns += p.now_ns - began_ns
+
+
+def _read(p: _Progress, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]) -> Step:
+    done = yield Transfer(tuple(Read(ref, cause) for ref in refs))
+    p.now_ns = done.at_ns
+    for ref, result in zip(refs, done.ops, strict=True):
+        _end_load(p, ref, result, cause, bad)
+
+
+def _promote(
+    p: _Progress, plan: Plan, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]
+) -> Step:
+    cache = p.world.cache
+    p.now_ns = yield from _make_room(plan, p.world, p.now_ns)
+    if not cache.begin_writes(plan):
+        yield from _read(p, refs, cause, bad)
+        return
+    pairs = tuple(zip(refs, plan.targets, strict=True))
+    done = yield Transfer(tuple(Move(ref, target, Cause.PROMOTION) for ref, target in pairs))
+    p.now_ns = done.at_ns
+    for (ref, target), result in zip(pairs, done.ops, strict=True):
+        cache.end_write(target, ok=result.ok)
+        _end_load(p, ref, result, cause, bad)
+
+
+def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: list[CopyRef]) -> None:
+    """Give the pin back. Data that could not be read fails the request; it is never a hit."""
+    readable = result.failed is not OpKind.READ
+    delete = p.world.cache.end_read(ref, ok=readable)
+    if delete is not None:
+        bad.append(delete)
+    if readable:
+        p.loaded_bytes += ref.nbytes
+        return
+    p.fail(result.error or "read-failed")
+    if cause is Cause.REUSE:
+        p.hits -= 1
+    else:
+        p.decode_hits -= 1
+
+
+class _Background:
+    """Stands in for `_Progress` where nobody waits for the store."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.now_ns = 0
+        self.store_ns = 0
+        self.stored_bytes = 0
+
+    def fail(self, reason: str) -> None:
+        """The driver has counted the failed operation; no request hangs on it."""
+
+
+def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
+    """Hand blocks to the background, through a queue of bounded length."""
+    gate = p.world.behind
+    for start in range(0, len(blocks), p.world.semantics.batch_blocks):
+        group = blocks[start : start + p.world.semantics.batch_blocks]
+        while not gate.try_enter():
+            if p.world.semantics.write_behind_drop:
+                p.world.dropped_stores += len(group)
+                break
+            done = yield Await(gate.token)
+            p.now_ns = done.at_ns
+        else:
+            done = yield Spawn(_behind(p.world, group))
+            p.now_ns = done.at_ns
+
+
+def _behind(world: World, blocks: Sequence[Block]) -> Life:
+    yield from _store(_Background(world), blocks, Cause.PREFILL)
+    world.behind.leave()
+
+
+def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) -> Step:
+    """Store what is not there yet, in groups; wait for room without holding anything."""
+    cache, gate = p.world.cache, p.world.stores
+    began_ns = p.now_ns
+    todo = list(blocks)
+    while todo:
+        group = todo[: p.world.semantics.batch_blocks]
+        nbytes = sum(b.nbytes for b in group)
+        while not gate.try_enter(nbytes):
+            done = yield Await(gate.token)
+            p.now_ns = done.at_ns
+        placement = cache.begin_stores(group)
+        if placement.plan is not None:
+            p.now_ns = yield from _make_room(placement.plan, p.world, p.now_ns)
+            yield from _write(p, placement.plan, cause)
+        gate.leave(nbytes)
+        if placement.nowhere:
+            p.fail(NOWHERE)
+        todo = placement.later + todo[len(group) :]
+        if placement.wait is not None:
+            done = yield Await(placement.wait)
+            p.now_ns = done.at_ns
+    p.store_ns += p.now_ns - began_ns
+
+
+def _write(p: _Progress | _Background, plan: Plan, cause: Cause) -> Step:
+    cache = p.world.cache
+    if not cache.begin_writes(plan):
+        p.fail(ROOM_LOST)
+        return
+    done = yield Transfer(tuple(Write(ref, cause) for ref in plan.targets))
+    p.now_ns = done.at_ns
+    for ref, result in zip(plan.targets, done.ops, strict=True):
+        cache.end_write(ref, ok=result.ok)
+        if result.ok:
+            p.stored_bytes += ref.nbytes
+        else:
+            p.fail(result.error or "write-failed")
+
+
+def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done, int]:
+    """Carry out a plan's deletes and demotions, the lowest tier first."""
+    cache = world.cache
+    for level in plan.levels:
+        if level.drops:
+            done = yield Transfer(tuple(Delete(ref, Cause.EVICTION) for ref in level.drops))
+            now_ns = done.at_ns
+            for ref, result in zip(level.drops, done.ops, strict=True):
+                cache.end_drop(ref, ok=result.ok, claim=level.claim)
+        if not level.demotions:
+            continue
+        ready = cache.begin_demotions(level)
+        if ready:
+            moves = tuple(Move(d.source, d.target, Cause.DEMOTION) for d in ready)
+            done = yield Transfer(moves)
+            now_ns = done.at_ns
+            for demotion, result in zip(ready, done.ops, strict=True):
+                cache.end_demotion(demotion, ok=result.ok)
+        sources = [d.source for d in level.demotions]
+        for ref in sources:
+            while cache.pinned(ref):
+                done = yield Await(("copy", ref.copy_id))
+                now_ns = done.at_ns
+        done = yield Transfer(tuple(Delete(ref, Cause.DEMOTION) for ref in sources))
+        now_ns = done.at_ns
+        for ref, result in zip(sources, done.ops, strict=True):
+            cache.end_drop(ref, ok=result.ok, claim=level.claim)
+    return now_ns
+
+
+def _delete(refs: Sequence[CopyRef], cause: Cause, world: World) -> Generator[Effect, Done, int]:
+    done = yield Transfer(tuple(Delete(ref, cause) for ref in refs))
+    for ref, result in zip(refs, done.ops, strict=True):
+        world.cache.end_drop(ref, ok=result.ok)
+    return done.at_ns
+
+
+def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
+    request = p.request
+    return RequestRecord(
+        request_id=request.request_id,
+        user=request.user,
+        conversation=request.conversation,
+        turn=request.turn,
+        qos=request.qos,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        outcome=Outcome.COMPLETED if p.error is None else Outcome.FAILED,
+        error=p.error,
+        intended_ns=request.intended_ns,
+        enqueued_ns=enqueued_ns,
+        started_ns=started_ns,
+        first_token_ns=p.first_token_ns,
+        finished_ns=p.now_ns,
+        blocks=len(request.blocks),
+        looked_up=p.looked_up,
+        hits=p.hits,
+        history_looked_up=p.history_looked_up,
+        history_hits=p.history_hits,
+        decode_looked_up=p.decode_looked_up,
+        decode_hits=p.decode_hits,
+        loaded_bytes=p.loaded_bytes,
+        stored_bytes=p.stored_bytes,
+        load_ns=p.load_ns,
+        store_ns=p.store_ns,
+        compute_ns=p.compute_ns,
+        prefilled=p.prefilled,
+        decoded=p.decoded,
+    )
+
+
+def unstarted(request: Request, enqueued_ns: int, outcome: Outcome, reason: str) -> RequestRecord:
+    """The record of a request that was submitted but never lived."""
+    return RequestRecord(
+        request_id=request.request_id,
+        user=request.user,
+        conversation=request.conversation,
+        turn=request.turn,
+        qos=request.qos,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        outcome=outcome,
+        error=reason,
+        intended_ns=request.intended_ns,
+        enqueued_ns=enqueued_ns,
+        blocks=len(request.blocks),
+    )
+
+
+def unfinished(record: RequestRecord) -> RequestRecord:
+    """A life that ended after the window closed, as the window saw it."""
+    return replace(record, outcome=Outcome.UNFINISHED)

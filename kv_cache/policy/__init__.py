@@ -1,0 +1,1 @@
+"""What to keep: policies as pure objects behind numbered laws, one algorithm a file."""

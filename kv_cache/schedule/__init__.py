@@ -1,0 +1,1 @@
+"""In what order and how many at once: pure decisions about waiting."""

@@ -1,0 +1,38 @@
+"""The seam between who asks and how it is served.
+
+A source tells one arrival at a time; the driver tells it what has ended. The laws:
+ 1. `next_ns` is the intended instant of the next arrival, or None while there is none until a
+    request ends. It changes nothing.
+ 2. `pop` takes that arrival; the driver calls it only when `next_ns` is not None and not in the
+    future. Request ids count up from 0 in the order of `pop`.
+ 3. `after` is called exactly once for every popped request, whatever became of it.
+ 4. Once `exhausted` is true it stays true, and `next_ns` is None.
+ 5. What is asked (everything but the instants of a closed loop) depends on the seed alone.
+ 6. `plan` is a fresh walk over the same requests in planned order, as if every request were
+    answered at once; it changes nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from kv_cache.core.request import Request
+
+
+class Source(Protocol):
+    @property
+    def on_demand(self) -> bool:
+        """Arrivals have no instants of their own: the next is due whenever it can be served."""
+
+    @property
+    def exhausted(self) -> bool: ...
+
+    def next_ns(self) -> int | None: ...
+
+    def pop(self, now_ns: int) -> Request: ...
+
+    def after(self, request: Request, finished_ns: int) -> None: ...
+
+    def plan(self) -> Iterator[Request]: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the result says about this workload: names, counts, rules that were applied."""
