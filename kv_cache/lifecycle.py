@@ -10,10 +10,10 @@ something always runs to its end, so nobody waits for ever.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kv_cache.cache.manager import CacheManager, Plan
-from kv_cache.core.block import Block
+from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
     Await,
     Compute,
@@ -26,6 +26,7 @@ from kv_cache.core.effect import (
     OpDone,
     Read,
     Spawn,
+    Token,
     Transfer,
     Write,
 )
@@ -69,6 +70,8 @@ class World:
     mode: RunMode
     stores: Gate  # --max-concurrent-allocs and in-flight bytes
     behind: Gate  # the bounded write-behind queue
+    announced: dict[Key, Token] = field(default_factory=dict)  # blocks in that queue
+    groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0
 
 
@@ -86,6 +89,7 @@ class _Progress:
         self.first_token_ns: int | None = None
         self.looked_up = self.hits = 0
         self.history_looked_up = self.history_hits = 0
+        self.shared_looked_up = self.shared_hits = self.shared_hit_bytes = 0
         self.decode_looked_up = self.decode_hits = 0
         self.prefix_hits = 0
         self.loaded_bytes = self.stored_bytes = 0
@@ -121,6 +125,7 @@ def _reuse(p: _Progress) -> Step:
     request, cache = p.request, p.world.cache
     pinned: list[CopyRef] = []
     if p.world.semantics.reuse_prefix:
+        yield from _await_stores(p, request.blocks, prefix=True)
         p.looked_up = len(request.blocks)
         for block in request.blocks:
             ref = cache.begin_read(block.key)
@@ -128,15 +133,21 @@ def _reuse(p: _Progress) -> Step:
                 break
             pinned.append(ref)
         p.prefix_hits = len(pinned)
-        known = request.new_from
-        p.history_looked_up, p.history_hits = known, min(known, p.prefix_hits)
+        found = [i < p.prefix_hits for i in range(request.new_from)]
     else:
+        found = []
         for block in request.blocks[: request.new_from]:
             p.looked_up += 1
             ref = cache.begin_read(block.key)
+            found.append(ref is not None)
             if ref is not None:
                 pinned.append(ref)
-        p.history_looked_up, p.history_hits = p.looked_up, len(pinned)
+    p.shared_looked_up = request.shared
+    p.shared_hits = sum(found[: request.shared])
+    hit_blocks = zip(request.blocks, found[: request.shared], strict=False)
+    p.shared_hit_bytes = sum(block.nbytes for block, hit in hit_blocks if hit)
+    p.history_looked_up = request.new_from - request.shared
+    p.history_hits = sum(found[request.shared :])
     p.hits = len(pinned)
     yield from _load(p, pinned, Cause.REUSE)
 
@@ -144,9 +155,12 @@ def _reuse(p: _Progress) -> Step:
 def _prefill(p: _Progress) -> Step:
     """Compute the blocks that nobody has, and store them."""
     request, semantics = p.request, p.world.semantics
-    first = p.prefix_hits if semantics.reuse_prefix else request.new_from
     cache = p.world.cache
-    missing = [b for b in request.blocks[first:] if cache.resident(b.key) is None]
+    if semantics.reuse_prefix:
+        needed = request.blocks[p.prefix_hits :]
+    else:  # lost history is not made again, as in the reference; a shared prompt is
+        needed = request.blocks[: request.shared] + request.blocks[request.new_from :]
+    missing = [b for b in needed if cache.resident(b.key) is None]
     tokens = sum(b.tokens for b in missing) + request.tail_tokens
     yield from _compute(p, tokens * semantics.prefill_ns_per_token)
     p.prefilled = bool(missing)
@@ -205,16 +219,26 @@ def _compute(p: _Progress, duration_ns: int) -> Step:
         p.now_ns = done.at_ns
 
 
-def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
-    """Read every block once; one that has been dropped meanwhile is a miss, and is made again."""
+def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Step:
+    """Wait for blocks that somebody has computed and is still storing: an engine would have them
+    in memory, so they are neither a miss nor computed twice. A prefix ends at the first block
+    that nobody has. Before anything is pinned: who holds a pin must not wait for a store."""
     cache = p.world.cache
-    for block in blocks:  # before anything is pinned: who holds a pin must not wait for a store
+    for block in blocks:
         while cache.resident(block.key) is None:
-            token = cache.incoming(block.key)
+            token = cache.incoming(block.key) or p.world.announced.get(block.key)
             if token is None:
+                if prefix:
+                    return
                 break
             done = yield Await(token)
             p.now_ns = done.at_ns
+
+
+def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
+    """Read every block once; one that has been dropped meanwhile is a miss, and is made again."""
+    cache = p.world.cache
+    yield from _await_stores(p, blocks, prefix=False)
     pinned: list[CopyRef] = []
     missing: list[Block] = []
     for block in blocks:
@@ -324,13 +348,20 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
             done = yield Await(gate.token)
             p.now_ns = done.at_ns
         else:
-            done = yield Spawn(_behind(p.world, group))
+            p.world.groups += 1
+            token = ("announced", p.world.groups)
+            p.world.announced.update((b.key, token) for b in group)
+            done = yield Spawn(_behind(p.world, group, token))
             p.now_ns = done.at_ns
 
 
-def _behind(world: World, blocks: Sequence[Block]) -> Life:
+def _behind(world: World, blocks: Sequence[Block], token: Token) -> Life:
     yield from _store(_Background(world), blocks, Cause.PREFILL)
+    for block in blocks:
+        if world.announced.get(block.key) == token:
+            del world.announced[block.key]
     world.behind.leave()
+    world.cache.signals.fire(token)
 
 
 def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) -> Step:
@@ -432,6 +463,9 @@ def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
         hits=p.hits,
         history_looked_up=p.history_looked_up,
         history_hits=p.history_hits,
+        shared_looked_up=p.shared_looked_up,
+        shared_hits=p.shared_hits,
+        shared_hit_bytes=p.shared_hit_bytes,
         decode_looked_up=p.decode_looked_up,
         decode_hits=p.decode_hits,
         loaded_bytes=p.loaded_bytes,

@@ -118,6 +118,10 @@ class Leg(NamedTuple):
     chunks: tuple[Chunk, ...]
 
 
+ABORTED = "aborted"
+"""The error of an operation under which the run ended: not a failure of the storage."""
+
+
 class OpDone(NamedTuple):
     """`error` is a short stable reason, `failed` the side that it happened on; None when all went
     well. `legs` are the sides that moved bytes, whole or in part."""

@@ -31,6 +31,9 @@ class RequestRecord:
     hits: int = 0
     history_looked_up: int = 0
     history_hits: int = 0
+    shared_looked_up: int = 0
+    shared_hits: int = 0
+    shared_hit_bytes: int = 0
     decode_looked_up: int = 0
     decode_hits: int = 0
     loaded_bytes: int = 0

@@ -10,10 +10,10 @@ from kv_cache.core.kinds import Qos
 class Request:
     """One request with its intended instant.
 
-    `blocks` is the whole sequence that the request attends over, in order. Blocks before
-    `new_from` were produced by earlier turns of the same conversation (or are a shared prompt);
-    0 means that the source does not know. `tail_tokens` are prompt tokens behind the last block
-    that belong to no stored block (an unfilled block is not stored).
+    `blocks` is the whole sequence that the request attends over, in order. The first `shared`
+    are a prompt that others begin with too; those from there to `new_from` were produced by
+    earlier turns of the same conversation. 0 means that the source does not know. `tail_tokens`
+    are prompt tokens behind the last block: an unfilled block is not stored.
     """
 
     request_id: int
@@ -26,6 +26,7 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[Block, ...]
+    shared: int = 0
     new_from: int = 0
     tail_tokens: int = 0
 

@@ -185,6 +185,7 @@ class Interleaving:
         self.cache.check()
         assert self.cache.idle
         assert len(self.records) == self.asked
+        assert not self.world.announced
         assert self.world.stores.holders == self.world.behind.holders == 0
 
     def step(self, *, may_start: bool) -> None:
@@ -193,10 +194,10 @@ class Interleaving:
         choices: list[tuple[str, Process | None, int]] = []
         if may_start and len(self.processes) < self.setting.lives:
             choices.append(("start", None, 0))
-        for process in self.processes:
-            if process.ready is not None or not process.started:
-                choices.append(("go", process, 0))
-            choices += [("end", process, i) for i in range(len(process.pending))]
+        for each in self.processes:
+            if each.ready is not None or not each.started:
+                choices.append(("go", each, 0))
+            choices += [("end", each, i) for i in range(len(each.pending))]
         assert choices, "deadlock: everybody waits and nothing is in flight"
         what, process, index = choices[self.rng.randrange(len(choices))]
         if what == "start":
@@ -227,7 +228,6 @@ class Interleaving:
         except StopIteration as stop:
             self.processes.remove(process)
             if process.request is not None:
-                assert isinstance(stop.value, RequestRecord)
                 self._judge(stop.value)
         else:
             self._begin(process, effect)
@@ -238,6 +238,7 @@ class Interleaving:
                     other.ready = Done(self.now_ns)
 
     def _judge(self, record: RequestRecord) -> None:
+        assert isinstance(record, RequestRecord)
         self.records.append(record)
         assert record.outcome in (Outcome.COMPLETED, Outcome.FAILED)
         assert 0 <= record.hits <= record.looked_up
@@ -316,7 +317,7 @@ def _block(conversation: int, index: int) -> Block:
 
 def reproduction(setting: Setting, steps: int) -> str:
     return (
-        "python -c 'import sys; sys.path[:0] = [\".\", \"tests/simulation\"]; "
+        'python -c \'import sys; sys.path[:0] = [".", "tests/simulation"]; '
         "from interleaving import *; "
         f"Interleaving(draw_setting({setting.seed})).run({steps})'"
     )

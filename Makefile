@@ -1,0 +1,37 @@
+# `make run` sets up and runs the main job; `make test` sets up and passes the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint bench clean
+
+run: $(VENV)/run.stamp
+	$(BIN)/python kv-cache.py
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/test.stamp
+	$(BIN)/python benchmarks/harness.py
+	$(BIN)/python benchmarks/vs_fio.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run.stamp: $(VENV)/bin/python requirements.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/run.stamp pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,zstd]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

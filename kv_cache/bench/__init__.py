@@ -1,0 +1,1 @@
+"""The real driver: a run with threads, files, memory and clocks."""

@@ -1,0 +1,138 @@
+"""What the kernel counted: bytes of this process and of the device, beside what we counted.
+
+Two snapshots around a run, subtracted, show whether the bytes that the program claims to have
+moved reached the device, and whether somebody else moved bytes too.
+"""
+
+import os
+import resource
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from kv_cache.bench.place import nearest_existing
+from kv_cache.core.units import KIB
+
+SECTOR_BYTES = 512
+"""The unit of /proc/diskstats, whatever the device's own."""
+
+_LEVELS = frozenset({"device", "peak_rss_bytes", "rss_bytes"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """A snapshot, or the difference of two. None = the kernel doesn't say.
+
+    `process_*_bytes` reached (or were read from) the block layer for this process; `rchar` and
+    `wchar` are bytes of its read and write calls, the page cache's included. `device_*` count
+    everybody's. `device_io_ms` is the time in which the device had something to do. The two
+    `rss` values and `device` are levels: a difference carries the later snapshot's.
+    """
+
+    process_read_bytes: int | None
+    process_write_bytes: int | None
+    process_cancelled_write_bytes: int | None
+    rchar: int | None
+    wchar: int | None
+    device: str | None
+    device_read_bytes: int | None
+    device_write_bytes: int | None
+    device_reads: int | None
+    device_writes: int | None
+    device_io_ms: int | None
+    process_cpu_ns: int
+    peak_rss_bytes: int
+    rss_bytes: int | None
+
+    def __sub__(self, earlier: Self) -> Self:
+        assert self.device == earlier.device, "counters of two devices cannot be subtracted"
+        names = [field.name for field in fields(self)]
+        return type(self)(**{name: _difference(name, self, earlier) for name in names})
+
+
+def _difference(name: str, later: Counters, earlier: Counters) -> Any:
+    after, before = getattr(later, name), getattr(earlier, name)
+    if name in _LEVELS:
+        return after
+    return None if after is None or before is None else after - before
+
+
+def read_counters(device: str | None) -> Counters:
+    """The counters now; `device` as `device_of` names it, None = no device is counted."""
+    io = parse_pairs(_text("/proc/self/io"))
+    disk = parse_diskstats(_text("/proc/diskstats"), device) if device else {}
+    status = parse_pairs(_text("/proc/self/status"))
+    rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
+    return Counters(
+        process_read_bytes=_int(io.get("read_bytes")),
+        process_write_bytes=_int(io.get("write_bytes")),
+        process_cancelled_write_bytes=_int(io.get("cancelled_write_bytes")),
+        rchar=_int(io.get("rchar")),
+        wchar=_int(io.get("wchar")),
+        device=device,
+        device_read_bytes=disk.get("read_bytes"),
+        device_write_bytes=disk.get("write_bytes"),
+        device_reads=disk.get("reads"),
+        device_writes=disk.get("writes"),
+        device_io_ms=disk.get("io_ms"),
+        process_cpu_ns=time.process_time_ns(),
+        # getrusage's maximum survives exec: it can be that of the program that started us.
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+        if peak is None
+        else peak,
+        rss_bytes=rss,
+    )
+
+
+def device_of(path: Path) -> str | None:
+    """The name in /proc/diskstats of the disk or partition that holds `path` (or will hold it).
+
+    None where the file system has no block device of its own: tmpfs, overlay, FUSE, network,
+    btrfs. Raises PlaceError when the path cannot be looked at.
+    """
+    number = os.stat(nearest_existing(path)).st_dev
+    link = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    name = os.path.basename(os.path.realpath(link)) if os.path.exists(link) else ""
+    return name if parse_diskstats(_text("/proc/diskstats"), name) else None
+
+
+def parse_diskstats(text: str, device: str) -> dict[str, int]:
+    """reads, read_bytes, writes, write_bytes and io_ms of one device; empty when it is not there.
+
+    Columns: kernel documentation, admin-guide/iostats.rst.
+    """
+    for line in text.splitlines():
+        columns = line.split()
+        if columns[2:3] == [device]:
+            return {
+                "reads": int(columns[3]),
+                "read_bytes": int(columns[5]) * SECTOR_BYTES,
+                "writes": int(columns[7]),
+                "write_bytes": int(columns[9]) * SECTOR_BYTES,
+                "io_ms": int(columns[12]),
+            }
+    return {}
+
+
+def parse_pairs(text: str) -> dict[str, str]:
+    """`name: value` lines."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _int(value: str | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _kib(value: str | None) -> int | None:
+    """`1234 kB` in bytes."""
+    return None if value is None else int(value.split()[0]) * KIB
+
+
+def _text(path: str) -> str:
+    """Empty where the kernel was built without the file or hides it."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

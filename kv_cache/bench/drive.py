@@ -1,0 +1,376 @@
+"""The first driver: lives on threads, operations on real stores.
+
+One lock guards all decisions; operations run outside it. A worker serves one request at a time
+and performs its operations itself; where a batch waits for storage, idle I/O threads help it. A
+feeder lets arrivals in at their instants. Any thread that dies ends the run with an error.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Generator, Iterable
+from queue import SimpleQueue
+from typing import Any
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.transfer import Mover
+from kv_cache.core.effect import (
+    Await,
+    Compute,
+    Done,
+    Effect,
+    Life,
+    Op,
+    OpDone,
+    Spawn,
+    Token,
+    Transfer,
+)
+from kv_cache.core.kinds import OpKind, Outcome
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.request import Request
+from kv_cache.core.signals import Signals
+from kv_cache.core.units import NS_PER_S
+from kv_cache.lifecycle import World, lifecycle, unstarted
+from kv_cache.metrics.recorder import Recorder
+from kv_cache.schedule.intake import Intake
+from kv_cache.schedule.queue import Queued
+
+OnRecord = Callable[[RequestRecord], None]
+OnOp = Callable[[OpDone], None]
+
+_LONGEST_WAIT_S = 0.5  # nobody waits longer without looking around
+
+
+class _Aborted(Exception):  # noqa: N818 - not an error: the run ends under a life
+    """Unwinds a life whose run has ended."""
+
+
+class _Batch:
+    """Operations that several threads work off together."""
+
+    def __init__(self, ops: tuple[Op, ...], mover: Mover) -> None:
+        self._ops = ops
+        self._mover = mover
+        self._next = itertools.count()
+        self._lock = threading.Lock()
+        self._left = len(ops)
+        self._ended = threading.Event()
+        self._results: list[OpDone | None] = [None] * len(ops)
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        while (i := next(self._next)) < len(self._ops):
+            try:
+                self._results[i] = self._mover.perform(self._ops[i])
+            except BaseException as error:  # noqa: BLE001 - raised again in `wait`
+                self._error = error
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._ended.set()
+
+    def wait(self) -> list[OpDone]:
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return [result for result in self._results if result is not None]
+
+
+class Drive:
+    """Threads that serve what `intake` gives them."""
+
+    def __init__(
+        self,
+        world: World,
+        intake: Intake,
+        recorder: Recorder,
+        mover: Mover,
+        clock: MonotonicClock,
+        signals: Signals,
+        abort: threading.Event,
+        *,
+        workers: int,
+        io_threads: int,
+        background: int,
+        on_record: OnRecord,
+        on_op: OnOp,
+    ) -> None:
+        self._world = world
+        self._intake = intake
+        self._recorder = recorder
+        self._mover = mover
+        self._clock = clock
+        self._signals = signals
+        self._abort = abort
+        self._on_record = on_record
+        self._on_op = on_op
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._feed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self._parked: dict[Token, list[threading.Event]] = {}
+        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._lives: SimpleQueue[Life | None] = SimpleQueue()
+        self._living: dict[int, Queued] = {}
+        self._background_left = 0
+        self._idle = 0
+        self._open = False
+        self._stopping = False
+        self.death: BaseException | None = None
+        self._threads = [
+            *self._make("worker", self._worker, workers),
+            *self._make("io", self._helper, io_threads - 1),
+            *self._make("background", self._backgrounder, background),
+            *self._make("feeder", self._feeder, 1),
+        ]
+        self._io_threads = io_threads
+
+    # --- what the run does ---------------------------------------------------------------
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def populate(
+        self, lives: Iterable[Life], stop: threading.Event, tick: Callable[[], None]
+    ) -> None:
+        """Hand lives to the background threads, and wait until all have ended (or `stop`)."""
+        for life in lives:
+            with self._lock:
+                self._background_left += 1
+            self._lives.put(life)
+        while True:
+            with self._changed:
+                if not self._background_left or self._over:
+                    return
+                self._changed.wait(_LONGEST_WAIT_S)
+            if stop.is_set():
+                self._abort.set()
+            tick()
+
+    def open(self) -> None:
+        """Arrivals may come in."""
+        with self._lock:
+            self._open = True
+            self._work.notify_all()
+            self._feed.notify_all()
+
+    def wait(self, until_ns: int | None, timeout_s: float) -> bool:
+        """Wait a while. True when everything has ended, somebody died, or time is up."""
+        if until_ns is not None:
+            timeout_s = min(timeout_s, max(0.0, (until_ns - self._clock.now_ns()) / NS_PER_S))
+        with self._changed:
+            if not self._done:
+                self._changed.wait(timeout_s)
+            late = until_ns is not None and self._clock.now_ns() >= until_ns
+            return self._done or late
+
+    def close(self) -> None:
+        """The window is over: nothing more is admitted, what waited is unfinished."""
+        with self._lock:
+            for queued in self._intake.close():
+                self._refuse(queued, Outcome.UNFINISHED, "window-closed")
+            self._work.notify_all()
+            self._feed.notify_all()
+
+    def stop(self) -> None:
+        """End all threads. With `abort` set, operations end at their next buffer."""
+        with self._lock:
+            self._stopping = True
+            self._work.notify_all()
+            self._feed.notify_all()
+            if self._abort.is_set():
+                for event in itertools.chain(*self._parked.values()):
+                    event.set()
+        for thread in self._threads:
+            self._batches.put(None)
+            self._lives.put(None)
+            assert thread is not threading.current_thread(), "a worker cannot stop the drive"
+        for thread in self._threads:
+            thread.join()
+        with self._lock:
+            for queued in self._living.values():
+                self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
+            self._living.clear()
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is in flight (or the run is over anyway)."""
+        with self._lock:
+            return self._done
+
+    # --- threads -------------------------------------------------------------------------
+
+    def _make(self, name: str, target: Callable[[], None], count: int) -> list[threading.Thread]:
+        def guarded() -> None:
+            try:
+                target()
+            except BaseException as error:  # noqa: BLE001 - told in the result, ends the run
+                with self._lock:
+                    self.death = self.death or error
+                    self._abort.set()
+                    self._changed.notify_all()
+
+        return [
+            threading.Thread(target=guarded, name=f"{name}-{i}", daemon=True) for i in range(count)
+        ]
+
+    def _worker(self) -> None:
+        while True:
+            with self._lock:
+                queued = self._next_request()
+                started_ns = self._clock.now_ns()
+            if queued is None:
+                return
+            self._serve(queued, started_ns)
+
+    def _next_request(self) -> Queued | None:
+        """Under the lock: the next request, or None when there will be none."""
+        while True:
+            if self._stopping:
+                return None
+            if self._open:
+                queued = self._intake.take(self._clock.now_ns())
+                self._reject()
+                if queued is not None:
+                    self._living[queued.request.request_id] = queued
+                    return queued
+            self._idle += 1
+            self._work.wait(_LONGEST_WAIT_S)
+            self._idle -= 1
+
+    def _serve(self, queued: Queued, started_ns: int) -> None:
+        request, enqueued_ns = queued
+        life = lifecycle(request, self._world, enqueued_ns=enqueued_ns, started_ns=started_ns)
+        try:
+            record: RequestRecord = self._live(life)
+        except _Aborted:
+            return  # stays in `_living`: `stop` counts it
+        with self._lock:
+            del self._living[request.request_id]
+            self._recorder.request(record)
+            self._on_record(record)
+            self._intake.finish(request, self._clock.now_ns())
+            self._next_arrivals(request)
+
+    def _next_arrivals(self, ended: Request) -> None:
+        """The end of a request may have made others due."""
+        self._intake.pump(self._clock.now_ns())
+        self._reject()
+        for _ in range(min(self._idle, self._intake.queued)):
+            self._work.notify()
+        if self._intake.wake_ns() is not None:
+            self._feed.notify()
+        if self._done:
+            self._changed.notify_all()
+
+    def _feeder(self) -> None:
+        with self._lock:
+            while not self._stopping:
+                now_ns = self._clock.now_ns()
+                wait_s = _LONGEST_WAIT_S
+                if self._open:
+                    self._intake.pump(now_ns)
+                    self._reject()
+                    for _ in range(min(self._idle, self._intake.queued)):
+                        self._work.notify()
+                    due_ns = self._intake.wake_ns()
+                    if due_ns is not None:
+                        wait_s = min(wait_s, max(0.0, (due_ns - now_ns) / NS_PER_S))
+                self._feed.wait(wait_s)
+
+    def _backgrounder(self) -> None:
+        while (life := self._lives.get()) is not None:
+            try:
+                self._live(life)
+            except _Aborted:
+                continue
+            with self._lock:
+                self._background_left -= 1
+                if self._done or not self._background_left:
+                    self._changed.notify_all()
+
+    def _helper(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            batch.work()
+
+    # --- one life ------------------------------------------------------------------------
+
+    def _live(self, life: Generator[Effect, Done, Any]) -> Any:
+        """Run a life to its end; its return value."""
+        results: list[OpDone] = []
+        done: Done | None = None
+        while True:
+            event: threading.Event | None = None
+            with self._lock:
+                for result in results:
+                    self._record(result)
+                if self._abort.is_set():
+                    raise _Aborted
+                try:
+                    effect = next(life) if done is None else life.send(done)
+                except StopIteration as stop:
+                    self._wake_waiters()
+                    return stop.value
+                self._wake_waiters()
+                if isinstance(effect, Await):
+                    event = threading.Event()
+                    self._parked.setdefault(effect.token, []).append(event)
+                elif isinstance(effect, Spawn):
+                    self._background_left += 1
+            results = self._perform(effect, event)
+            done = Done(self._clock.now_ns(), tuple(results))
+
+    def _perform(self, effect: Effect, event: threading.Event | None) -> list[OpDone]:
+        match effect:
+            case Transfer(ops=ops):
+                return self._transfer(ops)
+            case Compute(duration_ns=duration_ns):
+                self._abort.wait(duration_ns / NS_PER_S)
+            case Await():
+                assert event is not None
+                event.wait()
+            case Spawn(life=life):
+                self._lives.put(life)
+        return []
+
+    def _transfer(self, ops: tuple[Op, ...]) -> list[OpDone]:
+        if self._io_threads == 1 or not self._mover.worth_sharing(ops):
+            return [self._mover.perform(op) for op in ops]
+        batch = _Batch(ops, self._mover)
+        for _ in range(min(self._io_threads, len(ops)) - 1):
+            self._batches.put(batch)
+        batch.work()
+        return batch.wait()
+
+    # --- under the lock ------------------------------------------------------------------
+
+    def _record(self, result: OpDone) -> None:
+        verified = any(
+            leg.kind is OpKind.READ and self._mover.verifies(leg.tier) for leg in result.legs
+        )
+        self._recorder.op(result, verified=verified)
+        self._on_op(result)
+
+    def _wake_waiters(self) -> None:
+        for token in self._signals.drain():
+            for event in self._parked.pop(token, ()):
+                event.set()
+
+    def _reject(self) -> None:
+        for queued in self._intake.rejected:
+            self._refuse(queued, Outcome.REJECTED, "queue-full")
+        self._intake.rejected.clear()
+
+    def _refuse(self, queued: Queued, outcome: Outcome, reason: str) -> None:
+        record = unstarted(queued.request, queued.enqueued_ns, outcome, reason)
+        self._recorder.request(record)
+        self._on_record(record)
+
+    @property
+    def _over(self) -> bool:
+        return self.death is not None or self._abort.is_set()
+
+    @property
+    def _done(self) -> bool:
+        return self._over or (self._intake.finished and not self._background_left)

@@ -1,0 +1,154 @@
+"""How much RAM a run may take, so that it is refused at the start and not killed in the middle."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from kv_cache.core.errors import PlaceError
+from kv_cache.core.units import GIB, MIB, human_bytes
+
+RESERVE_SHARE = 0.1
+RESERVE_BYTES = 256 * MIB
+"""Left to everybody else: this share of what is available, at least so many bytes."""
+
+GPU_TIER = "gpu tier"
+CPU_TIER = "cpu tier"
+"""Beginnings of the names of the parts whose size an option sets; see `check_ram`."""
+
+
+def check_ram(parts: Mapping[str, int], *, available: int | None = None) -> None:
+    """Refuse a run whose parts (name to bytes) need more RAM than `available` less a reserve.
+
+    A part named `cpu tier…` or `gpu tier…` can be made smaller by its option; the others are
+    taken as fixed. `available` None asks the system. Raises PlaceError.
+    """
+    have = available_ram_bytes() if available is None else available
+    need = sum(parts.values())
+    usable = usable_bytes(have)
+    if need <= usable:
+        return
+    listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
+    raise PlaceError(
+        f"the run needs {human_bytes(need)} of RAM ({listed}) but {human_bytes(have)} are "
+        f"available, of which {human_bytes(usable)} may be used; {_what_fits(parts, usable)}"
+    )
+
+
+def usable_bytes(available: int) -> int:
+    return max(0, available - max(RESERVE_BYTES, math.ceil(available * RESERVE_SHARE)))
+
+
+def _what_fits(parts: Mapping[str, int], usable: int) -> str:
+    """The GPU tier goes first: one emulated in RAM measures nothing that the CPU tier doesn't."""
+    cpu = sum(size for name, size in parts.items() if name.startswith(CPU_TIER))
+    gpu = sum(size for name, size in parts.items() if name.startswith(GPU_TIER))
+    fixed = sum(parts.values()) - cpu - gpu
+    if fixed > usable or not (cpu or gpu):
+        return f"{human_bytes(fixed)} of it no option of a tier can save: use a larger machine"
+    options = []
+    if cpu:
+        options.append(f"--cpu-mem-gb {_floor_gib(min(cpu, usable - fixed)):g}")
+    if gpu:
+        options.append("--gpu-mem-gb 0")
+    return f"{' '.join(options)} would fit"
+
+
+def _floor_gib(nbytes: int) -> float:
+    """Whole GiB, or hundredths below one."""
+    gib = nbytes / GIB
+    return float(math.floor(gib)) if gib >= 1 else math.floor(gib * 100) / 100
+
+
+def available_ram_bytes() -> int:
+    """What can be allocated without swapping: the machine's, or less where a cgroup limits it."""
+    return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
+
+
+def _left_in_cgroups() -> list[int]:
+    """What each cgroup with a limit leaves, from this process's own up to the topmost visible."""
+    cgroups, mounts = _text(Path("/proc/self/cgroup")), _text(Path("/proc/self/mountinfo"))
+    version, directories = cgroup_directories("memory", cgroups or "", mounts or "")
+    left = _left_v1 if version == 1 else _left_v2
+    return [found for name in directories if (found := left(Path(name))) is not None]
+
+
+def _left_v1(directory: Path) -> int | None:
+    return left_under_limit(
+        _text(directory / "memory.limit_in_bytes"),
+        _text(directory / "memory.usage_in_bytes"),
+        _text(directory / "memory.stat"),
+    )
+
+
+def _left_v2(directory: Path) -> int | None:
+    usage, statistics = _text(directory / "memory.current"), _text(directory / "memory.stat")
+    # Above `high` the kernel slows the process down: for a benchmark as good as a limit.
+    limits = [_text(directory / name) for name in ("memory.max", "memory.high")]
+    left = [left_under_limit(limit, usage, statistics) for limit in limits]
+    return min((found for found in left if found is not None), default=None)
+
+
+def left_under_limit(limit: str | None, usage: str | None, statistics: str | None) -> int | None:
+    """Limit less usage plus the page cache that can be reclaimed at once; None = no limit.
+
+    Takes the text of the files `memory.max` (`max` is no limit), `memory.current` and
+    `memory.stat`, or what cgroup v1 has instead; None where a file is not there.
+    """
+    if limit is None or usage is None or limit.strip() == "max":
+        return None
+    return int(limit) - int(usage) + reclaimable_bytes(statistics or "")
+
+
+def reclaimable_bytes(statistics: str) -> int:
+    """`inactive_file` of a memory.stat; v1 has it with the children's as `total_inactive_file`."""
+    values = dict(line.split(maxsplit=1) for line in statistics.splitlines() if " " in line)
+    return int(values.get("total_inactive_file", values.get("inactive_file", 0)))
+
+
+def cgroup_directories(controller: str, cgroups: str, mounts: str) -> tuple[int, tuple[str, ...]]:
+    """The cgroup version of a controller and the directories whose limits hold for this process.
+
+    Own directory first, then up to the mount point. Takes the text of /proc/self/cgroup and
+    /proc/self/mountinfo. Without the controller: version 2 and no directory.
+    """
+    own: dict[int, str] = {}
+    for line in cgroups.splitlines():
+        number, names, path = line.split(":", 2)
+        if number == "0":
+            own[2] = path
+        elif controller in names.split(","):
+            own[1] = path
+    for version in (1, 2):
+        mount = _cgroup_mount(version, controller, mounts) if version in own else None
+        if mount is not None:
+            return version, _upwards(own[version], *mount)
+    return 2, ()
+
+
+def _cgroup_mount(version: int, controller: str, mounts: str) -> tuple[str, str] | None:
+    """Root and mount point of the hierarchy."""
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if (version == 2 and kind == "cgroup2") or (
+            version == 1 and kind == "cgroup" and controller in options.split(",")
+        ):
+            root, point = left.split(" ")[3:5]
+            return root, point
+    return None
+
+
+def _upwards(path: str, root: str, point: str) -> tuple[str, ...]:
+    """In a container the mount may show only the part below `root`, and `path` begins with it."""
+    inside = path.removeprefix(root.rstrip("/")) if path.startswith(root) else ""
+    parts = [part for part in inside.split("/") if part]
+    return tuple("/".join([point, *parts[:depth]]) for depth in range(len(parts), -1, -1))
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None  # no such controller or file: no limit from there

@@ -1,0 +1,612 @@
+"""The directories and files of a run: checked before anything is written, left as they were found.
+
+The `check_*` functions only look; they raise `PlaceError` and create nothing. `CacheDir` takes
+possession of a cache directory and gives it back. It must never delete what this program did not
+write: it deletes by name pattern, only below a directory that carries our owner file, and never
+follows a symbolic link.
+
+    <cache dir>/
+      .kv-cache.lock                  flock'ed while a run works here; says who
+      kv-cache-run-<pid>-<hex>/       `CacheDir.objects`
+        OWNER.json                    makes the directory ours
+        <2 hex digits>/<name>.kv      the objects
+"""
+
+import errno
+import fcntl
+import json
+import os
+import pwd
+import re
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kv_cache.core.errors import PlaceError
+from kv_cache.core.units import GIB, human_bytes
+
+PROGRAM = "kv-cache"
+LOCK_NAME = ".kv-cache.lock"
+OWNER_NAME = "OWNER.json"
+RUN_PREFIX = "kv-cache-run-"
+FILES_PATTERN = "[0-9a-f][0-9a-f]/*.kv"
+"""The objects in a run's subdirectory, as a glob; everything else there is foreign."""
+
+RUN_MARK = "config.yaml"
+"""The first file of a run's directory of results; what holds one is a run of ours."""
+
+SYSTEM_DIRS = tuple(
+    Path(name)
+    for name in (
+        *("/etc", "/bin", "/sbin", "/usr", "/lib", "/lib64", "/boot"),
+        *("/sys", "/proc", "/dev", "/root"),
+    )
+)
+
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
+_NEUTRAL = frozenset({"lost+found"})  # in every new ext4 file system
+_RECORD_BYTES = 4096  # more than a lock or owner file of ours can have
+_STORAGE_SHARE = 0.95  # of the free space; the rest is for the file system's own data
+
+
+def check_cache_dir(path: Path) -> None:
+    """Refuse a cache directory that the run could not use or must not touch; creates nothing."""
+    _check_directory(path, f"cache directory {path}")
+
+
+def check_space(path: Path, wanted_bytes: int) -> None:
+    """Refuse a run that wants more than is free below `path`."""
+    free = free_bytes(path)
+    if wanted_bytes <= free:
+        return
+    fits_gib = int(free * _STORAGE_SHARE / GIB * 100) / 100
+    # 0 is not offered: to the option it means "what is free", which would be next to nothing.
+    fit = f"--storage-capacity-gb {fits_gib:g} would fit" if fits_gib else "nothing would fit"
+    raise PlaceError(
+        f"cache directory {path}: the run wants {human_bytes(wanted_bytes)} there, but "
+        f"{human_bytes(free)} are free; {fit}, or name a larger place with --cache-dir"
+    )
+
+
+def check_output_file(path: Path) -> None:
+    """Refuse a result file that could not be written; an older result may be overwritten."""
+    where = f"output file {path}"
+    real = _resolve(path, where)
+    found = _stat(real, where)
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        # Replacing it would turn a device or a pipe into a plain file, or fail after the run.
+        raise PlaceError(f"{where}: it is not a regular file; name a file with --output")
+    with _nearest(real.parent) as (base, fd):
+        if base != real.parent or not _is_directory(fd):
+            raise PlaceError(f"{where}: there is no directory {real.parent}; create it first")
+        _refuse_unwritable(base, fd, where)
+    if found is not None and not os.access(real, os.W_OK, effective_ids=True):
+        raise PlaceError(f"{where}: it is write-protected; name another file with --output")
+
+
+def check_results_dir(path: Path) -> None:
+    """Refuse a directory of results that holds anything but runs of ours; new or empty is fine."""
+    where = f"results directory {path}"
+    real = _check_directory(path, where)
+    if real.is_dir() and (foreign := _first_foreign(real, where)):
+        raise PlaceError(
+            f"{where}: it holds {foreign!r}, which is not a run of ours; "
+            "name a new or empty directory"
+        )
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that an ordinary user may still write to the file system that `path` is or will be on.
+
+    Raises PlaceError when the file system cannot say.
+    """
+    with _nearest(_resolve(path, str(path))) as (_, fd):
+        try:
+            found = os.statvfs(fd)
+        except OSError as err:
+            raise PlaceError(f"{path}: its free space cannot be read ({err.strerror})") from err
+    return found.f_bavail * found.f_frsize
+
+
+def nearest_existing(path: Path) -> Path:
+    """`path` without symbolic links or, where it does not exist, its nearest ancestor that does.
+
+    Raises PlaceError when a part of the path may not be looked at.
+    """
+    real = _resolve(path, str(path))
+    while _stat(real, str(path)) is None:
+        real = real.parent
+    return real
+
+
+def _check_directory(path: Path, where: str) -> Path:
+    """The resolved path of a directory that is usable, or that can be created."""
+    real = _resolve(path, where)
+    _refuse_system_dir(real, where)
+    with _nearest(real) as (base, fd):
+        if not _is_directory(fd):
+            what = "it is" if base == real else f"its parent {base} is"
+            raise PlaceError(f"{where}: {what} not a directory; name another one")
+        _refuse_unwritable(base, fd, where)
+    return real
+
+
+@contextmanager
+def _nearest(real: Path) -> Iterator[tuple[Path, int]]:
+    """`nearest_existing` and a descriptor of it, good for questions only.
+
+    Questions by path would meet a directory that a run which ends just now is removing, and
+    answer that it is not writable, or not a directory.
+    """
+    while True:
+        base = nearest_existing(real)
+        try:
+            fd = os.open(base, os.O_PATH | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # removed since: the next look finds its parent
+        break
+    try:
+        yield base, fd
+    finally:
+        os.close(fd)
+
+
+def _is_directory(fd: int) -> bool:
+    return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+
+def _resolve(path: Path, where: str) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as err:  # no working directory; a null byte
+        raise PlaceError(f"{where}: the path cannot be resolved ({err}); name another one") from err
+
+
+def _stat(path: Path, where: str) -> os.stat_result | None:
+    """None where nothing is there."""
+    try:
+        return os.stat(path)
+    except OSError as err:
+        if err.errno in _NOT_THERE:
+            return None
+        raise PlaceError(
+            f"{where}: {path} cannot be looked at ({err.strerror}); name another place"
+        ) from err
+
+
+def _refuse_system_dir(real: Path, where: str) -> None:
+    system = _system_dir_of(real)
+    if system is not None:
+        raise PlaceError(
+            f"{where}: it resolves to {real}, in the system directory {system}; "
+            "name a directory on the storage to be measured"
+        )
+
+
+def _system_dir_of(real: Path) -> Path | None:
+    """The system directory that holds `real`, by components: /devfoo is not in /dev."""
+    if real == Path("/"):
+        return real
+    if real.is_relative_to("/dev/shm"):
+        return None
+    home = _home()
+    # For root the home is a system directory itself: only what lies in it may be used.
+    if home is not None and home in real.parents and home.is_relative_to("/root"):
+        return None
+    return next((system for system in SYSTEM_DIRS if real.is_relative_to(system)), None)
+
+
+def _home() -> Path | None:
+    try:
+        return Path(os.path.realpath(pwd.getpwuid(os.geteuid()).pw_dir))
+    except KeyError:  # a user without an account, as in many containers
+        return None
+
+
+def _refuse_unwritable(directory: Path, fd: int, where: str) -> None:
+    """`fd` is of `directory`."""
+    try:
+        flags = os.statvfs(fd).f_flag
+    except OSError as err:
+        raise PlaceError(f"{where}: {directory} cannot be used ({err.strerror})") from err
+    if flags & os.ST_RDONLY:  # access() says yes to root whatever the mount
+        raise PlaceError(
+            f"{where}: {directory} is on a file system mounted read-only; name a writable one"
+        )
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=fd, effective_ids=True):
+        raise PlaceError(
+            f"{where}: {directory} is not writable for user {os.geteuid()}; "
+            "change its permissions or name another one"
+        )
+
+
+def _first_foreign(directory: Path, where: str) -> str | None:
+    try:
+        names = sorted(set(os.listdir(directory)) - _NEUTRAL)
+        return next((name for name in names if not (directory / name / RUN_MARK).is_file()), None)
+    except OSError as err:
+        raise PlaceError(f"{where}: it cannot be listed ({err.strerror})") from err
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What was deleted, and what was left: foreign things by path, failures with their reason."""
+
+    files: int = 0
+    bytes: int = 0
+    foreign: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+class _Sweep:
+    """Deletes our files, counts them, and remembers what it left."""
+
+    def __init__(self) -> None:
+        self._files = 0
+        self._bytes = 0
+        self._foreign: list[str] = []
+        self._failed: list[str] = []
+
+    @property
+    def removed(self) -> Removed:
+        return Removed(
+            files=self._files,
+            bytes=self._bytes,
+            foreign=tuple(self._foreign),
+            failed=tuple(self._failed),
+        )
+
+    def run_dir(self, directory: Path) -> None:
+        """The objects of a run, its owner file and, where nothing foreign is left, itself."""
+        failed_before, foreign_before = len(self._failed), len(self._foreign)
+        for entry in self._entries(directory):
+            if _SHARD.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                self._shard(Path(entry.path))
+            elif entry.name != OWNER_NAME:
+                self._foreign.append(entry.path)
+        if len(self._failed) > failed_before:
+            return  # still owned, so that a later run tries again
+        with self.tolerated(directory / OWNER_NAME):
+            os.unlink(directory / OWNER_NAME)
+        if len(self._foreign) == foreign_before:
+            self._rmdir(directory)
+
+    def empty_dir(self, directory: Path) -> None:
+        """A directory that we created: goes unless somebody else uses it by now."""
+        try:
+            os.rmdir(directory)
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                self._failed.append(f"{directory} ({err.strerror})")
+
+    def _shard(self, directory: Path) -> None:
+        left_before = len(self._failed) + len(self._foreign)
+        for entry in self._entries(directory):
+            if entry.name.endswith(".kv") and entry.is_file(follow_symlinks=False):
+                self._unlink(entry)
+            else:
+                self._foreign.append(entry.path)
+        if len(self._failed) + len(self._foreign) == left_before:
+            self._rmdir(directory)
+
+    def _unlink(self, entry: os.DirEntry[str]) -> None:
+        with self.tolerated(Path(entry.path)):
+            nbytes = entry.stat(follow_symlinks=False).st_size
+            os.unlink(entry.path)
+            self._files += 1
+            self._bytes += nbytes
+
+    def _rmdir(self, directory: Path) -> None:
+        with self.tolerated(directory):
+            os.rmdir(directory)
+
+    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
+        with self.tolerated(directory), os.scandir(directory) as found:
+            return list(found)
+        return []
+
+    @contextmanager
+    def tolerated(self, path: Path) -> Iterator[None]:
+        """One failing deletion is noted and does not keep the others from being made."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass  # somebody else was quicker: it is gone, as wished
+        except OSError as err:
+            self._failed.append(f"{path} ({err.strerror})")
+
+
+class CacheDir:
+    """Possession of a cache directory, from the constructor to `close`.
+
+    Creates the directory where it is absent, locks it against a second run, removes what dead
+    runs left and makes this run's own subdirectory. Raises PlaceError, having undone all that,
+    when the directory cannot be had. As a context manager it removes its files at the end; call
+    `close(keep=True)` inside to keep them. A created directory that others use at the end stays,
+    also when it is a run that ends a moment later.
+    """
+
+    def __init__(self, path: Path, *, run: str) -> None:
+        check_cache_dir(path)
+        self.path = _resolve(path, f"cache directory {path}")
+        """The cache directory, without symbolic links."""
+        self.leftovers = Removed()
+        """What the opening removed of dead runs."""
+        self._run = run
+        self._created: list[Path] = []
+        self._lock: int | None = None
+        self._objects = self.path / f"{RUN_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        self._closed = False
+        self._open()
+
+    @classmethod
+    def temporary(cls, *, run: str) -> Self:
+        """A fresh directory where the system keeps temporary files, removed at the end."""
+        with _as_place_error("a temporary cache directory"):
+            path = Path(os.path.realpath(tempfile.mkdtemp(prefix="kv_cache_")))
+        try:
+            cache_dir = cls(path, run=run)
+        except BaseException:
+            _Sweep().empty_dir(path)
+            raise
+        cache_dir._created.append(path)
+        return cache_dir
+
+    @property
+    def objects(self) -> Path:
+        """The subdirectory of this run; whatever matches FILES_PATTERN in it is deleted by us."""
+        return self._objects
+
+    def close(self, *, keep: bool = False) -> Removed:
+        """Give the directory back; `keep` leaves the objects, for good. Calling again is fine.
+
+        The caller has stopped all who write there. Failed deletions are in the answer.
+        """
+        if self._closed:
+            return Removed()
+        self._closed = True
+        sweep = _Sweep()
+        try:
+            if keep:
+                # Where this fails half-way the owner file is not valid: the objects stay as well.
+                with sweep.tolerated(self._objects / OWNER_NAME):
+                    self._write_owner(kept=True)
+            else:
+                sweep.run_dir(self._objects)
+        finally:
+            self._give_back(sweep)
+        return sweep.removed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        try:
+            with _as_place_error(f"cache directory {self.path}"):
+                self._take_lock()
+                self._remove_leftovers()
+                self._make_objects()
+        except BaseException:
+            self._closed = True
+            self._give_back(_Sweep())
+            raise
+
+    def _take_lock(self) -> None:
+        # A run that ends here at the same time removes the directories that it created, maybe
+        # between two steps of ours; the next try then creates them anew.
+        for _ in range(100):
+            try:
+                self._make_dirs()
+                self._lock = _lock(self.path / LOCK_NAME, self.path)
+            except FileNotFoundError:
+                continue
+            _write_record(self._lock, _identity(self._run))
+            return
+        raise PlaceError(f"cache directory {self.path}: somebody keeps removing it; name another")
+
+    def _make_dirs(self) -> None:
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        for path in reversed(missing):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                continue  # made by somebody else meanwhile, who also removes it
+            if path not in self._created:
+                self._created.append(path)
+
+    def _remove_leftovers(self) -> None:
+        sweep = _Sweep()
+        for directory in _owned_dirs(self.path):
+            owner = _owner(directory)
+            if owner is None or owner.get("kept"):
+                continue
+            if _is_alive(owner):
+                # Its lock file was deleted by hand; its objects are in use all the same.
+                raise PlaceError(_in_use(self.path, owner))
+            sweep.run_dir(directory)
+        self.leftovers = sweep.removed
+
+    def _make_objects(self) -> None:
+        os.mkdir(self._objects, 0o700)
+        try:
+            self._write_owner(kept=False)
+        except BaseException:
+            _Sweep().run_dir(self._objects)
+            raise
+
+    def _write_owner(self, *, kept: bool) -> None:
+        record = _identity(self._run) | {"files_pattern": FILES_PATTERN, "kept": kept}
+        fd = os.open(self._objects / OWNER_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _write_record(fd, record)
+        finally:
+            os.close(fd)
+
+    def _give_back(self, sweep: _Sweep) -> None:
+        if self._lock is not None:
+            with sweep.tolerated(self.path / LOCK_NAME):
+                _unlock(self._lock, self.path / LOCK_NAME)
+            self._lock = None
+        for directory in reversed(self._created):
+            sweep.empty_dir(directory)
+
+
+@contextmanager
+def _as_place_error(where: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        what = f"{err.strerror}: {err.filename}" if err.filename else f"{err.strerror}"
+        raise PlaceError(f"{where}: it cannot be used ({what}); name another one") from err
+
+
+def _lock(file: Path, cache_dir: Path) -> int:
+    """The descriptor of the lock file, locked. FileNotFoundError when its directory is gone."""
+    while True:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            _flock(fd, cache_dir)
+            # A run that ends removes its lock file. Who opened that file before now holds a lock
+            # that nobody else will ever see, and has to begin again with the new file.
+            if _is_file_of(fd, file):
+                _refuse_foreign_lock(fd, file)
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _flock(fd: int, cache_dir: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PlaceError(_in_use(cache_dir, _holder(fd))) from None
+
+
+def _unlock(fd: int, file: Path) -> None:
+    """Remove the lock file while it is still locked, then let go."""
+    try:
+        if _is_file_of(fd, file):
+            os.unlink(file)
+    finally:
+        os.close(fd)
+
+
+def _is_file_of(fd: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _refuse_foreign_lock(fd: int, file: Path) -> None:
+    """An empty one is a run's that died before it wrote; one with other content is not ours."""
+    content = os.pread(fd, _RECORD_BYTES, 0)
+    if content.strip(b"\0") and _parse_record(content) is None:
+        raise PlaceError(f"{file}: it exists and is not a lock file of ours; move it away")
+
+
+def _holder(fd: int) -> dict[str, Any] | None:
+    """Who holds the lock; waits up to half a second for a run that has only just taken it."""
+    record = None
+    for _ in range(25):
+        record = _parse_record(os.pread(fd, _RECORD_BYTES, 0))
+        if record is not None and _is_alive(record):
+            break
+        time.sleep(0.02)
+    return record
+
+
+def _in_use(cache_dir: Path, record: dict[str, Any] | None) -> str:
+    who = "another run"
+    if record is not None:
+        who = f"process {record['pid']}, started {record.get('started', 'at an unknown time')},"
+    return (
+        f"cache directory {cache_dir}: {who} is using it; "
+        "wait for its end or give each run a --cache-dir of its own"
+    )
+
+
+def _identity(run: str) -> dict[str, Any]:
+    return {
+        "program": PROGRAM,
+        "run": run,
+        "pid": os.getpid(),
+        "pid_start_ticks": _start_ticks(os.getpid()),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _write_record(fd: int, record: dict[str, Any]) -> None:
+    """One write that the next reader sees whole or, after a kill between the calls, not at all."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(record).encode() + b"\n", 0)
+
+
+def _parse_record(content: bytes) -> dict[str, Any] | None:
+    """A lock or owner file of ours; None when it is not one."""
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("program") != PROGRAM:
+        return None
+    return record if type(record.get("pid")) is int else None
+
+
+def _owned_dirs(cache_dir: Path) -> list[Path]:
+    with os.scandir(cache_dir) as entries:
+        return sorted(
+            Path(entry.path)
+            for entry in entries
+            if entry.name.startswith(RUN_PREFIX) and entry.is_dir(follow_symlinks=False)
+        )
+
+
+def _owner(directory: Path) -> dict[str, Any] | None:
+    """What the owner file says; None where there is none that we wrote or may read."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(directory / OWNER_NAME, flags)
+    except OSError:
+        return None  # no proof that it is ours, so it is not touched
+    try:
+        return _parse_record(os.read(fd, _RECORD_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _is_alive(record: dict[str, Any]) -> bool:
+    """Whether the very process that wrote the record still runs: numbers are used again."""
+    ticks = _start_ticks(record["pid"])
+    return ticks is not None and ticks == record.get("pid_start_ticks")
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None when it is dead or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    return None if state in "ZX" else int(fields[18])

@@ -1,0 +1,328 @@
+"""One real run: populate, warm up, measure, drain, close.
+
+`RealRun` owns what a run takes from the machine (threads, memory, the cache directory) and gives
+all of it back, also when it is interrupted. It prints nothing and writes no result.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.counters import Counters, device_of, read_counters
+from kv_cache.bench.drive import Drive
+from kv_cache.bench.memory import check_ram
+from kv_cache.bench.place import CacheDir, check_cache_dir, check_space, free_bytes
+from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.cache.manager import TierSpec
+from kv_cache.config.build import Load, build_intake, build_world, tier_facts, workers
+from kv_cache.config.root import Config
+from kv_cache.core.effect import OpDone
+from kv_cache.core.errors import PlaceError
+from kv_cache.core.kinds import Tier
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.seed import Seed
+from kv_cache.core.signals import Signals
+from kv_cache.core.units import MIB, NS_PER_S, PAGE_BYTES, gib_to_bytes, s_to_ns
+from kv_cache.lifecycle import populate
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.recorder import Edges, Recorder
+from kv_cache.tiers.base import Store
+from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.gpu import GpuStore, find_devices
+from kv_cache.tiers.memory import MemoryStore
+from kv_cache.tiers.nvme import FileStore, choose_engine
+from kv_cache.tiers.payload import Payload
+from kv_cache.workload.digest import schedule_digest
+
+FREE_SHARE = 0.95  # of the free space, when no capacity is given (the reference's rule)
+BACKGROUND_THREADS = 8  # that store what was written behind, and populate
+SWITCH_INTERVAL_S = 0.0005  # the default of 5 ms shows in the tail of every short operation
+_TICK_S = 0.2
+_GRACE_S = 2.0  # of the drain when a signal ends the run: launchers kill 5 s after it
+
+Tick = Callable[["RealRun"], None]
+
+
+def storage_capacity(config: Config, directory: Path) -> int:
+    """Bytes that the storage tier may hold; refuses more than there is space for."""
+    wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
+    if wanted:
+        check_space(directory, wanted)
+        return wanted
+    capacity = int(free_bytes(directory) * FREE_SHARE) // PAGE_BYTES * PAGE_BYTES
+    if capacity < MIB:
+        raise PlaceError(
+            f"cache directory {directory}: the file system is full; give another --cache-dir"
+        )
+    return capacity
+
+
+def check_places(config: Config, directory: Path) -> int:
+    """Everything that can be known to fail before anything is written; the storage capacity."""
+    if config.tiers.cache_dir is not None:
+        check_cache_dir(directory)
+    capacity = storage_capacity(config, directory)
+    gpu = gib_to_bytes(config.tiers.gpu_mem_gib) * config.tiers.num_gpus
+    emulated = gpu if gpu and not _real_gpu(config) else 0
+    pool = (config.io.load_buffers + config.io.store_buffers) * config.io.buffer_mib * MIB
+    check_ram(
+        {
+            "cpu tier": gib_to_bytes(config.tiers.cpu_mem_gib),
+            "gpu tier (emulated in RAM)": emulated,
+            "buffers": pool,
+        }
+    )
+    return capacity
+
+
+def _real_gpu(config: Config) -> bool:
+    if config.tiers.gpu == "emulated":
+        return False
+    devices, why = find_devices(config.tiers.num_gpus)
+    if not devices and config.tiers.gpu == "cuda":
+        raise PlaceError(
+            f"--gpu cuda: {why}; use --gpu emulated, or --gpu-mem-gb 0 for no GPU tier"
+        )
+    return bool(devices)
+
+
+class RealRun:
+    """A run with real bytes. Enter it to allocate, `execute` it once, leave it to clean up."""
+
+    def __init__(
+        self,
+        config: Config,
+        load: Load,
+        specs: tuple[TierSpec, ...],
+        seed: int,
+        *,
+        stop: threading.Event,
+        on_record: Callable[[RequestRecord], None],
+        on_op: Callable[[OpDone], None],
+        wrap: Callable[[Store], Store] = lambda store: store,
+    ) -> None:
+        self._config = config
+        self._load = load
+        self._specs = specs
+        self._seed = seed
+        self._stop = stop
+        self._on_record = on_record
+        self._on_op = on_op
+        self._wrap = wrap
+        self._stores: dict[Tier, Store] = {}
+        self._cache_dir: CacheDir | None = None
+        self._switch_interval_s = sys.getswitchinterval()
+        self._abort = threading.Event()
+        self.clock = MonotonicClock()
+        self.phase = "starting"
+        self.signals = Signals()
+        self.recorder = Recorder(Edges())
+        self.intake = build_intake(config, load.source)
+        self.world = build_world(config, specs, self.signals)
+
+    # --- what is taken, and given back -----------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self._take()
+        except BaseException:
+            self._give_back()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._give_back()
+
+    @property
+    def directory(self) -> Path:
+        """Where the storage tier really is."""
+        assert self._cache_dir is not None
+        return self._cache_dir.path
+
+    def _take(self) -> None:
+        config = self._config
+        name = f"seed {self._seed}"
+        if config.tiers.cache_dir is None:
+            self._cache_dir = CacheDir.temporary(run=name)
+        else:
+            self._cache_dir = CacheDir(Path(config.tiers.cache_dir), run=name)
+        size = config.io.buffer_mib * MIB
+        payload = Payload(Seed(self._seed).child("payload"), size)
+        loads = BufferPool(config.io.load_buffers, size, payload.fill)
+        stored = BufferPool(config.io.store_buffers, size, payload.fill)
+        for spec in self._specs:
+            self._stores[spec.tier] = self._wrap(self._store(spec, (loads, stored)))
+        self._pools = (loads, stored)
+        mover = Mover(
+            self._stores, payload, loads, stored, self.clock, Verify(config.io.verify), self._abort
+        )
+        self._drive = Drive(
+            self.world,
+            self.intake,
+            self.recorder,
+            mover,
+            self.clock,
+            self.signals,
+            self._abort,
+            workers=workers(config),
+            io_threads=config.io.threads,
+            background=BACKGROUND_THREADS,
+            on_record=self._on_record,
+            on_op=self._on_op,
+        )
+
+    def _store(self, spec: TierSpec, pools: tuple[BufferPool, BufferPool]) -> Store:
+        capacity = spec.capacity_bytes
+        assert capacity is not None, "real tiers have a capacity"
+        match spec.tier:
+            case Tier.CPU:
+                return MemoryStore(Tier.CPU, capacity)
+            case Tier.GPU:
+                return self._gpu_store(capacity, pools)
+            case Tier.NVME:
+                assert self._cache_dir is not None
+                root = self._cache_dir.objects
+                engine, note = choose_engine(self._config.io.engine, root)
+                return FileStore(root, engine, fsync=self._config.fsync(), note=note)
+
+    def _gpu_store(self, capacity: int, pools: tuple[BufferPool, BufferPool]) -> Store:
+        if not _real_gpu(self._config):
+            return MemoryStore(Tier.GPU, capacity, emulated=True)
+        makers, library = find_devices(self._config.tiers.num_gpus)
+        store = GpuStore(
+            [make() for make in makers],
+            capacity // len(makers),
+            library,
+            self._config.gpu_backend.memory_fraction,
+        )
+        for pool in pools:
+            store.pin(pool.memory)
+        return store
+
+    def _give_back(self) -> None:
+        sys.setswitchinterval(self._switch_interval_s)
+        for store in self._stores.values():
+            store.close()
+        self._stores = {}
+        if self._cache_dir is not None:
+            self._cache_dir.close(keep=self._config.tiers.keep_cache)
+
+    # --- the run ---------------------------------------------------------------------------
+
+    def execute(self, tick: Tick) -> RunOutcome:
+        """All phases. `tick` is called a few times a second, to show progress."""
+        config, edges = self._config, self.recorder.edges
+        digest = schedule_digest(self._load.source.plan(), config.run.max_requests)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        device = device_of(self.directory)
+        before = read_counters(device)
+        self._drive.start()
+        try:
+            self._populate(tick)
+            edges.populate_end_ns = self.clock.now_ns()
+            edges.measure_start_ns = edges.populate_end_ns + s_to_ns(config.run.warmup_s)
+            self._drive.open()
+            self.phase = "warmup"
+            self._wait(edges.measure_start_ns, tick)
+            opened = read_counters(device)
+            self.phase = "measure"
+            window_s = config.window_s()
+            end_ns = None if window_s is None else edges.measure_start_ns + s_to_ns(window_s)
+            self._wait(end_ns, tick)
+            now_ns = self.clock.now_ns()
+            edges.measure_end_ns = now_ns if end_ns is None else min(now_ns, end_ns)
+            closed = read_counters(device)
+            self.phase = "drain"
+            self._drive.close()
+            self._drain(tick)
+        finally:
+            self._drive.stop()
+            sys.setswitchinterval(self._switch_interval_s)
+        after = read_counters(device)
+        self.phase = "done"
+        return self._outcome(digest.sha256, digest.requests, before, opened, closed, after)
+
+    def _populate(self, tick: Tick) -> None:
+        self.phase = "populate"
+        lives = (populate(blocks, self.world) for blocks in self._load.populate)
+        self._drive.populate(lives, self._stop, lambda: tick(self))
+
+    def _wait(self, until_ns: int | None, tick: Tick) -> None:
+        """Until an instant, the end of all requests, a death or a signal."""
+        while not self._stop.is_set() and not self._drive.wait(until_ns, _TICK_S):
+            tick(self)
+
+    def _drain(self, tick: Tick) -> None:
+        """Let requests in flight finish for a while, then end them at their next buffer."""
+        grace_s = _GRACE_S if self._stop.is_set() else self._config.run.drain_s
+        deadline_ns = self.clock.now_ns() + s_to_ns(grace_s)
+        stopped = self._stop.is_set()
+        while not self._drive.wait(deadline_ns, _TICK_S):
+            tick(self)
+            if self._stop.is_set() and not stopped:
+                stopped, deadline_ns = True, self.clock.now_ns() + s_to_ns(_GRACE_S)
+        if not self._drive.ended:
+            self._abort.set()
+
+    def _outcome(
+        self,
+        sha256: str,
+        requests: int,
+        before: Counters,
+        opened: Counters,
+        closed: Counters,
+        after: Counters,
+    ) -> RunOutcome:
+        death = self._drive.death
+        if death is None:
+            self._check_books()
+        return RunOutcome(
+            driver="real-io",
+            recorder=self.recorder,
+            submitted=self.intake.submitted,
+            longest_queue=self.intake.longest_queue,
+            tiers=tier_facts(self.world, {t: s.describe() for t, s in self._stores.items()}),
+            dropped_last_copies=self.world.cache.dropped_last_copies,
+            dropped_stores=self.world.dropped_stores,
+            lost_bytes=self.world.cache.lost_bytes,
+            schedule_sha256=sha256,
+            schedule_requests=requests,
+            workload=self._load.source.describe(),
+            seed=self._seed,
+            started_unix_s=self.clock.started_unix_s,
+            death=None if death is None else f"{type(death).__name__}: {death}",
+            kernel={"run": asdict(after - before), "window": asdict(closed - opened)},
+            buffers=self._buffer_facts(),
+        )
+
+    def _check_books(self) -> None:
+        """At idle every law of the cache must hold; a run that broke one is not a result."""
+        if not self._abort.is_set():
+            self.world.cache.check()
+
+    def _buffer_facts(self) -> Mapping[str, Any]:
+        loads, stored = self._pools
+        return {
+            "buffer_bytes": loads.buffer_bytes,
+            "load_buffers": loads.count,
+            "store_buffers": stored.count,
+            "bytes": (loads.count + stored.count) * loads.buffer_bytes,
+        }
+
+    # --- for whoever watches ---------------------------------------------------------------
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the measured window so far."""
+        edges = self.recorder.edges
+        return max(0, self.clock.now_ns() - edges.measure_start_ns) / NS_PER_S

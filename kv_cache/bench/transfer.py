@@ -1,0 +1,256 @@
+"""Operations on real stores: through the buffer pools, buffer by buffer, stamped and verified.
+
+Timestamps bracket the store's calls; what lies between them (payload, verification, waiting for
+a buffer) is the host's share. Loads and stores have pools of their own: a buffer of the store
+pool is only ever stamped, so that its noise stays what it was.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from threading import Event
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.core.effect import ABORTED, Chunk, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
+from kv_cache.core.errors import StoreError
+from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.tiers.base import Capability, Sink, Store, Tap
+from kv_cache.tiers.buffers import Buffer, BufferPool
+from kv_cache.tiers.payload import MISMATCH, Payload
+
+
+class Verify(StrEnum):
+    """How loads are checked: every stamp, every byte, or not at all."""
+
+    STAMPS = "stamps"
+    FULL = "full"
+    OFF = "off"
+
+
+class _LegTimer:
+    """Collects one leg's system calls."""
+
+    def __init__(self, clock: MonotonicClock, tier: Tier, kind: OpKind) -> None:
+        self._clock = clock
+        self._tier = tier
+        self._kind = kind
+        self.engine = "none"
+        self.started_ns = clock.now_ns()
+        self._last_ns = self.started_ns
+        self._device_ns = 0
+        self._chunks: list[Chunk] = []
+
+    def begin(self) -> None:
+        self._last_ns = self._clock.now_ns()
+
+    def end(self, nbytes: int = 0) -> None:
+        now_ns = self._clock.now_ns()
+        self._device_ns += now_ns - self._last_ns
+        self._last_ns = now_ns
+        if nbytes:
+            self._chunks.append(Chunk(now_ns, nbytes))
+
+    def leg(self, nbytes: int) -> Leg:
+        return Leg(
+            self._tier, self._kind, self.engine, nbytes,
+            self.started_ns, self._last_ns, self._device_ns, tuple(self._chunks),
+        )  # fmt: skip
+
+
+class Mover:
+    """Performs one operation at a time for each calling thread."""
+
+    def __init__(
+        self,
+        stores: Mapping[Tier, Store],
+        payload: Payload,
+        loads: BufferPool,
+        stored: BufferPool,
+        clock: MonotonicClock,
+        verify: Verify,
+        abort: Event,
+    ) -> None:
+        self._stores = stores
+        self._payload = payload
+        self._loads = loads
+        self._stored = stored
+        self._clock = clock
+        self._verify = verify
+        self._abort = abort
+        self._size = loads.buffer_bytes
+        self._has_data = {t: Capability.DATA in s.capabilities for t, s in stores.items()}
+
+    def verifies(self, tier: Tier) -> bool:
+        return self._verify is not Verify.OFF and self._has_data[tier]
+
+    def worth_sharing(self, ops: tuple[Op, ...]) -> bool:
+        """Whether a batch gains from several threads: where it waits for storage."""
+        return len(ops) > 1 and any(
+            ref.tier is Tier.NVME and self._has_data[ref.tier] for op in ops for ref in _refs(op)
+        )
+
+    def perform(self, op: Op) -> OpDone:
+        match op:
+            case Read(copy=ref):
+                return self._read(op, ref)
+            case Write(copy=ref):
+                return self._write(op, ref)
+            case Move(source=source, target=target):
+                return self._move(op, source, target)
+            case Delete(copy=ref):
+                return self._delete(op, ref)
+
+    # --- the four operations ---------------------------------------------------------------
+
+    def _read(self, op: Op, ref: CopyRef) -> OpDone:
+        timer = _LegTimer(self._clock, ref.tier, OpKind.READ)
+        try:
+            tap = self._open(timer, ref)
+            try:
+                for offset in range(0, ref.nbytes, self._size):
+                    self._load_chunk(timer, tap, ref, offset)
+            finally:
+                timer.begin()
+                tap.close()
+                timer.end()
+        except StoreError as error:
+            return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.READ)
+        return self._done(op, (timer.leg(ref.nbytes),), timer)
+
+    def _write(self, op: Op, ref: CopyRef) -> OpDone:
+        timer = _LegTimer(self._clock, ref.tier, OpKind.WRITE)
+        try:
+            sink = self._create(timer, ref)
+            try:
+                for offset in range(0, ref.nbytes, self._size):
+                    self._store_chunk(timer, sink, ref, offset)
+                timer.begin()
+                sink.commit()
+                timer.end()
+            except StoreError:
+                sink.abort()
+                raise
+        except StoreError as error:
+            return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.WRITE)
+        return self._done(op, (timer.leg(ref.nbytes),), timer)
+
+    def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
+        reading = _LegTimer(self._clock, source.tier, OpKind.READ)
+        writing = _LegTimer(self._clock, target.tier, OpKind.WRITE)
+        side = OpKind.READ
+        try:
+            tap = self._open(reading, source)
+            try:
+                side = OpKind.WRITE
+                sink = self._create(writing, target)
+                try:
+                    for offset in range(0, source.nbytes, self._size):
+                        side = OpKind.READ
+                        buffer = self._loads.take()
+                        try:
+                            n = self._fetch(reading, tap, buffer, source, offset)
+                            side = OpKind.WRITE
+                            writing.begin()
+                            sink.write(offset, buffer.view[:n])
+                            writing.end(n)
+                        finally:
+                            self._loads.give(buffer)
+                    writing.begin()
+                    sink.commit()
+                    writing.end()
+                except StoreError:
+                    sink.abort()
+                    raise
+            finally:
+                tap.close()
+        except StoreError as error:
+            legs = (reading.leg(source.nbytes), writing.leg(target.nbytes))
+            return self._done(op, legs, reading, error, side)
+        return self._done(op, (reading.leg(source.nbytes), writing.leg(target.nbytes)), reading)
+
+    def _delete(self, op: Op, ref: CopyRef) -> OpDone:
+        timer = _LegTimer(self._clock, ref.tier, OpKind.DELETE)
+        timer.engine = "unlink" if ref.tier is Tier.NVME else "free"
+        try:
+            self._stores[ref.tier].delete(ref)
+            timer.end()
+        except StoreError as error:
+            return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.DELETE)
+        return self._done(op, (timer.leg(ref.nbytes),), timer)
+
+    # --- their parts -----------------------------------------------------------------------
+
+    def _open(self, timer: _LegTimer, ref: CopyRef) -> Tap:
+        timer.begin()
+        tap = self._stores[ref.tier].open(ref)
+        timer.end()
+        timer.engine = tap.engine
+        return tap
+
+    def _create(self, timer: _LegTimer, ref: CopyRef) -> Sink:
+        timer.begin()
+        sink = self._stores[ref.tier].create(ref)
+        timer.end()
+        timer.engine = sink.engine
+        return sink
+
+    def _load_chunk(self, timer: _LegTimer, tap: Tap, ref: CopyRef, offset: int) -> None:
+        if not self._has_data[ref.tier]:
+            self._pretend(timer, ref, offset)
+            return
+        buffer = self._loads.take()
+        try:
+            self._fetch(timer, tap, buffer, ref, offset)
+        finally:
+            self._loads.give(buffer)
+
+    def _fetch(self, timer: _LegTimer, tap: Tap, buffer: Buffer, ref: CopyRef, offset: int) -> int:
+        """Read and verify one buffer; the bytes count as moved even if they are wrong."""
+        self._check_abort()
+        n = min(self._size, ref.nbytes - offset)
+        timer.begin()
+        tap.read(offset, buffer.view[:n])
+        timer.end(n)
+        if self._verify is not Verify.OFF:
+            full = self._verify is Verify.FULL
+            if not self._payload.matches(buffer, ref, offset, n, full):
+                raise StoreError(MISMATCH, f"{ref} at {offset}")
+        return n
+
+    def _store_chunk(self, timer: _LegTimer, sink: Sink, ref: CopyRef, offset: int) -> None:
+        if not self._has_data[ref.tier]:
+            self._pretend(timer, ref, offset)
+            return
+        self._check_abort()
+        n = min(self._size, ref.nbytes - offset)
+        buffer = self._stored.take()
+        try:
+            self._payload.stamp(buffer, ref, offset, n)
+            timer.begin()
+            sink.write(offset, buffer.view[:n])
+            timer.end(n)
+        finally:
+            self._stored.give(buffer)
+
+    def _pretend(self, timer: _LegTimer, ref: CopyRef, offset: int) -> None:
+        """A store that keeps nothing is given nothing: only the harness is left to measure."""
+        timer.begin()
+        timer.end(min(self._size, ref.nbytes - offset))
+
+    def _check_abort(self) -> None:
+        if self._abort.is_set():
+            raise StoreError(ABORTED)
+
+    def _done(
+        self,
+        op: Op,
+        legs: tuple[Leg, ...],
+        timer: _LegTimer,
+        error: StoreError | None = None,
+        side: OpKind | None = None,
+    ) -> OpDone:
+        reason = None if error is None else error.reason
+        return OpDone(op, timer.started_ns, self._clock.now_ns(), legs, reason, side)
+
+
+def _refs(op: Op) -> tuple[CopyRef, ...]:
+    return (op.source, op.target) if isinstance(op, Move) else (op.copy,)

@@ -1,0 +1,45 @@
+"""The command line: one file a command."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from kv_cache.core.errors import UsageError, did_you_mean
+
+EXIT_USAGE = 2
+
+
+def _run(argv: Sequence[str]) -> int:
+    from kv_cache.cli.run import main as run
+
+    return run(argv)
+
+
+def _config(argv: Sequence[str]) -> int:
+    from kv_cache.cli.config import main as config
+
+    return config(argv)
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"run": _run, "config": _config}
+"""Each command with its entry; without a command's name, `run` is meant."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code: 0 finished, 1 broken, 2 bad input, 130 and 143 interrupted."""
+    try:
+        if argv and not argv[0].startswith("-"):
+            command = COMMANDS.get(argv[0])
+            if command is None:
+                raise UsageError(
+                    f"there is no command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS)}"
+                )
+            return command(argv[1:])
+        return _run(argv)
+    except UsageError as error:
+        print(f"kv-cache: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def console() -> None:
+    """The console scripts."""
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""`python -m kv_cache.cli`."""
+
+from kv_cache.cli import console
+
+console()

@@ -1,0 +1,365 @@
+"""The flags of `run`: the MLPerf reference's, by their exact names, and ours.
+
+Most flags are generated from the options of the configuration that name one, so that a new option
+needs one place. The tables below hold the rest: flags that choose a value of another option, that
+only modify an absent feature (a warning), or that ask for one (refused, with what to do instead).
+Nothing is printed but `--help`; bad input is a `ConfigError`.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kv_cache.config.root import options
+from kv_cache.config.schema import Option, Rule, read_text
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.kinds import RunMode
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+_GROUPS: Mapping[str, str] = {
+    "What to run": "the model, the stages of a request, and what the verdict judges",
+    "The tiers": "the places for copies, the fastest first: GPU, CPU, storage",
+    "The I/O": "how bytes reach storage, and whether they are trusted",
+    "Semantics": "what a request does: like the reference (mlperf) or like an engine (serving)",
+    "Who asks": "synthetic users, or the requests of a trace",
+    "Arrivals": "when requests come, and whether users wait for their answers",
+    "Limits": "how long the run is and how much may happen at once",
+    "Output": "the result and what is written beside it",
+    "Not in this version": "flags of the reference that are recognised and refused, with a reason",
+}
+
+_GROUP_OF: Mapping[str, str] = {
+    "run": "What to run",
+    "tiers": "The tiers",
+    "io": "The I/O",
+    "semantics": "Semantics",
+    "workload": "Who asks",
+    "run.num_users": "Who asks",
+    "arrival": "Arrivals",
+    "schedule": "Limits",
+    "run.duration_s": "Limits",
+    "run.warmup_s": "Limits",
+    "run.drain_s": "Limits",
+    "run.max_requests": "Limits",
+    "output": "Output",
+}
+"""By the option's path, else by its section."""
+
+_EPILOG = """examples:
+  %(prog)s --config quick --cache-dir /mnt/nvme/kv
+  %(prog)s --gpu-mem-gb 0 --cpu-mem-gb 0 --generation-mode none --duration 300 \\
+      --num-users 200 --max-concurrent-allocs 16 --cache-dir /mnt/nvme/kv --seed 42
+  %(prog)s --semantics serving --trace datasets/<name> --cache-dir /mnt/nvme/kv
+A flag overrides the configuration file. Sizes named gb are GiB (2^30 bytes), as in the reference.
+Flags may be shortened as long as they stay unambiguous."""
+
+_REFUSED: Mapping[str, tuple[str, str]] = {
+    "--enable-rag": (
+        "would add retrieval-augmented requests that read shared document chunks",
+        "leave it out; shared prefixes are in --semantics serving",
+    ),
+    "--enable-autoscaling": (
+        "would add and remove users while the run goes on",
+        "run once for each --num-users that you want to compare",
+    ),
+    "--validation-trace": (
+        "would compare the hit rate with the one of a recorded trace",
+        "replay the trace with --trace and compare the results",
+    ),
+    "--dataset-path": (
+        "would replay the conversations of a ShareGPT file",
+        "use synthetic users, or a trace with --trace",
+    ),
+    "--xlsx-output": (
+        "would write the result as a spreadsheet",
+        "use --output and convert the JSON",
+    ),
+    "--precondition": (
+        "would fill the device before the run",
+        "fill it with a run of its own first, or use --warmup",
+    ),
+    "--io-trace-log": (
+        "would write a trace of the I/O without doing any",
+        "use --virtual-time for a run without I/O, or --results-dir with --records",
+    ),
+    "--enable-latency-tracing": (
+        "would trace the block layer of the kernel",
+        "run a tracer such as biolatency beside the benchmark",
+    ),
+}
+"""Flag of the reference -> what it would do, what to do instead."""
+
+_SWITCHES = frozenset(
+    ("--enable-rag", "--enable-autoscaling", "--precondition", "--enable-latency-tracing")
+)
+"""Those of `_REFUSED` that take no value."""
+
+_MODIFIERS: Mapping[str, tuple[str, type, Rule]] = {
+    "--rag-num-docs": ("--enable-rag", int, Rule(help="Documents", low=0)),
+    "--autoscaler-mode": (
+        "--enable-autoscaling",
+        str,
+        Rule(help="Goal", choices=("qos", "capacity", "predictive")),
+    ),
+    "--target-saturation": ("--enable-autoscaling", float, Rule(help="Goal", low=0, high=1)),
+    "--max-conversations": ("--dataset-path", int, Rule(help="Conversations", low=1)),
+    "--precondition-size-gb": ("--precondition", float, Rule(help="Size", unit="GiB", low=0)),
+    "--precondition-threads": ("--precondition", int, Rule(help="Threads", low=0)),
+}
+"""Flag -> the refused flag without which it does nothing; accepted with a warning."""
+
+_CPCS_PREFIXES = ("--cpcs-", "--spdk-", "--direct-probe-")
+_CPCS_FLAGS = frozenset(
+    (
+        "--bootstrap-subsystem-nqn", "--trtype", "--traddr", "--trsvcid", "--subnqn", "--hostnqn",
+        "--src-addr", "--src-svcid", "--passthru-lcores", "--dataset-nsid", "--slm-nsid",
+    )
+)  # fmt: skip
+"""The computational-storage family of the reference's fork: too many to list in the help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """A command line, understood: `overrides` by dotted option path, `given` by full flag name."""
+
+    config_path: Path | None
+    overrides: Mapping[str, Any]
+    log_level: str
+    given: frozenset[str]
+    warnings: tuple[str, ...]
+
+
+def parse(argv: Sequence[str]) -> Invocation:
+    """The meaning of the arguments (without the program's name). Raises ConfigError; `--help`
+    prints and raises SystemExit(0)."""
+    values, extras = build_parser().parse_known_args(list(argv))
+    if extras:
+        raise _unknown(extras)
+    given = vars(values)
+    return Invocation(
+        config_path=given.get("--config"),
+        overrides=_overrides(given),
+        log_level=given.get("--log-level", "INFO"),
+        given=frozenset(given),
+        warnings=tuple(_warnings(given)),
+    )
+
+
+def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
+    """The parser of `run`; each value's destination is the full name of its flag."""
+    parser = _Parser(
+        prog=prog,
+        usage="%(prog)s [--config FILE] [--model NAME] [--num-users N] [option ...]",
+        description="Measure how fast storage is for the KV caches of LLM serving.",
+        epilog=_EPILOG,
+        formatter_class=_Formatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    groups = {title: parser.add_argument_group(title, text) for title, text in _GROUPS.items()}
+    _add_general(groups["What to run"])
+    for option in options().values():
+        if option.flag is not None:
+            _add_option(groups[_group_of(option.path)], option, option.flag)
+    _add_arrival(groups["Arrivals"])
+    _add_absent(groups["Not in this version"])
+    return parser
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=100)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are raised as one sentence, not printed with the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        text = message.removeprefix("argument ").replace("with argument", "with")
+        raise ConfigError(f"{text}; see --help")
+
+
+# --- adding flags --------------------------------------------------------------------------
+
+
+def _add_general(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--config", dest="--config", metavar="FILE", type=_path,
+        help="YAML configuration: a file, or the name of a shipped one such as quick; flags "
+        "override it",
+    )  # fmt: skip
+    modes = group.add_mutually_exclusive_group()
+    for flag, text in (
+        ("--prefill-only", "Run only the stages before generation: reads of history and writes"),
+        ("--decode-only", "Run only generation, reading a cache that is populated first"),
+    ):
+        modes.add_argument(flag, dest=flag, action="store_true", help=text)
+    group.add_argument(
+        "--log-level", dest="--log-level", type=_word("--log-level", LOG_LEVELS, str.upper),
+        metavar=_braces(LOG_LEVELS), help="What is logged on stderr [default INFO]",
+    )  # fmt: skip
+
+
+def _add_option(group: argparse._ArgumentGroup, option: Option, flag: str) -> None:
+    """A switch sets the opposite of a bool's default; a bool without default gets --no- too."""
+    text = _help(option).replace("%", "%%")
+    if option.kind is not bool:
+        group.add_argument(
+            flag, dest=flag, metavar=_metavar(option), help=text,
+            type=partial(_read, option, flag),
+        )  # fmt: skip
+    elif option.optional:
+        group.add_argument(flag, dest=flag, action=argparse.BooleanOptionalAction, help=text)
+    else:
+        text = f"Turn off: {text}" if option.default else text
+        group.add_argument(
+            flag, dest=flag, action="store_const", const=not option.default, help=text
+        )
+
+
+def _add_arrival(group: argparse._ArgumentGroup) -> None:
+    mode, process = options()["arrival.mode"].rule, options()["arrival.process"].rule
+    assert mode.choices is not None
+    assert process.choices is not None
+    words = (*mode.choices, *process.choices)
+    group.add_argument(
+        "--arrival", dest="--arrival", metavar=_braces(words),
+        type=_word("--arrival", words),
+        help=f"{mode.help}; fixed, poisson and gamma = open, spaced so by --request-rate "
+        "[default closed, and fixed with a --request-rate]",
+    )  # fmt: skip
+
+
+def _add_absent(group: argparse._ArgumentGroup) -> None:
+    for flag, (would, _) in _REFUSED.items():
+        group.add_argument(
+            flag, dest=flag, action=_Refuse, nargs=0 if flag in _SWITCHES else "?", help=would,
+            metavar="X",
+        )  # fmt: skip
+    for flag, (parent, kind, rule) in _MODIFIERS.items():
+        option = Option(path=flag, hint=kind, default=None, rule=rule)
+        group.add_argument(
+            flag, dest=flag, metavar="X", type=partial(_read, option, flag),
+            help=f"no effect without {parent}",
+        )  # fmt: skip
+    group.add_argument(
+        "--nvme-backend", dest="--nvme-backend", metavar="X", type=partial(_only, "--nvme-backend"),
+        help="only file; the computational-storage flags (--cpcs-*, --spdk-*) are refused",
+    )  # fmt: skip
+    group.add_argument(
+        "--cpcs-mode", dest="--cpcs-mode", metavar="X", type=partial(_only, "--cpcs-mode"),
+        help="only off",
+    )  # fmt: skip
+
+
+def _group_of(path: str) -> str:
+    return _GROUP_OF.get(path) or _GROUP_OF[path.split(".")[0]]
+
+
+def _help(option: Option) -> str:
+    """`Cards; their memory adds up [1 to 65536; default 1]`."""
+    notes = [option.unit, None if option.rule.choices else option.bounds]
+    if option.default is not None and option.kind is not bool:
+        notes.append(f"default {option.default}")
+    text = "; ".join(note for note in notes if note)
+    return f"{option.help} [{text}]" if text else option.help
+
+
+def _metavar(option: Option) -> str:
+    if option.rule.choices is not None:
+        return _braces(option.rule.choices)
+    return option.rule.metavar or {int: "N", float: "X"}.get(option.kind, "TEXT")
+
+
+def _braces(words: Sequence[str]) -> str:
+    return f"{{{','.join(words)}}}"
+
+
+# --- values --------------------------------------------------------------------------------
+
+
+def _read(option: Option, flag: str, text: str) -> Any:
+    return read_text(option, text, flag)
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ConfigError("--config is empty; give the path of a YAML file")
+    return Path(text)
+
+
+def _word(
+    flag: str, words: tuple[str, ...], change: Callable[[str], str] = str
+) -> Callable[[str], str]:
+    option = Option(path=flag, hint=str, default=None, rule=Rule(help="", choices=words))
+
+    def read(text: str) -> str:
+        value: str = read_text(option, change(text), flag)
+        return value
+
+    return read
+
+
+def _only(flag: str, text: str) -> str:
+    if text != {"--nvme-backend": "file", "--cpcs-mode": "off"}[flag]:
+        raise _no_cpcs(f"{flag} {text}")
+    return text
+
+
+class _Refuse(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        would, instead = _REFUSED[self.dest]
+        raise ConfigError(f"{self.dest} {would}; this version does not have it: {instead}")
+
+
+def _no_cpcs(flag: str) -> ConfigError:
+    return ConfigError(
+        f"{flag} would use computational storage over SPDK; this version does not have it: leave "
+        "it out, and mount the device as a file system for --cache-dir"
+    )
+
+
+def _unknown(extras: Sequence[str]) -> ConfigError:
+    flag = next((word.split("=")[0] for word in extras if word.startswith("-")), None)
+    if flag is None:
+        return ConfigError(f"{extras[0]!r} belongs to no flag; options start with --, see --help")
+    if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES):
+        return _no_cpcs(flag)
+    near = did_you_mean(flag, build_parser()._option_string_actions)
+    return ConfigError(
+        f"{flag} is not a flag.{near if near.startswith(' Did') else ' See --help.'}"
+    )
+
+
+# --- meaning -------------------------------------------------------------------------------
+
+
+def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    paths = {option.flag: option.path for option in options().values() if option.flag}
+    overrides = {paths[flag]: value for flag, value in given.items() if flag in paths}
+    if "--prefill-only" in given:
+        overrides["run.mode"] = RunMode.PREFILL_ONLY.value
+    if "--decode-only" in given:
+        overrides["run.mode"] = RunMode.DECODE_ONLY.value
+    return overrides | _arrival(given)
+
+
+def _arrival(given: Mapping[str, Any]) -> dict[str, str]:
+    """A rate without --arrival means open arrivals, as in the reference."""
+    word = given.get("--arrival")
+    if word is None:
+        return {"arrival.mode": "open"} if given.get("--request-rate") else {}
+    if word in ("closed", "open"):
+        return {"arrival.mode": word}
+    return {"arrival.mode": "open", "arrival.process": word}
+
+
+def _warnings(given: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{flag} has no effect without {parent}, which this version does not have"
+        for flag, (parent, _, _) in _MODIFIERS.items()
+        if flag in given
+    ]

@@ -1,0 +1,312 @@
+"""`kv-cache.py run`, which is also `kv-cache.py` with bare flags: one run, from flags to result.
+
+Everything that can be wrong with the input is found before the first byte is written. The result
+is written before the cache files are removed: a launcher may kill us 5 s after its signal.
+"""
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from tempfile import gettempdir
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+from kv_cache.bench.place import check_output_file, check_results_dir
+from kv_cache.bench.run import RealRun, check_places
+from kv_cache.cache.manager import TierSpec
+from kv_cache.cli.flags import Invocation, parse
+from kv_cache.config.build import Load, build_load, tier_specs, total_capacity
+from kv_cache.config.load import load_config
+from kv_cache.config.root import Config
+from kv_cache.config.schema import print_config
+from kv_cache.core.effect import OpDone
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.model import ModelShape
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.seed import Seed, fresh_seed
+from kv_cache.core.units import GIB, gib_to_bytes
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.summary import Flows, total_bytes
+from kv_cache.report.environment import capture
+from kv_cache.report.records import LineWriter, dump_row
+from kv_cache.report.result import build_result, write_result
+from kv_cache.report.rundir import RunDirectory
+from kv_cache.report.table import summary_text
+from kv_cache.sim.run import simulate
+from kv_cache.workload.formats.opening import (
+    Survey,
+    Trace,
+    open_trace,
+    require_usable,
+    survey,
+)
+
+QUICK = Path("quick")
+EXIT_BROKEN = 1
+_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+log = logging.getLogger("kv_cache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A checked run: everything is known, nothing is written yet."""
+
+    config: Config
+    model: ModelShape
+    seed: int
+    load: Load
+    specs: tuple[TierSpec, ...]
+    output: Path
+    directory: Path  # where the storage tier will be, or the temporary directory's parent
+    warnings: tuple[str, ...]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run; the exit code. UsageError is the caller's to print."""
+    invocation = parse(argv)
+    logging.basicConfig(
+        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    job = prepare(invocation, quick=not argv)
+    for warning in job.warnings:
+        log.warning(warning)
+    with _caught_signals() as caught:
+        return _run(job, caught)
+
+
+def prepare(invocation: Invocation, *, quick: bool) -> Job:
+    """Check everything that was asked for, and build what is pure. Raises UsageError."""
+    path = QUICK if quick and invocation.config_path is None else invocation.config_path
+    config = load_config(path, invocation.overrides)
+    model = config.model_shape()
+    seed = fresh_seed() if config.run.seed is None else config.run.seed
+    config = replace(config, run=replace(config.run, seed=seed))
+    trace, found = _survey(config)
+    output = _output(config)
+    check_output_file(output)
+    if config.output.results_dir is not None:
+        check_results_dir(Path(config.output.results_dir))
+    if config.output.latency_dump is not None:
+        check_output_file(Path(config.output.latency_dump))
+    directory = Path(config.tiers.cache_dir or gettempdir())
+    specs = tier_specs(config, _storage_bytes(config, directory))
+    load = build_load(config, model, Seed(seed), trace, found, total_capacity(specs))
+    return Job(
+        config=config,
+        model=model,
+        seed=seed,
+        load=load,
+        specs=specs,
+        output=output,
+        directory=directory,
+        warnings=(*invocation.warnings, *config.warnings()),
+    )
+
+
+def _storage_bytes(config: Config, directory: Path) -> int | None:
+    if not config.run.virtual_time:
+        return check_places(config, directory)
+    return gib_to_bytes(config.tiers.storage_capacity_gib) or None
+
+
+def _survey(config: Config) -> tuple[Trace | None, Survey | None]:
+    """Read the whole trace once, so that a bad row is found now and not in an hour."""
+    path = config.trace_path()
+    if path is None:
+        return None, None
+    wanted = "burstgpt" if config.workload.use_burst_trace else config.workload.trace_format
+    trace = open_trace(str(path), wanted, skip_bad_rows=config.workload.skip_bad_rows)
+    with _bar(config, desc="reading trace", unit=" rows") as bar:
+        found = survey(trace, progress=lambda rows: _to(bar, rows))
+    require_usable(trace, found)
+    return trace, found
+
+
+def _output(config: Config) -> Path:
+    if config.output.output is not None:
+        return Path(config.output.output)
+    return Path(f"benchmark_results_{datetime.now():%Y%m%d_%H%M%S}.json")
+
+
+# --- running ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Caught:
+    """The signal that ended the run, if one did."""
+
+    stop: threading.Event
+    number: int | None = None
+
+    @property
+    def name(self) -> str | None:
+        return None if self.number is None else signal.Signals(self.number).name
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[Caught]:
+    """SIGINT and SIGTERM end the run with a result; a second one changes nothing."""
+    caught = Caught(threading.Event())
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        caught.number = caught.number or number
+        caught.stop.set()
+
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield caught
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+class _Watchers:
+    """Who is told of each request and operation: the files that were asked for."""
+
+    def __init__(self, config: Config, run_directory: RunDirectory | None) -> None:
+        self._requests: LineWriter | None = None
+        self._transfers: LineWriter | None = None
+        self._dump: LineWriter | None = None
+        if run_directory is not None and config.output.records:
+            self._requests = LineWriter(run_directory.path / "requests.jsonl")
+            self._transfers = LineWriter(run_directory.path / "transfers.jsonl")
+        if config.output.latency_dump is not None:
+            self._dump = LineWriter(Path(config.output.latency_dump))
+
+    def on_record(self, record: RequestRecord) -> None:
+        if self._requests is not None:
+            self._requests.add(record)
+        if self._dump is not None and (row := dump_row(record)) is not None:
+            self._dump.add(row)
+
+    def on_op(self, done: OpDone) -> None:
+        if self._transfers is not None:
+            self._transfers.add(done)
+
+    def close(self) -> tuple[str, ...]:
+        """Complete the files; what could not be written."""
+        writers = (self._requests, self._transfers, self._dump)
+        closed = [writer.close() for writer in writers if writer is not None]
+        return tuple(f"records are incomplete: {error}" for error in closed if error is not None)
+
+
+def _run(job: Job, caught: Caught) -> int:
+    results = job.config.output.results_dir
+    run_directory = None if results is None else RunDirectory(Path(results), job.seed)
+    environment = capture(job.directory)
+    if run_directory is not None:
+        run_directory.begin(print_config(job.config), environment)
+    watchers = _Watchers(job.config, run_directory)
+    if job.config.run.virtual_time:
+        outcome = _simulated(job, watchers)
+        return _conclude(job, caught, watchers, outcome, run_directory, environment)
+    with RealRun(
+        job.config,
+        job.load,
+        job.specs,
+        job.seed,
+        stop=caught.stop,
+        on_record=watchers.on_record,
+        on_op=watchers.on_op,
+    ) as run:
+        with _Progress(job.config) as progress:
+            outcome = run.execute(progress.tick)
+        return _conclude(job, caught, watchers, outcome, run_directory, environment)
+
+
+def _simulated(job: Job, watchers: _Watchers) -> RunOutcome:
+    with _bar(job.config, desc="virtual time", unit=" requests") as bar:
+        return simulate(
+            job.config,
+            job.load,
+            job.specs,
+            job.seed,
+            progress=lambda requests: _to(bar, requests),
+            on_record=watchers.on_record,
+            on_op=watchers.on_op,
+        )
+
+
+def _conclude(
+    job: Job,
+    caught: Caught,
+    watchers: _Watchers,
+    outcome: RunOutcome,
+    run_directory: RunDirectory | None,
+    environment: dict[str, Any],
+) -> int:
+    """Write what there is, tell it, and choose the exit code."""
+    outcome = replace(outcome, interrupted=caught.name, warnings=(*job.warnings, *watchers.close()))
+    document = build_result(job.config, job.model, outcome, environment)
+    write_result(job.output, document)
+    if run_directory is not None:
+        run_directory.end(document)
+    print(summary_text(document, str(job.output)))
+    if outcome.death is not None:
+        return EXIT_BROKEN
+    return 0 if caught.number is None else _SIGNALS[signal.Signals(caught.number)]
+
+
+# --- for whoever watches ---------------------------------------------------------------------
+
+
+def _bar(config: Config, **options: Any) -> "tqdm[Any]":
+    quiet = not (config.output.progress and sys.stderr.isatty())
+    return tqdm(disable=quiet, leave=False, dynamic_ncols=True, **options)
+
+
+def _to(bar: "tqdm[Any]", done: int) -> None:
+    bar.update(done - bar.n)
+
+
+class _Progress:
+    """One line on stderr: the phase, how far it is, and what storage does right now."""
+
+    def __init__(self, config: Config) -> None:
+        self._window_s = config.window_s()
+        self._requests = config.run.max_requests or None
+        self._bar = _bar(config, bar_format="{desc} {bar} {postfix}", total=1.0)
+        self._last = (0, 0, 0.0)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def tick(self, run: RealRun) -> None:
+        if self._bar.disable:
+            return
+        flows = Flows(run.recorder.flows.copy())
+        read = total_bytes(flows.measured(None, OpKind.READ))
+        written = total_bytes(flows.measured(None, OpKind.WRITE))
+        at_s = run.elapsed_s
+        before_read, before_written, before_s = self._last
+        if at_s - before_s >= 1:
+            self._last = (read, written, at_s)
+        span_s = max(at_s - before_s, 1e-9)
+        self._bar.n = self._share(run)
+        self._bar.set_description_str(f"{run.phase:<8}", refresh=False)
+        self._bar.set_postfix_str(
+            f"{at_s:5.1f} s  {run.recorder.all.completed} done  {run.intake.in_flight} running  "
+            f"{run.intake.queued} queued  read {(read - before_read) / span_s / GIB:.2f} "
+            f"write {(written - before_written) / span_s / GIB:.2f} GiB/s",
+            refresh=True,
+        )
+
+    def _share(self, run: RealRun) -> float:
+        shares = [0.0]
+        if self._window_s is not None:
+            shares.append(run.elapsed_s / self._window_s)
+        if self._requests is not None:
+            shares.append((run.intake.submitted - run.intake.in_flight) / self._requests)
+        return min(1.0, max(shares))

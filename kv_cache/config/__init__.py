@@ -1,0 +1,10 @@
+"""The configuration of a run: one frozen tree of sections, read strictly and printed back.
+
+`schema` is the layer under it, `sections` and `root` hold the options, `load` reads files.
+"""
+
+from kv_cache.config.load import data_file, load_config
+from kv_cache.config.root import Config
+from kv_cache.config.schema import describe, print_config, to_mapping
+
+__all__ = ["Config", "data_file", "describe", "load_config", "print_config", "to_mapping"]

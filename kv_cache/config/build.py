@@ -1,0 +1,206 @@
+"""From names and numbers to objects: the parts that both drivers are made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kv_cache.cache.manager import CacheManager, TierSpec
+from kv_cache.config.root import Config
+from kv_cache.core.block import Block
+from kv_cache.core.kinds import RunMode, Tier
+from kv_cache.core.model import ModelShape
+from kv_cache.core.seed import Seed
+from kv_cache.core.signals import Signals
+from kv_cache.core.units import gib_to_bytes, s_to_ns
+from kv_cache.lifecycle import World
+from kv_cache.metrics.outcome import TierFacts
+from kv_cache.policy.eviction import EVICTION
+from kv_cache.schedule.admission import Gate
+from kv_cache.schedule.intake import Intake
+from kv_cache.workload.formats.opening import Survey, Trace
+from kv_cache.workload.paced import Pace, Paced
+from kv_cache.workload.prepopulated import (
+    OBJECTS_PER_USER,
+    Prepopulated,
+    objects_to_populate,
+)
+from kv_cache.workload.qos import QosMix
+from kv_cache.workload.replay import ReplayConfig, TraceReplay
+from kv_cache.workload.sizing import Geometry
+from kv_cache.workload.source import Source
+from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Who asks, and the objects to store before anybody does (decode-only)."""
+
+    source: Source
+    geometry: Geometry
+    populate: tuple[tuple[Block, ...], ...] = ()
+
+
+def build_load(
+    config: Config,
+    model: ModelShape,
+    seed: Seed,
+    trace: Trace | None,
+    found: Survey | None,
+    capacity_bytes: int | None,
+) -> Load:
+    """The source of requests. `found` is the survey of `trace`; `capacity_bytes` of all tiers."""
+    own = found.block_tokens if found is not None else 0
+    geometry = Geometry(
+        model=model,
+        tensor_parallel=config.tiers.tensor_parallel,
+        block_tokens=config.resolved_block_tokens(own),
+    )
+    source: Source
+    if trace is not None and found is not None:
+        source = _replay(config, geometry, seed, trace, found)
+    else:
+        source = _users(config, geometry, seed)
+    if config.arrival.request_rate > 0:
+        pace = Pace(
+            rate=config.arrival.request_rate,
+            process=config.arrival.process,
+            cv=config.arrival.cv,
+        )
+        source = Paced(source, pace, seed)
+    if config.mode is not RunMode.DECODE_ONLY:
+        return Load(source=source, geometry=geometry)
+    users = config.run.num_users
+    objects = objects_to_populate(geometry, users, capacity_bytes)
+    wanted = users * OBJECTS_PER_USER
+    swapped = Prepopulated(source, objects, seed.child("prepopulated"), wanted)
+    return Load(source=swapped, geometry=geometry, populate=objects)
+
+
+def build_intake(config: Config, source: Source) -> Intake:
+    return Intake(
+        source,
+        queue_limit=config.schedule.queue_limit,
+        ageing_ns=s_to_ns(config.schedule.ageing_s),
+        max_requests=config.run.max_requests,
+    )
+
+
+def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -> World:
+    cache = CacheManager(specs, EVICTION[config.tiers.eviction], config.cache_rules(), signals)
+    return World(
+        cache=cache,
+        semantics=config.lifecycle_semantics(synthetic=not config.replays),
+        mode=config.mode,
+        stores=Gate(
+            0,
+            signals,
+            slots=config.schedule.max_concurrent_allocs,
+            max_bytes=gib_to_bytes(config.schedule.max_inflight_gib),
+        ),
+        behind=Gate(1, signals, slots=config.semantics.write_behind_queue),
+    )
+
+
+def tier_specs(config: Config, storage_bytes: int | None) -> tuple[TierSpec, ...]:
+    """The waterfall: a tier of 0 bytes is left out; storage is always there."""
+    gpu = gib_to_bytes(config.tiers.gpu_mem_gib) * config.tiers.num_gpus
+    cpu = gib_to_bytes(config.tiers.cpu_mem_gib)
+    upper = [(Tier.GPU, gpu), (Tier.CPU, cpu)]
+    specs = [TierSpec(tier=t, capacity_bytes=n) for t, n in upper if n]
+    return (*specs, TierSpec(tier=Tier.NVME, capacity_bytes=storage_bytes))
+
+
+def total_capacity(specs: tuple[TierSpec, ...]) -> int | None:
+    sizes = [spec.capacity_bytes for spec in specs]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def workers(config: Config) -> int:
+    """How many requests are served at once: one a user, up to a limit (the reference's 500)."""
+    return min(config.run.num_users, config.schedule.max_workers)
+
+
+def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[TierFacts, ...]:
+    """The tiers at the end of a run; `stores` says what stood behind each."""
+    cache = world.cache
+    return tuple(
+        TierFacts(
+            tier=spec.tier,
+            capacity_bytes=spec.capacity_bytes,
+            used_bytes=ledger.used,
+            peak_bytes=ledger.peak,
+            stranded_bytes=ledger.stranded,
+            entries=cache.entries(spec.tier),
+            store=stores[spec.tier],
+        )
+        for spec, ledger in zip(cache.specs, cache.ledgers, strict=True)
+    )
+
+
+def _qos(config: Config) -> QosMix:
+    profiles = config.qos_profiles
+    return QosMix(
+        interactive=config.qos_distribution.interactive_probability,
+        responsive_below=config.qos_distribution.responsive_threshold,
+        priorities=(
+            profiles.interactive.priority,
+            profiles.responsive.priority,
+            profiles.batch.priority,
+        ),
+    )
+
+
+def _users(config: Config, geometry: Geometry, seed: Seed) -> SyntheticUsers:
+    templates = config.user_templates
+    personas = (
+        ("chatbot", templates.chatbot),
+        ("coding", templates.coding),
+        ("document", templates.document),
+    )
+    prompts = tuple(config.prefix_cache.prompt_tokens) if config.workload.prefix_caching else ()
+    users = UsersConfig(
+        num_users=config.run.num_users,
+        personas=tuple(
+            Persona(
+                name=name,
+                context_range=template.context_range,
+                generation_range=template.generation_range,
+                think_time_range=template.think_time_range,
+            )
+            for name, template in personas
+        ),
+        qos=_qos(config),
+        geometry=geometry,
+        closed=config.arrival.mode == "closed",
+        thinks=config.arrival.request_rate == 0,
+        multi_turn=config.workload.multi_turn,
+        max_conversations=config.conversation.max_conversations,
+        max_turns=config.conversation.max_turns_per_conv,
+        end_probability=config.conversation.end_conversation_probability,
+        prompt_probability=config.prefix_cache.system_prompt_hit_probability,
+        prompt_tokens=prompts,
+    )
+    return SyntheticUsers(users, seed.child("users"), config.run.max_requests)
+
+
+def _replay(
+    config: Config, geometry: Geometry, seed: Seed, trace: Trace, found: Survey
+) -> TraceReplay:
+    replay = ReplayConfig(
+        geometry=geometry,
+        qos=_qos(config),
+        trace_block_tokens=found.block_tokens,
+        speedup=config.workload.trace_speedup,
+        cycles=config.workload.replay_cycles,
+    )
+    facts = {
+        "files": [str(path) for path in trace.files],
+        "format": trace.format_name,
+        "sha256": found.sha256,
+        "rows": found.rows,
+        "skipped_bad_rows": found.bad_rows,
+        "dropped_failed_rows": found.failed_rows,
+        "backward_rows": found.backward_rows,
+        "trace_block_tokens": found.block_tokens,
+    }
+    return TraceReplay(trace.rows, replay, seed.child("trace"), facts)

@@ -1,0 +1,178 @@
+"""Configuration from files: strict YAML, the shipped configurations and datasets, model files.
+
+YAML is read safely; a key that stands twice is an error, because YAML would silently keep the last.
+Every failure is a `ConfigError` with the file and, where there is one, the line.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from kv_cache.config.root import Config
+from kv_cache.config.schema import from_mapping, overlay, show
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.model import ModelShape, model_from_hf
+
+Kind = Literal["configs", "datasets"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """The checked configuration of a file, or of the name of a shipped one (`quick`), or of the
+    defaults (None), with `overrides` by dotted path (`{"run.num_users": 5}`) put over it.
+
+    Raises ConfigError.
+    """
+    config = Config()
+    if path is not None:
+        config = from_mapping(Config, read_yaml(find_config(path)), str(path))
+    config = overlay(config, _nested(overrides or {}))
+    config.check()
+    return config
+
+
+def find_config(path: Path) -> Path:
+    """A file as it is, else the shipped configuration of that name. Raises ConfigError."""
+    if os.path.exists(path):
+        return path
+    name = path.name if path.suffix else f"{path.name}.yaml"
+    if path.parent in (Path(), Path("configs")) and (found := _find("configs", name)):
+        return found
+    known = {p.stem for p in _folder("configs").glob("*.yaml")}
+    raise ConfigError(
+        f"there is no configuration file {show(str(path))}, nor a shipped one of that name."
+        f"{did_you_mean(path.stem, known)}"
+    )
+
+
+def data_file(kind: Kind, name: str) -> Path:
+    """A shipped file of `configs` or `datasets`, in the wheel or the checkout. Raises ConfigError.
+
+    `name` may have folders in it, but leads nowhere else.
+    """
+    found = _find(kind, name)
+    if found is None:
+        known = {p.name for p in _folder(kind).glob("*") if not p.name.startswith(".")}
+        raise ConfigError(f"no {show(name)} among the shipped {kind}.{did_you_mean(name, known)}")
+    return found
+
+
+def shipped(kind: Kind, text: str) -> Path:
+    """`text` as a path; where it says `datasets/...` and is not there, the shipped file."""
+    path = Path(text)
+    if path.parts[:1] == (kind,) and not os.path.exists(path):
+        return _find(kind, str(Path(*path.parts[1:]))) or path
+    return path
+
+
+def read_model(path: Path) -> ModelShape:
+    """The geometry in a Hugging Face config.json, or in the one of a directory."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(_text(file))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"model {show(str(file))} is not JSON ({error}); give a Hugging Face config.json"
+        ) from None
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"model {show(str(file))} holds no JSON object; give a Hugging Face config.json"
+        )
+    return model_from_hf(config, str(file))
+
+
+def read_yaml(path: Path) -> object:
+    """The plain values of one YAML document; None for an empty file. Raises ConfigError."""
+    text = _text(path)
+    try:
+        return yaml.load(text, _StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: {_problem(error)}") from None
+    except yaml.reader.ReaderError as error:
+        line = str(text.count("\n", 0, error.position) + 1)
+        raise ConfigError(
+            f"{path}, line {line}: a character that text never has; give a YAML file"
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep; a configuration has few levels") from None
+    except ValueError as error:  # an impossible date, a number of thousands of digits
+        raise ConfigError(f"{path}: a value cannot be read ({error}); put it in quotes") from None
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or error.context or "not YAML"
+    if "\\t" in problem:
+        return "a tab where YAML wants spaces; indent with spaces"
+    return problem
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not text: byte {error.start} is not UTF-8; give a text file"
+        ) from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{path} cannot be read: {reason}; give a readable file") from None
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key that stands twice, and reads `1e3` as the number it is."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here and not when values are made: by then merge keys (<<) have been expanded.
+        node = super().compose_mapping_node(anchor)
+        seen: dict[tuple[str, object], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE_TAG:
+                continue
+            if (first := seen.get((key.tag, key.value))) is not None:
+                problem = f"the key {show(key.value)} stands twice, first in line {first}; keep one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen[key.tag, key.value] = key.start_mark.line + 1
+        return node
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"run.seed": 5}` to `{"run": {"seed": 5}}`."""
+    tree: dict[str, Any] = {}
+    for path, value in dotted.items():
+        *parents, last = path.split(".")
+        branch = tree
+        for name in parents:
+            branch = branch.setdefault(name, {})
+        branch[last] = value
+    return tree
+
+
+def _folder(kind: Kind) -> Path:
+    """In a wheel the data is inside the package, in a checkout it lies beside it."""
+    inside = _PACKAGE / "_data" / kind
+    return inside if inside.is_dir() else _PACKAGE.parent / kind
+
+
+def _find(kind: Kind, name: str) -> Path | None:
+    folder = _folder(kind).resolve()
+    try:
+        path = (folder / name).resolve()
+    except (OSError, ValueError):  # no such name can be: too long, or with a NUL in it
+        return None
+    return path if path.is_relative_to(folder) and os.path.exists(path) else None

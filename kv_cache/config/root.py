@@ -1,0 +1,348 @@
+"""The whole configuration of a run, and what follows from it.
+
+`Config` holds what the user said (None = not said). Its methods answer what the run does: they
+resolve the semantics' preset, the window, the model. `check` refuses what contradicts itself,
+`warnings` names what is allowed but has no effect or may surprise.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kv_cache.cache.manager import CacheRules
+from kv_cache.config import sections as s
+from kv_cache.config.schema import Option, describe, opt, show
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.kinds import RunMode
+from kv_cache.core.model import MODELS, ModelShape
+from kv_cache.core.units import NS_PER_MS, s_to_ns
+from kv_cache.lifecycle import Semantics
+
+DEFAULT_DURATION_S = 60.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """What `semantics` and `io.fsync` are where the user left them open."""
+
+    reuse: str
+    decode_rereads: bool
+    promote: bool
+    write_behind: bool
+    fsync: bool
+    gpu_in_place: bool
+    prefill_only_from_tokens: int  # for synthetic users; a trace says itself what it generates
+    block_tokens: int
+
+
+PRESETS: Mapping[str, Preset] = {
+    "mlperf": Preset(
+        reuse="each",
+        decode_rereads=True,
+        promote=False,
+        write_behind=False,
+        fsync=True,
+        gpu_in_place=False,
+        prefill_only_from_tokens=10_000,
+        block_tokens=0,
+    ),
+    "serving": Preset(
+        reuse="prefix",
+        decode_rereads=False,
+        promote=True,
+        write_behind=True,
+        fsync=False,
+        gpu_in_place=True,
+        prefill_only_from_tokens=0,
+        block_tokens=256,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The root; its fields are the top-level keys of a configuration file."""
+
+    run: s.RunConfig = field(default_factory=s.RunConfig)
+    tiers: s.TiersConfig = field(default_factory=s.TiersConfig)
+    io: s.IoConfig = field(default_factory=s.IoConfig)
+    semantics: s.SemanticsConfig = field(default_factory=s.SemanticsConfig)
+    schedule: s.ScheduleConfig = field(default_factory=s.ScheduleConfig)
+    arrival: s.ArrivalConfig = field(default_factory=s.ArrivalConfig)
+    workload: s.WorkloadConfig = field(default_factory=s.WorkloadConfig)
+    output: s.OutputConfig = field(default_factory=s.OutputConfig)
+    sim: s.SimConfig = field(default_factory=s.SimConfig)
+    user_templates: s.UserTemplates = field(default_factory=s.UserTemplates)
+    generation_timing: s.GenerationTiming = field(default_factory=s.GenerationTiming)
+    qos_profiles: s.QosProfiles = field(default_factory=s.QosProfiles)
+    qos_distribution: s.QosDistribution = field(default_factory=s.QosDistribution)
+    eviction: s.EvictionConfig = field(default_factory=s.EvictionConfig)
+    gpu_backend: s.GpuBackend = field(default_factory=s.GpuBackend)
+    prefix_cache: s.PrefixCache = field(default_factory=s.PrefixCache)
+    rag: s.Rag = field(default_factory=s.Rag)
+    conversation: s.Conversation = field(default_factory=s.Conversation)
+    autoscaler: s.Autoscaler = field(default_factory=s.Autoscaler)
+    decode: s.Decode = field(default_factory=s.Decode)
+    sharegpt: s.ShareGpt = field(default_factory=s.ShareGpt)
+    saturation_detection: s.SaturationDetection = field(default_factory=s.SaturationDetection)
+    validation_limits: s.ValidationLimits = field(default_factory=s.ValidationLimits)
+    model_configs: Mapping[str, s.ModelOverride] = opt(
+        {}, "Models by name: fields put over the built-in model of that name, or a new model"
+    )
+    cpcs: Mapping[str, Any] = opt(
+        {}, "Computational storage, accepted for the reference's files; only mode off is possible"
+    )
+
+    # --- what the run does -----------------------------------------------------------------
+
+    @property
+    def preset(self) -> Preset:
+        return PRESETS[self.semantics.preset]
+
+    @property
+    def mode(self) -> RunMode:
+        return RunMode(self.run.mode)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a trace is replayed; otherwise the users are synthetic."""
+        return self.workload.trace is not None or self.workload.use_burst_trace
+
+    def window_s(self) -> float | None:
+        """Length of the measured window in seconds; None = bounded by requests or cycles alone."""
+        bounded = self.run.max_requests > 0 or self.workload.replay_cycles > 0
+        if self.run.duration_s is None and not bounded:
+            return DEFAULT_DURATION_S
+        return self.run.duration_s
+
+    def trace_path(self) -> Path | None:
+        """The trace to replay: as given, or the shipped one where `datasets/...` is not in the
+        working directory. It may not exist; for BurstGPT it may be a directory or a pattern."""
+        from kv_cache.config.load import shipped  # here, because `load` builds a Config
+
+        work = self.workload
+        trace = work.burst_trace_path if work.use_burst_trace else work.trace
+        return None if trace is None else shipped("datasets", trace)
+
+    def model_shape(self) -> ModelShape:
+        """The model of run.model: a key of model_configs, a built-in, or a path to a Hugging Face
+        config.json or a directory with one. Raises ConfigError."""
+        from kv_cache.config.load import read_model
+
+        name = self.run.model
+        if name in MODELS or name in self.model_configs:
+            shape = _merged(name, self.model_configs.get(name, s.ModelOverride()))
+        elif os.path.exists(name):
+            shape = read_model(Path(name))
+        else:
+            raise ConfigError(
+                f"run.model (--model) is {show(name)}, which is neither a model nor a path."
+                f"{did_you_mean(name, {*MODELS, *self.model_configs})}"
+            )
+        if shape.bytes_per_token < 1:
+            raise ConfigError(
+                f"model {show(name)} has 0 bytes of KV state a token; check its hidden_dim, "
+                "num_heads and kv_dim_per_head"
+            )
+        return shape
+
+    def lifecycle_semantics(self, *, synthetic: bool) -> Semantics:
+        """What a request does. `synthetic`: the users are made up, not replayed from a trace."""
+        given, preset = self.semantics, self.preset
+        prefill_only = preset.prefill_only_from_tokens if synthetic else 0
+        timing: float = getattr(self.generation_timing, self.run.generation_mode)
+        return Semantics(
+            reuse_prefix=(given.reuse or preset.reuse) == "prefix",
+            decode_rereads=_or(given.decode_rereads, preset.decode_rereads),
+            decode_batch_tokens=self.decode.batch_size,
+            promote=_or(given.promote, preset.promote),
+            write_behind=_or(given.write_behind, preset.write_behind),
+            write_behind_drop=given.write_behind_full == "drop",
+            gpu_in_place=_or(given.gpu_in_place, preset.gpu_in_place),
+            prefill_only_from_tokens=_or(given.prefill_only_from_tokens, prefill_only),
+            prefill_ns_per_token=round(given.prefill_ms_per_token * NS_PER_MS),
+            decode_ns_per_token=s_to_ns(timing),
+            batch_blocks=given.batch_blocks,
+        )
+
+    def resolved_block_tokens(self, trace_block_tokens: int = 0) -> int:
+        """Tokens in a block, 0 = one object a turn. `trace_block_tokens`: the trace's, 0 = none."""
+        return _or(self.semantics.block_tokens, trace_block_tokens or self.preset.block_tokens)
+
+    def fsync(self) -> bool:
+        """Whether a write to storage ends only when the device has it."""
+        return _or(self.io.fsync, self.preset.fsync)
+
+    def cache_rules(self) -> CacheRules:
+        return CacheRules(
+            target_usage_ratio=self.eviction.target_usage_ratio,
+            large_entry_limit_ratio=self.eviction.large_entry_limit_ratio,
+            max_evictions_hard_cap=self.eviction.max_evictions_hard_cap,
+            max_evictions_min=self.eviction.max_evictions_min,
+        )
+
+    # --- rules between options -------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise ConfigError for the first rule that the options break together."""
+        _check_not_yet(self)
+        _check_cpcs(self.cpcs)
+        _check_limits(self)
+        _check_tiers(self)
+        _check_arrival(self)
+        _check_trace(self)
+        _check_qos(self)
+
+    def warnings(self) -> list[str]:
+        """One sentence for each thing that is allowed but may surprise."""
+        return list(_warnings(self))
+
+
+def value_at(config: Config, path: str) -> Any:
+    """The value of an option by its dotted path."""
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@cache
+def options() -> Mapping[str, Option]:
+    """All options by their dotted path."""
+    return {option.path: option for option in describe(Config)}
+
+
+def _or(given: T | None, default: T) -> T:
+    return default if given is None else given
+
+
+def _merged(name: str, override: s.ModelOverride) -> ModelShape:
+    """The override's fields over the built-in of that name, or over the general defaults."""
+    base = MODELS.get(name) or ModelShape(name=name, source="model_configs")
+    given = {f.name: getattr(override, f.name) for f in fields(override)}
+    changed = {k: v for k, v in given.items() if v is not None and v != getattr(base, k)}
+    if changed.keys() - {"name"} and name in MODELS:
+        changed["source"] = f"{base.source}, changed by model_configs"
+    return replace(base, **changed)
+
+
+def _say(config: Config, path: str) -> str:
+    """`run.num_users (--num-users) is 5`."""
+    flag = options()[path].flag
+    return f"{path}{f' ({flag})' if flag else ''} is {show(value_at(config, path))}"
+
+
+def _check_not_yet(config: Config) -> None:
+    for path, option in options().items():
+        for prefix, reason in s.NOT_YET.items():
+            inside = path == prefix or path.startswith(f"{prefix}.")
+            if inside and value_at(config, path) != option.default:
+                raise ConfigError(
+                    f"{_say(config, path)}: {reason}; leave it at {show(option.default)}"
+                )
+
+
+def _check_cpcs(cpcs: Mapping[str, Any]) -> None:
+    """The reference's fork writes this section into its own file and never reads it."""
+    off: tuple[object, ...] = ("off", False, None)  # YAML reads a bare `off` as false
+    idle = {"mode": off, "cpcs_mode": off, "enabled": off, "backend": ("file", None)}
+    idle["nvme_backend"] = idle["backend"]
+    for key, allowed in idle.items():
+        if key in cpcs and cpcs[key] not in allowed:
+            raise ConfigError(
+                f"cpcs.{key} is {show(cpcs[key])}: computational storage is not in this version; "
+                f"set it to {allowed[0]}, or leave the section out"
+            )
+
+
+def _check_limits(config: Config) -> None:
+    limits = {
+        "run.num_users": "validation_limits.max_users",
+        "run.duration_s": "validation_limits.max_duration_seconds",
+        "tiers.gpu_mem_gib": "validation_limits.max_gpu_memory_gb",
+        "tiers.cpu_mem_gib": "validation_limits.max_cpu_memory_gb",
+    }
+    for path, limit in limits.items():
+        value, most = value_at(config, path), value_at(config, limit)
+        if value is not None and value > most:
+            raise ConfigError(
+                f"{_say(config, path)}, above {limit} of {show(most)}; lower the first or raise "
+                "the second"
+            )
+
+
+def _check_tiers(config: Config) -> None:
+    if config.tiers.tensor_parallel > config.tiers.num_gpus:
+        raise ConfigError(
+            f"{_say(config, 'tiers.tensor_parallel')}, more than the cards: raise "
+            f"tiers.num_gpus (--num-gpus) from {config.tiers.num_gpus}, or lower it"
+        )
+
+
+def _check_arrival(config: Config) -> None:
+    arrival = config.arrival
+    if arrival.mode == "closed" and arrival.request_rate > 0:
+        raise ConfigError(
+            f"{_say(config, 'arrival.request_rate')}, but closed users wait for their answers and "
+            "keep no rate; set arrival.mode to open (--arrival fixed, poisson or gamma), or "
+            "leave the rate at 0"
+        )
+    if arrival.process != "fixed" and arrival.request_rate == 0:
+        raise ConfigError(
+            f"{_say(config, 'arrival.process')}, which needs a rate; set arrival.request_rate "
+            "(--request-rate) above 0"
+        )
+
+
+def _check_trace(config: Config) -> None:
+    work = config.workload
+    if work.trace is not None and work.use_burst_trace:
+        raise ConfigError(
+            f"{_say(config, 'workload.trace')} and workload.use_burst_trace (--use-burst-trace) "
+            "is true: a run replays one trace; leave one of them out"
+        )
+    if work.replay_cycles > 0 and not config.replays:
+        raise ConfigError(
+            f"{_say(config, 'workload.replay_cycles')}, but only a trace has cycles; give one "
+            "with workload.trace (--trace), or bound the run with --max-requests"
+        )
+
+
+def _check_qos(config: Config) -> None:
+    shares = config.qos_distribution
+    if shares.interactive_probability > shares.responsive_threshold:
+        raise ConfigError(
+            f"{_say(config, 'qos_distribution.interactive_probability')}, above "
+            f"responsive_threshold of {show(shares.responsive_threshold)}; the thresholds are "
+            "cumulative, so raise the second or lower the first"
+        )
+    for name in ("interactive", "responsive", "batch"):
+        paths = [
+            f"qos_profiles.{name}.target_latency_{p}_ms" for p in ("p95", "p99", "p999", "p9999")
+        ]
+        for lower, upper in pairwise(paths):
+            if value_at(config, lower) > value_at(config, upper):
+                raise ConfigError(
+                    f"{_say(config, lower)}, above {upper} of {show(value_at(config, upper))}; a "
+                    "higher percentile cannot have a shorter target"
+                )
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    ranks, work = config.tiers.tensor_parallel, config.workload
+    if ranks & (ranks - 1):
+        yield f"{_say(config, 'tiers.tensor_parallel')}, not a power of two: models rarely split so"
+    if not config.replays:
+        for path in ("trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format"):
+            if getattr(work, path) != options()[f"workload.{path}"].default:
+                yield f"{_say(config, f'workload.{path}')}: no effect, as no trace is replayed"
+    elif work.use_burst_trace and work.trace_format != "auto":
+        yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
+    if config.arrival.process != "gamma" and config.arrival.cv != options()["arrival.cv"].default:
+        yield f"{_say(config, 'arrival.cv')}: no effect, as arrival.process is not gamma"

@@ -1,0 +1,398 @@
+"""The declarative layer under the configuration: dataclasses whose fields explain themselves.
+
+An option is a dataclass field made by `opt`; a section is a frozen dataclass of options and of
+sections, each with a default.
+`from_mapping` reads plain values strictly, `describe` lists the options, `print_config` writes YAML
+that reads back equal. This module knows nothing of any particular option.
+
+It must never guess: a key it does not know, a value of the wrong type or out of bounds is a
+`ConfigError` of one sentence that names the place, the rule and a way out.
+"""
+
+import dataclasses
+import math
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from kv_cache.core.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+_NOUNS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+}
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What one option accepts, and the words that explain it. Bounds hold for each element."""
+
+    help: str
+    unit: str | None = None
+    low: float | None = None
+    above: float | None = None  # an exclusive lower bound
+    high: float | None = None
+    choices: tuple[Any, ...] | None = None
+    flag: str | None = None
+    metavar: str | None = None
+
+    @property
+    def bounds(self) -> str:
+        """`1 to 100000`, `above 0, at most 86400`, `one of lru, fifo`; empty without bounds."""
+        if self.choices is not None:
+            return f"one of {', '.join(str(c) for c in self.choices)}"
+        if self.low is not None and self.high is not None:
+            return f"{_number(self.low)} to {_number(self.high)}"
+        parts = []
+        if self.low is not None:
+            parts.append(f"at least {_number(self.low)}")
+        if self.above is not None:
+            parts.append(f"above {_number(self.above)}")
+        if self.high is not None:
+            parts.append(f"at most {_number(self.high)}")
+        return ", ".join(parts)
+
+    def allows(self, value: Any) -> bool:
+        if self.choices is not None:
+            return value in self.choices
+        return (
+            (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a configuration: where it stands, its default and its rule."""
+
+    path: str
+    hint: Any
+    default: Any
+    rule: Rule
+
+    @property
+    def help(self) -> str:
+        return self.rule.help
+
+    @property
+    def unit(self) -> str | None:
+        return self.rule.unit
+
+    @property
+    def bounds(self) -> str:
+        return self.rule.bounds
+
+    @property
+    def flag(self) -> str | None:
+        return self.rule.flag
+
+    @property
+    def kind(self) -> Any:
+        """The type without its `| None`."""
+        return _without_none(self.hint)[0]
+
+    @property
+    def optional(self) -> bool:
+        return _without_none(self.hint)[1]
+
+
+def opt(
+    default: Any,
+    help: str,
+    *,
+    unit: str | None = None,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    flag: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field for one option; `help` is one line without the bounds and the unit."""
+    rule = Rule(
+        help=help, unit=unit, low=low, above=above, high=high, choices=choices, flag=flag,
+        metavar=metavar,
+    )  # fmt: skip
+    if isinstance(default, Mapping):
+        table = dict(default)
+        return dataclasses.field(default_factory=lambda: dict(table), metadata={"rule": rule})
+    return dataclasses.field(default=default, metadata={"rule": rule})
+
+
+# --- reading -------------------------------------------------------------------------------
+
+
+def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
+    """A `cls` from plain values; what is missing takes its default. `where` names the file.
+
+    Raises ConfigError.
+    """
+    return overlay(cls(), mapping, where)
+
+
+def overlay(base: T, mapping: object, where: str = "") -> T:
+    """`base` with the values of `mapping` put over it, at any depth. Raises ConfigError."""
+    return _section(base, mapping, _At(where, ""))
+
+
+def read_text(option: Option, text: str, name: str) -> Any:
+    """The value of a scalar option from a word of the command line, where it is called `name`."""
+    at = _At("", name)
+    raw: object = text
+    if option.kind is int or option.kind is float:
+        try:
+            raw = option.kind(text)
+        except ValueError:
+            raise at.error(
+                f"is {show(text)}; it must be {_wanted(option.kind, option.rule)}"
+            ) from None
+    return _value(option.hint, option.rule, option.default, raw, at)
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A place in a configuration, for messages."""
+
+    where: str
+    path: str
+
+    def key(self, key: object) -> "_At":
+        plain = isinstance(key, str) and key.isprintable() and 0 < len(key) <= 60
+        word = str(key) if plain else show(key)
+        return _At(self.where, f"{self.path}.{word}" if self.path else word)
+
+    def error(self, text: str) -> ConfigError:
+        prefix = f"{self.where}: " if self.where else ""
+        return ConfigError(f"{prefix}{self.path or 'the top level'} {text}")
+
+
+def _section(base: T, raw: object, at: _At) -> T:
+    if raw is None:  # a section in YAML whose keys are all commented out
+        return base
+    hints = _hints(type(base))
+    rules = _rules(type(base))
+    given = {}
+    for key, value in _mapping(raw, at).items():
+        if key not in hints:
+            word = key if isinstance(key, str) else show(key)
+            raise at.key(key).error(f"is not a known key.{did_you_mean(word, hints)}")
+        given[key] = _value(hints[key], rules[key], getattr(base, key), value, at.key(key))
+    return dataclasses.replace(base, **given)  # type: ignore[type-var]
+
+
+def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any:
+    if is_dataclass(hint):
+        return _section(base, raw, at)
+    kind, optional = _without_none(hint)
+    if raw is None and optional:
+        return None
+    assert rule is not None, f"{at.path} is neither a section nor made by opt"
+    origin = get_origin(kind)
+    if origin is tuple:
+        return _sequence(get_args(kind), rule, raw, at)
+    if origin is not None:
+        return _table(get_args(kind)[1], base, raw, at)
+    return _scalar(kind, rule, raw, at)
+
+
+def _scalar(kind: type, rule: Rule, raw: object, at: _At) -> Any:
+    value = _typed(kind, rule, raw)
+    if value is None or not rule.allows(value):
+        hint = did_you_mean(raw, rule.choices) if rule.choices and isinstance(raw, str) else ""
+        hint = hint if hint.startswith(" Did") else ""
+        quotes = kind is str and rule.choices is None and isinstance(raw, int | float)
+        text = f"is {show(raw)}; it must be {_wanted(kind, rule)}"
+        raise at.error(text + (" (put it in quotes)" if quotes else "") + (hint and f".{hint}"))
+    return value
+
+
+def _typed(kind: type, rule: Rule, raw: object) -> Any:
+    """`raw` as a `kind`, or None. A bool is no number; a whole number is a fine float."""
+    if kind is str:
+        if raw is False and rule.choices and "off" in rule.choices:
+            return "off"  # YAML reads a bare `off` as false
+        return raw if isinstance(raw, str) and raw and "\0" not in raw else None
+    if kind is bool or isinstance(raw, bool):
+        return raw if kind is bool and isinstance(raw, bool) else None
+    if kind is int:
+        return raw if isinstance(raw, int) else None
+    if not isinstance(raw, int | float):
+        return None
+    try:
+        value = float(raw)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _sequence(kinds: tuple[Any, ...], rule: Rule, raw: object, at: _At) -> tuple[Any, ...]:
+    """`[low, high]` for tuple[X, X], a list that is not empty for tuple[X, ...]."""
+    kind, pair = kinds[0], kinds[-1] is not Ellipsis
+    shape = "a pair [low, high]" if pair else "a list, not empty,"
+    wanted = f"{shape} of {_NOUNS[kind][2:]}s" + (f", {rule.bounds} each" if rule.bounds else "")
+    if not isinstance(raw, list | tuple) or (len(raw) != 2 if pair else not raw):
+        raise at.error(f"is {show(raw)}; it must be {wanted}")
+    values = tuple(_typed(kind, rule, item) for item in raw)
+    for item, value in zip(raw, values, strict=True):
+        if value is None or not rule.allows(value):
+            raise at.error(f"has {show(item)} in it; it must be {wanted}")
+    if pair and values[0] > values[1]:
+        raise at.error(f"is {show(raw)}; the first number must not be above the second")
+    return values
+
+
+def _table(kind: Any, base: Mapping[str, Any], raw: object, at: _At) -> dict[str, Any]:
+    """Mapping[str, Section], or Mapping[str, Any] of plain values that nobody looks at here."""
+    table = dict(base)
+    for key, value in _mapping(raw, at).items():
+        if not isinstance(key, str):
+            raise at.error(f"has the key {show(key)}; keys are text (put it in quotes)")
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            table[key] = _section(table[key] if key in table else kind(), value, at.key(key))
+        elif any(isinstance(v, list | Mapping) for v in _as_list(value)):
+            raise at.key(key).error(f"is {show(value)}; it must be a plain value or a list of them")
+        else:
+            table[key] = value
+    return table
+
+
+def _mapping(raw: object, at: _At) -> Mapping[Any, Any]:
+    if not isinstance(raw, Mapping):
+        raise at.error(f"is {show(raw)}; it must be a mapping of `key: value` lines")
+    return raw
+
+
+def _wanted(kind: type, rule: Rule) -> str:
+    if rule.choices is not None:
+        return rule.bounds
+    noun = _NOUNS[kind] + (" that is not empty" if kind is str else "")
+    return f"{noun}, {rule.bounds}" if rule.bounds else noun
+
+
+# --- writing -------------------------------------------------------------------------------
+
+
+def to_mapping(obj: Any) -> Any:
+    """Plain dicts, lists and scalars of a section, such as YAML and JSON hold."""
+    if is_dataclass(obj):
+        return {f.name: to_mapping(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
+    if isinstance(obj, Mapping):
+        return {key: to_mapping(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [to_mapping(value) for value in obj]
+    return obj
+
+
+def describe(cls: type[Any]) -> Iterator[Option]:
+    """All options of a section, at any depth, in the order in which they are declared."""
+    yield from _describe(cls(), "")
+
+
+def _describe(base: Any, prefix: str) -> Iterator[Option]:
+    hints, rules = _hints(type(base)), _rules(type(base))
+    for name, hint in hints.items():
+        value, rule = getattr(base, name), rules[name]
+        if rule is None:
+            yield from _describe(value, f"{prefix}{name}.")
+        else:
+            yield Option(path=f"{prefix}{name}", hint=hint, default=value, rule=rule)
+
+
+def print_config(config: Any) -> str:
+    """YAML with a comment above each option; it loads back to an equal configuration."""
+    return "\n".join(("# null = not given", *_lines(config, 0))) + "\n"
+
+
+def _lines(obj: Any, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    rules = _rules(type(obj))
+    for name, rule in rules.items():
+        value = getattr(obj, name)
+        if depth == 0:
+            yield ""
+        if rule is None:
+            if depth == 0:
+                yield from _comment(type(value).__doc__ or "", indent)
+            yield f"{indent}{name}:"
+            yield from _lines(value, depth + 1)
+        else:
+            notes = "; ".join(n for n in (rule.unit, rule.bounds, rule.flag) if n)
+            yield from _comment(rule.help + (f" [{notes}]" if notes else ""), indent)
+            yield f"{indent}{name}: {_flow(to_mapping(value))}"
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(
+        " ".join(text.split()),
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=start,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _flow(value: object) -> str:
+    """One line of YAML. PyYAML ends a bare scalar with a document end marker; that goes."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
+    return text.removesuffix("...\n").rstrip("\n")
+
+
+# --- helpers -------------------------------------------------------------------------------
+
+
+def show(value: object) -> str:
+    """A value in a message: short, whatever it holds."""
+    if isinstance(value, Mapping):
+        return "a mapping" if value else "an empty mapping"
+    if value is None:
+        return "empty (null)"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        if len(value) > 4 or any(isinstance(v, list | tuple | Mapping) for v in value):
+            return f"a list of {len(value)}"
+        return f"[{', '.join(show(v) for v in value)}]"
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print whole numbers of more than 4300 digits
+        return "a number with thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [arg for arg in get_args(hint) if arg is not type(None)]
+        assert len(kinds) == 1, f"{hint} is not `X | None`"
+        return kinds[0], True
+    return hint, False
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def _rules(cls: type) -> dict[str, Rule | None]:
+    """The rule of each field; None for a section."""
+    return {f.name: f.metadata.get("rule") for f in dataclasses.fields(cls)}

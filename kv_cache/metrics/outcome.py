@@ -1,0 +1,83 @@
+"""What a run leaves behind for the report, from either driver: plain values and the recorder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_cache.core.kinds import Outcome, Phase, Tier
+from kv_cache.core.units import NS_PER_S
+from kv_cache.metrics.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierFacts:
+    """One tier at the end of the run. `capacity_bytes` None is unlimited."""
+
+    tier: Tier
+    capacity_bytes: int | None
+    used_bytes: int
+    peak_bytes: int
+    stranded_bytes: int
+    entries: int
+    store: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """`kernel` has the deltas of the kernel's counters over the whole run and over the window."""
+
+    driver: str  # "real-io" or "virtual-time"
+    recorder: Recorder
+    submitted: int
+    longest_queue: int
+    tiers: Sequence[TierFacts]
+    dropped_last_copies: int
+    dropped_stores: int
+    lost_bytes: int
+    schedule_sha256: str
+    schedule_requests: int
+    workload: Mapping[str, Any]
+    warnings: Sequence[str] = ()
+    seed: int = 0
+    started_unix_s: float = 0.0
+    interrupted: str | None = None  # the signal's name
+    death: str | None = None  # why a thread of the program died
+    kernel: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def window_ns(self) -> int:
+        """Length of the measured window; 0 where it never began."""
+        edges = self.recorder.edges
+        return max(0, (edges.measure_end_ns or 0) - edges.measure_start_ns)
+
+    @property
+    def window_s(self) -> float:
+        return self.window_ns / NS_PER_S
+
+    def accounting(self) -> dict[str, int]:
+        """Where every submitted request ended: completed + failed + rejected + unfinished.
+
+        What ended after the window closed is unfinished, however it ended; it is told apart.
+        """
+        outcomes = self.recorder.outcomes
+        live = (Phase.WARMUP, Phase.MEASURE)
+
+        def count(outcome: Outcome, phases: Sequence[Phase]) -> int:
+            return sum(outcomes[phase][outcome] for phase in phases)
+
+        drained = count(Outcome.COMPLETED, (Phase.DRAIN,))
+        failed_late = count(Outcome.FAILED, (Phase.DRAIN,))
+        abandoned = count(Outcome.UNFINISHED, tuple(Phase))
+        return {
+            "submitted": self.submitted,
+            "completed": count(Outcome.COMPLETED, live),
+            "failed": count(Outcome.FAILED, live),
+            "rejected": count(Outcome.REJECTED, tuple(Phase)),
+            "unfinished": drained + failed_late + abandoned,
+            "completed_in_warmup": count(Outcome.COMPLETED, (Phase.WARMUP,)),
+            "completed_in_window": count(Outcome.COMPLETED, (Phase.MEASURE,)),
+            "unfinished_completed_in_drain": drained,
+            "unfinished_failed_in_drain": failed_late,
+            "unfinished_abandoned": abandoned,
+        }

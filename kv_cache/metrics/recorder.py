@@ -1,0 +1,238 @@
+"""What happened, counted as it ends: operations by tier, kind, cause, engine and phase; requests
+by outcome and class. The size is bounded however long the run is.
+
+Phases are decided by the instant at which something ended. Bytes are counted by the system call
+(`Chunk`), operations and their latencies by the operation: a transfer that straddles the end of
+the window gives its finished system calls to the window and its latency to the drain.
+"""
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kv_cache.core.effect import ABORTED, OpDone
+from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
+from kv_cache.core.record import RequestRecord
+from kv_cache.metrics.histogram import Histogram
+
+SAMPLE_LIMIT = 50_000
+"""How many single latencies a result keeps for the reference's lists; histograms keep all."""
+
+
+class Flow(NamedTuple):
+    """What is counted apart."""
+
+    phase: Phase
+    tier: Tier
+    kind: OpKind
+    cause: Cause
+    engine: str
+
+
+@dataclass(slots=True, eq=False)
+class OpStats:
+    operations: int = 0
+    bytes: int = 0
+    total: Histogram = field(default_factory=Histogram)
+    device: Histogram = field(default_factory=Histogram)
+    host: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    tier: Tier
+    kind: OpKind
+    cause: Cause
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Edges:
+    """Where the phases meet. Unknown ends are None: then the earlier phase is still running."""
+
+    populate_end_ns: int = 0
+    measure_start_ns: int = 0
+    measure_end_ns: int | None = None
+
+    def phase_of(self, at_ns: int) -> Phase:
+        if at_ns < self.populate_end_ns:
+            return Phase.POPULATE
+        if at_ns < self.measure_start_ns:
+            return Phase.WARMUP
+        if self.measure_end_ns is None or at_ns <= self.measure_end_ns:
+            return Phase.MEASURE
+        return Phase.DRAIN
+
+
+class Samples:
+    """The first values of a list without end, in seconds, and how many there were."""
+
+    def __init__(self) -> None:
+        self.values = array("d")
+        self.seen = 0
+
+    def add(self, value_ns: int) -> None:
+        self.seen += 1
+        if len(self.values) < SAMPLE_LIMIT:
+            self.values.append(value_ns / 1e9)
+
+
+@dataclass(slots=True, eq=False)
+class RequestStats:
+    """Requests of one class (or all) that completed inside the window."""
+
+    completed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    response: Histogram = field(default_factory=Histogram)
+    end_to_end: Histogram = field(default_factory=Histogram)
+    lateness: Histogram = field(default_factory=Histogram)
+    queue: Histogram = field(default_factory=Histogram)
+    service: Histogram = field(default_factory=Histogram)
+    ttft: Histogram = field(default_factory=Histogram)
+    tpot: Histogram = field(default_factory=Histogram)
+    storage: Histogram = field(default_factory=Histogram)
+    compute: Histogram = field(default_factory=Histogram)
+
+    def add(self, record: RequestRecord) -> None:
+        self.completed += 1
+        self.prompt_tokens += record.prompt_tokens
+        self.output_tokens += record.output_tokens
+        for histogram, value in (
+            (self.response, record.response_ns),
+            (self.end_to_end, record.end_to_end_ns),
+            (self.lateness, record.lateness_ns),
+            (self.queue, record.queue_ns),
+            (self.service, record.service_ns),
+            (self.ttft, record.ttft_ns),
+            (self.storage, record.storage_ns),
+            (self.compute, record.compute_ns),
+        ):
+            if value is not None:
+                histogram.add(value)
+        if record.tpot_ns is not None:
+            self.tpot.add(round(record.tpot_ns))
+
+
+@dataclass(slots=True, eq=False)
+class Reuse:
+    """Blocks asked for and found, by measured requests (completed or failed)."""
+
+    requests: int = 0
+    blocks: int = 0
+    looked_up: int = 0
+    hits: int = 0
+    history_looked_up: int = 0
+    history_hits: int = 0
+    shared_looked_up: int = 0
+    shared_hits: int = 0
+    shared_hit_bytes: int = 0
+    decode_looked_up: int = 0
+    decode_hits: int = 0
+    loaded_bytes: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        self.requests += 1
+        self.blocks += record.blocks
+        self.looked_up += record.looked_up
+        self.hits += record.hits
+        self.history_looked_up += record.history_looked_up
+        self.history_hits += record.history_hits
+        self.shared_looked_up += record.shared_looked_up
+        self.shared_hits += record.shared_hits
+        self.shared_hit_bytes += record.shared_hit_bytes
+        self.decode_looked_up += record.decode_looked_up
+        self.decode_hits += record.decode_hits
+        self.loaded_bytes += record.loaded_bytes
+
+
+class Recorder:
+    """The driver tells it every operation and every request, under its lock."""
+
+    def __init__(self, edges: Edges) -> None:
+        self.edges = edges
+        self.flows: dict[Flow, OpStats] = {}
+        self.failures: Counter[Failure] = Counter()
+        self.request_errors: Counter[str] = Counter()
+        self.outcomes: dict[Phase, Counter[Outcome]] = {phase: Counter() for phase in Phase}
+        self.all = RequestStats()
+        self.classes = {qos: RequestStats() for qos in Qos}
+        self.reuse = Reuse()
+        self.verified_objects = 0
+        self.verified_bytes = 0
+        self.end_to_end_s = Samples()
+        self.storage_s = Samples()
+        self.generation_s = Samples()
+        self.prefill_s = Samples()
+        self.decode_s = Samples()
+
+    def op(self, done: OpDone, *, verified: bool = False) -> None:
+        """One physical operation has ended, well or badly."""
+        for leg in done.legs:
+            phase = self.edges.phase_of(leg.finished_ns)
+            stats = self._flow(phase, leg.tier, leg.kind, done.op.cause, leg.engine)
+            for chunk in leg.chunks:
+                at = self.edges.phase_of(chunk.finished_ns)
+                where = (
+                    stats
+                    if at is phase
+                    else self._flow(at, leg.tier, leg.kind, done.op.cause, leg.engine)
+                )
+                where.bytes += chunk.nbytes
+            if not done.ok:
+                continue
+            total = leg.finished_ns - leg.started_ns
+            stats.operations += 1
+            stats.total.add(total)
+            stats.device.add(leg.device_ns)
+            stats.host.add(max(0, total - leg.device_ns))
+            if verified and leg.kind is OpKind.READ:
+                self.verified_objects += 1
+                self.verified_bytes += leg.nbytes
+        if done.failed is not None and done.error != ABORTED:
+            self.failures[_failure(done, done.failed)] += 1
+
+    def request(self, record: RequestRecord) -> None:
+        """One request has ended; only what ended inside the window is measured."""
+        at = record.finished_ns if record.finished_ns is not None else record.enqueued_ns
+        phase = self.edges.phase_of(at)
+        self.outcomes[phase][record.outcome] += 1
+        if record.error is not None:
+            self.request_errors[record.error] += 1
+        if phase is not Phase.MEASURE:
+            return
+        if record.outcome in (Outcome.COMPLETED, Outcome.FAILED):
+            self.reuse.add(record)
+        if record.outcome is not Outcome.COMPLETED:
+            return
+        self.all.add(record)
+        self.classes[record.qos].add(record)
+        self._sample(record)
+
+    def _sample(self, record: RequestRecord) -> None:
+        if record.end_to_end_ns is not None:
+            self.end_to_end_s.add(record.end_to_end_ns)
+        self.storage_s.add(record.storage_ns)
+        self.generation_s.add(record.compute_ns)
+        if record.prefilled:
+            self.prefill_s.add(record.store_ns)
+        if record.decoded:
+            self.decode_s.add(record.load_ns)
+
+    def _flow(self, phase: Phase, tier: Tier, kind: OpKind, cause: Cause, engine: str) -> OpStats:
+        flow = Flow(phase, tier, kind, cause, engine)
+        stats = self.flows.get(flow)
+        if stats is None:
+            stats = self.flows[flow] = OpStats()
+        return stats
+
+
+def _failure(done: OpDone, side: OpKind) -> Failure:
+    op = done.op
+    source = getattr(op, "source", None)
+    if source is not None and side is OpKind.READ:
+        tier = source.tier
+    else:
+        tier = op.target.tier if hasattr(op, "target") else op.copy.tier
+    return Failure(tier, side, op.cause, done.error or "unknown")

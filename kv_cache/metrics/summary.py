@@ -1,0 +1,225 @@
+"""Numbers out of histograms and flows. Every formula is defined in `docs/metrics.md`."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
+from kv_cache.core.units import GIB, ns_to_ms
+from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.recorder import Flow, OpStats, RequestStats
+
+PERCENTILES: Mapping[str, float] = {
+    "p50": 50.0,
+    "p95": 95.0,
+    "p99": 99.0,
+    "p999": 99.9,
+    "p9999": 99.99,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What a QoS class is promised: the P95 of its end-to-end latency."""
+
+    p95_ms: Mapping[Qos, float]
+    slo_ms: float | None = None
+
+
+def latency_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -> dict[str, Any]:
+    """Mean and percentiles in milliseconds; 0 throughout where there are no samples."""
+    result = {"mean": ns_to_ms(histogram.mean or 0)}
+    for name in percentiles:
+        result[name] = ns_to_ms(histogram.percentile(PERCENTILES[name]) or 0)
+    return result
+
+
+class Flows:
+    """The ledger of physical operations, asked by phase, tier, kind and cause."""
+
+    def __init__(self, flows: Mapping[Flow, OpStats]) -> None:
+        self._flows = flows
+
+    def where(self, keep: Callable[[Flow], bool]) -> list[OpStats]:
+        return [stats for flow, stats in self._flows.items() if keep(flow)]
+
+    def measured(self, tier: Tier | None, kind: OpKind) -> list[OpStats]:
+        """What ended inside the window; `tier` None is all tiers."""
+        return self.where(
+            lambda f: f.phase is Phase.MEASURE and f.kind is kind and tier in (None, f.tier)
+        )
+
+    def all_bytes(self, tier: Tier, kind: OpKind) -> int:
+        """Bytes of the whole run, all phases."""
+        return sum(s.bytes for s in self.where(lambda f: f.tier is tier and f.kind is kind))
+
+
+def total_bytes(stats: Iterable[OpStats]) -> int:
+    return sum(s.bytes for s in stats)
+
+
+def total_operations(stats: Iterable[OpStats]) -> int:
+    return sum(s.operations for s in stats)
+
+
+def per_second(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds else 0.0
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def flow_rows(flows: Mapping[Flow, OpStats]) -> list[dict[str, Any]]:
+    """One row for each thing counted apart, with its whole histograms."""
+    rows = []
+    for flow in sorted(flows, key=lambda f: tuple(str(part) for part in f)):
+        stats = flows[flow]
+        rows.append(
+            {
+                "phase": flow.phase,
+                "tier": flow.tier.label,
+                "operation": flow.kind,
+                "cause": flow.cause,
+                "engine": flow.engine,
+                "operations": stats.operations,
+                "bytes": stats.bytes,
+                "total_ms": latency_ms(stats.total),
+                "device_ms": latency_ms(stats.device),
+                "host_ms": latency_ms(stats.host),
+                "histogram_total": stats.total.to_json(),
+                "histogram_device": stats.device.to_json(),
+            }
+        )
+    return rows
+
+
+def request_numbers(stats: RequestStats) -> dict[str, Any]:
+    """One class's measured requests: counts, and every latency of the vocabulary."""
+    return {
+        "completed": stats.completed,
+        "prompt_tokens": stats.prompt_tokens,
+        "output_tokens": stats.output_tokens,
+        "response_ms": latency_ms(stats.response),
+        "end_to_end_ms": latency_ms(stats.end_to_end),
+        "ttft_ms": latency_ms(stats.ttft),
+        "tpot_ms": latency_ms(stats.tpot),
+        "lateness_ms": latency_ms(stats.lateness),
+        "queue_ms": latency_ms(stats.queue),
+        "service_ms": latency_ms(stats.service),
+        "storage_ms": latency_ms(stats.storage),
+        "compute_ms": latency_ms(stats.compute),
+        "histogram_response": stats.response.to_json(),
+        "histogram_ttft": stats.ttft.to_json(),
+    }
+
+
+def tier_rows(outcome: RunOutcome) -> dict[str, Any]:
+    """Each tier in the measured window and at the end of the run."""
+    flows, seconds = Flows(outcome.recorder.flows), outcome.window_s
+    rows: dict[str, Any] = {}
+    for facts in outcome.tiers:
+        row: dict[str, Any] = {
+            "capacity_bytes": facts.capacity_bytes,
+            "used_bytes": facts.used_bytes,
+            "peak_bytes": facts.peak_bytes,
+            "stranded_bytes": facts.stranded_bytes,
+            "entries": facts.entries,
+            "store": dict(facts.store),
+        }
+        for kind in (OpKind.READ, OpKind.WRITE):
+            stats = flows.measured(facts.tier, kind)
+            row[kind.value] = {
+                "operations": total_operations(stats),
+                "bytes": total_bytes(stats),
+                "bytes_per_second": per_second(total_bytes(stats), seconds),
+                "operations_per_second": per_second(total_operations(stats), seconds),
+                "total_ms": latency_ms(merged(s.total for s in stats)),
+                "device_ms": latency_ms(merged(s.device for s in stats)),
+                "host_ms": latency_ms(merged(s.host for s in stats)),
+            }
+        rows[facts.tier.label] = row
+    return rows
+
+
+def reuse_numbers(outcome: RunOutcome) -> dict[str, Any]:
+    """Blocks looked up, hit and loaded: three different things."""
+    reuse = outcome.recorder.reuse
+    return {
+        **asdict(reuse),
+        "reuse_hit_ratio": ratio(reuse.hits, reuse.looked_up),
+        "history_hit_ratio": ratio(reuse.history_hits, reuse.history_looked_up),
+    }
+
+
+def failure_rows(outcome: RunOutcome) -> list[dict[str, Any]]:
+    """Failed operations by tier, kind, cause and reason."""
+    return [
+        {
+            "tier": failure.tier.label,
+            "operation": failure.kind,
+            "cause": failure.cause,
+            "reason": failure.reason,
+            "count": count,
+        }
+        for failure, count in sorted(
+            outcome.recorder.failures.items(), key=lambda item: (-item[1], item[0].reason)
+        )
+    ]
+
+
+def reconciliation(outcome: RunOutcome) -> dict[str, Any] | None:
+    """Bytes that we say storage moved in the whole run, beside what the kernel counted for this
+    process and for the device. None without real I/O."""
+    kernel = outcome.kernel.get("run")
+    if not kernel:
+        return None
+    flows = Flows(outcome.recorder.flows)
+    rows: dict[str, Any] = {}
+    for kind in (OpKind.READ, OpKind.WRITE):
+        claimed = flows.all_bytes(Tier.NVME, kind)
+        process = kernel.get(f"process_{kind.value}_bytes")
+        device = kernel.get(f"device_{kind.value}_bytes")
+        rows[kind.value] = {
+            "claimed_bytes": claimed,
+            "process_bytes": process,
+            "device_bytes": device,
+            "process_to_claimed": None if process is None else ratio(process, claimed),
+            "device_to_claimed": None if device is None else ratio(device, claimed),
+        }
+    return {"device": kernel.get("device"), **rows}
+
+
+def notes(outcome: RunOutcome) -> list[str]:
+    """What somebody who reads the numbers has to know first; empty where there is nothing."""
+    found: list[str] = []
+    if outcome.driver != "real-io":
+        found.append("virtual time: modelled, nothing was measured")
+    if outcome.death is not None:
+        found.append(f"the run broke: {outcome.death}")
+    if outcome.interrupted is not None:
+        found.append(f"interrupted by {outcome.interrupted}")
+    failed = sum(outcome.recorder.failures.values())
+    if failed:
+        reasons = sorted({failure.reason for failure in outcome.recorder.failures})
+        found.append(f"{failed} operations failed: {', '.join(reasons)}")
+    for facts in outcome.tiers:
+        store = facts.store
+        if store.get("emulated"):
+            found.append(f"the {facts.tier.label} tier is emulated in host RAM")
+        if store.get("engine_note"):
+            found.append(
+                f"no direct I/O here ({store['engine_note']}): storage goes through the page cache"
+            )
+        elif facts.tier is Tier.NVME and store.get("engine") in ("buffered", "mmap"):
+            found.append(f"storage goes through the page cache ({store['engine']})")
+    books = outcome.accounting()
+    for name in ("failed", "rejected"):
+        if books[name]:
+            found.append(f"{books[name]} requests {name}")
+    return [*found, *outcome.warnings]
+
+
+def bandwidth_gib(stats: Iterable[OpStats], seconds: float) -> float:
+    return per_second(total_bytes(stats), seconds) / GIB

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its files, its tables and the machine it ran on."""

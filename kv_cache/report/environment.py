@@ -1,0 +1,467 @@
+"""The machine that a run was measured on, as plain JSON values.
+
+Reads files only: no subprocess, no network, and of the environment variables only those that
+change what is measured. Nothing here may break a run: what cannot be read is null and is listed
+under "unreadable" with its reason.
+"""
+
+import fnmatch
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import kv_cache
+
+PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson")
+OPTIONAL_PACKAGES = ("torch", "cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "zstandard")
+VARIABLES = ("LD_PRELOAD", "*_NUM_THREADS")
+DEVICE_KEYS = (
+    *("name", "partition", "major_minor", "model", "rotational", "scheduler", "nr_requests"),
+    *("max_sectors_kb", "logical_block_bytes", "write_cache", "size_bytes", "backing_file"),
+    *("built_on", "reason"),
+)
+
+_SECTOR_BYTES = 512  # the unit of sysfs `size`, whatever the device's own
+_NO_LIMIT_V1 = 1 << 62  # cgroup v1 writes "no limit" as the largest page-aligned number
+
+
+class Reader:
+    """Reads small files and remembers which could not be read."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        self.unreadable: list[str] = []
+
+    def note(self, key: str, why: object) -> None:
+        self.unreadable.append(f"{key}: {why}")
+
+    def text(self, key: str, path: str, *, optional: bool = False) -> str | None:
+        """The stripped content. `optional`: that the file is absent says something by itself."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
+        except OSError as err:
+            if not (optional and isinstance(err, FileNotFoundError)):
+                self.note(key, f"{path} ({err.strerror})")
+            return None
+
+    def number(self, key: str, path: str) -> int | None:
+        text = self.text(key, path)
+        if text is None:
+            return None
+        if not re.fullmatch(r"-?\d+", text):
+            self.note(key, f"{path} ({text!r} is not a number)")
+            return None
+        return int(text)
+
+
+def capture(cache_dir: Path) -> dict[str, Any]:
+    """Everything about the machine, the program and the storage behind `cache_dir`."""
+    reader = Reader()
+    found: dict[str, Any] = {
+        "hostname": platform.node(),
+        "program": _program(reader),
+        "python": _python(),
+        "packages": _packages(reader),
+        "os": _os(reader),
+        "cpu": _cpu(reader),
+        "memory": _memory(reader),
+        "filesystem": filesystem(reader, cache_dir),
+        "device": _device_behind(reader, cache_dir),
+        "cgroup": cgroup_limits(reader),
+        "limits": _limits(),
+        "env": _variables(),
+    }
+    return found | {"unreadable": reader.unreadable}
+
+
+def _program(reader: Reader) -> dict[str, Any]:
+    package = Path(kv_cache.__file__).resolve().parent
+    return {
+        "name": "kv-cache",
+        "version": kv_cache.__version__,
+        "git_commit": git_commit(reader, package.parent),
+    }
+
+
+def git_commit(reader: Reader, root: Path) -> str | None:
+    """The commit checked out at `root`; None when `root` is not the top of a checkout."""
+    try:
+        git_dir = _git_dir(root)
+        if git_dir is None:
+            return None
+        head = (git_dir / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        return _git_ref(git_dir, head.removeprefix("ref: "))
+    except (OSError, ValueError) as err:
+        reader.note("program.git_commit", err)
+        return None
+
+
+def _git_dir(root: Path) -> Path | None:
+    """`.git`, or what the file of that name points to in a linked work tree."""
+    path = root / ".git"
+    if path.is_dir():
+        return path
+    if not path.is_file():
+        return None
+    return root / path.read_text().strip().removeprefix("gitdir: ")
+
+
+def _git_ref(git_dir: Path, name: str) -> str:
+    """A loose ref or a packed one; a linked work tree has its branches in the common directory."""
+    common_file = git_dir / "commondir"
+    common = git_dir / common_file.read_text().strip() if common_file.is_file() else git_dir
+    for place in (git_dir, common):
+        if (place / name).is_file():
+            return (place / name).read_text().strip()
+    packed = common / "packed-refs"
+    for line in packed.read_text().splitlines() if packed.is_file() else ():
+        commit, _, ref = line.partition(" ")
+        if ref == name:
+            return commit
+    raise ValueError(f"no commit for {name}")
+
+
+def _python() -> dict[str, Any]:
+    return {
+        "version": platform.python_version(),
+        "implementation": platform.python_implementation(),
+    }
+
+
+def _packages(reader: Reader) -> dict[str, str | None]:
+    versions = {name: _version(name) for name in (*PACKAGES, *OPTIONAL_PACKAGES)}
+    for name in PACKAGES:
+        if versions[name] is None:
+            reader.note(f"packages.{name}", "no metadata")
+    return {
+        name: version
+        for name, version in versions.items()
+        if version is not None or name in PACKAGES
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _os(reader: Reader) -> dict[str, Any]:
+    try:
+        release: str | None = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError as err:
+        reader.note("os.release", err)
+        release = None
+    return {"kernel": platform.release(), "machine": platform.machine(), "release": release}
+
+
+def _cpu(reader: Reader) -> dict[str, Any]:
+    model = cpu_model(reader.text("cpu.model", "/proc/cpuinfo") or "")
+    if model is None:
+        reader.note("cpu.model", "/proc/cpuinfo names none")
+    physical = psutil.cpu_count(logical=False)
+    if physical is None:
+        reader.note("cpu.physical_cores", "unknown to the kernel")
+    return {
+        "model": model,
+        "logical_cores": os.cpu_count(),
+        "physical_cores": physical,
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "governor": reader.text(
+            "cpu.governor", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", optional=True
+        ),
+    }
+
+
+def cpu_model(cpuinfo: str) -> str | None:
+    """x86 has a `model name` for each core; ARM boards one `Model` or `Hardware` at the end."""
+    for wanted in ("model name", "Model", "Hardware", "cpu model", "cpu"):
+        for line in cpuinfo.splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == wanted and value.strip():
+                return value.strip()
+    return None
+
+
+def _memory(reader: Reader) -> dict[str, Any]:
+    pages = reader.text(
+        "memory.transparent_hugepage", "/sys/kernel/mm/transparent_hugepage/enabled"
+    )
+    return {
+        "total_bytes": psutil.virtual_memory().total,
+        "transparent_hugepage": selected(pages),
+    }
+
+
+def selected(text: str | None) -> str | None:
+    """The chosen one of `always [madvise] never`; the whole text where none is in brackets."""
+    if text is None:
+        return None
+    found = re.search(r"\[(.+?)\]", text)
+    return found.group(1) if found else text
+
+
+def _limits() -> dict[str, Any]:
+    soft, hard = (
+        None if value == resource.RLIM_INFINITY else value
+        for value in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return {"nofile_soft": soft, "nofile_hard": hard}
+
+
+def _variables() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in VARIABLES)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """One line of /proc/self/mountinfo."""
+
+    major_minor: str
+    root: str
+    point: str
+    options: str
+    kind: str
+    source: str
+    super_options: str
+
+
+def parse_mounts(text: str) -> tuple[Mount, ...]:
+    """The lines of a mountinfo, as proc(5) describes them."""
+    return tuple(_mount(line) for line in text.splitlines() if " - " in line)
+
+
+def _mount(line: str) -> Mount:
+    left, _, right = line.partition(" - ")
+    _, _, major_minor, root, point, options, *_ = left.split(" ")
+    kind, source, super_options = (*right.split(" ", 2), "", "")[:3]
+    return Mount(
+        major_minor=major_minor,
+        root=_unescape(root),
+        point=_unescape(point),
+        options=options,
+        kind=kind,
+        source=_unescape(source),
+        super_options=super_options,
+    )
+
+
+def _unescape(text: str) -> str:
+    """The kernel writes blanks and backslashes as three octal digits."""
+    return re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits.group(1), 8)), text)
+
+
+def mount_of(path: str, major_minor: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that a resolved path lies on: the deepest, of two on one point the later.
+
+    Those of the file's own device go first, because a mount can be hidden under another; btrfs
+    gives files a device number that no mount has.
+    """
+    holding = [mount for mount in mounts if Path(path).is_relative_to(mount.point)]
+    same = [mount for mount in holding if mount.major_minor == major_minor] or holding
+    return max(reversed(same), key=lambda mount: len(mount.point), default=None)
+
+
+def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
+    """The file system that `cache_dir` is on or will be created on."""
+    keys = ("type", "mount_point", "source", "mount_options", "total_bytes", "free_bytes")
+    found: dict[str, Any] = dict.fromkeys(keys)
+    try:
+        path = _nearest_existing(cache_dir)
+        number, space = os.stat(path).st_dev, os.statvfs(path)
+    except (OSError, ValueError) as err:
+        reader.note("filesystem", err)
+        return found
+    found["total_bytes"] = space.f_blocks * space.f_frsize
+    found["free_bytes"] = space.f_bavail * space.f_frsize
+    mounts = parse_mounts(reader.text("filesystem.type", "/proc/self/mountinfo") or "")
+    mount = mount_of(path, f"{os.major(number)}:{os.minor(number)}", mounts)
+    if mount is None:
+        reader.note("filesystem.type", f"no mount holds {path}")
+        return found
+    return found | {
+        "type": mount.kind,
+        "mount_point": mount.point,
+        "source": mount.source,
+        "mount_options": f"{mount.options};{mount.super_options}",
+    }
+
+
+def _nearest_existing(path: Path) -> str:
+    """A resolved path; `bench.place` has the same for its own use, and knows nothing of us."""
+    real = os.path.realpath(path)
+    while not os.path.exists(real):
+        real = os.path.dirname(real)
+    return real
+
+
+def _device_behind(reader: Reader, cache_dir: Path) -> dict[str, Any]:
+    try:
+        number = os.stat(_nearest_existing(cache_dir)).st_dev
+    except (OSError, ValueError) as err:
+        reader.note("device", err)
+        return dict.fromkeys(DEVICE_KEYS) | {"reason": str(err)}
+    return block_device(reader, os.major(number), os.minor(number))
+
+
+def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
+    """The disk (for a partition the whole one) with this number; all null with a reason if none."""
+    link = reader.root / f"sys/dev/block/{major}:{minor}"
+    empty: dict[str, Any] = dict.fromkeys(DEVICE_KEYS)
+    if major == 0:
+        why = "the file system has no block device of its own (tmpfs, overlay, FUSE, network, …)"
+        return empty | {"reason": why}
+    if not link.exists():
+        reader.note("device", f"{link} is not there")
+        return empty | {"reason": f"{link} is not there"}
+    own = Path(os.path.realpath(link))
+    partition = own.name if (own / "partition").exists() else None
+    whole = own.parent if partition else own
+    return (
+        empty
+        | {"name": whole.name, "partition": partition, "major_minor": f"{major}:{minor}"}
+        | _disk(reader, f"/{whole.relative_to(os.path.realpath(reader.root))}")
+    )
+
+
+def _disk(reader: Reader, disk: str) -> dict[str, Any]:
+    """What sysfs says of a whole disk; `disk` is its directory, below the reader's root."""
+    rotational = reader.number("device.rotational", f"{disk}/queue/rotational")
+    sectors = reader.number("device.size_bytes", f"{disk}/size")
+    scheduler = reader.text("device.scheduler", f"{disk}/queue/scheduler")
+    return {
+        "model": reader.text("device.model", f"{disk}/device/model"),
+        "rotational": None if rotational is None else bool(rotational),
+        "scheduler": selected(scheduler),
+        "nr_requests": reader.number("device.nr_requests", f"{disk}/queue/nr_requests"),
+        "max_sectors_kb": reader.number("device.max_sectors_kb", f"{disk}/queue/max_sectors_kb"),
+        "logical_block_bytes": reader.number(
+            "device.logical_block_bytes", f"{disk}/queue/logical_block_size"
+        ),
+        "write_cache": reader.text("device.write_cache", f"{disk}/queue/write_cache"),
+        "size_bytes": None if sectors is None else sectors * _SECTOR_BYTES,
+        "backing_file": reader.text(
+            "device.backing_file", f"{disk}/loop/backing_file", optional=True
+        ),
+        "built_on": _below(reader, f"{disk}/slaves"),
+    }
+
+
+def _below(reader: Reader, directory: str) -> list[str] | None:
+    """The disks that a RAID or LVM volume consists of; empty for a plain one."""
+    try:
+        return sorted(os.listdir(reader.root / directory.lstrip("/")))
+    except OSError as err:
+        reader.note("device.built_on", f"{directory} ({err.strerror})")
+        return None
+
+
+def cgroup_limits(reader: Reader) -> dict[str, Any]:
+    """Limits of RAM (bytes), CPUs and I/O that hold for this process; null = no limit.
+
+    A limit of any cgroup above counts as well, so the least is given; of the I/O throttles, all.
+    """
+    own = reader.text("cgroup", "/proc/self/cgroup") or ""
+    mounts = parse_mounts(reader.text("cgroup", "/proc/self/mountinfo") or "")
+    memory = [_memory_limit(reader, *place) for place in cgroup_places("memory", own, mounts)]
+    cpu = [_cpu_limit(reader, *place) for place in cgroup_places("cpu", own, mounts)]
+    io = [_io_limits(reader, *place) for place in cgroup_places("io", own, mounts)]
+    return {
+        "memory_limit_bytes": min((limit for limit in memory if limit is not None), default=None),
+        "cpu_limit": min((limit for limit in cpu if limit is not None), default=None),
+        "io_throttles": [throttle for place in io for throttle in place],
+    }
+
+
+def cgroup_places(
+    controller: str, cgroups: str, mounts: Iterable[Mount]
+) -> tuple[tuple[int, str], ...]:
+    """(cgroup version, directory) of this process for a controller, then of all above it.
+
+    `cgroups` is the text of /proc/self/cgroup. Empty when the controller is not there.
+    `bench.memory` has the same for its own use: neither package knows the other.
+    """
+    names = {"io": ("blkio",)}.get(controller, (controller,))
+    mounts = tuple(mounts)
+    for line in cgroups.splitlines():  # version 2 has number 0 and stands last
+        number, own_names, path = line.split(":", 2)
+        version = 2 if number == "0" else 1
+        if version == 1 and not set(names) & set(own_names.split(",")):
+            continue
+        mount = next((mount for mount in mounts if _carries(mount, version, names)), None)
+        if mount is not None:
+            return tuple((version, place) for place in _upwards(path, mount))
+    return ()
+
+
+def _carries(mount: Mount, version: int, names: Iterable[str]) -> bool:
+    if version == 2:
+        return mount.kind == "cgroup2"
+    return mount.kind == "cgroup" and bool(set(names) & set(mount.super_options.split(",")))
+
+
+def _upwards(path: str, mount: Mount) -> list[str]:
+    """In a container the mount may show only what is below its root; `path` then begins with it."""
+    inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else ""
+    parts = [part for part in inside.split("/") if part]
+    return ["/".join([mount.point, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+
+
+def _memory_limit(reader: Reader, version: int, directory: str) -> int | None:
+    name = "memory.limit_in_bytes" if version == 1 else "memory.max"
+    limit = _limit(reader.text("cgroup.memory", f"{directory}/{name}", optional=True))
+    return limit if limit is not None and limit < _NO_LIMIT_V1 else None
+
+
+def _cpu_limit(reader: Reader, version: int, directory: str) -> float | None:
+    """In CPUs: the time that may be used in each period, over the period."""
+    if version == 2:
+        text = reader.text("cgroup.cpu", f"{directory}/cpu.max", optional=True)
+        quota, period = (*(text or "").split(), None, None)[:2]
+    else:
+        quota = reader.text("cgroup.cpu", f"{directory}/cpu.cfs_quota_us", optional=True)
+        period = reader.text("cgroup.cpu", f"{directory}/cpu.cfs_period_us", optional=True)
+    used, whole = _limit(quota), _limit(period)
+    return used / whole if used is not None and whole else None
+
+
+def _limit(text: str | None) -> int | None:
+    """`max` and, in version 1, -1 are no limit."""
+    return int(text) if text and text.isdigit() else None
+
+
+def _io_limits(reader: Reader, version: int, directory: str) -> list[dict[str, Any]]:
+    if version == 2:
+        text = reader.text("cgroup.io", f"{directory}/io.max", optional=True)
+        return [_io_max(directory, line) for line in (text or "").splitlines()]
+    throttles = []
+    for kind in ("read_bps", "write_bps", "read_iops", "write_iops"):
+        path = f"{directory}/blkio.throttle.{kind}_device"
+        for line in (reader.text("cgroup.io", path, optional=True) or "").splitlines():
+            device, _, value = line.partition(" ")
+            throttles.append({"cgroup": directory, "device": device, kind: _limit(value)})
+    return throttles
+
+
+def _io_max(directory: str, line: str) -> dict[str, Any]:
+    """`254:0 rbps=1000 wbps=max riops=max wiops=max`, in the words that version 1 has."""
+    words = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
+    device, *pairs = line.split()
+    limits = {name: _limit(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+    named = {words[name]: limit for name, limit in limits.items() if name in words}
+    return {"cgroup": directory, "device": device} | named

@@ -1,0 +1,137 @@
+"""The whole result of a run: the reference's keys, and our own versioned section."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kv_cache import __version__
+from kv_cache.config.root import Config
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.kinds import Qos
+from kv_cache.core.model import ModelShape
+from kv_cache.metrics.histogram import RELATIVE_ERROR
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.recorder import SAMPLE_LIMIT
+from kv_cache.metrics.summary import (
+    Targets,
+    failure_rows,
+    flow_rows,
+    notes,
+    reconciliation,
+    request_numbers,
+    reuse_numbers,
+    tier_rows,
+)
+from kv_cache.report.mlperf import mlperf_keys
+from kv_cache.report.writing import write_atomically
+
+SCHEMA = "kv-cache-result/1"
+SECTION = "kv_cache"
+
+
+def build_result(
+    config: Config,
+    model: ModelShape,
+    outcome: RunOutcome,
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The document that `--output` gets."""
+    profiles = config.qos_profiles
+    targets = Targets(
+        p95_ms={
+            Qos.INTERACTIVE: profiles.interactive.target_latency_p95_ms,
+            Qos.RESPONSIVE: profiles.responsive.target_latency_p95_ms,
+            Qos.BATCH: profiles.batch.target_latency_p95_ms,
+        },
+        slo_ms=config.run.slo_ms or None,
+    )
+    document = mlperf_keys(
+        outcome,
+        targets,
+        bytes_per_token=model.bytes_per_token,
+        profile=config.run.performance_profile,
+    )
+    document[SECTION] = _own_section(config, model, outcome, environment)
+    return document
+
+
+def write_result(path: Path, document: Mapping[str, Any]) -> None:
+    write_atomically(path, as_json(document))
+
+
+def as_json(document: Any) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _own_section(
+    config: Config, model: ModelShape, outcome: RunOutcome, environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    recorder, edges = outcome.recorder, outcome.recorder.edges
+    semantics = config.lifecycle_semantics(synthetic=not config.replays)
+    started = datetime.fromtimestamp(outcome.started_unix_s, UTC)
+    real = outcome.driver == "real-io"
+    return {
+        "schema": SCHEMA,
+        "program_version": __version__,
+        "driver": outcome.driver,
+        "semantics_preset": config.semantics.preset,
+        "contains_performance": real,
+        "started_utc": started.isoformat() if real else None,
+        "status": _status(outcome),
+        "notes": notes(outcome),
+        "seed": outcome.seed,
+        "schedule": {
+            "sha256": outcome.schedule_sha256,
+            "requests_digested": outcome.schedule_requests,
+        },
+        "phases_ns": {
+            "populate_end": edges.populate_end_ns,
+            "measure_start": edges.measure_start_ns,
+            "measure_end": edges.measure_end_ns,
+        },
+        "window_s": outcome.window_s,
+        "requests": {
+            **outcome.accounting(),
+            "longest_queue": outcome.longest_queue,
+            "errors": dict(recorder.request_errors),
+        },
+        "measured": {
+            "all": request_numbers(recorder.all),
+            **{q.value: request_numbers(recorder.classes[q]) for q in Qos},
+        },
+        "reuse": reuse_numbers(outcome),
+        "tiers": tier_rows(outcome),
+        "operations": flow_rows(recorder.flows),
+        "failed_operations": failure_rows(outcome),
+        "verification": {
+            "mode": config.io.verify if real else "none",
+            "objects": recorder.verified_objects,
+            "bytes": recorder.verified_bytes,
+        },
+        "evictions": {
+            "dropped_last_copies": outcome.dropped_last_copies,
+            "dropped_stores": outcome.dropped_stores,
+            "lost_bytes": outcome.lost_bytes,
+        },
+        "reconciliation": reconciliation(outcome),
+        "kernel_counters": dict(outcome.kernel),
+        "buffers": dict(outcome.buffers),
+        "workload": dict(outcome.workload),
+        "model": {**asdict(model), "bytes_per_token": model.bytes_per_token},
+        "semantics": {**asdict(semantics), "fsync": config.fsync()},
+        "histogram_relative_error": RELATIVE_ERROR,
+        "latency_lists_limit": SAMPLE_LIMIT,
+        "latency_lists_truncated": recorder.end_to_end_s.seen > SAMPLE_LIMIT,
+        "config": to_mapping(config),
+        "environment": dict(environment),
+    }
+
+
+def _status(outcome: RunOutcome) -> str:
+    if outcome.death is not None:
+        return "broken"
+    return "finished" if outcome.interrupted is None else "interrupted"

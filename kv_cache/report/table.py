@@ -1,0 +1,90 @@
+"""The summary that a person reads in ten seconds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kv_cache.core.units import GIB
+
+_WIDTH = 78
+_OPS = ("read", "write")
+
+
+def summary_text(document: Mapping[str, Any], result_path: str) -> str:
+    """A few lines: what ran, how fast storage was, what users felt, what to know first."""
+    own = document["kv_cache"]
+    lines = [*_head(own), "", *_tiers(own), "", *_requests(own)]
+    told = [f"  ! {note}" for note in own["notes"]]
+    if told:
+        lines += ["", *told]
+    lines += ["", f"result  {result_path}"]
+    return "\n".join(lines)
+
+
+def _head(own: Mapping[str, Any]) -> list[str]:
+    model, schedule = own["model"], own["schedule"]
+    books = own["requests"]
+    status = own["status"] if own["contains_performance"] else f"{own['status']}, virtual time"
+    what = (
+        f"kv-cache  {model['name']}, {own['semantics_preset']} semantics, seed {own['seed']}, "
+        f"schedule {schedule['sha256'][:12]}"
+    )
+    done = (
+        f"{status} after {own['window_s']:.1f} s: {books['completed_in_window']} requests "
+        f"completed, {books['failed']} failed, {books['rejected']} rejected, "
+        f"{books['unfinished']} unfinished"
+    )
+    return [what, done]
+
+
+def _tiers(own: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{'tier':<22}{'':6}{'GiB/s':>8}{'GiB':>9}{'ops':>8}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}"
+    ]
+    for label, tier in own["tiers"].items():
+        name = f"{label} ({tier['store']['engine']})"
+        for op in _OPS:
+            row = tier[op]
+            latency = row["device_ms"] if label == "storage" else row["total_ms"]
+            lines.append(
+                f"{name if op == 'read' else '':<22}{op:<6}"
+                f"{row['bytes_per_second'] / GIB:>8.2f}{row['bytes'] / GIB:>9.2f}"
+                f"{row['operations']:>8}{latency['p50']:>9.2f}{latency['p95']:>9.2f}"
+                f"{latency['p99']:>9.2f}"
+            )
+    return lines
+
+
+def _requests(own: Mapping[str, Any]) -> list[str]:
+    done, reuse = own["measured"]["all"], own["reuse"]
+    seconds = own["window_s"] or float("inf")
+    ttft, response = done["ttft_ms"], done["response_ms"]
+    check, books = own["verification"], own["reconciliation"]
+    felt = (
+        f"requests  {done['completed'] / seconds:.2f}/s, {done['output_tokens'] / seconds:,.0f} "
+        f"tokens/s; TTFT p50 {ttft['p50']:.0f} p95 {ttft['p95']:.0f} ms; "
+        f"response p50 {response['p50']:.0f} p95 {response['p95']:.0f} ms"
+    )
+    found = (
+        f"reuse     {reuse['hits']} of {reuse['looked_up']} blocks looked up were hits "
+        f"({100 * reuse['reuse_hit_ratio']:.1f} %)"
+    )
+    lines = [felt, found]
+    if check["mode"] != "none":
+        failed = sum(
+            row["count"]
+            for row in own["failed_operations"]
+            if row["reason"] == "verification-failed"
+        )
+        lines.append(
+            f"verified  {check['objects']} objects, {check['bytes'] / GIB:.2f} GiB by "
+            f"{check['mode']}: {failed} wrong"
+        )
+    if books is not None:
+        parts = []
+        for op in _OPS:
+            share = books[op]["process_to_claimed"]
+            if share is not None and books[op]["claimed_bytes"]:
+                parts.append(f"{op} {100 * share:.2f} %")
+        if parts:
+            lines.append(f"kernel    counted of the storage bytes claimed: {', '.join(parts)}")
+    return lines

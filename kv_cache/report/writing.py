@@ -1,0 +1,50 @@
+"""Files that are either there whole or not there at all."""
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+_NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader, also after a crash, finds the old file or the new one.
+
+    A symbolic link stays and its target is replaced. Mode 0644 less the umask. Raises OSError,
+    after which the old file is as it was and no other is left.
+    """
+    target = Path(os.path.realpath(path))
+    # A short name of its own: the target's may already be as long as the file system allows.
+    temporary = target.parent / f".kv-cache-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o644)
+    try:
+        try:
+            _write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(target.parent)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename last."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as err:
+        if err.errno not in _NO_DIRECTORY_SYNC:  # FUSE and the like: nothing to be made lasting
+            raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,81 @@
+"""From arrival to service: which request is served next, and when there are no more.
+
+Pure: both drivers call it under their lock (or event), with the time as an argument. Every
+request that was submitted comes out exactly once: through `take`, in `rejected`, or from `close`.
+"""
+
+from kv_cache.core.request import Request
+from kv_cache.schedule.queue import QosQueue, Queued
+from kv_cache.workload.source import Source
+
+
+class Intake:
+    """`max_requests` (0 = no limit) counts submissions, and is exact."""
+
+    def __init__(
+        self, source: Source, *, queue_limit: int, ageing_ns: int, max_requests: int
+    ) -> None:
+        self._source = source
+        self._queue = QosQueue(ageing_ns)
+        self._queue_limit = queue_limit
+        self._max_requests = max_requests
+        self._closed = False
+        self.submitted = 0
+        self.in_flight = 0
+        self.longest_queue = 0
+        self.rejected: list[Queued] = []
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def no_more_arrivals(self) -> bool:
+        full = self._max_requests and self.submitted >= self._max_requests
+        return bool(self._closed or full or self._source.exhausted)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing waits, nothing is served, and nothing will come."""
+        return self.no_more_arrivals and not self._queue and not self.in_flight
+
+    def wake_ns(self) -> int | None:
+        """When the next arrival is due; None if only the end of a request can change anything."""
+        if self.no_more_arrivals or (self._source.on_demand and self._queue):
+            return None
+        return self._source.next_ns()
+
+    def pump(self, now_ns: int) -> None:
+        """Let everything that is due arrive. On demand, only one request waits at a time."""
+        while True:
+            due_ns = self.wake_ns()
+            if due_ns is None or due_ns > now_ns:
+                return
+            request = self._source.pop(now_ns)
+            self.submitted += 1
+            if len(self._queue) >= self._queue_limit:
+                self.rejected.append(Queued(request, now_ns))
+                self._source.after(request, now_ns)
+            else:
+                self._queue.push(request, now_ns)
+                self.longest_queue = max(self.longest_queue, len(self._queue))
+
+    def take(self, now_ns: int) -> Queued | None:
+        """The request to serve next; the caller says `finish` when it is done."""
+        self.pump(now_ns)
+        queued = self._queue.pop()
+        if queued is not None:
+            self.in_flight += 1
+        return queued
+
+    def finish(self, request: Request, now_ns: int) -> None:
+        self.in_flight -= 1
+        self._source.after(request, now_ns)
+
+    def close(self) -> list[Queued]:
+        """No more arrivals and no more service; what still waited is returned."""
+        self._closed = True
+        waiting = []
+        while (queued := self._queue.pop()) is not None:
+            waiting.append(queued)
+        return waiting

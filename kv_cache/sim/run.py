@@ -1,0 +1,97 @@
+"""One run in virtual time, from a configuration to an outcome. No I/O at all."""
+
+from collections.abc import Callable
+
+from kv_cache.cache.manager import TierSpec
+from kv_cache.config.build import (
+    Load,
+    build_intake,
+    build_world,
+    tier_facts,
+    workers,
+)
+from kv_cache.config.root import Config
+from kv_cache.core.effect import OpDone
+from kv_cache.core.kinds import Tier
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.signals import Signals
+from kv_cache.core.units import NS_PER_US, s_to_ns
+from kv_cache.lifecycle import populate
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.recorder import Edges, Recorder
+from kv_cache.sim.drive import Simulation
+from kv_cache.sim.models import ENGINE, Devices, TierModel
+from kv_cache.workload.digest import schedule_digest
+
+
+def tier_models(config: Config) -> dict[Tier, TierModel]:
+    """The virtual-time models: assumptions, not measurements."""
+    sections = (
+        (Tier.GPU, config.sim.gpu),
+        (Tier.CPU, config.sim.cpu),
+        (Tier.NVME, config.sim.nvme),
+    )
+    return {
+        tier: TierModel(
+            read_latency_ns=round(section.read_latency_us * NS_PER_US),
+            write_latency_ns=round(section.write_latency_us * NS_PER_US),
+            read_bytes_per_s=section.read_gbytes_per_s * 1e9,
+            write_bytes_per_s=section.write_gbytes_per_s * 1e9,
+            servers=section.servers,
+        )
+        for tier, section in sections
+    }
+
+
+def simulate(
+    config: Config,
+    load: Load,
+    specs: tuple[TierSpec, ...],
+    seed: int,
+    *,
+    progress: Callable[[int], None],
+    on_record: Callable[[RequestRecord], None],
+    on_op: Callable[[OpDone], None],
+) -> RunOutcome:
+    """Serve the whole load on the models; the same configuration and seed give the same records,
+    byte for byte."""
+    signals = Signals()
+    world = build_world(config, specs, signals)
+    intake = build_intake(config, load.source)
+    recorder = Recorder(Edges())
+    models = tier_models(config)
+    simulation = Simulation(
+        world,
+        intake,
+        recorder,
+        Devices({spec.tier: models[spec.tier] for spec in specs}),
+        signals,
+        workers=workers(config),
+        on_record=on_record,
+        on_op=on_op,
+    )
+    digest = schedule_digest(load.source.plan(), config.run.max_requests)
+    simulation.populate(populate(blocks, world) for blocks in load.populate)
+    recorder.edges.populate_end_ns = simulation.now_ns
+    start_ns = simulation.now_ns + s_to_ns(config.run.warmup_s)
+    window_s = config.window_s()
+    simulation.run(
+        start_ns=start_ns,
+        end_ns=None if window_s is None else start_ns + s_to_ns(window_s),
+        drain_ns=s_to_ns(config.run.drain_s),
+        progress=progress,
+    )
+    return RunOutcome(
+        driver="virtual-time",
+        recorder=recorder,
+        submitted=intake.submitted,
+        longest_queue=intake.longest_queue,
+        tiers=tier_facts(world, {spec.tier: {"engine": ENGINE} for spec in specs}),
+        dropped_last_copies=world.cache.dropped_last_copies,
+        dropped_stores=world.dropped_stores,
+        lost_bytes=world.cache.lost_bytes,
+        schedule_sha256=digest.sha256,
+        schedule_requests=digest.requests,
+        workload=load.source.describe(),
+        seed=seed,
+    )

@@ -1,0 +1,1 @@
+"""The only code that moves bytes: stores behind one protocol, the payload, and the buffer pool."""

@@ -1,0 +1,100 @@
+"""The store seam: where the bytes of copies live.
+
+The caller guarantees:
+ 1. A copy is created once (`create`), opened only after its sink was committed, deleted once, and
+    never opened again after that; it is not deleted while a tap of it is open.
+ 2. Offsets and lengths are whole pages, and buffers come from a `BufferPool`.
+ 3. Every sink ends with `commit` or `abort`; every tap with `close`. Neither is used by two
+    threads at once; different sinks and taps are.
+The store guarantees:
+ 4. After `commit` the copy is complete, and durable where `Capability.DURABLE` is declared.
+ 5. After `abort`, or after an error of `create`, nothing of the copy is left.
+ 6. What goes wrong in the storage is a `StoreError` with a short stable reason; what goes wrong
+    in the program is any other exception.
+ 7. `read` fills the whole buffer or raises.
+ 8. `engine` names what really moved the bytes of this sink or tap.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Flag, auto
+from typing import Any, Protocol
+
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import StoreError
+from kv_cache.core.kinds import Tier
+
+
+class Capability(Flag):
+    """What a store declares, checked before a run starts."""
+
+    NONE = 0
+    DIRECT = auto()  # bypasses the page cache
+    DURABLE = auto()  # committed data survives power loss
+    EMULATED = auto()  # stands in for hardware that is not there
+    DATA = auto()  # keeps the bytes (the null store does not)
+
+
+class Sink(Protocol):
+    engine: str
+
+    def write(self, offset: int, data: memoryview) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Tap(Protocol):
+    engine: str
+
+    def read(self, offset: int, into: memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    tier: Tier
+    capabilities: Capability
+
+    def create(self, ref: CopyRef) -> Sink: ...
+
+    def open(self, ref: CopyRef) -> Tap: ...
+
+    def delete(self, ref: CopyRef) -> None: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the result says about this store."""
+
+    def close(self) -> None:
+        """Give memory and descriptors back. Files are removed by whoever owns the directory."""
+
+
+_REASONS = {
+    errno.ENOSPC: "no-space",
+    errno.EDQUOT: "no-space",
+    errno.EIO: "io-error",
+    errno.ENOENT: "vanished",
+    errno.EROFS: "read-only",
+    errno.EACCES: "permission-denied",
+    errno.EPERM: "permission-denied",
+    errno.EMFILE: "too-many-open-files",
+    errno.ENFILE: "too-many-open-files",
+}
+
+
+def reason_of(error: OSError) -> str:
+    """A short stable word for an operating system error."""
+    number = error.errno or 0
+    return _REASONS.get(number) or errno.errorcode.get(number, "os-error").lower()
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn operating system errors into values of the storage under test."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(reason_of(error), os.strerror(error.errno or 0)) from error

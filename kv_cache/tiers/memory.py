@@ -1,0 +1,128 @@
+"""RAM as a tier: one buffer, allocated and touched before the run, so that the run measures
+copies and not page faults. Also stands in for a GPU where there is none, and says so."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import StoreError
+from kv_cache.core.kinds import Tier
+from kv_cache.core.units import PAGE_BYTES
+from kv_cache.tiers.base import Capability
+from kv_cache.tiers.buffers import aligned_bytes
+from kv_cache.tiers.extents import Extent, Extents
+
+
+class ArenaStore(ABC):
+    """What stores with one big buffer share: which extents belong to which copy."""
+
+    engine: str
+
+    def __init__(self, regions: list[int]) -> None:
+        self._extents = Extents(regions)
+        self._objects: dict[int, list[Extent]] = {}
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def copy_in(self, at: int, data: memoryview) -> None: ...
+
+    @abstractmethod
+    def copy_out(self, at: int, into: memoryview) -> None: ...
+
+    def create(self, ref: CopyRef) -> "_ArenaObject":
+        extents = self._extents.take(ref.nbytes)
+        with self._lock:
+            self._objects[ref.copy_id] = extents
+        return _ArenaObject(self, ref, extents)
+
+    def open(self, ref: CopyRef) -> "_ArenaObject":
+        extents = self._objects.get(ref.copy_id)
+        if extents is None:
+            raise StoreError("vanished", f"copy {ref.copy_id} is not in the buffer")
+        return _ArenaObject(self, ref, extents)
+
+    def delete(self, ref: CopyRef) -> None:
+        with self._lock:
+            extents = self._objects.pop(ref.copy_id, None)
+        if extents is None:
+            raise StoreError("vanished", f"copy {ref.copy_id} is not in the buffer")
+        self._extents.give(extents)
+
+
+def parts(extents: list[Extent], offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    """(place in the buffer, place in the caller's data, length) for a range of an object."""
+    done = 0
+    for start, length in extents:
+        if offset >= length:
+            offset -= length
+            continue
+        part = min(length - offset, nbytes - done)
+        yield start + offset, done, part
+        done += part
+        offset = 0
+        if done == nbytes:
+            return
+    if done < nbytes:
+        raise StoreError("short-read", f"{nbytes - done} bytes are beyond the object's end")
+
+
+class MemoryStore(ArenaStore):
+    """A tier of `capacity` bytes in host RAM."""
+
+    def __init__(self, tier: Tier, capacity: int, *, emulated: bool = False) -> None:
+        super().__init__([capacity])
+        self.tier = tier
+        self.capacity = capacity
+        self.engine = "emulated-in-ram" if emulated else "ram"
+        self.capabilities = Capability.DATA
+        if emulated:
+            self.capabilities |= Capability.EMULATED
+        self._arena = aligned_bytes(capacity)
+        self._arena[::PAGE_BYTES] = 0xA5  # touch every page now
+
+    def copy_in(self, at: int, data: memoryview) -> None:
+        self._arena[at : at + len(data)] = np.frombuffer(data, np.uint8)
+
+    def copy_out(self, at: int, into: memoryview) -> None:
+        np.frombuffer(into, np.uint8)[:] = self._arena[at : at + len(into)]
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "engine": self.engine,
+            "capacity_bytes": self.capacity,
+            "emulated": Capability.EMULATED in self.capabilities,
+        }
+
+    def close(self) -> None:
+        self._arena = aligned_bytes(0)
+
+
+class _ArenaObject:
+    """A sink or a tap; which one is the caller's business."""
+
+    def __init__(self, store: ArenaStore, ref: CopyRef, extents: list[Extent]) -> None:
+        self.engine = store.engine
+        self._store = store
+        self._ref = ref
+        self._extents = extents
+
+    def write(self, offset: int, data: memoryview) -> None:
+        for at, place, length in parts(self._extents, offset, len(data)):
+            self._store.copy_in(at, data[place : place + length])
+
+    def read(self, offset: int, into: memoryview) -> None:
+        for at, place, length in parts(self._extents, offset, len(into)):
+            self._store.copy_out(at, into[place : place + length])
+
+    def commit(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self._store.delete(self._ref)
+
+    def close(self) -> None:
+        pass

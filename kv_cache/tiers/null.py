@@ -1,0 +1,45 @@
+"""A store that keeps nothing and takes no time: what is left to measure is the harness."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.kinds import Tier
+from kv_cache.tiers.base import Capability
+
+
+class NullStore:
+    """Accepts everything; what it gives back is whatever the buffer held."""
+
+    engine = "null"
+    capabilities = Capability.NONE
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+
+    def create(self, ref: CopyRef) -> "NullStore":
+        return self
+
+    def open(self, ref: CopyRef) -> "NullStore":
+        return self
+
+    def delete(self, ref: CopyRef) -> None:
+        pass
+
+    def write(self, offset: int, data: memoryview) -> None:
+        pass
+
+    def read(self, offset: int, into: memoryview) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"engine": self.engine, "emulated": False}

@@ -1,0 +1,44 @@
+"""The planned schedule in one number, so that two runs can be seen to have asked the same."""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from kv_cache.core.request import Request
+
+DIGEST_REQUESTS = 4096
+
+
+class ScheduleDigest(NamedTuple):
+    """`requests` of the plan went into `sha256`."""
+
+    sha256: str
+    requests: int
+
+
+def schedule_digest(plan: Iterator[Request], max_requests: int = 0) -> ScheduleDigest:
+    """SHA-256 over the first planned requests: instants, classes, sizes and keys.
+
+    Over all of a run of up to 4096 requests (`max_requests`, 0 = no limit), else the first 4096.
+    """
+    digest = hashlib.sha256()
+    count = 0
+    for request in islice(plan, min(max_requests or DIGEST_REQUESTS, DIGEST_REQUESTS)):
+        head = (
+            request.intended_ns,
+            request.user,
+            request.conversation,
+            request.turn,
+            request.qos.value,
+            request.prompt_tokens,
+            request.output_tokens,
+            request.shared,
+            request.new_from,
+            request.tail_tokens,
+        )
+        digest.update("|".join(map(str, head)).encode())
+        for block in request.blocks:
+            digest.update(block.key + block.nbytes.to_bytes(8, "little"))
+        count += 1
+    return ScheduleDigest(digest.hexdigest(), count)

@@ -1,0 +1,491 @@
+"""Trace files: finding them, opening them, telling their format, walking them as one trace.
+
+A trace is walked twice: once before the run by `survey`, so that a file that cannot be used is
+refused before anything is written, and once by whoever replays it. No walk keeps rows, and the
+counters of a walk belong to the caller (`Tally`).
+
+Whatever is wrong with a file is a `TraceError` that names the file, the line where there is one,
+and what would help.
+"""
+
+import codecs
+import glob
+import gzip
+import hashlib
+import importlib
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from kv_cache.core.errors import TraceError, did_you_mean
+from kv_cache.workload.formats import TRACE_FORMATS
+from kv_cache.workload.formats.base import Note, TraceFormat, WrongHeaderError, shown
+from kv_cache.workload.formats.row import TraceRow
+
+AUTO = "auto"
+SUFFIXES = (".csv", ".jsonl", ".json")
+PACKED = (".gz", ".zst")
+HEAD_BYTES = 64 << 10
+# The longest row anybody has is a few hundred KiB; a file without line ends must not fill memory.
+MAX_LINE_BYTES = 16 << 20
+FIRST_BAD = 5
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_STEP_BYTES = 16 << 10
+_HASH_STEP_BYTES = 1 << 20
+_PROGRESS_ROWS = 4096
+
+
+# --- which files ---
+
+
+def find_files(path: str) -> tuple[Path, ...]:
+    """The files that `path` names, in the order in which they are replayed.
+
+    A file is itself. A directory is its own *.csv, *.jsonl and *.json files, packed (.gz, .zst)
+    or not, by name; hidden ones and directories below are left out. Anything else with `*` or `?`
+    is a pattern, also by name. Raises `TraceError` where that gives no file.
+    """
+    if not path:
+        raise TraceError("a trace's path is empty; give a file, a directory or a pattern")
+    place = Path(path)
+    try:
+        if place.is_dir():
+            return _in_directory(place)
+        if place.exists():
+            return (_regular(place),)
+    except OSError as problem:
+        raise TraceError(f"{path}: cannot be looked at: {problem.strerror}") from None
+    if "*" in path or "?" in path:
+        return _by_pattern(path)
+    raise TraceError(
+        f"{path}: there is no such trace; give a file, a directory with "
+        f"{', '.join('*' + s for s in SUFFIXES)} files, or a quoted pattern with * or ?"
+    )
+
+
+def _in_directory(place: Path) -> tuple[Path, ...]:
+    found = tuple(sorted(p for p in place.iterdir() if _is_trace_name(p.name) and p.is_file()))
+    if not found:
+        raise TraceError(
+            f"{place}: the directory holds no trace: expected files named "
+            f"{', '.join('*' + s for s in SUFFIXES)} (also with .gz or .zst); "
+            "give the file itself if it has another name"
+        )
+    return found
+
+
+def _is_trace_name(name: str) -> bool:
+    plain = name.lower()
+    for suffix in PACKED:
+        plain = plain.removesuffix(suffix)
+    return plain.endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _by_pattern(path: str) -> tuple[Path, ...]:
+    # Brackets are part of the name: the rule knows * and ? only.
+    found = sorted(glob.glob(path.replace("[", "[[]")))
+    files = tuple(p for p in map(Path, found) if p.is_file())
+    if not files:
+        raise TraceError(f"{path}: no file matches this pattern; check it with `ls`")
+    return files
+
+
+def _regular(place: Path) -> Path:
+    if not place.is_file():
+        raise TraceError(
+            f"{place}: not a regular file; a trace is read twice, so a pipe or device has to be "
+            "saved to a file first"
+        )
+    return place
+
+
+# --- text from bytes ---
+
+
+def open_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number from 1, text without its end) of each line; gzip and zstd are unpacked.
+
+    Raises `TraceError` naming the line where the file cannot be read or unpacked, is not UTF-8
+    text, or has a line over 16 MiB. Packing is told by the first bytes, not by the name.
+    """
+    number = 0
+    try:
+        with _open_bytes(path) as stream:
+            limited = partial(stream.readline, MAX_LINE_BYTES + 1)
+            for number, raw in enumerate(iter(limited, b""), 1):
+                yield number, _text(path, number, raw)
+    except (OSError, EOFError, zlib.error) as problem:
+        where = f"after line {number}: " if number else ""
+        raise TraceError(f"{path}: cannot be read: {where}{problem}") from None
+
+
+def _open_bytes(path: Path) -> BinaryIO:
+    raw = path.open("rb")
+    magic = raw.read(4)
+    raw.seek(0)
+    if magic.startswith(_GZIP_MAGIC):
+        raw.close()
+        # gzip owns the file it opens by name, so that closing one closes both.
+        return io.BufferedReader(gzip.open(path, "rb"))
+    if magic == _ZSTD_MAGIC:
+        return io.BufferedReader(_Unzstd(path, raw))
+    return raw
+
+
+class _Unzstd(io.RawIOBase):
+    """The unpacked bytes of a zstd file, all its frames.
+
+    The library's own reader stops without a word where the file is cut, which would make a
+    shorter trace of a broken download; here that is an `OSError`, as is anything else it refuses.
+    """
+
+    def __init__(self, path: Path, packed: BinaryIO) -> None:
+        self._packed = packed
+        try:
+            self._zstd = importlib.import_module("zstandard")
+        except ImportError:
+            packed.close()
+            raise TraceError(
+                f"{path}: packed with zstd, which needs the package `zstandard`: install "
+                "`kv-cache-bench[zstd]`, or unpack the file first with `zstd -d`"
+            ) from None
+        self._frame = self._new_frame()
+        self._inside = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._ready:
+            step = self._frame.unused_data or self._packed.read(_ZSTD_STEP_BYTES)
+            if not step:
+                return self._end()
+            self._ready = memoryview(self._unpacked(step))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._packed.close()
+        super().close()
+
+    def _new_frame(self) -> Any:
+        # The largest window that the format's own tool writes (--long=31).
+        return self._zstd.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+
+    def _unpacked(self, step: bytes) -> bytes:
+        if self._frame.eof:
+            self._frame = self._new_frame()
+        try:
+            unpacked: bytes = self._frame.decompress(step)
+        except self._zstd.ZstdError as problem:
+            raise OSError(f"not valid zstd: {problem}") from None
+        self._inside = not self._frame.eof
+        return unpacked
+
+    def _end(self) -> int:
+        if self._inside:
+            raise OSError("the zstd file ends before its data does")
+        return 0
+
+
+def _text(path: Path, number: int, raw: bytes) -> str:
+    if len(raw) > MAX_LINE_BYTES:
+        raise TraceError(
+            f"{path}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a "
+            "file with one row a line"
+        )
+    if number == 1:
+        raw = raw.removeprefix(codecs.BOM_UTF8)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as problem:
+        raise _not_text(path, number, f"byte 0x{raw[problem.start]:02x}") from None
+    if "\0" in text:
+        raise _not_text(path, number, "a NUL byte")
+    return text.rstrip("\r\n")
+
+
+def _not_text(path: Path, number: int, found: str) -> TraceError:
+    return TraceError(
+        f"{path}: line {number} is not UTF-8 text (found {found}); give the CSV or JSONL file "
+        "itself, plain, .gz or .zst"
+    )
+
+
+# --- which format ---
+
+
+def detect(path: Path, wanted: str = AUTO) -> TraceFormat:
+    """The format named `wanted`, or with 'auto' the one that the file's beginning looks like.
+
+    Raises `TraceError` for an unknown name, and with 'auto' for a file that is empty or looks
+    like no format.
+    """
+    if wanted == AUTO:
+        return _by_content(path)
+    if wanted not in TRACE_FORMATS:
+        raise TraceError(
+            f"there is no trace format {wanted!r}.{did_you_mean(wanted, (AUTO, *TRACE_FORMATS))}"
+        )
+    return TRACE_FORMATS[wanted]
+
+
+def _by_content(path: Path) -> TraceFormat:
+    head = _head(path)
+    if not head.strip():
+        raise _empty(path)
+    for trace_format in TRACE_FORMATS.values():
+        if trace_format.matches(head):
+            return trace_format
+    known = "; ".join(f"{name}: {f.description}" for name, f in TRACE_FORMATS.items())
+    raise TraceError(
+        f"{path}: looks like no known trace format; it begins with "
+        f"{shown(head.strip().splitlines()[0])}. Known are {known}"
+    )
+
+
+def _head(path: Path) -> str:
+    """The first lines, as many as begin within 64 KiB; a file is refused as by `open_lines`."""
+    lines: list[str] = []
+    size = 0
+    for _, text in open_lines(path):
+        lines.append(text[:HEAD_BYTES])
+        size += len(text) + 1
+        if size >= HEAD_BYTES:
+            break
+    return "\n".join(lines)
+
+
+def _empty(path: Path) -> TraceError:
+    return TraceError(f"{path}: the file is empty; a trace has at least one row")
+
+
+# --- the trace as one stream of rows ---
+
+
+class BadRow(NamedTuple):
+    """One line that is not a row."""
+
+    file: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one walk met that is not a good row; it belongs to whoever walks."""
+
+    bad_rows: int = 0
+    failed_rows: int = 0
+    backward_rows: int = 0
+    first_bad: list[BadRow] = field(default_factory=list)
+
+    def bad(self, row: BadRow) -> None:
+        self.bad_rows += 1
+        if len(self.first_bad) < FIRST_BAD:
+            self.first_bad.append(row)
+
+    def note(self, line: int, note: Note) -> None:
+        if note is Note.FAILED:
+            self.failed_rows += 1
+        else:
+            self.backward_rows += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Files of one format, replayed one after the other as one trace."""
+
+    files: tuple[Path, ...]
+    format_name: str
+    skip_bad_rows: bool = False
+
+    def rows(self, tally: Tally | None = None) -> Iterator[TraceRow]:
+        """A fresh walk over the good rows, streamed; counts into `tally`.
+
+        The first row of a later file has the instant of the last row before it, since files do
+        not say how far apart they are. `line` counts within its own file. Raises `TraceError` at
+        the first bad row unless `skip_bad_rows`, and for a file that is empty, unreadable or has
+        another header, in any case.
+        """
+        counts = Tally() if tally is None else tally
+        return self._walk(counts, counts.bad if self.skip_bad_rows else _refuse)
+
+    def every_row(self, tally: Tally) -> Iterator[TraceRow]:
+        """The same walk, but bad rows are counted and passed over whatever `skip_bad_rows` says."""
+        return self._walk(tally, tally.bad)
+
+    def _walk(self, tally: Tally, bad: Callable[[BadRow], None]) -> Iterator[TraceRow]:
+        at_ns = 0
+        for path in self.files:
+            begin_ns = at_ns
+            for row in _file_rows(path, TRACE_FORMATS[self.format_name], tally, bad):
+                at_ns = begin_ns + row.at_ns
+                yield row._replace(at_ns=at_ns) if begin_ns else row
+
+
+def open_trace(path: str, wanted: str = AUTO, *, skip_bad_rows: bool = False) -> Trace:
+    """The trace that `path` names (`find_files`), in the format `wanted` (`detect`).
+
+    Raises `TraceError` where there is no file, no format, or files of several formats.
+    """
+    files = find_files(path)
+    first = detect(files[0], wanted)
+    for other in files[1:]:
+        found = detect(other, wanted)
+        if found.name != first.name:
+            raise TraceError(
+                f"{path}: holds traces of several formats ({files[0].name}: {first.name}, "
+                f"{other.name}: {found.name}); give files of one format"
+            )
+    return Trace(files=files, format_name=first.name, skip_bad_rows=skip_bad_rows)
+
+
+def _file_rows(
+    path: Path, trace_format: TraceFormat, tally: Tally, bad: Callable[[BadRow], None]
+) -> Iterator[TraceRow]:
+    def report(line: int, reason: str) -> None:
+        bad(BadRow(str(path), line, reason))
+
+    try:
+        yield from trace_format.rows(_not_empty(path), report, tally.note)
+    except WrongHeaderError as problem:
+        raise TraceError(
+            f"{path}: not a {trace_format.name} trace: {problem}. Expected is "
+            f"{trace_format.description}"
+        ) from None
+
+
+def _not_empty(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file; one that has nothing but blank lines is refused."""
+    lines = open_lines(path)
+    for line in lines:
+        if line[1].strip():
+            # Blank lines before it are dropped here: no format reads them.
+            return chain((line,), lines)
+    raise _empty(path)
+
+
+def _refuse(row: BadRow) -> None:
+    raise TraceError(f"{row}. {_WAY_OUT}")
+
+
+_WAY_OUT = "Correct the file, or leave such rows out with --skip-bad-rows"
+
+
+# --- what a trace holds, before it is replayed ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What one whole walk found. Times in ns, sizes in tokens; `rows` are the good ones."""
+
+    rows: int
+    bad_rows: int
+    first_bad: tuple[BadRow, ...]
+    failed_rows: int
+    backward_rows: int
+    span_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    has_hash_ids: bool
+    block_tokens: int
+    sha256: str
+    """Of the files' bytes as they lie on disk, one after the other: `cat files | sha256sum`."""
+
+
+def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None = None) -> Survey:
+    """Walks the trace, or its first `limit` good rows, and counts; keeps no row.
+
+    `progress` is told the number of good rows so far, now and then and at the end. The checksum
+    is that of the whole files, whatever the limit. Raises `TraceError` for a file that is empty,
+    unreadable or has another header.
+    """
+    tally = Tally()
+    rows = prompt = output = 0
+    row: TraceRow | None = None
+    for row in islice(trace.every_row(tally), limit or None):
+        rows += 1
+        prompt += row.prompt_tokens
+        output += row.output_tokens
+        if progress is not None and rows % _PROGRESS_ROWS == 0:
+            progress(rows)
+    if progress is not None:
+        progress(rows)
+    return Survey(
+        rows=rows,
+        bad_rows=tally.bad_rows,
+        first_bad=tuple(tally.first_bad),
+        failed_rows=tally.failed_rows,
+        backward_rows=tally.backward_rows,
+        span_ns=row.at_ns if row else 0,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        has_hash_ids=row is not None and row.hash_ids is not None,
+        block_tokens=row.block_tokens if row else 0,
+        sha256=_sha256(trace.files),
+    )
+
+
+def _sha256(files: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            with path.open("rb") as stream:
+                while part := stream.read(_HASH_STEP_BYTES):
+                    digest.update(part)
+        except OSError as problem:
+            raise TraceError(f"{path}: cannot be read: {problem}") from None
+    return digest.hexdigest()
+
+
+def require_usable(trace: Trace, found: Survey) -> None:
+    """Raises `TraceError` unless there is a good row and every bad one may be left out.
+
+    (An empty file and another header do not come so far: `survey` raises for them.)
+    """
+    if found.bad_rows and not trace.skip_bad_rows:
+        raise TraceError(f"{_bad_rows(trace, found)}. {_WAY_OUT}")
+    if found.rows:
+        return
+    if found.bad_rows:
+        raise TraceError(
+            f"{_bad_rows(trace, found)}, and there is no good one; is it a {trace.format_name} "
+            "trace at all? Name its format, or correct the file"
+        )
+    if found.failed_rows:
+        raise TraceError(
+            f"{_names(trace)}: all {found.failed_rows} rows are failed requests, which are left "
+            "out; give a trace with at least one that was answered"
+        )
+    raise TraceError(f"{_names(trace)}: no rows behind the header; a trace has at least one row")
+
+
+def _bad_rows(trace: Trace, found: Survey) -> str:
+    """How many, where the first are and what is wrong with them."""
+    listed = "; ".join(str(row) for row in found.first_bad)
+    more = found.bad_rows - len(found.first_bad)
+    tail = f"; and {more} more" if more else ""
+    total = found.rows + found.bad_rows + found.failed_rows
+    return (
+        f"{_names(trace)}: {found.bad_rows} of {total} rows cannot be read as "
+        f"{trace.format_name} ({listed}{tail})"
+    )
+
+
+def _names(trace: Trace) -> str:
+    first, others = trace.files[0], len(trace.files) - 1
+    return f"{first} and {others} more" if others else str(first)

@@ -1,0 +1,84 @@
+"""A request rate for any source: the k-th arrival is not before the k-th slot.
+
+Slots are spaced evenly, or by exponential (Poisson) or gamma-distributed gaps of the same mean,
+drawn from the seed. In a closed loop a slot waits for a user who has his answer.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kv_cache.core.request import Request
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import NS_PER_S
+from kv_cache.workload.source import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """`rate` in requests/s; `process` fixed, poisson or gamma; `cv` is gamma's coefficient of
+    variation (shape 1/cv^2)."""
+
+    rate: float
+    process: str = "fixed"
+    cv: float = 2.0
+
+    def gaps_ns(self, seed: Seed) -> Iterator[int]:
+        """Gaps between arrivals, for ever; the first arrival comes after the first gap."""
+        rng = seed.child("arrivals").rng()
+        mean_ns = NS_PER_S / self.rate
+        while True:
+            match self.process:
+                case "fixed":
+                    yield round(mean_ns)
+                case "poisson":
+                    yield round(rng.expovariate(1.0) * mean_ns)
+                case "gamma":
+                    shape = 1 / self.cv**2
+                    yield round(rng.gammavariate(shape, mean_ns / shape))
+                case _:
+                    raise AssertionError(f"an unknown arrival process: {self.process}")
+
+
+class Paced:
+    on_demand = False
+
+    def __init__(self, source: Source, pace: Pace, seed: Seed) -> None:
+        self._source = source
+        self._pace = pace
+        self._seed = seed
+        self._gaps = pace.gaps_ns(seed)
+        self._slot_ns = next(self._gaps)
+
+    @property
+    def exhausted(self) -> bool:
+        return self._source.exhausted
+
+    def next_ns(self) -> int | None:
+        inner = self._source.next_ns()
+        return None if inner is None else max(inner, self._slot_ns)
+
+    def pop(self, now_ns: int) -> Request:
+        intended_ns = self.next_ns()
+        assert intended_ns is not None, "pop without an arrival"
+        self._slot_ns += next(self._gaps)
+        return replace(self._source.pop(now_ns), intended_ns=intended_ns)
+
+    def after(self, request: Request, finished_ns: int) -> None:
+        self._source.after(request, finished_ns)
+
+    def plan(self) -> Iterator[Request]:
+        slot_ns = 0
+        for request, gap_ns in zip(
+            self._source.plan(), self._pace.gaps_ns(self._seed), strict=False
+        ):
+            slot_ns += gap_ns
+            yield replace(request, intended_ns=max(slot_ns, request.intended_ns))
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            **self._source.describe(),
+            "request_rate_per_s": self._pace.rate,
+            "arrival_process": self._pace.process,
+            "arrival_cv": self._pace.cv if self._pace.process == "gamma" else None,
+        }

@@ -1,0 +1,249 @@
+"""Synthetic users: personas who talk in turns and think between them.
+
+The personas, the class mix and the way lengths are drawn are those of the MLPerf Storage KV-cache
+benchmark: a user has a context and an answer length of his own, and each request draws between a
+quarter of it and all of it. Two things differ, on purpose. A user waits for the answer before he
+thinks (`closed`; `--arrival open` is the reference's user, who does not). And every draw comes
+from the user's own child seed, so what user 7 asks does not depend on how fast anybody was served.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from kv_cache.core.block import Block, content_key
+from kv_cache.core.kinds import Qos
+from kv_cache.core.request import Request
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import s_to_ns
+from kv_cache.workload.qos import QosMix
+from kv_cache.workload.sizing import Geometry
+
+MAX_STREAM_TOKENS = 131_072
+"""A conversation that grows beyond this context (Llama 3.1's) starts anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persona:
+    """Ranges are inclusive; think time is in seconds."""
+
+    name: str
+    context_range: tuple[int, int]
+    generation_range: tuple[int, int]
+    think_time_range: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsersConfig:
+    num_users: int
+    personas: tuple[Persona, ...]
+    qos: QosMix
+    geometry: Geometry
+    closed: bool = True
+    thinks: bool = True  # False where a request rate sets the pace instead
+    multi_turn: bool = True
+    max_conversations: int = 1000  # users beyond this many ask single questions
+    max_turns: int = 50
+    end_probability: float = 0.2
+    prompt_probability: float = 0.2
+    prompt_tokens: tuple[int, ...] = ()
+
+
+class _Turn(NamedTuple):
+    """One drawn request, and how long the user thinks before it."""
+
+    think_ns: int
+    conversation: str
+    number: int
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[Block, ...]
+    shared: int
+    new_from: int
+    tail_tokens: int
+
+
+class _User:
+    """One user's endless series of turns, independent of time."""
+
+    def __init__(self, index: int, config: UsersConfig, seed: Seed) -> None:
+        self._rng = rng = seed.child("user", index).rng()
+        self._config = config
+        self._index = index
+        persona = config.personas[rng.randrange(len(config.personas))]
+        self.name = f"user_{index:04d}"
+        self.qos: Qos = config.qos.draw(rng)
+        self._context = rng.randint(*persona.context_range)
+        self._generation = rng.randint(*persona.generation_range)
+        self._think_s = rng.uniform(*persona.think_time_range)
+        self._talks = config.multi_turn and index < config.max_conversations
+        self._conversations = 0
+        self._turn = 0
+        self._blocks: tuple[Block, ...] = ()
+        self._shared = 0
+        self._tokens = 0  # of the conversation so far, answers included
+
+    def draw(self) -> _Turn:
+        rng = self._rng
+        think_ns = s_to_ns(self._think_s * rng.uniform(0.8, 1.2)) if self._config.thinks else 0
+        prompt = rng.randint(max(1, self._context // 4), self._context)
+        output = rng.randint(max(1, self._generation // 4), self._generation)
+        ends = rng.random() < self._config.end_probability
+        if (
+            not self._turn
+            or not self._talks
+            or ends
+            or self._turn >= self._config.max_turns
+            or (self._streams and self._tokens + prompt > MAX_STREAM_TOKENS)
+        ):
+            self._begin()
+        self._turn += 1
+        return (
+            self._stream(think_ns, prompt, output)
+            if self._streams
+            else self._objects(think_ns, prompt, output)
+        )
+
+    @property
+    def _streams(self) -> bool:
+        return self._config.geometry.block_tokens > 0
+
+    @property
+    def _conversation(self) -> str:
+        return f"{self.name}_conv_{self._conversations:05d}"
+
+    def _begin(self) -> None:
+        """A new conversation, perhaps with a prompt that others share."""
+        config, geometry = self._config, self._config.geometry
+        self._conversations += 1
+        self._turn = self._tokens = self._shared = 0
+        self._blocks = ()
+        lucky = self._rng.random() < config.prompt_probability
+        chosen = self._rng.randrange(len(config.prompt_tokens)) if config.prompt_tokens else 0
+        if not lucky or not config.prompt_tokens:
+            return
+        tokens = config.prompt_tokens[chosen]
+        if self._streams:
+            self._blocks = geometry.stream(("prompt", chosen), 0, tokens // geometry.block_tokens)
+            self._tokens = tokens
+        else:
+            self._blocks = (geometry.block(content_key("prompt", chosen), tokens),)
+        self._shared = len(self._blocks)
+
+    def _objects(self, think_ns: int, prompt: int, output: int) -> _Turn:
+        """One object for each turn; the history is the objects of the earlier turns."""
+        new_from = len(self._blocks)
+        key = content_key("turn", self._conversation, self._turn)
+        self._blocks += (self._config.geometry.block(key, prompt),)
+        return _Turn(
+            think_ns, self._conversation, self._turn, prompt, output,
+            self._blocks, self._shared, new_from, 0,
+        )  # fmt: skip
+
+    def _stream(self, think_ns: int, prompt: int, output: int) -> _Turn:
+        """Blocks of a token stream: the prompt is all that was said, and the new question."""
+        geometry = self._config.geometry
+        new_from = len(self._blocks)
+        total = self._tokens + prompt
+        more = total // geometry.block_tokens - new_from
+        self._blocks += geometry.stream(("stream", self._conversation), new_from, max(0, more))
+        self._tokens = total + output
+        return _Turn(
+            think_ns, self._conversation, self._turn, total, output,
+            self._blocks, self._shared, new_from, total % geometry.block_tokens,
+        )  # fmt: skip
+
+
+class SyntheticUsers:
+    """All users. In the closed loop a user's next intended instant is known when he is answered."""
+
+    on_demand = False
+
+    def __init__(self, config: UsersConfig, seed: Seed, max_requests: int = 0) -> None:
+        self._config = config
+        self._seed = seed
+        self._users = [_User(i, config, seed) for i in range(config.num_users)]
+        self._ready: list[tuple[int, int, int, _Turn]] = []
+        self._scheduled = 0
+        self._popped = 0
+        self._waiting: dict[int, int] = {}
+        self._quota = self._shares(max_requests) if max_requests else None
+        for index in range(config.num_users):
+            self._schedule(index, 0)
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._ready and not self._waiting
+
+    def next_ns(self) -> int | None:
+        return self._ready[0][0] if self._ready else None
+
+    def pop(self, now_ns: int) -> Request:
+        intended_ns, _, index, turn = heapq.heappop(self._ready)
+        request = self._request(self._popped, intended_ns, index, turn)
+        self._waiting[self._popped] = index
+        self._popped += 1
+        if not self._config.closed:
+            self._schedule(index, intended_ns)
+        return request
+
+    def after(self, request: Request, finished_ns: int) -> None:
+        index = self._waiting.pop(request.request_id)
+        if self._config.closed:
+            self._schedule(index, finished_ns)
+
+    def plan(self) -> Iterator[Request]:
+        """Every user answered at once: the order that `max_requests` and the digest go by."""
+        planned = SyntheticUsers(replace(self._config, closed=False), self._seed)
+        while True:
+            request = planned.pop(0)
+            planned.after(request, 0)
+            yield request
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "source": "synthetic-users",
+            "users": self._config.num_users,
+            "loop": "closed" if self._config.closed else "open",
+            "personas": [p.name for p in self._config.personas],
+            "multi_turn": self._config.multi_turn,
+            "shared_prompt_tokens": list(self._config.prompt_tokens),
+        }
+
+    def _shares(self, max_requests: int) -> list[int]:
+        """How many of the first `max_requests` of the plan are each user's: the same requests are
+        sent however fast each user is served."""
+        shares = [0] * self._config.num_users
+        index_of = {user.name: i for i, user in enumerate(self._users)}
+        plan = self.plan()
+        for _ in range(max_requests):
+            shares[index_of[next(plan).user]] += 1
+        return shares
+
+    def _schedule(self, index: int, from_ns: int) -> None:
+        if self._quota is not None:
+            if not self._quota[index]:
+                return
+            self._quota[index] -= 1
+        turn = self._users[index].draw()
+        heapq.heappush(self._ready, (from_ns + turn.think_ns, self._scheduled, index, turn))
+        self._scheduled += 1
+
+    def _request(self, number: int, intended_ns: int, index: int, turn: _Turn) -> Request:
+        user = self._users[index]
+        return Request(
+            request_id=number,
+            intended_ns=intended_ns,
+            user=user.name,
+            conversation=turn.conversation,
+            turn=turn.number,
+            qos=user.qos,
+            priority=self._config.qos.priority(user.qos),
+            prompt_tokens=turn.prompt_tokens,
+            output_tokens=turn.output_tokens,
+            blocks=turn.blocks,
+            shared=turn.shared,
+            new_from=turn.new_from,
+            tail_tokens=turn.tail_tokens,
+        )

@@ -1,0 +1,522 @@
+"""The laws of `kv_cache.workload.formats.base`, on every format of the table."""
+
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_cache.workload.formats import TRACE_FORMATS
+from kv_cache.workload.formats.base import MAX_TIME_NS, MAX_TOKENS, Note, WrongHeaderError
+from kv_cache.workload.formats.opening import open_lines
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.samples import SAMPLES, sample_bytes
+from tests.traces import shared_trace
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One format's way to write a row: what the laws need to speak about."""
+
+    header: str | None
+    time: str  # of a row at the given number of seconds
+    row: str
+    sample: str
+
+    def line(self, seconds: int, prompt: object = 100, output: object = 10) -> str:
+        time = self.time.format(s=seconds, minute=seconds // 60, second=seconds % 60)
+        return self.row % (time, prompt, output)
+
+    def text(self, *rows: str) -> list[str]:
+        return [*([self.header] if self.header is not None else []), *rows]
+
+    @property
+    def first(self) -> int:
+        """The line number of the first row."""
+        return 1 if self.header is None else 2
+
+
+DIALECTS = {
+    "azure": Dialect(
+        header="TIMESTAMP,ContextTokens,GeneratedTokens",
+        time="2023-11-16 18:{minute:02}:{second:02}.0000000",
+        row="%s,%s,%s",
+        sample="azure_sample.csv",
+    ),
+    "burstgpt": Dialect(
+        header="Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        time="{s}",
+        row="%s,ChatGPT,%s,%s,1,Conversation log",
+        sample="burstgpt_sample.csv",
+    ),
+    "mooncake": Dialect(
+        header=None,
+        time="{s}e3",
+        row='{"timestamp": %s, "input_length": %s, "output_length": %s, "hash_ids": [0, 1]}',
+        sample="mooncake_sample.jsonl",
+    ),
+}
+
+each = pytest.mark.parametrize("name", sorted(TRACE_FORMATS))
+each_table = pytest.mark.parametrize(
+    "name", sorted(name for name, d in DIALECTS.items() if d.header is not None)
+)
+
+
+@dataclass
+class Walked:
+    rows: list[TraceRow]
+    bad: list[tuple[int, str]]
+    notes: list[tuple[int, Note]]
+
+
+def walk(name: str, texts: Iterable[str]) -> Walked:
+    bad: list[tuple[int, str]] = []
+    notes: list[tuple[int, Note]] = []
+    rows = list(
+        TRACE_FORMATS[name].rows(
+            enumerate(texts, 1),
+            lambda line, reason: bad.append((line, reason)),
+            lambda line, note: notes.append((line, note)),
+        )
+    )
+    return Walked(rows, bad, notes)
+
+
+def sample_lines(name: str) -> list[str]:
+    return sample_bytes(DIALECTS[name].sample).decode().splitlines()
+
+
+def without_lines(rows: Iterable[TraceRow]) -> list[TraceRow]:
+    return [row._replace(line=0) for row in rows]
+
+
+def test_every_format_is_covered_here_and_named_by_its_key() -> None:
+    assert set(DIALECTS) == set(TRACE_FORMATS)
+    assert all(name == trace_format.name for name, trace_format in TRACE_FORMATS.items())
+    assert all(f.description and "\n" not in f.description for f in TRACE_FORMATS.values())
+
+
+@each
+def test_a_format_matches_its_own_sample_and_no_other(name: str) -> None:
+    for other, dialect in DIALECTS.items():
+        head = sample_bytes(dialect.sample).decode()[:4000]
+        assert TRACE_FORMATS[name].matches(head) == (name == other)
+
+
+@each
+@pytest.mark.parametrize("head", ["", "\n\n", "{", '"', "a,b,c\n1,2,3\n", "[]", "\ufeff"])
+def test_a_format_matches_no_foreign_head(name: str, head: str) -> None:
+    assert not TRACE_FORMATS[name].matches(head)
+
+
+def test_qwen_lines_are_not_taken_for_mooncake() -> None:
+    head = (
+        '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 20, '
+        '"output_length": 3, "type": "text", "turn": 1, "hash_ids": [1, 2]}'
+    )
+    assert not TRACE_FORMATS["mooncake"].matches(head)
+
+
+def test_a_mooncake_line_longer_than_the_head_is_still_matched() -> None:
+    line = DIALECTS["mooncake"].line(0).replace("[0, 1]", str(list(range(50_000))))
+    assert TRACE_FORMATS["mooncake"].matches(line[: 64 << 10])
+
+
+@each
+def test_a_row_says_line_time_and_tokens(name: str) -> None:
+    dialect = DIALECTS[name]
+    got = walk(name, dialect.text(dialect.line(7, 472, 18), dialect.line(45, 1087, 230)))
+    assert [row[:4] for row in got.rows] == [
+        (dialect.first, 0, 472, 18),
+        (dialect.first + 1, 38_000_000_000, 1087, 230),
+    ]
+    assert (got.bad, got.notes) == ([], [])
+
+
+@each
+def test_a_time_that_goes_back_is_taken_as_the_time_before_and_counted(name: str) -> None:
+    dialect = DIALECTS[name]
+    got = walk(name, dialect.text(*(dialect.line(s) for s in (30, 10, 40, 35, 40, 50))))
+    assert [row.at_ns // 10**9 for row in got.rows] == [0, 0, 10, 10, 10, 20]
+    assert got.notes == [
+        (dialect.first + 1, Note.BACKWARD),
+        (dialect.first + 3, Note.BACKWARD),
+    ]
+
+
+@each
+def test_a_bad_first_row_sets_no_time(name: str) -> None:
+    dialect = DIALECTS[name]
+    got = walk(name, dialect.text(dialect.line(5, "x"), dialect.line(30), dialect.line(31)))
+    assert [row.at_ns for row in got.rows] == [0, 10**9]
+
+
+@each
+@pytest.mark.parametrize(
+    "tokens",
+    ["", "NaN", "nan", "Infinity", "-1", "1.5", "1_000", '"1,087"', "0x10", "ten", "1e999999999",
+     "9" * 5000, "10000001", "true", "null", "[]", "1e8", "--1", "\u0663"],
+)  # fmt: skip
+def test_a_row_without_whole_tokens_is_reported_with_its_number(name: str, tokens: str) -> None:
+    dialect = DIALECTS[name]
+    for spoilt in (dialect.line(1, prompt=tokens), dialect.line(1, output=tokens)):
+        got = walk(name, dialect.text(dialect.line(0), spoilt, dialect.line(2)))
+        assert [line for line, _ in got.bad] == [dialect.first + 1]
+        assert "expected" in got.bad[0][1]
+        assert "found" in got.bad[0][1]
+        assert len(got.bad[0][1]) < 400
+        assert [row.at_ns for row in got.rows] == [0, 2 * 10**9]
+
+
+@each
+def test_an_empty_prompt_is_bad_and_the_bounds_are_good(name: str) -> None:
+    dialect = DIALECTS[name]
+    got = walk(
+        name,
+        dialect.text(
+            dialect.line(0, prompt=0), dialect.line(1, prompt=1), dialect.line(2, MAX_TOKENS, 1)
+        ),
+    )
+    assert [line for line, _ in got.bad] == [dialect.first]
+    assert [row.prompt_tokens for row in got.rows] == [1, MAX_TOKENS]
+
+
+@each
+def test_a_whole_number_written_with_a_point_is_one(name: str) -> None:
+    dialect = DIALECTS[name]
+    got = walk(name, dialect.text(dialect.line(0, "472.0", "18.0")))
+    assert [(row.prompt_tokens, row.output_tokens) for row in got.rows] == [(472, 18)]
+    assert type(got.rows[0].prompt_tokens) is int
+
+
+@each
+def test_mark_crlf_blank_lines_and_spaces_around_change_nothing(name: str) -> None:
+    plain = sample_lines(name)
+    decorated = ["\ufeff" + plain[0] + "\r\n"]
+    for text in plain[1:]:
+        decorated += ["\r\n", "  " + text + "  \r\n"]
+    assert without_lines(walk(name, decorated).rows) == without_lines(walk(name, plain).rows)
+    assert walk(name, decorated).bad == []
+
+
+@each
+def test_nothing_gives_no_row(name: str) -> None:
+    for texts in ([], ["", "  ", "\r\n"]):
+        assert walk(name, texts) == Walked([], [], [])
+
+
+@each
+def test_two_walks_at_once_do_not_know_of_each_other(name: str) -> None:
+    lines = sample_lines(name)
+    alone = walk(name, lines)
+    one, two = (
+        TRACE_FORMATS[name].rows(enumerate(lines, 1), lambda line, reason: None) for _ in range(2)
+    )
+    assert [pair[0] for pair in zip(one, two, strict=True)] == alone.rows
+
+
+@each
+def test_rows_take_a_line_only_when_they_need_one(name: str) -> None:
+    taken = 0
+
+    def feed() -> Iterator[tuple[int, str]]:
+        nonlocal taken
+        for number, text in enumerate(sample_lines(name), 1):
+            taken += 1
+            yield number, text
+
+    rows = TRACE_FORMATS[name].rows(feed(), lambda line, reason: None)
+    assert taken == 0
+    last = list(islice(rows, 5))[-1]
+    assert taken == last.line
+
+
+@each
+def test_memory_does_not_grow_with_the_trace(name: str) -> None:
+    header, body = sample_lines(name)[: DIALECTS[name].first - 1], sample_lines(name)[-50:]
+
+    def peak(times: int) -> int:
+        def feed() -> Iterator[tuple[int, str]]:
+            yield from enumerate(header, 1)
+            for number in range(times):
+                yield from ((number + 2, text) for text in body)
+
+        tracemalloc.start()
+        for _ in TRACE_FORMATS[name].rows(feed(), lambda line, reason: None):
+            pass
+        high = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return high
+
+    # 4500 rows more, which would be about 1 MB; the interpreter's own free lists may grow a little.
+    assert peak(100) < peak(10) + 200_000
+
+
+@each
+@given(data=st.data())
+def test_a_mangled_line_spoils_itself_and_no_other(name: str, data: st.DataObject) -> None:
+    dialect = DIALECTS[name]
+    good = [dialect.line(s) for s in range(4)]
+    victim = data.draw(st.integers(0, 3), "victim")
+    good[victim] = data.draw(mangled(good[victim]), "line")
+    got = walk(name, dialect.text(*good))
+    seen = {row.line for row in got.rows} | {line for line, _ in got.bad}
+    left_out = {line for line, note in got.notes if note is Note.FAILED}
+    others = {dialect.first + i for i in range(4) if i != victim}
+    assert others <= {row.line for row in got.rows}
+    assert len(got.rows) + len(got.bad) + len(left_out) <= 4
+    assert seen | left_out | {dialect.first + victim} == others | {dialect.first + victim}
+    assert_lawful(got.rows)
+
+
+def mangled(line: str) -> st.SearchStrategy[str]:
+    """The line cut, with something put in, or replaced altogether; never with a line end."""
+    place = st.integers(0, len(line))
+    junk = st.one_of(
+        st.text(st.characters(exclude_characters="\r\n"), max_size=12),
+        st.sampled_from(['"', ",", ",,", "{", "}", "NaN", "-", "1e9", "\0", "\ud800", "[" * 9999]),
+    )
+    return st.one_of(
+        st.builds(lambda at: line[:at], place),
+        st.builds(lambda at, text: line[:at] + text + line[at:], place, junk),
+        st.builds(lambda at, upto, text: line[:at] + text + line[upto:], place, place, junk),
+        junk,
+    )
+
+
+def assert_lawful(rows: list[TraceRow]) -> None:
+    last = 0
+    for row in rows:
+        assert type(row.at_ns) is type(row.prompt_tokens) is type(row.output_tokens) is int
+        assert last <= row.at_ns <= MAX_TIME_NS
+        last = row.at_ns
+        assert 1 <= row.prompt_tokens <= MAX_TOKENS
+        assert 0 <= row.output_tokens <= MAX_TOKENS
+        assert (row.hash_ids is None) == (row.block_tokens == 0)
+    assert not rows or rows[0].at_ns == 0
+
+
+@each
+@given(
+    times=st.lists(st.integers(0, 3599), min_size=1, max_size=20),
+)
+def test_any_order_of_times_is_lawful_and_fully_counted(name: str, times: list[int]) -> None:
+    dialect = DIALECTS[name]
+    got = walk(name, dialect.text(*(dialect.line(s) for s in times)))
+    assert len(got.rows) == len(times)
+    assert_lawful(got.rows)
+    high, back = times[0], 0
+    for second, row in zip(times, got.rows, strict=True):
+        back += second < high
+        high = max(high, second)
+        assert row.at_ns == (high - times[0]) * 10**9
+    assert Counter(note for _, note in got.notes)[Note.BACKWARD] == back
+
+
+# --- tables ---
+
+
+@each_table
+def test_columns_are_found_by_name_whatever_their_order(name: str) -> None:
+    lines = sample_lines(name)[:20]
+    turned = [",".join(reversed(text.split(","))) for text in lines]
+    assert walk(name, turned).rows == walk(name, lines).rows
+
+
+@each_table
+def test_a_missing_column_is_named(name: str) -> None:
+    header = DIALECTS[name].header or ""
+    gone = next(c for c in header.split(",") if c in ("Response tokens", "GeneratedTokens"))
+    with pytest.raises(WrongHeaderError, match=f"line 1 .*missing column '{gone}'"):
+        walk(name, [header.replace(gone, "Other"), DIALECTS[name].line(0)])
+
+
+@each_table
+@pytest.mark.parametrize("header", ['"', "{}", "1,2,3"])
+def test_a_file_without_a_header_is_refused(name: str, header: str) -> None:
+    with pytest.raises(WrongHeaderError, match="line 2 is not"):
+        walk(name, ["", header, DIALECTS[name].line(0)])
+
+
+@each_table
+def test_a_column_that_stands_there_twice_is_refused(name: str) -> None:
+    header = DIALECTS[name].header or ""
+    with pytest.raises(WrongHeaderError, match="more than once"):
+        walk(name, [f"{header},{header}"])
+
+
+@each_table
+def test_a_row_of_another_width_is_bad(name: str) -> None:
+    dialect = DIALECTS[name]
+    got = walk(name, dialect.text(dialect.line(0) + ",9", dialect.line(1).rpartition(",")[0]))
+    assert [line for line, _ in got.bad] == [2, 3]
+    assert all("fields as in the header" in reason for _, reason in got.bad)
+
+
+@each_table
+def test_an_open_quote_spoils_its_own_line_only(name: str) -> None:
+    dialect = DIALECTS[name]
+    got = walk(name, dialect.text('"' + dialect.line(0), dialect.line(1), dialect.line(2)))
+    assert [line for line, _ in got.bad] == [2]
+    assert [row.line for row in got.rows] == [3, 4]
+
+
+# --- one format each ---
+
+
+def test_a_quoted_field_may_hold_a_comma() -> None:
+    dialect = DIALECTS["burstgpt"]
+    got = walk("burstgpt", dialect.text('5,"GPT-4, turbo",472,18,490,"a ""log"""'))
+    assert [row[1:4] for row in got.rows] == [(0, 472, 18)]
+
+
+def test_burstgpt_rows_without_a_response_are_left_out_and_counted_as_failed() -> None:
+    dialect = DIALECTS["burstgpt"]
+    got = walk(
+        "burstgpt",
+        dialect.text(
+            dialect.line(5, 80, 0), dialect.line(7), dialect.line(8, 0, 0), dialect.line(9)
+        ),
+    )
+    assert [(row.line, row.at_ns) for row in got.rows] == [(3, 0), (5, 2 * 10**9)]
+    assert got.notes == [(2, Note.FAILED), (4, Note.FAILED)]
+    assert got.bad == []
+
+
+def test_burstgpt_takes_the_session_of_the_third_release() -> None:
+    got = walk(
+        "burstgpt",
+        [
+            "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Log Type",
+            "5,17,1.5,ChatGPT,472,18,Conversation log",
+            "45.25,,,ChatGPT,1087,230,API log",
+        ],
+    )
+    assert [row.session for row in got.rows] == ["17", None]
+    assert got.rows[1].at_ns == 40_250_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "at_ns"),
+    [
+        ("0.1", 100_000_000),
+        ("45.0", 45_000_000_000),
+        ("1700000000.1234567", 1_700_000_000_123_456_700),
+        ("1.5e-05", 15_000),
+        ("0.0000000019", 1),
+        (" 7 ", 7_000_000_000),
+        ("9223372036", 9_223_372_036_000_000_000),
+    ],
+)
+def test_a_time_in_seconds_is_exact(text: str, at_ns: int) -> None:
+    dialect = DIALECTS["burstgpt"]
+    got = walk("burstgpt", dialect.text(dialect.line(0), f"{text},m,1,1,2,log"))
+    assert [row.at_ns for row in got.rows] == [0, at_ns]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "NaN", "inf", "1700000000000", "1e999", "12:00", "1,5"])
+def test_a_time_that_is_no_time_is_bad(text: str) -> None:
+    dialect = DIALECTS["burstgpt"]
+    got = walk("burstgpt", dialect.text(f'"{text}",m,1,1,2,log'))
+    assert got.rows == []
+    assert "Timestamp: expected a time in seconds" in got.bad[0][1]
+
+
+def test_a_mooncake_time_with_a_fraction_is_exact() -> None:
+    dialect = DIALECTS["mooncake"]
+    texts = [dialect.row % (t, 1, 1) for t in ("1700000000123.1", "1700000000123.1000001")]
+    assert [row.at_ns for row in walk("mooncake", texts).rows] == [0, 0]
+    texts[1] = dialect.row % ("1700000000123.100001", 1, 1)
+    assert [row.at_ns for row in walk("mooncake", texts).rows] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "ids", ["[]", "null", "3", '"0"', "[0, -1]", "[1.5]", '["a"]', "[true]", "[[0]]", "{}"]
+)
+def test_hash_ids_must_be_a_list_of_whole_numbers(ids: str) -> None:
+    line = DIALECTS["mooncake"].line(0).replace("[0, 1]", ids)
+    got = walk("mooncake", [line])
+    assert got.rows == []
+    assert "hash_ids: expected" in got.bad[0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[1, 2]", "expected one JSON object, found '\\[1, 2\\]'"),
+        ('{"timestamp": 0', "expected one JSON object"),
+        ('{"timestamp": 0, "hash_ids": [1]}', "found no input_length, output_length"),
+        (
+            DIALECTS["mooncake"].line(0, '"100"'),
+            "input_length: expected a number, found the text '100'",
+        ),
+    ],
+)
+def test_json_of_another_shape_is_bad(line: str, reason: str) -> None:
+    got = walk("mooncake", [line])
+    assert got.rows == []
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(got.bad[0][1])
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("2023-11-16 18:00:00.0000001", 100),
+        ("2023-11-16T18:00:00.123456789Z", 123_456_789),
+        ("2023-11-16 18:00:00.009930+00:00", 9_930_000),
+        ("2023-11-16 18:00:01", 1_000_000_000),
+        ("2023-11-17 00:00:00", 6 * 3600 * 10**9),
+        ("2024-03-01 18:00:00", 106 * 86_400 * 10**9),
+    ],
+)
+def test_an_azure_instant_is_exact(text: str, ns: int) -> None:
+    dialect = DIALECTS["azure"]
+    got = walk("azure", dialect.text(dialect.line(0), f"{text},1,1"))
+    assert [row.at_ns for row in got.rows] == [0, ns]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2023-02-29 00:00:00", "2023-11-16 24:00:00", "2023-11-16 18:60:00", "18:00:00",
+     "2023-11-16 18:00:00+02:00", "2023-11-16 18:00:00.1234567890", "9999-01-01 00:00:00",
+     "1700000000"],
+)  # fmt: skip
+def test_an_instant_that_is_none_is_bad(text: str) -> None:
+    got = walk("azure", DIALECTS["azure"].text(f"{text},1,1"))
+    assert got.rows == []
+    assert "TIMESTAMP: expected an instant like" in got.bad[0][1]
+
+
+# --- the real traces ---
+
+
+def real(name: str, file: str) -> Walked:
+    return walk(name, (text for _, text in open_lines(shared_trace(file))))
+
+
+def test_the_real_mooncake_trace_gives_the_known_answers() -> None:
+    got = real("mooncake", "mooncake_conversation_6000.jsonl")
+    ids = [one for row in got.rows for one in row.hash_ids or ()]
+    assert (len(got.rows), len(ids), len(set(ids))) == (6000, 152_537, 99_716)
+    assert (got.bad, got.notes) == ([], [])
+    assert {row.block_tokens for row in got.rows} == {512}
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "span_s"),
+    [("azure_2023_code.csv", 8819, 3435.9), ("azure_2023_conv.csv", 19366, 3501.7)],
+)
+def test_the_real_azure_traces_give_the_known_answers(file: str, rows: int, span_s: float) -> None:
+    got = real("azure", file)
+    assert (len(got.rows), got.bad, got.notes) == (rows, [], [])
+    assert got.rows[-1].at_ns / 1e9 == pytest.approx(span_s, abs=0.05)
+
+
+def test_the_samples_are_of_the_formats_of_the_table() -> None:
+    assert {dialect.sample for dialect in DIALECTS.values()} == set(SAMPLES)

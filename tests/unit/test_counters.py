@@ -1,0 +1,97 @@
+"""Snapshots of what the kernel counted."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from kv_cache.bench.counters import (
+    device_of,
+    parse_diskstats,
+    parse_pairs,
+    read_counters,
+)
+from kv_cache.core.units import MIB
+
+DISKSTATS = (
+    "   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+    " 254       0 vda 30294 7889 2256938 7674 4375 13633 849656 2022 0 4128 9906 3482 33 1 2 3 4\n"
+    " 254       1 vda1 1 2 3 4 5 6 7 8 9 10 11\n"
+)
+
+
+def test_diskstats_are_in_sectors_of_512_bytes() -> None:
+    assert parse_diskstats(DISKSTATS, "vda") == {
+        "reads": 30294,
+        "read_bytes": 2256938 * 512,
+        "writes": 4375,
+        "write_bytes": 849656 * 512,
+        "io_ms": 4128,
+    }
+    assert parse_diskstats(DISKSTATS, "vda1")["io_ms"] == 10
+
+
+def test_a_device_that_is_not_there_has_no_counters() -> None:
+    assert parse_diskstats(DISKSTATS, "vdb") == {}
+    found = read_counters("no-such-device")
+    assert found.device_read_bytes is None
+    assert (found - found).device_io_ms is None
+
+
+def test_pairs_are_split_at_the_first_colon() -> None:
+    assert parse_pairs("rchar: 5\nVmRSS:\t  12 kB\nName:\ta:b\n") == {
+        "rchar": "5",
+        "VmRSS": "12 kB",
+        "Name": "a:b",
+    }
+
+
+def test_a_difference_is_later_less_earlier_and_keeps_the_levels() -> None:
+    earlier = dataclasses.replace(
+        read_counters(None),
+        rchar=100,
+        wchar=None,
+        process_cpu_ns=5,
+        rss_bytes=1000,
+        peak_rss_bytes=2000,
+    )
+    later = dataclasses.replace(
+        earlier, rchar=150, wchar=7, process_cpu_ns=9, rss_bytes=900, peak_rss_bytes=3000
+    )
+    delta = later - earlier
+    assert (delta.rchar, delta.wchar, delta.process_cpu_ns) == (50, None, 4)
+    assert (delta.rss_bytes, delta.peak_rss_bytes) == (900, 3000)
+    assert delta.device is None
+
+
+def test_counters_of_two_devices_are_not_subtracted() -> None:
+    counters = read_counters(None)
+    with pytest.raises(AssertionError, match="two devices"):
+        counters - dataclasses.replace(counters, device="vda")
+
+
+def test_bytes_written_by_this_process_are_counted(tmp_path: Path) -> None:
+    before = read_counters(device_of(tmp_path))
+    if before.wchar is None:
+        pytest.skip("the kernel hides /proc/self/io")
+    (tmp_path / "f").write_bytes(bytes(MIB))
+    delta = read_counters(device_of(tmp_path)) - before
+    assert delta.wchar is not None
+    assert delta.wchar >= MIB
+    assert delta.process_cpu_ns > 0
+    assert delta.peak_rss_bytes > 0
+
+
+def test_the_device_of_a_path_is_one_that_has_counters(tmp_path: Path) -> None:
+    device = device_of(tmp_path / "not" / "there")
+    if device is None:
+        pytest.skip("the temporary directory has no block device")
+    assert read_counters(device).device_reads is not None
+
+
+def test_a_memory_file_system_has_no_device() -> None:
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("no /dev/shm")
+    assert device_of(Path("/dev/shm/kv")) is None
+    assert device_of(Path("/proc/self")) is None

@@ -1,0 +1,255 @@
+"""The flags of `run`: every one of the reference's is mapped, without effect, or refused."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_cache.cli.flags import Invocation, build_parser, parse
+from kv_cache.config.load import load_config
+from kv_cache.config.root import options, value_at
+from kv_cache.core.errors import ConfigError
+
+MAPPED = {
+    "--model tiny-1b": ("run.model", "tiny-1b"),
+    "--num-users 7": ("run.num_users", 7),
+    "--duration 30": ("run.duration_s", 30.0),
+    "--gpu-mem-gb 0": ("tiers.gpu_mem_gib", 0.0),
+    "--num-gpus 4": ("tiers.num_gpus", 4),
+    "--tensor-parallel 1": ("tiers.tensor_parallel", 1),
+    "--cpu-mem-gb 4.5": ("tiers.cpu_mem_gib", 4.5),
+    "--cache-dir /x": ("tiers.cache_dir", "/x"),
+    "--generation-mode none": ("run.generation_mode", "none"),
+    "--performance-profile throughput": ("run.performance_profile", "throughput"),
+    "--disable-multi-turn": ("workload.multi_turn", False),
+    "--disable-prefix-caching": ("workload.prefix_caching", False),
+    "--use-burst-trace": ("workload.use_burst_trace", True),
+    "--burst-trace-path x.csv": ("workload.burst_trace_path", "x.csv"),
+    "--output o.json": ("output.output", "o.json"),
+    "--seed 0": ("run.seed", 0),
+    "--max-concurrent-allocs 16": ("schedule.max_concurrent_allocs", 16),
+    "--request-rate 2": ("arrival.request_rate", 2.0),
+    "--max-requests 3": ("run.max_requests", 3),
+    "--storage-capacity-gb 1": ("tiers.storage_capacity_gib", 1.0),
+    "--trace-speedup 0": ("workload.trace_speedup", 0.0),
+    "--prefill-only": ("run.mode", "prefill-only"),
+    "--decode-only": ("run.mode", "decode-only"),
+    "--arrival-cv 3": ("arrival.cv", 3.0),
+    "--slo-ms 100": ("run.slo_ms", 100.0),
+    "--latency-dump l.jsonl": ("output.latency_dump", "l.jsonl"),
+    # ours
+    "--trace t.csv": ("workload.trace", "t.csv"),
+    "--trace-format mooncake": ("workload.trace_format", "mooncake"),
+    "--skip-bad-rows": ("workload.skip_bad_rows", True),
+    "--semantics serving": ("semantics.preset", "serving"),
+    "--block-tokens 16": ("semantics.block_tokens", 16),
+    "--io-engine mmap": ("io.engine", "mmap"),
+    "--verify off": ("io.verify", "off"),
+    "--eviction fifo": ("tiers.eviction", "fifo"),
+    "--io-threads 3": ("io.threads", 3),
+    "--arrival open": ("arrival.mode", "open"),
+    "--arrival closed": ("arrival.mode", "closed"),
+    "--keep-cache": ("tiers.keep_cache", True),
+    "--results-dir r": ("output.results_dir", "r"),
+    "--records": ("output.records", True),
+    "--warmup 2": ("run.warmup_s", 2.0),
+    "--drain 0": ("run.drain_s", 0.0),
+    "--virtual-time": ("run.virtual_time", True),
+    "--no-progress": ("output.progress", False),
+    "--write-behind": ("semantics.write_behind", True),
+    "--no-write-behind": ("semantics.write_behind", False),
+    "--promote": ("semantics.promote", True),
+    "--no-promote": ("semantics.promote", False),
+    "--fsync": ("io.fsync", True),
+    "--no-fsync": ("io.fsync", False),
+    "--gpu emulated": ("tiers.gpu", "emulated"),
+}
+
+REFUSED = [
+    "--enable-rag",
+    "--enable-autoscaling",
+    "--validation-trace x",
+    "--dataset-path x",
+    "--xlsx-output x",
+    "--precondition",
+    "--io-trace-log x",
+    "--enable-latency-tracing",
+    "--nvme-backend cpcs",
+    "--cpcs-mode noop",
+    *(
+        f"{flag} 1"
+        for flag in (
+            "--cpcs-client", "--cpcs-storage-mode", "--spdk-inventory", "--spdk-rpc-script",
+            "--spdk-rpc-python", "--spdk-rpc-socket", "--bootstrap-subsystem-nqn",
+            "--cpcs-bootstrap-check", "--cpcs-bootstrap-install-builtins",
+            "--cpcs-bootstrap-list-programs", "--cpcs-bootstrap-list-mrs",
+            "--cpcs-required-rpc-methods", "--spdk-nvme-passthru", "--trtype", "--traddr",
+            "--trsvcid", "--subnqn", "--hostnqn", "--src-addr", "--src-svcid",
+            "--passthru-lcores", "--dataset-nsid", "--slm-nsid", "--cpcs-nsid",
+            "--cpcs-program-pind", "--cpcs-program-pind-pack-store", "--cpcs-rsid",
+            "--cpcs-rsid-batch-read", "--cpcs-auto-create-mrs", "--cpcs-mrs-ranges",
+            "--cpcs-mrs-default-length-bytes", "--cpcs-mrs-align-bytes", "--cpcs-mrs-align-mode",
+            "--cpcs-load-program-path", "--cpcs-load-program-puid",
+            "--cpcs-activate-loaded-program", "--direct-probe-offset", "--direct-probe-length",
+            "--direct-probe-lba-bytes", "--cpcs-slm-rw-lba-bytes", "--cpcs-slm-read-address-mode",
+            "--cpcs-slm-write-address-mode", "--cpcs-arena-path", "--cpcs-index-path",
+            "--cpcs-metrics-output", "--cpcs-verify-every-n", "--cpcs-lossy-tolerance",
+            "--cpcs-block-size-kb", "--cpcs-batch-size", "--cpcs-fallback-on-error",
+        )
+    ),
+]  # fmt: skip
+
+WITHOUT_EFFECT = [
+    "--rag-num-docs 10",
+    "--autoscaler-mode qos",
+    "--autoscaler-mode predictive",
+    "--target-saturation 0.8",
+    "--max-conversations 5",
+    "--precondition-size-gb 0",
+    "--precondition-threads 0",
+]
+
+
+def call(line: str) -> Invocation:
+    return parse(line.split())
+
+
+def refusal(line: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(line)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestTable:
+    @pytest.mark.parametrize("line", MAPPED)
+    def test_mapped(self, line: str) -> None:
+        path, value = MAPPED[line]
+        overrides = call(line).overrides
+        assert overrides[path] == value
+        assert type(overrides[path]) is type(value)
+        assert path in options()
+
+    @pytest.mark.parametrize("line", REFUSED)
+    def test_refused_with_a_reason(self, line: str) -> None:
+        text = refusal(line)
+        assert line.split()[0] in text
+        assert "this version does not have it" in text
+
+    @pytest.mark.parametrize("line", WITHOUT_EFFECT)
+    def test_accepted_with_a_warning(self, line: str) -> None:
+        invocation = call(line)
+        assert not invocation.overrides
+        (warning,) = invocation.warnings
+        assert warning.startswith(f"{line.split()[0]} has no effect without --")
+
+    def test_every_flag_of_an_option_is_covered(self) -> None:
+        flags = {option.flag for option in options().values() if option.flag}
+        assert flags <= {line.split()[0] for line in MAPPED} | {"--replay-cycles"}
+
+    def test_each_flag_lies_about_nothing(self) -> None:
+        """A mapped flag leads to that value in the configuration."""
+        for line, (path, value) in MAPPED.items():
+            rate = {"arrival.mode": "open"} if path == "arrival.cv" else {}
+            config = load_config(None, {**call(line).overrides, **rate})
+            assert value_at(config, path) == value
+
+    def test_what_is_harmless_is_accepted(self) -> None:
+        invocation = call("--nvme-backend file --cpcs-mode off --log-level debug --config c.yaml")
+        assert not invocation.overrides
+        assert invocation.log_level == "DEBUG"
+        assert invocation.config_path == Path("c.yaml")
+        assert invocation.given == {"--nvme-backend", "--cpcs-mode", "--log-level", "--config"}
+
+
+class TestArrival:
+    @pytest.mark.parametrize("process", ["fixed", "poisson", "gamma"])
+    def test_a_process_means_open_arrivals(self, process: str) -> None:
+        overrides = call(f"--arrival {process} --request-rate 3").overrides
+        assert overrides["arrival.mode"] == "open"
+        assert overrides["arrival.process"] == process
+        load_config(None, overrides)
+
+    def test_a_rate_alone_means_open_arrivals(self) -> None:
+        assert call("--request-rate 3").overrides["arrival.mode"] == "open"
+        assert "arrival.mode" not in call("--request-rate 0").overrides
+
+    def test_closed_with_a_rate_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="closed users wait"):
+            load_config(None, call("--arrival closed --request-rate 3").overrides)
+
+    def test_poisson_without_a_rate_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="needs a rate"):
+            load_config(None, call("--arrival poisson").overrides)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("--num-users nan", ["--num-users is 'nan'", "1 to 100000"]),
+            ("--num-users 1.5", ["whole number"]),
+            ("--num-users -5", ["--num-users is -5"]),
+            ("--gpu-mem-gb nan", ["--gpu-mem-gb is nan", "0 to 65536"]),
+            ("--storage-capacity-gb inf", ["is inf"]),
+            ("--request-rate -1", ["is -1.0"]),
+            ("--seed 4294967296", ["0 to 4294967295"]),
+            ("--cache-dir=", ["not empty"]),
+            ("--config=", ["--config is empty"]),
+            ("--eviction lur", ["Did you mean 'lru'?"]),
+            ("--num 5", ["ambiguous", "--num-users", "--num-gpus"]),
+            ("--nm-users 5", ["--nm-users is not a flag", "Did you mean '--num-users'?"]),
+            ("--model", ["--model", "expected one argument"]),
+            ("--prefill-only --decode-only", ["--decode-only", "not allowed", "--prefill-only"]),
+            ("stray", ["'stray' belongs to no flag"]),
+            ("--target-saturation nan", ["0 to 1"]),
+        ],
+    )
+    def test_one_sentence(self, line: str, words: list[str]) -> None:
+        text = refusal(line)
+        for word in words:
+            assert word in text
+
+    @settings(deadline=None)
+    @given(st.lists(st.sampled_from(sorted(MAPPED)).map(str.split) | st.text(max_size=6).map(
+        lambda text: [text]
+    ), max_size=4))  # fmt: skip
+    def test_never_anything_but_config_error(self, words: list[list[str]]) -> None:
+        argv = [word for group in words for word in group]
+        if any(word.startswith(("-h", "--h")) for word in argv):
+            return
+        message = "fine"
+        try:
+            load_config(None, parse(argv).overrides)
+        except ConfigError as error:
+            message = str(error)
+        assert message
+
+
+def test_abbreviations_work() -> None:
+    assert call("--mod tiny-1b").overrides == {"run.model": "tiny-1b"}
+    assert call("--no-prog").overrides == {"output.progress": False}
+
+
+def test_the_april_launcher_is_understood() -> None:
+    line = (
+        "--model llama3.1-8b --num-users 10 --duration 60 --gpu-mem-gb 16.0 --cpu-mem-gb 32.0 "
+        "--generation-mode realistic --performance-profile latency --cache-dir /d --output "
+        "r/kvcache_results_1.json --disable-multi-turn --disable-prefix-caching --seed 42"
+    )
+    invocation = call(line)
+    assert len(invocation.overrides) == 12
+    assert not invocation.warnings
+    load_config(None, invocation.overrides)
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert text == build_parser().format_help()
+    assert "SUPPRESS" not in text
+    for option in options().values():
+        assert option.flag is None or option.flag in text
