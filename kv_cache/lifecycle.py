@@ -41,7 +41,7 @@ ROOM_LOST = "room-not-made"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Semantics:
-    """What a request does, apart from how fast. `config/semantics.py` has the two presets.
+    """What a request does, apart from how fast. `config/root.py` has the two presets.
 
     `reuse_prefix`: look up all blocks and use the longest resident prefix, computing the rest
     (serving engines); otherwise look up each block of earlier turns by itself and compute only

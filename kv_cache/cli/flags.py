@@ -229,7 +229,7 @@ def _add_arrival(group: argparse._ArgumentGroup) -> None:
         "--arrival", dest="--arrival", metavar=_braces(words),
         type=_word("--arrival", words),
         help=f"{mode.help}; fixed, poisson and gamma = open, spaced so by --request-rate "
-        "[default closed, and fixed with a --request-rate]",
+        "[default closed; a --request-rate alone spaces evenly what closed users ask]",
     )  # fmt: skip
 
 
@@ -348,10 +348,10 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrival(given: Mapping[str, Any]) -> dict[str, str]:
-    """A rate without --arrival means open arrivals, as in the reference."""
+    """Spaced arrivals (the reference fork's words) are those of users who do not wait."""
     word = given.get("--arrival")
     if word is None:
-        return {"arrival.mode": "open"} if given.get("--request-rate") else {}
+        return {}
     if word in ("closed", "open"):
         return {"arrival.mode": word}
     return {"arrival.mode": "open", "arrival.process": word}

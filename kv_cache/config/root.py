@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kv_cache.cache.manager import CacheRules
+from kv_cache.config import reference as r
 from kv_cache.config import sections as s
 from kv_cache.config.schema import Option, describe, opt, show
 from kv_cache.core.errors import ConfigError, did_you_mean
@@ -78,21 +79,21 @@ class Config:
     workload: s.WorkloadConfig = field(default_factory=s.WorkloadConfig)
     output: s.OutputConfig = field(default_factory=s.OutputConfig)
     sim: s.SimConfig = field(default_factory=s.SimConfig)
-    user_templates: s.UserTemplates = field(default_factory=s.UserTemplates)
-    generation_timing: s.GenerationTiming = field(default_factory=s.GenerationTiming)
-    qos_profiles: s.QosProfiles = field(default_factory=s.QosProfiles)
-    qos_distribution: s.QosDistribution = field(default_factory=s.QosDistribution)
-    eviction: s.EvictionConfig = field(default_factory=s.EvictionConfig)
-    gpu_backend: s.GpuBackend = field(default_factory=s.GpuBackend)
-    prefix_cache: s.PrefixCache = field(default_factory=s.PrefixCache)
-    rag: s.Rag = field(default_factory=s.Rag)
-    conversation: s.Conversation = field(default_factory=s.Conversation)
-    autoscaler: s.Autoscaler = field(default_factory=s.Autoscaler)
-    decode: s.Decode = field(default_factory=s.Decode)
-    sharegpt: s.ShareGpt = field(default_factory=s.ShareGpt)
-    saturation_detection: s.SaturationDetection = field(default_factory=s.SaturationDetection)
-    validation_limits: s.ValidationLimits = field(default_factory=s.ValidationLimits)
-    model_configs: Mapping[str, s.ModelOverride] = opt(
+    user_templates: r.UserTemplates = field(default_factory=r.UserTemplates)
+    generation_timing: r.GenerationTiming = field(default_factory=r.GenerationTiming)
+    qos_profiles: r.QosProfiles = field(default_factory=r.QosProfiles)
+    qos_distribution: r.QosDistribution = field(default_factory=r.QosDistribution)
+    eviction: r.EvictionConfig = field(default_factory=r.EvictionConfig)
+    gpu_backend: r.GpuBackend = field(default_factory=r.GpuBackend)
+    prefix_cache: r.PrefixCache = field(default_factory=r.PrefixCache)
+    rag: r.Rag = field(default_factory=r.Rag)
+    conversation: r.Conversation = field(default_factory=r.Conversation)
+    autoscaler: r.Autoscaler = field(default_factory=r.Autoscaler)
+    decode: r.Decode = field(default_factory=r.Decode)
+    sharegpt: r.ShareGpt = field(default_factory=r.ShareGpt)
+    saturation_detection: r.SaturationDetection = field(default_factory=r.SaturationDetection)
+    validation_limits: r.ValidationLimits = field(default_factory=r.ValidationLimits)
+    model_configs: Mapping[str, r.ModelOverride] = opt(
         {}, "Models by name: fields put over the built-in model of that name, or a new model"
     )
     cpcs: Mapping[str, Any] = opt(
@@ -137,7 +138,7 @@ class Config:
 
         name = self.run.model
         if name in MODELS or name in self.model_configs:
-            shape = _merged(name, self.model_configs.get(name, s.ModelOverride()))
+            shape = _merged(name, self.model_configs.get(name, r.ModelOverride()))
         elif os.path.exists(name):
             shape = read_model(Path(name))
         else:
@@ -222,7 +223,7 @@ def _or(given: T | None, default: T) -> T:
     return default if given is None else given
 
 
-def _merged(name: str, override: s.ModelOverride) -> ModelShape:
+def _merged(name: str, override: r.ModelOverride) -> ModelShape:
     """The override's fields over the built-in of that name, or over the general defaults."""
     base = MODELS.get(name) or ModelShape(name=name, source="model_configs")
     given = {f.name: getattr(override, f.name) for f in fields(override)}
@@ -240,7 +241,7 @@ def _say(config: Config, path: str) -> str:
 
 def _check_not_yet(config: Config) -> None:
     for path, option in options().items():
-        for prefix, reason in s.NOT_YET.items():
+        for prefix, reason in r.NOT_YET.items():
             inside = path == prefix or path.startswith(f"{prefix}.")
             if inside and value_at(config, path) != option.default:
                 raise ConfigError(
@@ -287,12 +288,6 @@ def _check_tiers(config: Config) -> None:
 
 def _check_arrival(config: Config) -> None:
     arrival = config.arrival
-    if arrival.mode == "closed" and arrival.request_rate > 0:
-        raise ConfigError(
-            f"{_say(config, 'arrival.request_rate')}, but closed users wait for their answers and "
-            "keep no rate; set arrival.mode to open (--arrival fixed, poisson or gamma), or "
-            "leave the rate at 0"
-        )
     if arrival.process != "fixed" and arrival.request_rate == 0:
         raise ConfigError(
             f"{_say(config, 'arrival.process')}, which needs a rate; set arrival.request_rate "

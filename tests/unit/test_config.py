@@ -429,7 +429,6 @@ class TestRulesBetweenOptions:
         [
             ({"tiers": {"tensor_parallel": 2}}, "--num-gpus"),
             ({"arrival": {"process": "gamma", "mode": "open"}}, "--request-rate"),
-            ({"arrival": {"request_rate": 1}}, "closed users wait"),
             ({"workload": {"replay_cycles": 1}}, "only a trace has cycles"),
             ({"workload": {"trace": "x", "use_burst_trace": True}}, "replays one trace"),
             ({"qos_distribution": {"interactive_probability": 0.6}}, "cumulative"),

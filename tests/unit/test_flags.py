@@ -171,13 +171,10 @@ class TestArrival:
         assert overrides["arrival.process"] == process
         load_config(None, overrides)
 
-    def test_a_rate_alone_means_open_arrivals(self) -> None:
-        assert call("--request-rate 3").overrides["arrival.mode"] == "open"
-        assert "arrival.mode" not in call("--request-rate 0").overrides
-
-    def test_closed_with_a_rate_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="closed users wait"):
-            load_config(None, call("--arrival closed --request-rate 3").overrides)
+    def test_a_rate_paces_closed_users_too(self) -> None:
+        assert "arrival.mode" not in call("--request-rate 3").overrides
+        config = load_config(None, call("--arrival closed --request-rate 3").overrides)
+        assert (config.arrival.mode, config.arrival.request_rate) == ("closed", 3.0)
 
     def test_poisson_without_a_rate_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="needs a rate"):

@@ -1,0 +1,245 @@
+"""The MLPerf reference's sections of the configuration, with its exact keys and defaults, so that
+its `config.yaml` loads unchanged.
+
+Each key works or is refused: `NOT_YET` names those whose feature this version does not have; they
+are accepted at their default and refused, with the reason, at any other value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kv_cache.config.schema import opt
+from kv_cache.core.model import ATTENTION_TYPES, DTYPE_BYTES
+
+_NO_EFFECT = "the key has no effect in the reference either"
+
+NOT_YET: Mapping[str, str] = {
+    "rag": "RAG is not in this version",
+    "autoscaler": "the number of users stays fixed during a run in this version",
+    "sharegpt": "ShareGPT datasets are not read by this version",
+    "saturation_detection": "only an autoscaler would ask for it, and this version has none",
+    "gpu_backend.max_eviction_attempts": "room in the GPU tier is planned at once, not attempted",
+    "gpu_backend.free_memory_threshold": "the GPU tier takes its memory once, when a run starts",
+    "eviction.max_recursion_depth": "demotions are planned at once, through two tiers at most",
+    "prefix_cache.min_prefix_length": f"{_NO_EFFECT}; use prefix_cache.prompt_tokens",
+    "prefix_cache.max_prefix_entries": f"{_NO_EFFECT}; use prefix_cache.prompt_tokens",
+}
+"""Section or key -> why it is refused when changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A kind of synthetic user."""
+
+    context_range: tuple[int, int] = opt(
+        (512, 4096), "Tokens that a user brings", unit="tokens", low=1, high=100_000_000
+    )
+    generation_range: tuple[int, int] = opt(
+        (50, 200), "Tokens that are generated", unit="tokens", low=1, high=100_000_000
+    )
+    think_time_range: tuple[float, float] = opt(
+        (0.1, 0.5), "Time between requests", unit="s", low=0, high=86_400
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserTemplates:
+    """The kinds of synthetic users; each user is one of them with equal chance."""
+
+    chatbot: Template = field(default_factory=Template)
+    coding: Template = field(
+        default_factory=lambda: Template(
+            context_range=(4096, 25_000), generation_range=(100, 500), think_time_range=(0.2, 1.0)
+        )
+    )
+    document: Template = field(
+        default_factory=lambda: Template(
+            context_range=(4096, 16_384), generation_range=(200, 800), think_time_range=(0.3, 1.5)
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationTiming:
+    """Time per generated token, for each generation_mode."""
+
+    none: float = opt(0.0, "With --generation-mode none", unit="s/token", low=0, high=60)
+    fast: float = opt(0.002, "With --generation-mode fast", unit="s/token", low=0, high=60)
+    realistic: float = opt(
+        0.030, "With --generation-mode realistic", unit="s/token", low=0, high=60
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QosProfile:
+    """One QoS class: promised response times and its priority."""
+
+    target_latency_p95_ms: float = opt(50.0, "95 % of requests", unit="ms", above=0, high=1e9)
+    target_latency_p99_ms: float = opt(100.0, "99 % of requests", unit="ms", above=0, high=1e9)
+    target_latency_p999_ms: float = opt(150.0, "99.9 % of requests", unit="ms", above=0, high=1e9)
+    target_latency_p9999_ms: float = opt(200.0, "99.99 % of requests", unit="ms", above=0, high=1e9)
+    priority: int = opt(3, "Higher is served first", low=0, high=1000)
+
+
+def _profile(p95: float, p99: float, p999: float, p9999: float, priority: int) -> QosProfile:
+    return QosProfile(
+        target_latency_p95_ms=p95,
+        target_latency_p99_ms=p99,
+        target_latency_p999_ms=p999,
+        target_latency_p9999_ms=p9999,
+        priority=priority,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QosProfiles:
+    """The QoS classes."""
+
+    interactive: QosProfile = field(default_factory=QosProfile)
+    responsive: QosProfile = field(default_factory=lambda: _profile(100.0, 200.0, 350.0, 500.0, 2))
+    batch: QosProfile = field(default_factory=lambda: _profile(1000.0, 5000.0, 7500.0, 10_000.0, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QosDistribution:
+    """Which users are in which QoS class, by one draw from 0 to 1; the rest is batch."""
+
+    interactive_probability: float = opt(0.15, "Interactive below this", low=0, high=1)
+    responsive_threshold: float = opt(0.50, "Else responsive below this", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionConfig:
+    """How much a full tier gives up (which copies go: tiers.eviction)."""
+
+    max_recursion_depth: int = opt(10, "Kept for the reference's files", low=0)
+    target_usage_ratio: float = opt(
+        0.8, "A tier above storage makes room down to this share", above=0, high=1
+    )
+    large_entry_limit_ratio: float = opt(
+        0.95, "Objects above this share of a tier skip it", above=0, high=1
+    )
+    max_evictions_hard_cap: int = opt(5000, "Copies that leave for one store, at most", low=1)
+    max_evictions_min: int = opt(1000, "Copies that may always leave for one store", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBackend:
+    """GPU memory."""
+
+    memory_fraction: float = opt(
+        0.8, "Share of a card's memory that the GPU tier may take", above=0, high=1
+    )
+    max_eviction_attempts: int = opt(100, "Kept for the reference's files", low=0)
+    free_memory_threshold: float = opt(0.1, "Kept for the reference's files", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCache:
+    """System prompts that the requests of many users share."""
+
+    min_prefix_length: int = opt(50, "Kept for the reference's files", low=0)
+    max_prefix_entries: int = opt(1000, "Kept for the reference's files", low=0)
+    system_prompt_hit_probability: float = opt(
+        0.2, "Chance that a request begins with a shared prompt", low=0, high=1
+    )
+    prompt_tokens: tuple[int, ...] = opt(
+        (128, 256, 512), "Lengths of the shared prompts, one number each", unit="tokens", low=1,
+        high=10_000_000,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rag:
+    """Retrieval-augmented requests: not in this version, leave the defaults."""
+
+    chunk_size_tokens: int = opt(512, "Tokens in a chunk", low=1)
+    top_k_chunks: int = opt(5, "Chunks that a request reads", low=1)
+    max_chunk_bytes: int = opt(268_435_456, "Bytes of a chunk, at most", low=1)
+    request_probability: float = opt(0.1, "Chance that a request retrieves", low=0, high=1)
+    retrieval_distribution: str = opt(
+        "zipfian", "Which chunks are retrieved", choices=("zipfian", "uniform")
+    )
+    max_documents: int = opt(0, "Documents, at most; 0 = no limit", low=0)
+    large_model_doc_tokens_min: int = opt(1024, "Document length, large models", low=1)
+    large_model_doc_tokens_max: int = opt(4096, "Document length, large models", low=1)
+    small_model_doc_tokens_min: int = opt(4000, "Document length, small models", low=1)
+    small_model_doc_tokens_max: int = opt(12_000, "Document length, small models", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Conversations of synthetic users."""
+
+    max_conversations: int = opt(1000, "Conversations that are open at the same time", low=1)
+    max_turns_per_conv: int = opt(50, "Turns after which a conversation ends", low=1)
+    end_conversation_probability: float = opt(
+        0.2, "Chance that a conversation ends before its next turn", low=0, high=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaler:
+    """Users that come and go during a run: not in this version, leave the defaults."""
+
+    min_users: int = opt(1, "Fewest users", low=1)
+    max_users: int = opt(10_000, "Most users", low=1)
+    scale_up_factor: float = opt(1.2, "Growth in one step", above=0)
+    scale_down_factor: float = opt(0.8, "Shrinking in one step", above=0)
+    consecutive_samples_required: int = opt(2, "Samples before a step", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """Generation."""
+
+    batch_size: int = opt(
+        32, "Tokens that are generated between two reads of the context", low=1, high=1_000_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareGpt:
+    """ShareGPT datasets: not in this version, leave the defaults."""
+
+    max_context_tokens: int = opt(8192, "Longest context", low=1)
+    max_generation_tokens: int = opt(2048, "Longest answer", low=1)
+    chars_per_token_estimate: float = opt(4.0, "Characters in a token", above=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaturationDetection:
+    """When the autoscaler calls the storage saturated: not in this version, leave the defaults."""
+
+    read_latency_p95_threshold_ms: float = opt(100.0, "Read latency", unit="ms", above=0)
+    write_latency_p95_threshold_ms: float = opt(50.0, "Write latency", unit="ms", above=0)
+    queue_depth_threshold: int = opt(100, "Waiting requests", low=1)
+    history_window_size: int = opt(10, "Samples that are looked at", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationLimits:
+    """Limits that a site sets for all its runs."""
+
+    max_users: int = opt(100_000, "run.num_users, at most", low=1)
+    max_duration_seconds: float = opt(86_400.0, "run.duration_s, at most", unit="s", above=0)
+    max_gpu_memory_gb: float = opt(65_536.0, "tiers.gpu_mem_gib, at most", unit="GiB", low=0)
+    max_cpu_memory_gb: float = opt(131_072.0, "tiers.cpu_mem_gib, at most", unit="GiB", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOverride:
+    """Fields of a model; the rest is as the built-in of that name, else the general default."""
+
+    name: str | None = opt(None, "Name in results")
+    num_layers: int | None = opt(None, "Layers with attention", low=1, high=1_000_000)
+    hidden_dim: int | None = opt(None, "Hidden size", low=1, high=100_000_000)
+    num_heads: int | None = opt(None, "Attention heads", low=1, high=1_000_000)
+    kv_heads: int | None = opt(None, "Heads of keys and values", low=1, high=1_000_000)
+    dtype: str | None = opt(None, "Type of an element", choices=tuple(DTYPE_BYTES))
+    kv_dim_per_head: int | None = opt(
+        None, "Elements in a head; 0 = hidden_dim / num_heads", low=0, high=100_000_000
+    )
+    attention_type: str | None = opt(None, "Kind of attention", choices=ATTENTION_TYPES)
+    kv_lora_rank: int | None = opt(None, "MLA: size of the latent", low=0, high=100_000_000)
+    qk_rope_head_dim: int | None = opt(None, "MLA: size of the rope key", low=0, high=100_000_000)
