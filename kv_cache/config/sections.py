@@ -40,7 +40,7 @@ class RunConfig:
         flag="--warmup",
     )  # fmt: skip
     drain_s: float = opt(
-        30.0, "How long requests in flight may finish after the window; reported apart", unit="s",
+        10.0, "How long requests in flight may finish after the window; reported apart", unit="s",
         low=0, high=86_400, flag="--drain",
     )  # fmt: skip
     seed: int | None = opt(
