@@ -25,7 +25,7 @@ from kv_cache.core.effect import (
     Token,
     Transfer,
 )
-from kv_cache.core.kinds import OpKind, Outcome
+from kv_cache.core.kinds import Outcome
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -346,10 +346,7 @@ class Drive:
     # --- under the lock ------------------------------------------------------------------
 
     def _record(self, result: OpDone) -> None:
-        verified = any(
-            leg.kind is OpKind.READ and self._mover.verifies(leg.tier) for leg in result.legs
-        )
-        self._recorder.op(result, verified=verified)
+        self._recorder.op(result, verified=self._mover.verified(result))
         self._on_op(result)
 
     def _wake_waiters(self) -> None:

@@ -38,11 +38,20 @@ class _LegTimer:
         self._last_ns = self.started_ns
         self._device_ns = 0
         self._chunks: list[Chunk] = []
+        self.calling = False
+        """Inside a call of the store, or that call has raised."""
+
+    def start(self) -> None:
+        """The first call of the leg begins."""
+        self.begin()
+        self.started_ns = self._last_ns
 
     def begin(self) -> None:
+        self.calling = True
         self._last_ns = self._clock.now_ns()
 
     def end(self, nbytes: int = 0) -> None:
+        self.calling = False
         now_ns = self._clock.now_ns()
         self._device_ns += now_ns - self._last_ns
         self._last_ns = now_ns
@@ -78,9 +87,13 @@ class Mover:
         self._abort = abort
         self._size = loads.buffer_bytes
         self._has_data = {t: Capability.DATA in s.capabilities for t, s in stores.items()}
+        checks = verify is not Verify.OFF
+        self._verifies = {tier: checks and has for tier, has in self._has_data.items()}
 
-    def verifies(self, tier: Tier) -> bool:
-        return self._verify is not Verify.OFF and self._has_data[tier]
+    def verified(self, done: OpDone) -> bool:
+        """Whether what was read was compared with what must be there."""
+        leg = done.legs[0] if done.legs else None
+        return leg is not None and leg.kind is OpKind.READ and self._verifies[leg.tier]
 
     def worth_sharing(self, ops: tuple[Op, ...]) -> bool:
         """Whether a batch gains from several threads: where it waits for storage."""
@@ -109,9 +122,7 @@ class Mover:
                 for offset in range(0, ref.nbytes, self._size):
                     self._load_chunk(timer, tap, ref, offset)
             finally:
-                timer.begin()
-                tap.close()
-                timer.end()
+                self._close(timer, tap)
         except StoreError as error:
             return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.READ)
         return self._done(op, (timer.leg(ref.nbytes),), timer)
@@ -123,10 +134,8 @@ class Mover:
             try:
                 for offset in range(0, ref.nbytes, self._size):
                     self._store_chunk(timer, sink, ref, offset)
-                timer.begin()
-                sink.commit()
-                timer.end()
-            except StoreError:
+                self._commit(timer, sink)
+            except BaseException:
                 sink.abort()
                 raise
         except StoreError as error:
@@ -136,36 +145,25 @@ class Mover:
     def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
         reading = _LegTimer(self._clock, source.tier, OpKind.READ)
         writing = _LegTimer(self._clock, target.tier, OpKind.WRITE)
-        side = OpKind.READ
+        failure = side = None
         try:
-            tap = self._open(reading, source)
+            sink = self._create(writing, target)
             try:
-                side = OpKind.WRITE
-                sink = self._create(writing, target)
+                tap = self._open(reading, source)
                 try:
                     for offset in range(0, source.nbytes, self._size):
-                        side = OpKind.READ
-                        buffer = self._loads.take()
-                        try:
-                            n = self._fetch(reading, tap, buffer, source, offset)
-                            side = OpKind.WRITE
-                            writing.begin()
-                            sink.write(offset, buffer.view[:n])
-                            writing.end(n)
-                        finally:
-                            self._loads.give(buffer)
-                    writing.begin()
-                    sink.commit()
-                    writing.end()
-                except StoreError:
-                    sink.abort()
-                    raise
-            finally:
-                tap.close()
+                        self._carry_chunk(reading, writing, tap, sink, source, target, offset)
+                finally:
+                    self._close(reading, tap)
+                self._commit(writing, sink)  # last: after it nothing may fail
+            except BaseException:
+                sink.abort()
+                raise
         except StoreError as error:
-            legs = (reading.leg(source.nbytes), writing.leg(target.nbytes))
-            return self._done(op, legs, reading, error, side)
-        return self._done(op, (reading.leg(source.nbytes), writing.leg(target.nbytes)), reading)
+            failure = error
+            side = OpKind.WRITE if writing.calling else OpKind.READ
+        legs = (reading.leg(source.nbytes), writing.leg(target.nbytes))
+        return self._done(op, legs, writing, failure, side)
 
     def _delete(self, op: Op, ref: CopyRef) -> OpDone:
         timer = _LegTimer(self._clock, ref.tier, OpKind.DELETE)
@@ -180,18 +178,28 @@ class Mover:
     # --- their parts -----------------------------------------------------------------------
 
     def _open(self, timer: _LegTimer, ref: CopyRef) -> Tap:
-        timer.begin()
+        timer.start()
         tap = self._stores[ref.tier].open(ref)
         timer.end()
         timer.engine = tap.engine
         return tap
 
-    def _create(self, timer: _LegTimer, ref: CopyRef) -> Sink:
+    def _close(self, timer: _LegTimer, tap: Tap) -> None:
         timer.begin()
+        tap.close()
+        timer.end()
+
+    def _create(self, timer: _LegTimer, ref: CopyRef) -> Sink:
+        timer.start()
         sink = self._stores[ref.tier].create(ref)
         timer.end()
         timer.engine = sink.engine
         return sink
+
+    def _commit(self, timer: _LegTimer, sink: Sink) -> None:
+        timer.begin()
+        sink.commit()
+        timer.end()
 
     def _load_chunk(self, timer: _LegTimer, tap: Tap, ref: CopyRef, offset: int) -> None:
         if not self._has_data[ref.tier]:
@@ -210,7 +218,7 @@ class Mover:
         timer.begin()
         tap.read(offset, buffer.view[:n])
         timer.end(n)
-        if self._verify is not Verify.OFF:
+        if self._verifies[ref.tier]:
             full = self._verify is Verify.FULL
             if not self._payload.matches(buffer, ref, offset, n, full):
                 raise StoreError(MISMATCH, f"{ref} at {offset}")
@@ -230,6 +238,29 @@ class Mover:
             timer.end(n)
         finally:
             self._stored.give(buffer)
+
+    def _carry_chunk(
+        self,
+        reading: _LegTimer,
+        writing: _LegTimer,
+        tap: Tap,
+        sink: Sink,
+        source: CopyRef,
+        target: CopyRef,
+        offset: int,
+    ) -> None:
+        if not (self._has_data[source.tier] and self._has_data[target.tier]):
+            self._load_chunk(reading, tap, source, offset)
+            self._store_chunk(writing, sink, target, offset)
+            return
+        buffer = self._loads.take()
+        try:
+            n = self._fetch(reading, tap, buffer, source, offset)
+            writing.begin()
+            sink.write(offset, buffer.view[:n])
+            writing.end(n)
+        finally:
+            self._loads.give(buffer)
 
     def _pretend(self, timer: _LegTimer, ref: CopyRef, offset: int) -> None:
         """A store that keeps nothing is given nothing: only the harness is left to measure."""

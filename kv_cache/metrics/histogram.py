@@ -7,6 +7,7 @@ its middle. So a reported percentile differs from the sample at that rank by at 
 """
 
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from math import ceil
 from typing import Any
 
@@ -40,7 +41,8 @@ class Histogram:
         self.highest: int | None = None
 
     def add(self, value: int) -> None:
-        bucket = bucket_of(value)
+        shift = value.bit_length() - _BITS - 1  # `bucket_of`, without the call
+        bucket = value if shift <= 0 else (shift << _BITS) + (value >> shift)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self.count += 1
         self.total += value
@@ -65,10 +67,14 @@ class Histogram:
         return self.total / self.count if self.count else None
 
     def percentile(self, percent: float) -> float | None:
-        """The value at rank ceil(percent/100 * count), within `RELATIVE_ERROR`; None if empty."""
+        """The value at rank ceil(percent/100 * count), within `RELATIVE_ERROR`; None if empty.
+
+        The rank is exact: 99.9 is not a binary number, and a rounding would take the maximum for
+        the P99.9 of 1000 values.
+        """
         if self.lowest is None or self.highest is None:
             return None
-        rank = max(1, ceil(percent / 100 * self.count))
+        rank = max(1, ceil(Fraction(str(percent)) * self.count / 100))
         if rank >= self.count:
             return float(self.highest)
         seen = 0

@@ -51,12 +51,12 @@ class Failure:
 class Edges:
     """Where the phases meet. Unknown ends are None: then the earlier phase is still running."""
 
-    populate_end_ns: int = 0
+    populate_end_ns: int | None = None
     measure_start_ns: int = 0
     measure_end_ns: int | None = None
 
     def phase_of(self, at_ns: int) -> Phase:
-        if at_ns < self.populate_end_ns:
+        if self.populate_end_ns is None or at_ns < self.populate_end_ns:
             return Phase.POPULATE
         if at_ns < self.measure_start_ns:
             return Phase.WARMUP
@@ -131,6 +131,7 @@ class Reuse:
     decode_looked_up: int = 0
     decode_hits: int = 0
     loaded_bytes: int = 0
+    stored_bytes: int = 0
 
     def add(self, record: RequestRecord) -> None:
         self.requests += 1
@@ -145,6 +146,7 @@ class Reuse:
         self.decode_looked_up += record.decode_looked_up
         self.decode_hits += record.decode_hits
         self.loaded_bytes += record.loaded_bytes
+        self.stored_bytes += record.stored_bytes
 
 
 class Recorder:
@@ -153,6 +155,7 @@ class Recorder:
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
         self.flows: dict[Flow, OpStats] = {}
+        self._index: dict[tuple[Phase, Tier, OpKind, Cause, str], OpStats] = {}  # by plain tuples
         self.failures: Counter[Failure] = Counter()
         self.request_errors: Counter[str] = Counter()
         self.outcomes: dict[Phase, Counter[Outcome]] = {phase: Counter() for phase in Phase}
@@ -186,7 +189,8 @@ class Recorder:
             stats.operations += 1
             stats.total.add(total)
             stats.device.add(leg.device_ns)
-            stats.host.add(max(0, total - leg.device_ns))
+            if leg.kind is not OpKind.DELETE:
+                stats.host.add(max(0, total - leg.device_ns))
             if verified and leg.kind is OpKind.READ:
                 self.verified_objects += 1
                 self.verified_bytes += leg.nbytes
@@ -221,10 +225,10 @@ class Recorder:
             self.decode_s.add(record.load_ns)
 
     def _flow(self, phase: Phase, tier: Tier, kind: OpKind, cause: Cause, engine: str) -> OpStats:
-        flow = Flow(phase, tier, kind, cause, engine)
-        stats = self.flows.get(flow)
+        key = (phase, tier, kind, cause, engine)
+        stats = self._index.get(key)
         if stats is None:
-            stats = self.flows[flow] = OpStats()
+            stats = self._index[key] = self.flows[Flow(*key)] = OpStats()
         return stats
 
 
