@@ -82,7 +82,6 @@ def measure(max_requests: int, users: int) -> dict[str, Any]:
         "cpu_us": window["process_cpu_ns"] / operations / 1e3,
         "cpu_share": window["process_cpu_ns"] / NS_PER_S / outcome.window_s,
         "rss_mib": window["rss_bytes"] / MIB,
-        "buckets": sum(len(s.total.counts) for s in outcome.recorder.flows.values()),
     }
 
 

@@ -6,10 +6,14 @@ its middle. So a reported percentile differs from the sample at that rank by at 
 (0.2 %). Count, sum, minimum and maximum are exact.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import ceil
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _BITS = 8
 RELATIVE_ERROR = 1 / 2 ** (_BITS + 1)
@@ -21,6 +25,10 @@ def bucket_of(value: int) -> int:
     return value if shift <= 0 else (shift << _BITS) + (value >> shift)
 
 
+BUCKETS = bucket_of(2**63 - 1) + 1
+_EMPTY = bytes(8 * BUCKETS)
+
+
 def bucket_bounds(bucket: int) -> tuple[int, int]:
     """The lowest and highest value of a bucket."""
     shift = max(0, (bucket >> _BITS) - 1)
@@ -29,12 +37,13 @@ def bucket_bounds(bucket: int) -> tuple[int, int]:
 
 
 class Histogram:
-    """Non-negative integers (nanoseconds, here)."""
+    """Non-negative integers below 2^63 (nanoseconds, here). All buckets exist from the start
+    (112 KiB), so that memory is the same after ten values and after ten billion."""
 
-    __slots__ = ("count", "counts", "highest", "lowest", "total")
+    __slots__ = ("_counts", "count", "highest", "lowest", "total")
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
+        self._counts = array("q", _EMPTY)
         self.count = 0
         self.total = 0
         self.lowest: int | None = None
@@ -42,8 +51,7 @@ class Histogram:
 
     def add(self, value: int) -> None:
         shift = value.bit_length() - _BITS - 1  # `bucket_of`, without the call
-        bucket = value if shift <= 0 else (shift << _BITS) + (value >> shift)
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        self._counts[value if shift <= 0 else (shift << _BITS) + (value >> shift)] += 1
         self.count += 1
         self.total += value
         if self.lowest is None or value < self.lowest:
@@ -53,8 +61,8 @@ class Histogram:
 
     def merge(self, other: "Histogram") -> None:
         """As if every value of `other` had been added here."""
-        for bucket, count in other.counts.items():
-            self.counts[bucket] = self.counts.get(bucket, 0) + count
+        mine = self._array()
+        mine += other._array()
         self.count += other.count
         self.total += other.total
         for value in (other.lowest, other.highest):
@@ -77,20 +85,20 @@ class Histogram:
         rank = max(1, ceil(Fraction(str(percent)) * self.count / 100))
         if rank >= self.count:
             return float(self.highest)
-        seen = 0
-        for bucket in sorted(self.counts):
-            seen += self.counts[bucket]
-            if seen >= rank:
-                low, high = bucket_bounds(bucket)
-                return float(min(max((low + high) / 2, self.lowest), self.highest))
-        raise AssertionError("the buckets do not add up to the count")
+        bucket = int(np.searchsorted(np.cumsum(self._array()), rank))
+        low, high = bucket_bounds(bucket)
+        return float(min(max((low + high) / 2, self.lowest), self.highest))
 
     def share_at_most(self, limit: int) -> float | None:
         """The share of values of at most `limit`, counting the limit's own bucket as within."""
         if not self.count:
             return None
-        last = bucket_of(limit)
-        return sum(n for bucket, n in self.counts.items() if bucket <= last) / self.count
+        return int(self._array()[: bucket_of(limit) + 1].sum()) / self.count
+
+    def buckets(self) -> dict[int, int]:
+        """The counts of the buckets that are not empty, in order."""
+        counts = self._array()
+        return {int(bucket): int(counts[bucket]) for bucket in np.flatnonzero(counts)}
 
     def to_json(self) -> dict[str, Any]:
         """Everything, so that results can be merged later without loss."""
@@ -101,16 +109,20 @@ class Histogram:
             "sum": self.total,
             "min": self.lowest,
             "max": self.highest,
-            "buckets": [[b, self.counts[b]] for b in sorted(self.counts)],
+            "buckets": [list(pair) for pair in self.buckets().items()],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Histogram":
         made = cls()
-        made.counts = {int(b): int(n) for b, n in data["buckets"]}
+        for bucket, count in data["buckets"]:
+            made._counts[int(bucket)] = int(count)
         made.count, made.total = int(data["count"]), int(data["sum"])
         made.lowest, made.highest = data["min"], data["max"]
         return made
+
+    def _array(self) -> npt.NDArray[np.int64]:
+        return np.frombuffer(self._counts, np.int64)
 
 
 def merged(histograms: Iterable[Histogram]) -> Histogram:

@@ -66,16 +66,20 @@ class Edges:
 
 
 class Samples:
-    """The first values of a list without end, in seconds, and how many there were."""
+    """The first values of a list without end, in seconds, and how many there were. All of its
+    memory is taken at once."""
 
     def __init__(self) -> None:
-        self.values = array("d")
+        self._values = array("d", bytes(8 * SAMPLE_LIMIT))
         self.seen = 0
 
     def add(self, value_ns: int) -> None:
+        if self.seen < SAMPLE_LIMIT:
+            self._values[self.seen] = value_ns / 1e9
         self.seen += 1
-        if len(self.values) < SAMPLE_LIMIT:
-            self.values.append(value_ns / 1e9)
+
+    def kept(self) -> list[float]:
+        return self._values[: min(self.seen, SAMPLE_LIMIT)].tolist()
 
 
 @dataclass(slots=True, eq=False)
