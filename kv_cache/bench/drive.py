@@ -149,8 +149,9 @@ class Drive:
             tick()
 
     def open(self) -> None:
-        """Arrivals may come in."""
+        """Arrivals may come in; the source's time begins."""
         with self._lock:
+            self._intake.begin(self._clock.now_ns())
             self._open = True
             self._work.notify_all()
             self._feed.notify_all()

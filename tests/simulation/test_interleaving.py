@@ -1,6 +1,7 @@
 """Seeded interleavings of live requests with faults: 200 seeds x 2000 steps."""
 
 import pytest
+
 from tests.simulation.interleaving import Interleaving, draw_setting, outcome_line, reproduction
 
 SEEDS = 200
