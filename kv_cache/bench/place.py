@@ -14,6 +14,7 @@ follows a symbolic link.
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import pwd
@@ -54,6 +55,7 @@ SYSTEM_DIRS = tuple(
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NEUTRAL = frozenset({"lost+found"})  # in every new ext4 file system
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 _RECORD_BYTES = 4096  # more than a lock or owner file of ours can have
 _STORAGE_SHARE = 0.95  # of the free space; the rest is for the file system's own data
 
@@ -64,8 +66,8 @@ def check_cache_dir(path: Path) -> None:
 
 
 def check_space(path: Path, wanted_bytes: int) -> None:
-    """Refuse a run that wants more than is free below `path`."""
-    free = free_bytes(path)
+    """Refuse a run that wants more than is free below `path`, or will be when it begins."""
+    free = obtainable_bytes(path)
     if wanted_bytes <= free:
         return
     fits_gib = int(free * _STORAGE_SHARE / GIB * 100) / 100
@@ -115,6 +117,17 @@ def free_bytes(path: Path) -> int:
         except OSError as err:
             raise PlaceError(f"{path}: its free space cannot be read ({err.strerror})") from err
     return found.f_bavail * found.f_frsize
+
+
+def obtainable_bytes(path: Path) -> int:
+    """Free bytes, and those of dead runs' objects in the cache directory `path`: the next run
+    removes them before it begins."""
+    real = _resolve(path, str(path))
+    if not real.is_dir():
+        return free_bytes(path)
+    dead = (d for d in _owned_dirs(real) if _is_leftover(_owner(d)))
+    objects = itertools.chain.from_iterable(d.glob(FILES_PATTERN) for d in dead)
+    return free_bytes(path) + sum(o.lstat().st_blocks * _BLOCK_BYTES for o in objects)
 
 
 def nearest_existing(path: Path) -> Path:
@@ -594,6 +607,11 @@ def _owner(directory: Path) -> dict[str, Any] | None:
         return None
     finally:
         os.close(fd)
+
+
+def _is_leftover(owner: dict[str, Any] | None) -> bool:
+    """Whether a run's objects may be removed: ours, not kept, and its process dead."""
+    return owner is not None and not owner.get("kept") and not _is_alive(owner)
 
 
 def _is_alive(record: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.place import CacheDir, check_cache_dir, check_space, free_bytes
+from kv_cache.bench.place import CacheDir, check_cache_dir, check_space, obtainable_bytes
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import Load, build_intake, build_world, tier_facts, workers
@@ -54,7 +54,7 @@ def storage_capacity(config: Config, directory: Path) -> int:
     if wanted:
         check_space(directory, wanted)
         return wanted
-    capacity = int(free_bytes(directory) * FREE_SHARE) // PAGE_BYTES * PAGE_BYTES
+    capacity = int(obtainable_bytes(directory) * FREE_SHARE) // PAGE_BYTES * PAGE_BYTES
     if capacity < MIB:
         raise PlaceError(
             f"cache directory {directory}: the file system is full; give another --cache-dir"

@@ -170,17 +170,29 @@ def _caught_signals() -> Iterator[Caught]:
 
 
 class _Watchers:
-    """Who is told of each request and operation: the files that were asked for."""
+    """Who is told of each request and operation: the files that were asked for.
 
-    def __init__(self, config: Config, run_directory: RunDirectory | None) -> None:
+    Nothing is written before `open`, which comes when the cache directory has been had.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._requests: LineWriter | None = None
         self._transfers: LineWriter | None = None
         self._dump: LineWriter | None = None
-        if run_directory is not None and config.output.records:
-            self._requests = LineWriter(run_directory.path / "requests.jsonl")
-            self._transfers = LineWriter(run_directory.path / "transfers.jsonl")
-        if config.output.latency_dump is not None:
-            self._dump = LineWriter(Path(config.output.latency_dump))
+        self.run_directory: RunDirectory | None = None
+        self.environment = capture(job.directory)
+
+    def open(self) -> None:
+        output = self._job.config.output
+        if output.results_dir is not None:
+            self.run_directory = RunDirectory(Path(output.results_dir), self._job.seed)
+            self.run_directory.begin(print_config(self._job.config), self.environment)
+        if self.run_directory is not None and output.records:
+            self._requests = LineWriter(self.run_directory.path / "requests.jsonl")
+            self._transfers = LineWriter(self.run_directory.path / "transfers.jsonl")
+        if output.latency_dump is not None:
+            self._dump = LineWriter(Path(output.latency_dump))
 
     def on_record(self, record: RequestRecord) -> None:
         if self._requests is not None:
@@ -200,15 +212,10 @@ class _Watchers:
 
 
 def _run(job: Job, caught: Caught) -> int:
-    results = job.config.output.results_dir
-    run_directory = None if results is None else RunDirectory(Path(results), job.seed)
-    environment = capture(job.directory)
-    if run_directory is not None:
-        run_directory.begin(print_config(job.config), environment)
-    watchers = _Watchers(job.config, run_directory)
+    watchers = _Watchers(job)
     if job.config.run.virtual_time:
-        outcome = _simulated(job, watchers)
-        return _conclude(job, caught, watchers, outcome, run_directory, environment)
+        watchers.open()
+        return _conclude(job, caught, watchers, _simulated(job, caught, watchers))
     with RealRun(
         job.config,
         job.load,
@@ -218,12 +225,13 @@ def _run(job: Job, caught: Caught) -> int:
         on_record=watchers.on_record,
         on_op=watchers.on_op,
     ) as run:
+        watchers.open()
         with _Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
-        return _conclude(job, caught, watchers, outcome, run_directory, environment)
+        return _conclude(job, caught, watchers, outcome)
 
 
-def _simulated(job: Job, watchers: _Watchers) -> RunOutcome:
+def _simulated(job: Job, caught: Caught, watchers: _Watchers) -> RunOutcome:
     with _bar(job.config, desc="virtual time", unit=" requests") as bar:
         return simulate(
             job.config,
@@ -233,25 +241,25 @@ def _simulated(job: Job, watchers: _Watchers) -> RunOutcome:
             progress=lambda requests: _to(bar, requests),
             on_record=watchers.on_record,
             on_op=watchers.on_op,
+            stopped=caught.stop.is_set,
         )
 
 
-def _conclude(
-    job: Job,
-    caught: Caught,
-    watchers: _Watchers,
-    outcome: RunOutcome,
-    run_directory: RunDirectory | None,
-    environment: dict[str, Any],
-) -> int:
+def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
     outcome = replace(outcome, interrupted=caught.name, warnings=(*job.warnings, *watchers.close()))
-    document = build_result(job.config, job.model, outcome, environment)
-    write_result(job.output, document)
-    if run_directory is not None:
-        run_directory.end(document)
+    document = build_result(job.config, job.model, outcome, watchers.environment)
+    lost: OSError | None = None
+    try:
+        write_result(job.output, document)
+        if watchers.run_directory is not None:
+            watchers.run_directory.end(document)
+    except OSError as error:  # the summary is still told
+        lost = error
     print(summary_text(document, str(job.output)))
-    if outcome.death is not None:
+    if lost is not None:
+        log.error("the result could not be written: %s", lost)
+    if lost is not None or outcome.death is not None:
         return EXIT_BROKEN
     return 0 if caught.number is None else _SIGNALS[signal.Signals(caught.number)]
 

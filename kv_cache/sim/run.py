@@ -52,9 +52,10 @@ def simulate(
     progress: Callable[[int], None],
     on_record: Callable[[RequestRecord], None],
     on_op: Callable[[OpDone], None],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> RunOutcome:
-    """Serve the whole load on the models; the same configuration and seed give the same records,
-    byte for byte."""
+    """Serve the whole load on the models, or until `stopped`; the same configuration and seed give
+    the same records, byte for byte."""
     signals = Signals()
     world = build_world(config, specs, signals)
     intake = build_intake(config, load.source)
@@ -79,6 +80,7 @@ def simulate(
         start_ns=start_ns,
         end_ns=None if window_s is None else start_ns + s_to_ns(window_s),
         drain_ns=s_to_ns(config.run.drain_s),
+        stopped=stopped,
         progress=progress,
     )
     return RunOutcome(

@@ -1,0 +1,91 @@
+"""The program as a user starts it: a process of its own, in an empty directory."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = ROOT / "kv-cache.py"
+
+SMALL = [
+    "--model=tiny-1b",
+    "--gpu-mem-gb=0",
+    "--cpu-mem-gb=0.0625",
+    "--storage-capacity-gb=0.5",
+    "--generation-mode=none",
+    "--seed=3",
+    "--config=small.yaml",
+    "--num-users=4",
+]
+"""A run that takes little: objects of some MiB, 32 MiB of buffers."""
+
+_SMALL_YAML = """
+io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
+run: {drain_s: 5}
+user_templates:
+  chatbot: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0, 0.01]}
+  coding: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0, 0.01]}
+  document: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0, 0.01]}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+    result: Any
+
+    @property
+    def own(self) -> Any:
+        return self.result["kv_cache"]
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, str(PROGRAM), *args]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": str(ROOT)}
+
+
+def start(cwd: Path, args: Sequence[str]) -> "subprocess.Popen[str]":
+    prepare(cwd)
+    return subprocess.Popen(
+        command(*args),
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def prepare(cwd: Path) -> None:
+    (cwd / "small.yaml").write_text(_SMALL_YAML)
+
+
+def run(cwd: Path, *args: str, timeout: float = 120) -> Ran:
+    """Run to the end in `cwd`; the result of `--output=R.json`, if it was written."""
+    process = start(cwd, args)
+    return finish(process, cwd, timeout)
+
+
+def finish(process: "subprocess.Popen[str]", cwd: Path, timeout: float = 120) -> Ran:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    written = cwd / "R.json"
+    result = json.loads(written.read_bytes()) if written.exists() else None
+    return Ran(process.returncode, out, err, result)
+
+
+def small(cwd: Path, *args: str, timeout: float = 120) -> Ran:
+    """A small run below `cwd/cache`, with its result."""
+    return run(cwd, *SMALL, "--cache-dir=cache", "--output=R.json", *args, timeout=timeout)

@@ -1,0 +1,100 @@
+"""Bad input: one clear sentence, exit code 2, nothing written."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli import run
+
+CASES = {
+    "--nmu-users 5": ["--nmu-users", "--num-users"],
+    "--model llama3.1-9b": ["llama3.1-9b", "llama3.1-8b"],
+    "--model tiny-1b --trace T.csv --trace-format burst": ["burst", "burstgpt"],
+    "--num-users 0": ["--num-users", "1"],
+    "--num-users -3": ["--num-users"],
+    "--gpu-mem-gb nan": ["--gpu-mem-gb", "nan"],
+    "--request-rate inf": ["--request-rate"],
+    "--duration 100000000": ["--duration"],
+    "--seed -1": ["--seed"],
+    "--prefill-only --decode-only": ["--decode-only", "--prefill-only"],
+    "--tensor-parallel 4": ["tensor_parallel", "--num-gpus"],
+    "--config missing.yaml": ["missing.yaml"],
+    "--config bad.yaml": ["num_user", "num_users"],
+    "--config twice.yaml": ["stands twice", "line"],
+    "--cache-dir /etc/kv": ["/etc"],
+    "--cache-dir a_file": ["a_file", "director"],
+    "--gpu-mem-gb 0 --cpu-mem-gb 100000": ["RAM", "would fit", "GiB"],
+    "--gpu-mem-gb 0 --cpu-mem-gb 0 --storage-capacity-gb 900000": ["GiB", "free"],
+    "--trace missing.csv": ["missing.csv"],
+    "--trace empty.csv": ["empty"],
+    "--trace wrong.csv": ["wrong.csv"],
+    "--trace rows.csv": ["row", "3", "--skip-bad-rows"],
+    "--output nowhere/R.json": ["nowhere"],
+    "--output .": ["regular file"],
+    "--enable-autoscaling": ["--enable-autoscaling", "not"],
+    "--precondition": ["--precondition"],
+    "--enable-latency-tracing": ["--enable-latency-tracing"],
+    "--dataset-path x.json": ["--dataset-path"],
+    "--enable-rag": ["--enable-rag"],
+    "--xlsx-output x.xlsx": ["--xlsx-output"],
+    "--validation-trace x.json": ["--validation-trace"],
+    "--nvme-backend cpcs": ["cpcs"],
+    "--gpu cuda": ["cuda"],
+    "rnu": ["rnu", "run"],
+    "config a b": ["config"],
+}
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_bad_input_ends_with_one_sentence_and_writes_nothing(line: str, tmp_path: Path) -> None:
+    files = {
+        "a_file": "x",
+        "bad.yaml": "run: {num_user: 5}",
+        "twice.yaml": "run:\n  seed: 1\n  seed: 2\n",
+        "T.csv": "Timestamp,Request tokens,Response tokens\n1,5,5\n",
+        "empty.csv": "",
+        "wrong.csv": "a,b\n1,2\n",
+        "rows.csv": "Timestamp,Request tokens,Response tokens\n1,5,5\n2,x,5\n3,5,5\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ran = run(tmp_path, *line.split())
+    assert ran.code == 2, (ran.out, ran.err)
+    assert ran.out == ""
+    lines = [text for text in ran.err.splitlines() if text]
+    assert len(lines) == 1, ran.err
+    assert lines[0].startswith("kv-cache: ")
+    for word in CASES[line]:
+        assert word in lines[0], (word, lines[0])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*files, "small.yaml"}
+
+
+def test_bad_rows_are_skipped_and_counted_when_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "Timestamp,Request tokens,Response tokens\n1,5,5\n2,x,5\n3,5,5\n"
+    )
+    ran = run(
+        tmp_path, "--trace=rows.csv", "--skip-bad-rows", "--virtual-time", "--replay-cycles=1",
+        "--output=R.json", "--gpu-mem-gb=0", "--cpu-mem-gb=0",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.own["workload"]["skipped_bad_rows"] == 1
+    assert ran.result["requests_completed"] == 2
+
+
+def test_a_read_only_cache_dir_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "readonly"
+    place.mkdir()
+    bound = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(place)], capture_output=True
+    )
+    if bound.returncode:
+        pytest.skip(f"cannot mount read-only: {bound.stderr.decode().strip()}")
+    try:
+        ran = run(tmp_path, "--gpu-mem-gb=0", "--cpu-mem-gb=0", f"--cache-dir={place}/c")
+        assert ran.code == 2
+        assert "read-only" in ran.err or "writ" in ran.err
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

@@ -1,0 +1,381 @@
+"""Small real runs, end to end, as a user starts them."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import SMALL, Ran, finish, run, small, start
+
+MODES = ("standard", "prefill-only", "decode-only")
+
+
+def sound(ran: Ran) -> Any:
+    """A finished run whose books are in order; its own section."""
+    assert ran.code == 0, ran.err
+    own = ran.own
+    books = own["requests"]
+    ends = ("completed", "failed", "rejected", "unfinished")
+    assert books["submitted"] == sum(books[name] for name in ends)
+    assert books["failed"] == 0, own["failed_operations"]
+    assert own["failed_operations"] == []
+    assert own["status"] == "finished"
+    return own
+
+
+@pytest.mark.parametrize("semantics", ["mlperf", "serving"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_runs_and_leaves_nothing_behind(
+    mode: str, semantics: str, tmp_path: Path
+) -> None:
+    flags = [] if mode == "standard" else [f"--{mode}"]
+    block_tokens = 0 if semantics == "mlperf" else 64
+    ran = small(
+        tmp_path,
+        f"--semantics={semantics}",
+        f"--block-tokens={block_tokens}",
+        "--max-requests=40",
+        *flags,
+    )
+    own = sound(ran)
+    assert ran.result["requests_completed"] == 40
+    causes = {row["cause"] for row in own["operations"] if row["operation"] != "delete"}
+    if mode == "decode-only":
+        measured = {r["operation"] for r in own["operations"] if r["phase"] == "measure"}
+        assert "populate" in causes
+        assert "prefill" not in causes
+        assert "read" in measured
+    else:
+        assert "prefill" in causes
+    assert ("decode" in causes) == (
+        mode == "decode-only" or (semantics, mode) == ("mlperf", "standard")
+    )
+    assert not (tmp_path / "cache").exists()
+    assert "requests" in ran.out
+
+
+@pytest.mark.parametrize("engine", ["direct", "mmap", "buffered", "auto"])
+def test_the_result_names_the_engine_that_was_used_by_each_operation(
+    engine: str, tmp_path: Path
+) -> None:
+    ran = small(tmp_path, f"--io-engine={engine}", "--max-requests=30", "--verify=full")
+    own = sound(ran)
+    used = {
+        row["engine"]
+        for row in own["operations"]
+        if row["tier"] == "storage" and row["operation"] != "delete"
+    }
+    assert used == {"direct" if engine == "auto" else engine}
+    assert own["verification"]["objects"] > 0
+
+
+def test_claimed_bytes_agree_with_the_kernel(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--io-engine=direct", "--max-requests=150")
+    books = sound(ran)["reconciliation"]
+    for kind in ("read", "write"):
+        row = books[kind]
+        assert row["claimed_bytes"] > 100e6
+        assert row["process_to_claimed"] == pytest.approx(1, abs=0.01)
+    demoted = [r for r in ran.own["operations"] if r["cause"] == "demotion"]
+    assert sum(row["bytes"] for row in demoted if row["tier"] == "storage") > 0
+
+
+def test_the_same_seed_asks_the_same_twice(tmp_path: Path) -> None:
+    seen = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        ran = small(tmp_path / name, "--max-requests=60", "--storage-capacity-gb=2")
+        own = sound(ran)
+        reuse = own["reuse"]
+        seen.append(
+            (
+                own["schedule"],
+                ran.result["requests_completed"],
+                ran.result["total_tokens_generated"],
+                own["measured"]["all"]["prompt_tokens"],
+                reuse["loaded_bytes"],
+                reuse["stored_bytes"],
+                reuse["hits"],
+            )
+        )
+    assert seen[0] == seen[1]
+    assert seen[0][1] == 60
+
+
+def test_virtual_time_gives_byte_identical_records(tmp_path: Path) -> None:
+    rows = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        ran = small(
+            tmp_path / name,
+            "--virtual-time",
+            "--duration=20",
+            "--results-dir=runs",
+            "--records",
+        )
+        assert ran.code == 0, ran.err
+        assert not ran.result["overall_passed"]
+        assert any("virtual time" in note for note in ran.own["notes"])
+        (directory,) = (tmp_path / name / "runs").iterdir()
+        rows.append([(directory / f).read_bytes() for f in ("requests.jsonl", "transfers.jsonl")])
+    assert rows[0] == rows[1]
+    assert len(rows[0][0].splitlines()) > 100
+
+
+def test_a_run_directory_holds_what_is_needed_to_check_and_repeat(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--max-requests=30", "--results-dir=runs", "--records",
+                "--latency-dump=dump.jsonl")  # fmt: skip
+    own = sound(ran)
+    (directory,) = (tmp_path / "runs").iterdir()
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == [
+        "config.yaml",
+        "environment.json",
+        "requests.jsonl",
+        "result.json",
+        "transfers.jsonl",
+    ]
+    requests = [json.loads(line) for line in lines(directory / "requests.jsonl")]
+    assert len(requests) == own["requests"]["submitted"] == 30
+    transfers = [json.loads(line) for line in lines(directory / "transfers.jsonl")]
+    written = sum(
+        leg["bytes"]
+        for row in transfers
+        for leg in row["legs"]
+        if leg["operation"] == "write" and leg["tier"] == "storage"
+    )
+    assert written == own["reconciliation"]["write"]["claimed_bytes"]
+    assert len((tmp_path / "dump.jsonl").read_text().splitlines()) == 30
+    again = run(tmp_path, f"--config={directory / 'config.yaml'}", "--virtual-time",
+                "--output=again.json")  # fmt: skip
+    assert again.code == 0, again.err
+    repeated = json.loads((tmp_path / "again.json").read_bytes())
+    assert repeated["kv_cache"]["schedule"] == own["schedule"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_with_a_result(number: int, code: int, tmp_path: Path) -> None:
+    process = start(tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60"])
+    wait_for_objects(tmp_path / "cache", process)
+    asked = time.monotonic()
+    process.send_signal(number)
+    ran = finish(process, tmp_path, timeout=30)
+    assert ran.code == code
+    assert ran.own["status"] == "interrupted"
+    assert ran.result["overall_passed"] is False
+    assert not (tmp_path / "cache").exists()
+    assert time.monotonic() - asked < 20
+
+
+def test_a_signal_while_populating_ends_the_run_with_a_result(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        [*SMALL, "--cache-dir=cache", "--output=R.json", "--decode-only", "--num-users=2000",
+         "--storage-capacity-gb=8"],
+    )  # fmt: skip
+    wait_for_objects(tmp_path / "cache", process)
+    process.send_signal(signal.SIGTERM)
+    ran = finish(process, tmp_path, timeout=60)
+    assert ran.code == 143
+    assert ran.own["status"] == "interrupted"
+    assert "summary" not in ran.result
+    assert not (tmp_path / "cache").exists()
+
+
+def wait_for_objects(cache: Path, process: "subprocess.Popen[str]", count: int = 5) -> None:
+    while len(list(cache.glob("*/*/*.kv"))) < count:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def test_a_second_run_on_a_cache_dir_in_use_is_refused(tmp_path: Path) -> None:
+    first = start(tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60"])
+    wait_for_objects(tmp_path / "cache", first)
+    second = run(tmp_path, *SMALL, "--cache-dir=cache", "--output=second.json")
+    assert second.code == 2
+    assert str(first.pid) in second.err
+    assert not (tmp_path / "second.json").exists()
+    first.send_signal(signal.SIGINT)
+    assert finish(first, tmp_path).code == 130
+
+
+def test_kept_cache_files_stay_and_foreign_files_are_never_touched(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "mine.npy").write_text("precious")
+    sound(small(tmp_path, "--max-requests=20", "--keep-cache"))
+    kept = list(cache.glob("*/*/*.kv"))
+    assert kept
+    sound(small(tmp_path, "--max-requests=20"))
+    assert sorted(kept) == sorted(cache.glob("*/*/*.kv"))
+    assert (cache / "mine.npy").read_text() == "precious"
+
+
+def test_vanished_and_corrupted_files_are_failed_operations_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    process = start(
+        tmp_path,
+        [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=6", "--cpu-mem-gb=0"],
+    )
+    wait_for_objects(tmp_path / "cache", process)
+    end = threading.Event()
+
+    def harm() -> None:
+        for number, path in enumerate(harmed(tmp_path / "cache", end)):
+            try:
+                if number % 3 == 0:
+                    path.unlink()
+                elif number % 3 == 1:
+                    with path.open("r+b") as file:
+                        file.truncate(4096)
+                else:
+                    with path.open("r+b") as file:
+                        file.seek(8192)
+                        file.write(b"\0" * 4096)
+            except FileNotFoundError:
+                continue
+
+    thread = threading.Thread(target=harm)
+    thread.start()
+    ran = finish(process, tmp_path, timeout=60)
+    end.set()
+    thread.join()
+    assert ran.code == 0, ran.err
+    reasons = {row["reason"] for row in ran.own["failed_operations"]}
+    assert {"vanished", "truncated", "verification-failed"} & reasons
+    assert ran.own["requests"]["failed"] > 0
+    assert ran.result["requests_completed"] > 0
+    assert not (tmp_path / "cache").exists()
+
+
+def harmed(cache: Path, end: threading.Event) -> Iterator[Path]:
+    """Objects of the run, one every few ms, until it ends."""
+    while not end.wait(0.02):
+        with contextlib.suppress(FileNotFoundError):  # the run is removing its directories
+            yield from list(cache.glob("*/*/*.kv"))[:2]
+
+
+def test_a_full_disk_is_counted_and_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
+    try:
+        process = start(
+            tmp_path,
+            [*SMALL, f"--cache-dir={disk}/cache", "--output=R.json", "--duration=4",
+             "--storage-capacity-gb=0.08", "--cpu-mem-gb=0"],
+        )  # fmt: skip
+        wait_for_objects(disk / "cache", process)
+        ballast = disk / "ballast"  # somebody else fills the disk
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 20))
+        ran = finish(process, tmp_path, timeout=60)
+        assert ran.code == 0, ran.err
+        assert "no-space" in {row["reason"] for row in ran.own["failed_operations"]}
+        assert any("no-space" in note for note in ran.own["notes"])
+        assert ran.own["requests"]["failed"] > 0
+        assert ballast.exists()
+    finally:
+        process.kill()
+        process.wait()
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_dead_worker_ends_the_run_with_exit_code_1_and_a_result(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(
+        "import sys, functools\n"
+        "import kv_cache.cli, kv_cache.cli.run as command\n"
+        "from kv_cache.tiers.wrappers import Faulty\n"
+        "def bug(kind, ref):\n"
+        "    if ref.copy_id == 20: raise RuntimeError('a bug in the program')\n"
+        "command.RealRun = functools.partial(\n"
+        "    command.RealRun, wrap=lambda store: Faulty(store, bug))\n"
+        "sys.exit(kv_cache.cli.main(sys.argv[1:]))\n"
+    )
+    from tests.cli import command, environment, prepare
+
+    prepare(tmp_path)
+    words = command(*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=30")
+    words[1] = str(script)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1, done.stderr
+    result = json.loads((tmp_path / "R.json").read_bytes())
+    assert result["kv_cache"]["status"] == "broken"
+    assert any("a bug in the program" in note for note in result["kv_cache"]["notes"])
+    assert result["overall_passed"] is False
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_trace_is_replayed_from_every_format(tmp_path: Path) -> None:
+    for name in ("mooncake_sample.jsonl", "burstgpt_sample.csv", "azure_sample.csv"):
+        ran = small(
+            tmp_path, f"--trace=datasets/{name}", "--trace-speedup=0", "--max-requests=12",
+            "--semantics=serving", "--storage-capacity-gb=1",
+        )  # fmt: skip
+        own = sound(ran)
+        assert own["workload"]["format"] == name.split("_")[0]
+        assert ran.result["requests_completed"] == 12
+
+
+def test_a_cycle_ends_when_its_last_request_is_served(tmp_path: Path) -> None:
+    ran = small(
+        tmp_path, "--use-burst-trace", "--burst-trace-path=datasets/burstgpt_sample.csv",
+        "--replay-cycles=2", "--trace-speedup=0", "--block-tokens=4096",
+    )  # fmt: skip
+    own = sound(ran)
+    assert ran.result["requests_completed"] == 2 * own["workload"]["rows"]
+    assert own["workload"]["cycles_ended"] == 2
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def test_a_signal_ends_virtual_time_too(tmp_path: Path) -> None:
+    process = start(tmp_path, [*SMALL, "--virtual-time", "--output=R.json", "--duration=86400"])
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    ran = finish(process, tmp_path, timeout=30)
+    assert ran.code == 130, ran.err
+    assert ran.own["status"] == "interrupted"
+    assert ran.result["requests_completed"] > 0
+
+
+def test_space_that_a_dead_run_holds_is_counted_as_free(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
+    flags = [*SMALL, f"--cache-dir={disk}/cache", "--storage-capacity-gb=0.2", "--cpu-mem-gb=0"]
+    process = start(tmp_path, [*flags, "--output=dead.json", "--duration=60"])
+    try:
+        wait_for_objects(disk / "cache", process, count=30)
+        process.kill()
+        process.communicate()
+        assert len(list((disk / "cache").glob("*/*/*.kv"))) >= 30
+        ran = run(tmp_path, *flags, "--output=R.json", "--max-requests=10")
+        sound(ran)
+        assert not (disk / "cache").exists() or not list((disk / "cache").iterdir())
+    finally:
+        process.kill()
+        process.communicate()
+        subprocess.run(["umount", str(disk)], check=True)
