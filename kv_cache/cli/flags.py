@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kv_cache import __version__
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
 from kv_cache.core.errors import ConfigError, did_you_mean
@@ -158,6 +159,9 @@ def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=_Formatter,
         argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"kv-cache {__version__}", help="Print the version"
     )
     groups = {title: parser.add_argument_group(title, text) for title, text in _GROUPS.items()}
     _add_general(groups["What to run"])
