@@ -49,8 +49,8 @@ class Ours:
         self._clock = MonotonicClock()
         self._payload = Payload(Seed(1), buffer)
         count = max(2, threads)
-        self._loads = BufferPool(count, buffer, self._payload.fill)
-        self._stored = BufferPool(count, buffer, self._payload.fill)
+        self._loads = BufferPool(count, buffer)
+        self._stored = BufferPool(count, buffer)
         self._next = 0
 
     def unit(self, blocks: int) -> Rates:

@@ -10,7 +10,7 @@ something always runs to its end, so nobody waits for ever.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kv_cache.cache.manager import CacheManager, Plan
 from kv_cache.core.block import Block, Key
@@ -92,8 +92,9 @@ class _Progress:
         self.shared_looked_up = self.shared_hits = self.shared_hit_bytes = 0
         self.decode_looked_up = self.decode_hits = 0
         self.prefix_hits = 0
+        self.unreadable: set[int] = set()
         self.loaded_bytes = self.stored_bytes = 0
-        self.load_ns = self.store_ns = self.compute_ns = 0
+        self.load_ns = self.store_ns = self.wait_ns = self.compute_ns = 0
         self.prefilled = self.decoded = False
 
     def fail(self, reason: str) -> None:
@@ -123,33 +124,36 @@ def populate(blocks: Sequence[Block], world: World) -> Life:
 def _reuse(p: _Progress) -> Step:
     """Load what earlier turns, or other requests with the same prefix, have left behind."""
     request, cache = p.request, p.world.cache
-    pinned: list[CopyRef] = []
-    if p.world.semantics.reuse_prefix:
+    prefix = p.world.semantics.reuse_prefix
+    if prefix:
         yield from _await_stores(p, request.blocks, prefix=True)
-        p.looked_up = len(request.blocks)
-        for block in request.blocks:
-            ref = cache.begin_read(block.key)
-            if ref is None:
-                break
-            pinned.append(ref)
-        p.prefix_hits = len(pinned)
-        found = [i < p.prefix_hits for i in range(request.new_from)]
-    else:
-        found = []
-        for block in request.blocks[: request.new_from]:
-            p.looked_up += 1
-            ref = cache.begin_read(block.key)
-            found.append(ref is not None)
-            if ref is not None:
-                pinned.append(ref)
-    p.shared_looked_up = request.shared
-    p.shared_hits = sum(found[: request.shared])
-    hit_blocks = zip(request.blocks, found[: request.shared], strict=False)
-    p.shared_hit_bytes = sum(block.nbytes for block, hit in hit_blocks if hit)
-    p.history_looked_up = request.new_from - request.shared
-    p.history_hits = sum(found[request.shared :])
-    p.hits = len(pinned)
+    asked = request.blocks if prefix else request.blocks[: request.new_from]
+    found: list[CopyRef | None] = []
+    for block in asked:
+        ref = cache.begin_read(block.key)
+        if ref is None and prefix:
+            break
+        found.append(ref)
+    pinned = [ref for ref in found if ref is not None]
     yield from _load(p, pinned, Cause.REUSE)
+    p.prefix_hits = len(found) if prefix else 0
+    p.looked_up = len(asked)
+    _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in found])
+
+
+def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
+    """`hit` tells of the first blocks of the sequence which were resident and could be read."""
+    request = p.request
+    p.hits = sum(hit)
+    p.shared_looked_up = request.shared
+    p.shared_hits = sum(hit[: request.shared])
+    p.shared_hit_bytes = sum(
+        block.nbytes
+        for block, was in zip(request.blocks, hit[: request.shared], strict=False)
+        if was
+    )
+    p.history_looked_up = request.new_from - request.shared
+    p.history_hits = sum(hit[request.shared : request.new_from])
 
 
 def _prefill(p: _Progress) -> Step:
@@ -158,10 +162,12 @@ def _prefill(p: _Progress) -> Step:
     cache = p.world.cache
     if semantics.reuse_prefix:
         needed = request.blocks[p.prefix_hits :]
+        computed = needed  # what is resident behind a gap is of no use: it attends over the gap
     else:  # lost history is not made again, as in the reference; a shared prompt is
         needed = request.blocks[: request.shared] + request.blocks[request.new_from :]
+        computed = tuple(b for b in needed if cache.resident(b.key) is None)
     missing = [b for b in needed if cache.resident(b.key) is None]
-    tokens = sum(b.tokens for b in missing) + request.tail_tokens
+    tokens = sum(b.tokens for b in computed) + request.tail_tokens
     yield from _compute(p, tokens * semantics.prefill_ns_per_token)
     p.prefilled = bool(missing)
     if semantics.write_behind:
@@ -231,8 +237,13 @@ def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Ste
                 if prefix:
                     return
                 break
-            done = yield Await(token)
-            p.now_ns = done.at_ns
+            yield from _wait(p, token)
+
+
+def _wait(p: _Progress, token: Token) -> Step:
+    done = yield Await(token)
+    p.wait_ns += done.at_ns - p.now_ns
+    p.now_ns = done.at_ns
 
 
 def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
@@ -316,10 +327,9 @@ def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: lis
     if readable:
         p.loaded_bytes += ref.nbytes
         return
+    p.unreadable.add(ref.copy_id)
     p.fail(result.error or "read-failed")
-    if cause is Cause.REUSE:
-        p.hits -= 1
-    else:
+    if cause is Cause.DECODE:
         p.decode_hits -= 1
 
 
@@ -345,8 +355,7 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
             if p.world.semantics.write_behind_drop:
                 p.world.dropped_stores += len(group)
                 break
-            done = yield Await(gate.token)
-            p.now_ns = done.at_ns
+            yield from _wait(p, gate.token)
         else:
             p.world.groups += 1
             token = ("announced", p.world.groups)
@@ -472,6 +481,7 @@ def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
         stored_bytes=p.stored_bytes,
         load_ns=p.load_ns,
         store_ns=p.store_ns,
+        wait_ns=p.wait_ns,
         compute_ns=p.compute_ns,
         prefilled=p.prefilled,
         decoded=p.decoded,
@@ -494,8 +504,3 @@ def unstarted(request: Request, enqueued_ns: int, outcome: Outcome, reason: str)
         enqueued_ns=enqueued_ns,
         blocks=len(request.blocks),
     )
-
-
-def unfinished(record: RequestRecord) -> RequestRecord:
-    """A life that ended after the window closed, as the window saw it."""
-    return replace(record, outcome=Outcome.UNFINISHED)

@@ -158,8 +158,8 @@ class RealRun:
             self._cache_dir = CacheDir(Path(config.tiers.cache_dir), run=name)
         size = config.io.buffer_mib * MIB
         payload = Payload(Seed(self._seed).child("payload"), size)
-        loads = BufferPool(config.io.load_buffers, size, payload.fill)
-        stored = BufferPool(config.io.store_buffers, size, payload.fill)
+        loads = BufferPool(config.io.load_buffers, size)
+        stored = BufferPool(config.io.store_buffers, size)
         for spec in self._specs:
             self._stores[spec.tier] = self._wrap(self._store(spec, (loads, stored)))
         self._pools = (loads, stored)
@@ -238,6 +238,7 @@ class RealRun:
             self.phase = "measure"
             window_s = config.window_s()
             end_ns = None if window_s is None else edges.measure_start_ns + s_to_ns(window_s)
+            edges.measure_end_ns = end_ns  # what ends later is the drain's from now on
             self._wait(end_ns, tick)
             now_ns = self.clock.now_ns()
             edges.measure_end_ns = now_ns if end_ns is None else min(now_ns, end_ns)

@@ -36,7 +36,8 @@ class _LegTimer:
         self.engine = "none"
         self.started_ns = clock.now_ns()
         self._last_ns = self.started_ns
-        self._device_ns = 0
+        self.device_ns = 0
+        self.aside_ns = 0
         self._chunks: list[Chunk] = []
         self.calling = False
         """Inside a call of the store, or that call has raised."""
@@ -53,7 +54,7 @@ class _LegTimer:
     def end(self, nbytes: int = 0) -> None:
         self.calling = False
         now_ns = self._clock.now_ns()
-        self._device_ns += now_ns - self._last_ns
+        self.device_ns += now_ns - self._last_ns
         self._last_ns = now_ns
         if nbytes:
             self._chunks.append(Chunk(now_ns, nbytes))
@@ -61,8 +62,12 @@ class _LegTimer:
     def leg(self, nbytes: int) -> Leg:
         return Leg(
             self._tier, self._kind, self.engine, nbytes,
-            self.started_ns, self._last_ns, self._device_ns, tuple(self._chunks),
+            self.started_ns, self._last_ns, self.device_ns, tuple(self._chunks), self.aside_ns,
         )  # fmt: skip
+
+    def leave_host_to_the_other(self) -> None:
+        """Of a move's two sides the reading one verifies and waits for the buffer."""
+        self.aside_ns = self._last_ns - self.started_ns - self.device_ns
 
 
 class Mover:
@@ -145,25 +150,29 @@ class Mover:
     def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
         reading = _LegTimer(self._clock, source.tier, OpKind.READ)
         writing = _LegTimer(self._clock, target.tier, OpKind.WRITE)
-        failure = side = None
+        started_ns = reading.started_ns
+        reason = side = None
         try:
             sink = self._create(writing, target)
             try:
+                created_ns = writing.device_ns
                 tap = self._open(reading, source)
                 try:
                     for offset in range(0, source.nbytes, self._size):
                         self._carry_chunk(reading, writing, tap, sink, source, target, offset)
                 finally:
+                    reading.aside_ns = writing.device_ns - created_ns
                     self._close(reading, tap)
                 self._commit(writing, sink)  # last: after it nothing may fail
             except BaseException:
                 sink.abort()
                 raise
         except StoreError as error:
-            failure = error
+            reason = error.reason
             side = OpKind.WRITE if writing.calling else OpKind.READ
+        writing.leave_host_to_the_other()
         legs = (reading.leg(source.nbytes), writing.leg(target.nbytes))
-        return self._done(op, legs, writing, failure, side)
+        return OpDone(op, started_ns, self._clock.now_ns(), legs, reason, side)
 
     def _delete(self, op: Op, ref: CopyRef) -> OpDone:
         timer = _LegTimer(self._clock, ref.tier, OpKind.DELETE)
@@ -230,7 +239,7 @@ class Mover:
             return
         self._check_abort()
         n = min(self._size, ref.nbytes - offset)
-        buffer = self._stored.take()
+        buffer = self._stored.take(self._payload.tint(ref, offset))
         try:
             self._payload.stamp(buffer, ref, offset, n)
             timer.begin()

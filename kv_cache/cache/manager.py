@@ -44,6 +44,7 @@ class Copy:
     state: State = State.PLANNED
     pins: int = 0
     moving: bool = False  # chosen for demotion: readable, but not a victim again
+    derived: bool = False  # made from another copy, not from new data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,12 +424,13 @@ class CacheManager:
         return max(int(capacity * self.rules.target_usage_ratio), largest)
 
     def _new_copy(self, key: Key, index: int, nbytes: int, version: int | None = None) -> CopyRef:
+        derived = version is not None
         if version is None:
             version = self._next_version
             self._next_version += 1
         ref = CopyRef(self._next_copy_id, key, self.specs[index].tier, nbytes, version)
         self._next_copy_id += 1
-        copy = Copy(ref)
+        copy = Copy(ref, derived=derived)
         self._copies[ref.copy_id] = copy
         entry = self._entries.setdefault(key, [None] * len(self.specs))
         assert entry[index] is None, "a second copy of a key in one tier"
@@ -446,6 +448,8 @@ class CacheManager:
         """A copy that never became readable is gone."""
         self._unlist(copy)
         del self._copies[copy.ref.copy_id]
+        if copy.derived:  # its source may have failed meanwhile, when this one gave hope
+            self._count_loss(copy)
 
     def _leave(self, copy: Copy) -> None:
         """Out of the index and the policy; the bytes are still there."""

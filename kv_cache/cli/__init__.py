@@ -1,5 +1,6 @@
 """The command line: one file a command."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -42,4 +43,10 @@ def main(argv: Sequence[str]) -> int:
 
 def console() -> None:
     """The console scripts."""
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has seen enough; the result is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

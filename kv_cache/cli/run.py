@@ -282,7 +282,7 @@ class _Progress:
     def __init__(self, config: Config) -> None:
         self._window_s = config.window_s()
         self._requests = config.run.max_requests or None
-        self._bar = _bar(config, bar_format="{desc} {bar} {postfix}", total=1.0)
+        self._bar = _bar(config, bar_format="{bar:24} {desc}", total=1.0)
         self._last = (0, 0, 0.0)
 
     def __enter__(self) -> "_Progress":
@@ -303,10 +303,12 @@ class _Progress:
             self._last = (read, written, at_s)
         span_s = max(at_s - before_s, 1e-9)
         self._bar.n = self._share(run)
-        self._bar.set_description_str(f"{run.phase:<8}", refresh=False)
-        self._bar.set_postfix_str(
-            f"{at_s:5.1f} s  {run.recorder.all.completed} done  {run.intake.in_flight} running  "
-            f"{run.intake.queued} queued  read {(read - before_read) / span_s / GIB:.2f} "
+        behind = run.world.behind.holders
+        self._bar.set_description_str(
+            f"{run.phase:<8} {at_s:5.1f} s  {run.recorder.all.completed} done  "
+            f"{run.intake.in_flight} running  {run.intake.queued} queued  "
+            f"{f'{behind} behind  ' if behind else ''}"
+            f"read {(read - before_read) / span_s / GIB:.2f} "
             f"write {(written - before_written) / span_s / GIB:.2f} GiB/s",
             refresh=True,
         )

@@ -141,7 +141,7 @@ class PrefixCache:
     min_prefix_length: int = opt(50, "Kept for the reference's files", low=0)
     max_prefix_entries: int = opt(1000, "Kept for the reference's files", low=0)
     system_prompt_hit_probability: float = opt(
-        0.2, "Chance that a request begins with a shared prompt", low=0, high=1
+        0.2, "Chance that a conversation begins with a shared prompt", low=0, high=1
     )
     prompt_tokens: tuple[int, ...] = opt(
         (128, 256, 512), "Lengths of the shared prompts, one number each", unit="tokens", low=1,

@@ -337,7 +337,14 @@ def _warnings(config: Config) -> Iterator[str]:
         for path in ("trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format"):
             if getattr(work, path) != options()[f"workload.{path}"].default:
                 yield f"{_say(config, f'workload.{path}')}: no effect, as no trace is replayed"
-    elif work.use_burst_trace and work.trace_format != "auto":
+    else:
+        unused = ("workload.multi_turn", "workload.prefix_caching", "arrival.mode")
+        for path in unused:
+            if value_at(config, path) != options()[path].default:
+                yield f"{_say(config, path)}: no effect, as a trace says itself who asks when"
+    if config.replays and work.use_burst_trace and work.trace_format != "auto":
         yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
+    if config.output.records and config.output.results_dir is None:
+        yield f"{_say(config, 'output.records')}: no effect without --results-dir"
     if config.arrival.process != "gamma" and config.arrival.cv != options()["arrival.cv"].default:
         yield f"{_say(config, 'arrival.cv')}: no effect, as arrival.process is not gamma"

@@ -61,8 +61,8 @@ class RunConfig:
         choices=("latency", "throughput"), flag="--performance-profile",
     )  # fmt: skip
     slo_ms: float = opt(
-        0.0, "Response time that a request must keep to count for goodput; 0 = none", unit="ms",
-        low=0, high=86_400_000, flag="--slo-ms",
+        0.0, "Response time of which the result says how many requests kept it; 0 = none",
+        unit="ms", low=0, high=86_400_000, flag="--slo-ms",
     )  # fmt: skip
     virtual_time: bool = opt(
         False, "Simulate with the models of section sim, with no I/O at all", flag="--virtual-time"
@@ -228,7 +228,7 @@ class WorkloadConfig:
         None, "Replay this trace instead of synthetic users", flag="--trace", metavar="PATH"
     )
     trace_format: str = opt(
-        "auto", "Format of the trace; auto = by its name and first rows", flag="--trace-format",
+        "auto", "Format of the trace; auto = by its content", flag="--trace-format",
         metavar="NAME",
     )  # fmt: skip
     trace_speedup: float = opt(
@@ -272,7 +272,7 @@ class OutputConfig:
         None, "Directory for the whole record of the run", flag="--results-dir", metavar="DIR"
     )
     records: bool = opt(
-        False, "Write one row for each request to the results directory", flag="--records"
+        False, "Write every request and operation to the results directory", flag="--records"
     )
     progress: bool = opt(True, "Show progress on stderr", flag="--no-progress")
     latency_dump: str | None = opt(

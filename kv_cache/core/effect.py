@@ -104,8 +104,9 @@ class Chunk(NamedTuple):
 class Leg(NamedTuple):
     """One tier's side of an operation; a `Move` has two.
 
-    `device_ns` is the time inside the device or the system calls alone; what the operation took
-    beyond it is the host's (payload, verification, waiting for a buffer).
+    `device_ns` is the time inside the device or the system calls alone; what the side took beyond
+    it is the host's (payload, verification, waiting for a buffer). The sides of a move alternate:
+    `aside_ns` is what the other one used up between this one's beginning and end.
     """
 
     tier: Tier
@@ -116,6 +117,11 @@ class Leg(NamedTuple):
     finished_ns: int
     device_ns: int
     chunks: tuple[Chunk, ...]
+    aside_ns: int = 0
+
+    @property
+    def total_ns(self) -> int:
+        return self.finished_ns - self.started_ns - self.aside_ns
 
 
 ABORTED = "aborted"

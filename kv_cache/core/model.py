@@ -157,7 +157,8 @@ def model_from_hf(config: Mapping[str, Any], source: str) -> ModelShape:
     rank = text.get("kv_lora_rank")
     heads = number("num_attention_heads", "n_head")
     kv_heads = number("num_key_value_heads", default=heads)
-    dtype = str(text.get("torch_dtype") or text.get("dtype") or "bfloat16")
+    stated = (each.get(name) for each in (text, config) for name in ("torch_dtype", "dtype"))
+    dtype = str(next((value for value in stated if value), "bfloat16"))
     return ModelShape(
         name=str(config.get("_name_or_path") or config.get("model_type") or source),
         num_layers=number("num_hidden_layers", "n_layer"),

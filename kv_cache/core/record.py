@@ -40,6 +40,7 @@ class RequestRecord:
     stored_bytes: int = 0
     store_ns: int = 0
     load_ns: int = 0
+    wait_ns: int = 0
     compute_ns: int = 0
     prefilled: bool = False
     decoded: bool = False
@@ -68,8 +69,9 @@ class RequestRecord:
 
     @property
     def storage_ns(self) -> int:
-        """load + store: how long this request waited for tiers, making room included."""
-        return self.load_ns + self.store_ns
+        """load + store + wait: how long this request waited for tiers: for its own transfers,
+        making room included, for stores of others, and for the write-behind queue."""
+        return self.load_ns + self.store_ns + self.wait_ns
 
     @property
     def end_to_end_ns(self) -> int | None:

@@ -189,7 +189,7 @@ class Recorder:
                 where.bytes += chunk.nbytes
             if not done.ok:
                 continue
-            total = leg.finished_ns - leg.started_ns
+            total = leg.total_ns
             stats.operations += 1
             stats.total.add(total)
             stats.device.add(leg.device_ns)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
-from kv_cache.core.units import GIB, ns_to_ms
+from kv_cache.core.units import GIB, MIB, ns_to_ms
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Flow, OpStats, RequestStats
@@ -17,6 +17,9 @@ PERCENTILES: Mapping[str, float] = {
     "p999": 99.9,
     "p9999": 99.99,
 }
+
+_ENOUGH_BYTES = 64 * MIB  # below, the program's own reading and writing shows in the counters
+_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,10 +218,28 @@ def notes(outcome: RunOutcome) -> list[str]:
         elif facts.tier is Tier.NVME and store.get("engine") in ("buffered", "mmap"):
             found.append(f"storage goes through the page cache ({store['engine']})")
     books = outcome.accounting()
+    found += _uncounted(outcome)
     for name in ("failed", "rejected"):
         if books[name]:
             found.append(f"{books[name]} requests {name}")
     return [*found, *outcome.warnings]
+
+
+def _uncounted(outcome: RunOutcome) -> list[str]:
+    """Bytes that never reached a block device as this process's own: a page cache, a memory file
+    system or a network file system stood between."""
+    found = []
+    books = reconciliation(outcome)
+    for kind in (OpKind.READ, OpKind.WRITE):
+        row = books[kind.value] if books is not None else {}
+        share = row.get("process_to_claimed")
+        enough = row.get("claimed_bytes", 0) >= _ENOUGH_BYTES
+        if enough and share is not None and abs(share - 1) > _TOLERANCE:
+            found.append(
+                f"the kernel counted {100 * share:.1f} % of the bytes that storage {kind.value}s "
+                "claim: they were not all moved by a block device for this process"
+            )
+    return found
 
 
 def bandwidth_gib(stats: Iterable[OpStats], seconds: float) -> float:

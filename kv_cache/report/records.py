@@ -104,6 +104,7 @@ def op_row(done: OpDone) -> dict[str, Any]:
                 "bytes": leg.nbytes,
                 "started_ns": leg.started_ns,
                 "finished_ns": leg.finished_ns,
+                "total_ns": leg.total_ns,
                 "device_ns": leg.device_ns,
                 "system_calls": len(leg.chunks),
             }

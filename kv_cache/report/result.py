@@ -52,8 +52,9 @@ def build_result(
     document = mlperf_keys(
         outcome,
         targets,
-        bytes_per_token=model.bytes_per_token,
+        bytes_per_token=model.object_bytes(1, config.tiers.tensor_parallel),
         profile=config.run.performance_profile,
+        judge_hits=not config.lifecycle_semantics(synthetic=True).reuse_prefix,
     )
     document[SECTION] = _own_section(config, model, outcome, environment)
     return document

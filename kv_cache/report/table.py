@@ -5,7 +5,6 @@ from typing import Any
 
 from kv_cache.core.units import GIB
 
-_WIDTH = 78
 _OPS = ("read", "write")
 
 
@@ -38,7 +37,7 @@ def _head(own: Mapping[str, Any]) -> list[str]:
 
 def _tiers(own: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"{'tier':<22}{'':6}{'GiB/s':>8}{'GiB':>9}{'ops':>8}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}"
+        f"{'tier':<28}{'GiB/s':>7}{'GiB':>9}{'ops':>9}{'p50 ms':>10}{'p95 ms':>10}{'p99 ms':>10}"
     ]
     for label, tier in own["tiers"].items():
         name = f"{label} ({tier['store']['engine']})"
@@ -47,8 +46,8 @@ def _tiers(own: Mapping[str, Any]) -> list[str]:
             latency = row["device_ms"] if label == "storage" else row["total_ms"]
             lines.append(
                 f"{name if op == 'read' else '':<22}{op:<6}"
-                f"{row['bytes_per_second'] / GIB:>8.2f}{row['bytes'] / GIB:>9.2f}"
-                f"{row['operations']:>8}{latency['p50']:>9.2f}{latency['p95']:>9.2f}"
+                f"{row['bytes_per_second'] / GIB:>7.2f} {row['bytes'] / GIB:>8.2f} "
+                f"{row['operations']:>8} {latency['p50']:>9.2f} {latency['p95']:>9.2f} "
                 f"{latency['p99']:>9.2f}"
             )
     return lines

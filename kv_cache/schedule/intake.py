@@ -4,6 +4,8 @@ Pure: both drivers call it under their lock (or event), with the time as an argu
 request that was submitted comes out exactly once: through `take`, in `rejected`, or from `close`.
 """
 
+from dataclasses import replace
+
 from kv_cache.core.request import Request
 from kv_cache.schedule.queue import QosQueue, Queued
 from kv_cache.workload.source import Source
@@ -19,11 +21,16 @@ class Intake:
         self._queue = QosQueue(ageing_ns)
         self._queue_limit = queue_limit
         self._max_requests = max_requests
+        self._origin_ns = 0
         self._closed = False
         self.submitted = 0
         self.in_flight = 0
         self.longest_queue = 0
         self.rejected: list[Queued] = []
+
+    def begin(self, now_ns: int) -> None:
+        """The source's time 0 is now: what came before (allocating, populating) is not late."""
+        self._origin_ns = now_ns
 
     @property
     def queued(self) -> int:
@@ -43,22 +50,27 @@ class Intake:
         """When the next arrival is due; None if only the end of a request can change anything."""
         if self.no_more_arrivals or (self._source.on_demand and self._queue):
             return None
-        return self._source.next_ns()
+        due_ns = self._source.next_ns()
+        return None if due_ns is None else due_ns + self._origin_ns
 
     def pump(self, now_ns: int) -> None:
-        """Let everything that is due arrive. On demand, only one request waits at a time."""
-        while True:
-            due_ns = self.wake_ns()
-            if due_ns is None or due_ns > now_ns:
-                return
-            request = self._source.pop(now_ns)
+        """Let everything that is due arrive. On demand, only one request waits at a time.
+
+        Who is rejected is told when all have arrived: a user who asks again at once would be
+        rejected for ever.
+        """
+        refused: list[Request] = []
+        while (due_ns := self.wake_ns()) is not None and due_ns <= now_ns:
+            request = self._pop(now_ns)
             self.submitted += 1
             if len(self._queue) >= self._queue_limit:
-                self.rejected.append(Queued(request, now_ns))
-                self._source.after(request, now_ns)
+                refused.append(request)
             else:
                 self._queue.push(request, now_ns)
                 self.longest_queue = max(self.longest_queue, len(self._queue))
+        for request in refused:
+            self.rejected.append(Queued(request, now_ns))
+            self._after(request, now_ns)
 
     def take(self, now_ns: int) -> Queued | None:
         """The request to serve next; the caller says `finish` when it is done."""
@@ -70,7 +82,7 @@ class Intake:
 
     def finish(self, request: Request, now_ns: int) -> None:
         self.in_flight -= 1
-        self._source.after(request, now_ns)
+        self._after(request, now_ns)
 
     def close(self) -> list[Queued]:
         """No more arrivals and no more service; what still waited is returned."""
@@ -79,3 +91,10 @@ class Intake:
         while (queued := self._queue.pop()) is not None:
             waiting.append(queued)
         return waiting
+
+    def _pop(self, now_ns: int) -> Request:
+        request = self._source.pop(now_ns - self._origin_ns)
+        return replace(request, intended_ns=request.intended_ns + self._origin_ns)
+
+    def _after(self, request: Request, now_ns: int) -> None:
+        self._source.after(request, now_ns - self._origin_ns)

@@ -10,8 +10,25 @@ from functools import partial
 from typing import Any
 
 from kv_cache.core.clock import VirtualClock
-from kv_cache.core.effect import Await, Compute, Done, Effect, Life, OpDone, Spawn, Token, Transfer
-from kv_cache.core.kinds import Outcome
+from kv_cache.core.effect import (
+    Await,
+    Compute,
+    CopyRef,
+    Delete,
+    Done,
+    Effect,
+    Leg,
+    Life,
+    Move,
+    Op,
+    OpDone,
+    Read,
+    Spawn,
+    Token,
+    Transfer,
+    Write,
+)
+from kv_cache.core.kinds import OpKind, Outcome
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -26,6 +43,10 @@ OnOp = Callable[[OpDone], None]
 
 def _ignore(_: object) -> None:
     """Nobody asked for records."""
+
+
+def _never() -> bool:
+    return False
 
 
 class Simulation:
@@ -56,8 +77,9 @@ class Simulation:
         self._sequence = 0
         self._parked: dict[Token, list[Callable[[], None]]] = {}
         self._living: dict[int, tuple[Request, int]] = {}
-        self._wake_at_ns: int | None = None
+        self._wakes: set[int] = set()  # when a wake-up is due: one for each instant, at most
         self._progress: Callable[[int], None] = _ignore
+        self._stopped: Callable[[], bool] = _never
 
     @property
     def now_ns(self) -> int:
@@ -70,19 +92,28 @@ class Simulation:
             self._run_until(None)
 
     def run(
-        self, *, start_ns: int, end_ns: int | None, drain_ns: int, progress: Callable[[int], None]
+        self,
+        *,
+        start_ns: int,
+        end_ns: int | None,
+        drain_ns: int,
+        progress: Callable[[int], None],
+        stopped: Callable[[], bool] = _never,
     ) -> None:
-        """Serve arrivals from now on; measure from `start_ns` until `end_ns` or the last request.
+        """Serve arrivals from now on; measure from `start_ns` until `end_ns`, the last request, or
+        until `stopped` says that a person has had enough.
 
         At the end of the window no more is admitted, and what is in flight may finish within
         `drain_ns`.
         """
         self._progress = progress
+        self._stopped = stopped
+        self._intake.begin(self.now_ns)
         self._recorder.edges.measure_start_ns = start_ns
         self._recorder.edges.measure_end_ns = end_ns
         self._admit()
         self._run_until(end_ns)
-        if end_ns is None or self._intake.finished:
+        if end_ns is None or self._intake.finished or stopped():
             self._recorder.edges.measure_end_ns = self.now_ns
         else:
             self._clock.advance_to(max(end_ns, self.now_ns))
@@ -96,6 +127,8 @@ class Simulation:
 
     def _run_until(self, end_ns: int | None) -> None:
         while self._events and (end_ns is None or self._events[0][0] <= end_ns):
+            if self._stopped():
+                return
             at_ns, _, action = heapq.heappop(self._events)
             self._clock.advance_to(at_ns)
             action()
@@ -117,12 +150,12 @@ class Simulation:
             life = lifecycle(request, self._world, enqueued_ns=enqueued_ns, started_ns=self.now_ns)
             self._live(life, partial(self._finish, request))
         wake_ns = self._intake.wake_ns()
-        if wake_ns is not None and wake_ns > self.now_ns and wake_ns != self._wake_at_ns:
-            self._wake_at_ns = wake_ns
+        if wake_ns is not None and wake_ns > self.now_ns and wake_ns not in self._wakes:
+            self._wakes.add(wake_ns)
             self._at(wake_ns, self._wake)
 
     def _wake(self) -> None:
-        self._wake_at_ns = None
+        self._wakes.remove(self.now_ns)
         self._intake.pump(self.now_ns)
         self._reject()
         self._admit()
@@ -164,9 +197,7 @@ class Simulation:
             self._wake_waiters()
             match effect:
                 case Transfer(ops=ops):
-                    self._transfer(
-                        life, on_end, [self._devices.perform(o, self.now_ns) for o in ops]
-                    )
+                    self._transfer(life, on_end, ops)
                 case Compute(duration_ns=duration_ns):
                     at_ns = self.now_ns + duration_ns
                     self._at(at_ns, lambda: self._step(life, on_end, Done(self.now_ns)))
@@ -184,15 +215,41 @@ class Simulation:
         self,
         life: Generator[Effect, Done, Any],
         on_end: Callable[[Any], None],
-        results: list[OpDone],
+        ops: tuple[Op, ...],
     ) -> None:
-        def ended() -> None:
-            for result in results:
-                self._recorder.op(result)
-                self._on_op(result)
-            self._step(life, on_end, Done(self.now_ns, tuple(results)))
+        results: dict[int, OpDone] = {}
 
-        self._at(max(result.finished_ns for result in results), ended)
+        def ended(index: int, *legs: Leg) -> None:
+            result = OpDone(ops[index], legs[0].started_ns, legs[-1].finished_ns, legs)
+            self._recorder.op(result)
+            self._on_op(result)
+            results[index] = result
+            if len(results) == len(ops):
+                in_order = tuple(results[i] for i in range(len(ops)))
+                self._step(life, on_end, Done(self.now_ns, in_order))
+
+        for index, op in enumerate(ops):
+            self._perform(op, partial(ended, index))
+
+    def _perform(self, op: Op, ended: Callable[..., None]) -> None:
+        """`ended` gets the legs; a move asks for its second when the first has ended."""
+        match op:
+            case Read(copy=ref):
+                self._leg(ref, OpKind.READ, ended)
+            case Write(copy=ref):
+                self._leg(ref, OpKind.WRITE, ended)
+            case Delete(copy=ref):
+                self._leg(ref, OpKind.DELETE, ended)
+            case Move(source=source, target=target):
+                self._leg(
+                    source,
+                    OpKind.READ,
+                    lambda read: self._leg(target, OpKind.WRITE, partial(ended, read)),
+                )
+
+    def _leg(self, ref: CopyRef, kind: OpKind, ended: Callable[[Leg], None]) -> None:
+        leg = self._devices.leg(ref, kind, self.now_ns)
+        self._at(leg.finished_ns, partial(ended, leg))
 
     def _wake_waiters(self) -> None:
         for token in self._signals.drain():

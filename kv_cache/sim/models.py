@@ -7,7 +7,7 @@ bandwidth. The numbers are assumptions until a device was measured; results say 
 import heapq
 from dataclasses import dataclass
 
-from kv_cache.core.effect import Chunk, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
+from kv_cache.core.effect import Chunk, CopyRef, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
 
@@ -41,23 +41,11 @@ class Devices:
         self._models = models
         self._free = {tier: [0] * model.servers for tier, model in models.items()}
 
-    def perform(self, op: Op, now_ns: int) -> OpDone:
-        """Queue an operation that is asked for now; the answer says when it will have ended."""
-        legs: tuple[Leg, ...]
-        match op:
-            case Read(copy=ref):
-                legs = (self._leg(ref, OpKind.READ, now_ns),)
-            case Write(copy=ref):
-                legs = (self._leg(ref, OpKind.WRITE, now_ns),)
-            case Move(source=source, target=target):
-                first = self._leg(source, OpKind.READ, now_ns)
-                legs = (first, self._leg(target, OpKind.WRITE, first.finished_ns))
-            case Delete(copy=ref):
-                leg = Leg(ref.tier, OpKind.DELETE, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())
-                return OpDone(op, now_ns, now_ns, (leg,))
-        return OpDone(op, now_ns, legs[-1].finished_ns, legs)
-
-    def _leg(self, ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
+    def leg(self, ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
+        """Queue one side of an operation that is asked for now; the answer says when it will have
+        ended. It must not be asked for ahead of its time: it would keep a server waiting idle."""
+        if kind is OpKind.DELETE:
+            return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())
         free = self._free[ref.tier]
         start = max(now_ns, heapq.heappop(free))
         end = start + self._models[ref.tier].service_ns(kind, ref.nbytes)

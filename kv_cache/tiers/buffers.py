@@ -5,8 +5,7 @@ gives them, which halves the number of device requests of a large transfer.
 """
 
 import mmap
-import queue
-from collections.abc import Callable
+import threading
 
 import numpy as np
 import numpy.typing as npt
@@ -31,31 +30,34 @@ def aligned_bytes(nbytes: int) -> Bytes:
 
 
 class Buffer:
-    """One buffer: as bytes for system calls, as pages of 64-bit words for the payload."""
+    """One buffer: as bytes for system calls, as pages of 64-bit words for the payload. `tint` and
+    `filled_pages` are the payload's notes of what the buffer holds; a fresh one holds nothing."""
 
-    __slots__ = ("array", "view", "words")
+    __slots__ = ("array", "filled_pages", "tint", "view", "words")
 
     def __init__(self, array: Bytes) -> None:
         self.array = array
         self.view = array.data
         self.words = array.view(np.uint64).reshape(-1, PAGE_BYTES // 8)
+        self.tint = 0
+        self.filled_pages = 0
 
 
 class BufferPool:
-    """`count` buffers of `buffer_bytes`. `take` waits until one is free; who takes one gives it
-    back before taking another, so the pool cannot be deadlocked."""
+    """`count` buffers of `buffer_bytes`, touched at once. `take` waits until one is free; who takes
+    one gives it back before taking another, so the pool cannot be deadlocked."""
 
-    def __init__(self, count: int, buffer_bytes: int, fill: Callable[[Buffer], None]) -> None:
+    def __init__(self, count: int, buffer_bytes: int) -> None:
         if buffer_bytes % PAGE_BYTES:
             raise AssertionError("buffers are whole pages")
         self.buffer_bytes = buffer_bytes
         self.count = count
         self._memory = aligned_bytes(count * buffer_bytes)
-        self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
-        for i in range(count):
-            buffer = Buffer(self._memory[i * buffer_bytes : (i + 1) * buffer_bytes])
-            fill(buffer)
-            self._free.put(buffer)
+        self._memory[::PAGE_BYTES] = 1
+        self._ready = threading.Condition()
+        self._free = [
+            Buffer(self._memory[i * buffer_bytes : (i + 1) * buffer_bytes]) for i in range(count)
+        ]
 
     @property
     def memory(self) -> Bytes:
@@ -64,10 +66,19 @@ class BufferPool:
 
     @property
     def available(self) -> int:
-        return self._free.qsize()
+        return len(self._free)
 
-    def take(self) -> Buffer:
-        return self._free.get()
+    def take(self, tint: int = 0) -> Buffer:
+        """A free buffer; one with this tint, if there is one, or else the longest unused."""
+        with self._ready:
+            while not self._free:
+                self._ready.wait()
+            for i in range(len(self._free) - 1, -1, -1):  # the last used may be in the cache
+                if self._free[i].tint == tint:
+                    return self._free.pop(i)
+            return self._free.pop(0)
 
     def give(self, buffer: Buffer) -> None:
-        self._free.put(buffer)
+        with self._ready:
+            self._free.append(buffer)
+            self._ready.notify()

@@ -5,7 +5,8 @@ A source tells one arrival at a time; the driver tells it what has ended. The la
     request ends. It changes nothing.
  2. `pop` takes that arrival; the driver calls it only when `next_ns` is not None and not in the
     future. Request ids count up from 0 in the order of `pop`.
- 3. `after` is called exactly once for every popped request, whatever became of it.
+ 3. `after` is called once for every popped request, whatever became of it; a run that is closed
+    does not ask any more, and need not.
  4. Once `exhausted` is true it stays true, and `next_ns` is None.
  5. What is asked (everything but the instants of a closed loop) depends on the seed alone.
  6. `plan` is a fresh walk over the same requests in planned order, as if every request were

@@ -8,6 +8,7 @@ from the user's own child seed, so what user 7 asks does not depend on how fast 
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -155,6 +156,26 @@ class _User:
         )  # fmt: skip
 
 
+class _Quota:
+    """The first `size` requests of the plan, user by user: the same requests are sent however
+    fast each user is served. The plan is walked no further than somebody has come."""
+
+    def __init__(self, plan: Iterator[Request], size: int) -> None:
+        self._plan = plan
+        self._left = size
+        self._planned: Counter[str] = Counter()  # and not yet taken
+
+    def take(self, user: str) -> bool:
+        """Whether the user has one more."""
+        while self._left and not self._planned[user]:
+            self._planned[next(self._plan).user] += 1
+            self._left -= 1
+        if not self._planned[user]:
+            return False
+        self._planned[user] -= 1
+        return True
+
+
 class SyntheticUsers:
     """All users. In the closed loop a user's next intended instant is known when he is answered."""
 
@@ -168,7 +189,7 @@ class SyntheticUsers:
         self._scheduled = 0
         self._popped = 0
         self._waiting: dict[int, int] = {}
-        self._quota = self._shares(max_requests) if max_requests else None
+        self._quota = _Quota(self.plan(), max_requests) if max_requests else None
         for index in range(config.num_users):
             self._schedule(index, 0)
 
@@ -211,22 +232,11 @@ class SyntheticUsers:
             "shared_prompt_tokens": list(self._config.prompt_tokens),
         }
 
-    def _shares(self, max_requests: int) -> list[int]:
-        """How many of the first `max_requests` of the plan are each user's: the same requests are
-        sent however fast each user is served."""
-        shares = [0] * self._config.num_users
-        index_of = {user.name: i for i, user in enumerate(self._users)}
-        plan = self.plan()
-        for _ in range(max_requests):
-            shares[index_of[next(plan).user]] += 1
-        return shares
-
     def _schedule(self, index: int, from_ns: int) -> None:
-        if self._quota is not None:
-            if not self._quota[index]:
-                return
-            self._quota[index] -= 1
-        turn = self._users[index].draw()
+        user = self._users[index]
+        if self._quota is not None and not self._quota.take(user.name):
+            return
+        turn = user.draw()
         heapq.heappush(self._ready, (from_ns + turn.think_ns, self._scheduled, index, turn))
         self._scheduled += 1
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kv_cache.cache.manager import CacheRules
 from kv_cache.config import load
 from kv_cache.config.load import data_file, load_config, read_yaml
+from kv_cache.config.reference import NOT_YET
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.schema import describe, from_mapping, print_config, to_mapping
-from kv_cache.config.reference import NOT_YET
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.model import MODELS
 

@@ -5,9 +5,11 @@ rather than from memory: `direct` by going past the page cache, the others by dr
 pages first (which drops only clean ones: they are clean where fsync is on).
 """
 
+import errno
 import mmap
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +40,7 @@ class _FdSink:
         self.engine = engine
         self._path = path
         self._fsync = fsync
-        self._fd = os.open(path, flags | _CREATE | os.O_WRONLY, _MODE)
+        self._fd = _create_file(path, flags | os.O_WRONLY)
 
     def write(self, offset: int, data: memoryview) -> None:
         while data:
@@ -51,14 +53,18 @@ class _FdSink:
     def commit(self) -> None:
         if self._fsync:
             os.fsync(self._fd)
-        os.close(self._fd)
-        self._fd = -1
+        self._close()
 
     def abort(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        os.unlink(self._path)
+        try:
+            if self._fd >= 0:
+                self._close()
+        finally:
+            os.unlink(self._path)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1  # it is gone even where closing it reports an error
+        os.close(fd)
 
 
 class _FdTap:
@@ -84,7 +90,19 @@ class _FdTap:
             into = into[got:]
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # never the descriptor that somebody else got since
+        os.close(fd)
+
+
+def _create_file(path: str, flags: int) -> int:
+    """A descriptor of a new file. Where O_DIRECT is refused, Linux has made the file already."""
+    try:
+        return os.open(path, flags | _CREATE, _MODE)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        raise
 
 
 def require_size(fd: int, nbytes: int) -> None:
@@ -127,7 +145,7 @@ class _MmapSink:
         self.engine = Mmap.name
         self._path = path
         self._fsync = fsync
-        fd = os.open(path, _CREATE | os.O_RDWR, _MODE)
+        fd = _create_file(path, os.O_RDWR)
         try:
             os.posix_fallocate(fd, 0, nbytes)
             self._map = mmap.mmap(fd, nbytes)
@@ -165,8 +183,10 @@ class _MmapTap:
         self._map.madvise(mmap.MADV_SEQUENTIAL)
 
     def read(self, offset: int, into: memoryview) -> None:
-        data = np.frombuffer(self._map, np.uint8)[offset : offset + len(into)]
-        np.frombuffer(into, np.uint8)[:] = data
+        end = offset + len(into)
+        if self._map.size() < end:  # the file's size now; one cut short would be a SIGBUS
+            raise StoreError("truncated", "the file ends before its object does")
+        np.frombuffer(into, np.uint8)[:] = np.frombuffer(self._map, np.uint8)[offset:end]
 
     def close(self) -> None:
         self._map.close()
@@ -212,7 +232,9 @@ def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
 
 
 def _direct_refused(directory: Path) -> str | None:
-    path = str(directory / "direct-probe.kv")
+    shard = directory / "00"  # where objects are, so that a kill here leaves nothing foreign
+    shard.mkdir(exist_ok=True)
+    path = str(shard / "direct-probe.kv")
     page = aligned_bytes(PAGE_BYTES)
     page[:] = 0x5A
     back = aligned_bytes(PAGE_BYTES)
@@ -222,10 +244,12 @@ def _direct_refused(directory: Path) -> str | None:
             sink.write(0, page.data)
             sink.commit()
             tap = Direct().open(path, PAGE_BYTES)
-            tap.read(0, back.data)
-            tap.close()
+            try:
+                tap.read(0, back.data)
+            finally:
+                tap.close()
         finally:
-            os.unlink(path)
+            sink.abort()  # also takes a committed file away
     except OSError as error:
         return reason_of(error)
     except StoreError as error:

@@ -1,0 +1,163 @@
+"""Histograms against the sorted samples that they stand for."""
+
+from fractions import Fraction
+from math import ceil
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kv_cache.metrics.histogram import (
+    BUCKETS,
+    RELATIVE_ERROR,
+    Histogram,
+    bucket_bounds,
+    bucket_of,
+    merged,
+)
+from kv_cache.metrics.summary import PERCENTILES
+
+LARGEST = 2**63 - 1
+
+values = st.one_of(
+    st.integers(0, 2000),
+    st.integers(0, LARGEST),
+    st.integers(0, 62).flatmap(lambda n: st.integers(max(0, 2**n - 2), 2**n + 2)),
+)
+percents = st.one_of(
+    st.sampled_from(tuple(PERCENTILES.values())),
+    st.integers(0, 10_000).map(lambda n: n / 100),
+)
+
+
+def of(samples: list[int]) -> Histogram:
+    histogram = Histogram()
+    for value in samples:
+        histogram.add(value)
+    return histogram
+
+
+def at_rank(samples: list[int], percent: float) -> int:
+    """The definition, with whole numbers: rank ceil(percent/100 * count), at least 1."""
+    rank = max(1, ceil(Fraction(str(percent)) * len(samples) / 100))
+    return sorted(samples)[rank - 1]
+
+
+@given(samples=st.lists(values, min_size=1, max_size=300), percent=percents)
+def test_a_percentile_is_the_sample_at_its_rank_within_the_bound(
+    samples: list[int], percent: float
+) -> None:
+    found, exact = of(samples).percentile(percent), at_rank(samples, percent)
+    assert found is not None
+    # A float holds 53 bits: its own rounding comes on top for the largest values.
+    assert abs(Fraction(found) - exact) <= Fraction(RELATIVE_ERROR) * exact + Fraction(exact, 2**52)
+    assert min(samples) <= exact <= max(samples)
+
+
+@given(samples=st.lists(st.integers(0, 511), min_size=1, max_size=300), percent=percents)
+def test_percentiles_of_small_values_are_exact(samples: list[int], percent: float) -> None:
+    assert of(samples).percentile(percent) == at_rank(samples, percent)
+
+
+@pytest.mark.parametrize(("percent", "count"), [(99.9, 1000), (99.9, 7000), (99.99, 10_000)])
+def test_the_largest_of_many_is_not_taken_for_the_percentile_below_it(
+    percent: float, count: int
+) -> None:
+    """99.9 / 100 * 1000 is above 999 in binary: a rounding would report the maximum."""
+    outlier = 10**12
+    found = of([*range(100, 100 + count - 1), outlier]).percentile(percent)
+    assert found is not None
+    assert found < 10**5
+
+
+@given(samples=st.lists(values, max_size=300))
+def test_count_sum_minimum_maximum_and_mean_are_exact(samples: list[int]) -> None:
+    histogram = of(samples)
+    assert histogram.count == len(samples)
+    assert histogram.total == sum(samples)
+    assert histogram.lowest == min(samples, default=None)
+    assert histogram.highest == max(samples, default=None)
+    assert histogram.mean == (sum(samples) / len(samples) if samples else None)
+    assert sum(histogram.buckets().values()) == len(samples)
+
+
+@given(samples=st.lists(values, min_size=1))
+def test_the_hundredth_percentile_is_the_maximum_and_all_stay_within_the_extremes(
+    samples: list[int],
+) -> None:
+    histogram = of(samples)
+    assert histogram.percentile(100) == float(max(samples))
+    found = [histogram.percentile(p) or 0.0 for p in range(101)]
+    assert found == sorted(found)
+    assert float(min(samples)) <= found[0]
+
+
+def test_an_empty_histogram_has_no_percentile_mean_or_share() -> None:
+    empty = Histogram()
+    assert empty.percentile(50) is None
+    assert empty.mean is None
+    assert empty.share_at_most(10) is None
+
+
+@given(parts=st.lists(st.lists(values, max_size=60), max_size=5))
+def test_merging_is_the_same_as_pooling_the_samples(parts: list[list[int]]) -> None:
+    pooled = of([value for part in parts for value in part])
+    one = merged(of(part) for part in parts)
+    other = merged(of(part) for part in reversed(parts))
+    assert one.to_json() == other.to_json() == pooled.to_json()
+
+
+@given(first=st.lists(values), second=st.lists(values))
+def test_merging_leaves_the_merged_histogram_alone(first: list[int], second: list[int]) -> None:
+    total, part = of(first), of(second)
+    total.merge(part)
+    part.add(5)
+    assert total.to_json() == of(first + second).to_json()
+    assert part.to_json() == of([*second, 5]).to_json()
+
+
+@given(samples=st.lists(values, max_size=100))
+def test_a_histogram_survives_json(samples: list[int]) -> None:
+    histogram = of(samples)
+    text = orjson.dumps(histogram.to_json()) if histogram.total <= LARGEST else None
+    data = orjson.loads(text) if text is not None else histogram.to_json()
+    back = Histogram.from_json(data)
+    assert back.to_json() == histogram.to_json()
+    back.add(7)
+    assert back.to_json() == of([*samples, 7]).to_json()
+    assert back.percentile(50) == of([*samples, 7]).percentile(50)
+
+
+@given(value=values)
+@example(511)
+@example(512)
+@example(LARGEST)
+def test_a_value_lies_in_its_bucket_and_adding_uses_that_bucket(value: int) -> None:
+    low, high = bucket_bounds(bucket_of(value))
+    assert low <= value <= high
+    assert bucket_of(low) == bucket_of(high) == bucket_of(value)
+    assert of([value]).buckets() == {bucket_of(value): 1}
+    assert (high - low) * 256 <= low
+
+
+@given(bucket=st.integers(0, bucket_of(LARGEST) - 1))
+@example(511)
+def test_buckets_touch_and_neither_overlap_nor_leave_a_gap(bucket: int) -> None:
+    assert bucket_bounds(bucket)[1] + 1 == bucket_bounds(bucket + 1)[0]
+    assert bucket_of(bucket_bounds(bucket)[0]) == bucket
+
+
+def test_all_times_of_63_bits_fit_a_bounded_number_of_buckets() -> None:
+    assert bucket_bounds(0) == (0, 0)
+    assert bucket_of(LARGEST) + 1 == BUCKETS <= 256 * 56
+    assert bucket_bounds(bucket_of(LARGEST))[1] == LARGEST
+
+
+@given(samples=st.lists(values, min_size=1), limit=values)
+def test_the_share_at_most_a_limit_counts_no_sample_wrong_that_is_far_from_it(
+    samples: list[int], limit: int
+) -> None:
+    _, high = bucket_bounds(bucket_of(limit))
+    share = of(samples).share_at_most(limit)
+    assert share == sum(value <= high for value in samples) / len(samples)

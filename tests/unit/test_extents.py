@@ -1,0 +1,106 @@
+"""Space in a buffer: whatever is taken and given back, none is lost, shared or over a border."""
+
+import random
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kv_cache.tiers.extents import Extent, Extents
+
+
+class ExtentsMachine(RuleBasedStateMachine):
+    """Against a list of which object owns each byte."""
+
+    @initialize(regions=st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    def begin(self, regions: list[int]) -> None:
+        self.regions = regions
+        self.region_of = [number for number, n in enumerate(regions) for _ in range(n)]
+        self.owner: list[int | None] = [None] * sum(regions)
+        self.objects: dict[int, list[Extent]] = {}
+        self.made = 0
+        self.extents = Extents(regions)
+
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        self.claim(data.draw(st.integers(0, self.extents.free_bytes)))
+
+    @rule()
+    def take_all_that_is_free(self) -> None:
+        self.claim(self.extents.free_bytes)
+
+    def claim(self, nbytes: int) -> None:
+        self.made += 1
+        taken = self.extents.take(nbytes)
+        assert sum(extent.length for extent in taken) == nbytes
+        for start, length in taken:
+            assert length > 0
+            assert len(set(self.region_of[start : start + length])) == 1, "it crosses a border"
+            assert self.owner[start : start + length] == [None] * length, "it is not free"
+            self.owner[start : start + length] = [self.made] * length
+        self.objects[self.made] = taken
+
+    @precondition(lambda self: self.objects)
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.objects)))
+        self.extents.give(self.objects.pop(number))
+        self.owner = [None if owner == number else owner for owner in self.owner]
+
+    @precondition(lambda self: not self.objects)
+    @rule()
+    def what_was_all_given_back_is_in_one_piece_a_region(self) -> None:
+        taken = self.extents.take(sum(self.regions))
+        starts = [sum(self.regions[:number]) for number in range(len(self.regions))]
+        assert taken == [Extent(*pair) for pair in zip(starts, self.regions, strict=True)]
+        self.extents.give(taken)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        assert self.extents.free_bytes == self.owner.count(None)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "extents"):
+            return
+        for taken in self.objects.values():
+            self.extents.give(taken)
+        self.what_was_all_given_back_is_in_one_piece_a_region()
+
+
+TestExtents = ExtentsMachine.TestCase
+TestExtents.settings = settings(max_examples=200, stateful_step_count=60)
+
+
+def test_more_than_there_is_was_never_promised() -> None:
+    extents = Extents([10])
+    with pytest.raises(AssertionError, match="ledger"):
+        extents.take(11)
+    assert extents.take(10) == [Extent(0, 10)]
+
+
+def test_threads_never_share_space_and_lose_none() -> None:
+    extents = Extents([1000, 1000])
+    owner = [0] * 2000
+    clashes: list[int] = []
+
+    def work(me: int) -> None:
+        rng = random.Random(me)
+        for _ in range(300):
+            taken = extents.take(rng.randrange(1, 240))
+            for start, length in taken:
+                clashes.extend(o for o in owner[start : start + length] if o)
+                owner[start : start + length] = [me] * length
+            for start, length in taken:
+                clashes.extend(o for o in owner[start : start + length] if o != me)
+                owner[start : start + length] = [0] * length
+            extents.give(taken)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clashes == []
+    assert extents.take(2000) == [Extent(0, 1000), Extent(1000, 1000)]

@@ -1,0 +1,563 @@
+"""One operation at a time on real stores: what it tells, what it leaves, and what it gives back."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import ABORTED, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
+from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import KIB, PAGE_BYTES
+from kv_cache.tiers.base import Sink, Store, Tap
+from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.memory import MemoryStore
+from kv_cache.tiers.null import NullStore
+from kv_cache.tiers.nvme import FileStore, choose_engine
+from kv_cache.tiers.payload import MISMATCH, Payload
+from kv_cache.tiers.wrappers import FLIP, Faulty
+
+BUFFER = 64 * KIB
+SIZE = 3 * BUFFER + 5 * PAGE_BYTES
+CHUNKS = [BUFFER, BUFFER, BUFFER, 5 * PAGE_BYTES]
+POOL = 3
+COPY_IDS = count(1)
+
+Wrap = Callable[[Store], Store]
+
+
+@dataclass(slots=True)
+class Rig:
+    """A mover over three tiers, and its parts."""
+
+    stores: dict[Tier, Store]
+    root: Path
+    verify: Verify = Verify.STAMPS
+    abort: threading.Event = field(default_factory=threading.Event)
+    loads: BufferPool = field(init=False)
+    stored: BufferPool = field(init=False)
+    mover: Mover = field(init=False)
+    copies: dict[int, CopyRef] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        payload = Payload(Seed(3).child("payload"), BUFFER)
+        self.loads = BufferPool(POOL, BUFFER)
+        self.stored = BufferPool(POOL, BUFFER)
+        self.mover = Mover(
+            self.stores, payload, self.loads, self.stored, MonotonicClock(), self.verify, self.abort
+        )
+
+    def perform(self, op: Op) -> OpDone:
+        """The operation, after which all buffers must be back and the report consistent."""
+        done = self.mover.perform(op)
+        assert (self.loads.available, self.stored.available) == (POOL, POOL)
+        check_instants(done)
+        assert done.op is op
+        assert done.ok is (done.failed is None)
+        return done
+
+    def copy(self, tier: Tier, nbytes: int = SIZE) -> CopyRef:
+        number = next(COPY_IDS)
+        return CopyRef(number, content_key(number), tier, nbytes, version=number)
+
+    def written(self, tier: Tier, nbytes: int = SIZE) -> CopyRef:
+        ref = self.copy(tier, nbytes)
+        assert self.perform(Write(ref, Cause.PREFILL)).ok
+        return ref
+
+    def twin(self, ref: CopyRef, tier: Tier) -> CopyRef:
+        """The same bytes in another place."""
+        return ref._replace(copy_id=next(COPY_IDS), tier=tier)
+
+    def read(self, ref: CopyRef) -> OpDone:
+        return self.perform(Read(ref, Cause.REUSE))
+
+    def move(self, source: CopyRef, target: CopyRef) -> OpDone:
+        return self.perform(Move(source, target, Cause.DEMOTION))
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.root.rglob("*.kv"))
+
+
+def check_instants(done: OpDone) -> None:
+    for leg in done.legs:
+        assert done.started_ns <= leg.started_ns <= leg.finished_ns <= done.finished_ns
+        assert 0 <= leg.device_ns <= leg.finished_ns - leg.started_ns
+        ends = [chunk.finished_ns for chunk in leg.chunks]
+        instants = [leg.started_ns, *ends, leg.finished_ns]
+        assert all(before <= after for before, after in pairwise(instants))
+
+
+def moved(leg: Leg) -> list[int]:
+    return [chunk.nbytes for chunk in leg.chunks]
+
+
+def whole(leg: Leg) -> tuple[Tier, OpKind, str]:
+    """Which leg it is, of one that moved everything."""
+    assert leg.nbytes == SIZE == sum(moved(leg))
+    assert moved(leg) == CHUNKS
+    return leg.tier, leg.kind, leg.engine
+
+
+def memories() -> dict[Tier, Store]:
+    return {
+        Tier.GPU: MemoryStore(Tier.GPU, 4 * SIZE, emulated=True),
+        Tier.CPU: MemoryStore(Tier.CPU, 4 * SIZE),
+    }
+
+
+def file_store(root: Path, engine: str) -> FileStore:
+    try:
+        chosen, note = choose_engine(engine, root)
+    except PlaceError as refused:
+        pytest.skip(str(refused))
+    return FileStore(root, chosen, fsync=False, note=note)
+
+
+def rig_of(
+    root: Path, engine: str, *, wrap: Mapping[Tier, Wrap] | None = None, **parts: Any
+) -> Rig:
+    stores = memories() | {Tier.NVME: file_store(root, engine)}
+    for tier, around in (wrap or {}).items():
+        stores[tier] = around(stores[tier])
+    return Rig(stores, root, **parts)
+
+
+@pytest.fixture(name="engine", params=["direct", "mmap", "buffered"])
+def _engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(name="rig")
+def _rig(engine: str, tmp_path: Path) -> Iterator[Rig]:
+    rig = rig_of(tmp_path, engine)
+    before = len(os.listdir("/proc/self/fd"))
+    yield rig
+    assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was not closed"
+
+
+ENGINE = {Tier.GPU: "emulated-in-ram", Tier.CPU: "ram"}
+ROUTES = [(source, target) for source in Tier for target in Tier if source is not target]
+
+
+# --- what goes well ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_a_write_and_a_read_have_one_leg_each_that_counts_every_byte(
+    rig: Rig, engine: str, tier: Tier
+) -> None:
+    ref = rig.copy(tier)
+    name = ENGINE.get(tier, engine)
+    (leg,) = rig.perform(Write(ref, Cause.PREFILL)).legs
+    assert whole(leg) == (tier, OpKind.WRITE, name)
+    (leg,) = rig.read(ref).legs
+    assert whole(leg) == (tier, OpKind.READ, name)
+
+
+@pytest.mark.parametrize(("source", "target"), ROUTES)
+def test_a_move_reads_one_tier_writes_another_and_leaves_the_source(
+    rig: Rig, engine: str, source: Tier, target: Tier
+) -> None:
+    ref = rig.written(source)
+    copied = rig.twin(ref, target)
+    done = rig.move(ref, copied)
+    assert done.ok
+    reading, writing = done.legs
+    assert whole(reading) == (source, OpKind.READ, ENGINE.get(source, engine))
+    assert whole(writing) == (target, OpKind.WRITE, ENGINE.get(target, engine))
+    for read, written in zip(reading.chunks, writing.chunks, strict=True):
+        assert read.finished_ns <= written.finished_ns
+    assert rig.read(ref).ok
+    assert rig.read(copied).ok
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_a_delete_has_one_leg_without_bytes_and_leaves_nothing(rig: Rig, tier: Tier) -> None:
+    ref = rig.written(tier)
+    done = rig.perform(Delete(ref, Cause.EVICTION))
+    (leg,) = done.legs
+    engine = "unlink" if tier is Tier.NVME else "free"
+    assert (leg.tier, leg.kind, leg.engine, leg.chunks) == (tier, OpKind.DELETE, engine, ())
+    assert done.ok
+    assert rig.files == []
+    assert rig.read(ref).error == "vanished"
+
+
+@pytest.mark.parametrize("nbytes", [PAGE_BYTES, BUFFER, BUFFER + PAGE_BYTES])
+@pytest.mark.parametrize("verify", Verify)
+def test_every_size_passes_every_way_of_checking(
+    tmp_path: Path, engine: str, nbytes: int, verify: Verify
+) -> None:
+    rig = rig_of(tmp_path, engine, verify=verify)
+    ref = rig.written(Tier.NVME, nbytes)
+    up = rig.twin(ref, Tier.GPU)
+    down = rig.twin(ref, Tier.NVME)
+    assert rig.move(ref, up).ok
+    assert rig.move(up, down).ok
+    (leg,) = rig.read(down).legs
+    assert sum(moved(leg)) == nbytes
+
+
+def test_threads_share_few_buffers(rig: Rig) -> None:
+    problems: list[object] = []
+
+    def work() -> None:
+        for _ in range(4):
+            ref = rig.copy(Tier.NVME)
+            there, back = rig.twin(ref, Tier.CPU), rig.twin(ref, Tier.NVME)
+            ops: list[Op] = [
+                Write(ref, Cause.PREFILL),
+                Move(ref, there, Cause.PROMOTION),
+                Delete(ref, Cause.EVICTION),
+                Move(there, back, Cause.DEMOTION),
+                Delete(there, Cause.EVICTION),
+                Read(back, Cause.REUSE),
+                Delete(back, Cause.EVICTION),
+            ]
+            problems.extend(done for op in ops if not (done := rig.mover.perform(op)).ok)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert rig.files == []
+    assert (rig.loads.available, rig.stored.available) == (POOL, POOL)
+
+
+# --- wrong data ----------------------------------------------------------------------------------
+
+STAMP, BODY = BUFFER + 3, BUFFER + 2000  # both in the second of four buffers
+
+
+def corrupt(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def test_a_corrupt_file_fails_the_read_and_its_bytes_count(rig: Rig, engine: str) -> None:
+    ref = rig.written(Tier.NVME)
+    corrupt(rig.files[0], STAMP)
+    done = rig.read(ref)
+    assert (done.error, done.failed) == (MISMATCH, OpKind.READ)
+    (leg,) = done.legs
+    assert (leg.engine, leg.nbytes, moved(leg)) == (engine, SIZE, [BUFFER, BUFFER])
+
+
+def test_a_move_from_a_corrupt_file_leaves_no_target(rig: Rig) -> None:
+    ref = rig.written(Tier.NVME)
+    target = rig.twin(ref, Tier.CPU)
+    corrupt(rig.files[0], STAMP)
+    done = rig.move(ref, target)
+    assert (done.error, done.failed) == (MISMATCH, OpKind.READ)
+    reading, writing = done.legs
+    assert (moved(reading), moved(writing)) == ([BUFFER, BUFFER], [BUFFER])
+    assert rig.read(target).error == "vanished"
+    assert len(rig.files) == 1
+
+
+def test_a_move_from_corrupt_memory_leaves_no_file(tmp_path: Path, engine: str) -> None:
+    def flip(store: Store) -> Store:
+        return Faulty(store, lambda kind, ref: FLIP if kind is OpKind.READ else None)
+
+    rig = rig_of(tmp_path, engine, wrap={Tier.CPU: flip})
+    ref = rig.written(Tier.CPU)
+    done = rig.move(ref, rig.twin(ref, Tier.NVME))
+    assert (done.error, done.failed) == (MISMATCH, OpKind.READ)
+    assert rig.files == []
+
+
+@pytest.mark.parametrize(
+    ("verify", "at", "found"),
+    [
+        (Verify.OFF, STAMP, False),
+        (Verify.OFF, BODY, False),
+        (Verify.STAMPS, STAMP, True),
+        (Verify.STAMPS, BODY, False),
+        (Verify.FULL, STAMP, True),
+        (Verify.FULL, BODY, True),
+    ],
+)
+def test_what_is_found_is_what_was_asked_for(
+    tmp_path: Path, verify: Verify, at: int, found: bool
+) -> None:
+    rig = rig_of(tmp_path, "buffered", verify=verify)
+    ref = rig.written(Tier.NVME)
+    corrupt(rig.files[0], at)
+    assert rig.read(ref).error == (MISMATCH if found else None)
+    assert rig.move(ref, rig.twin(ref, Tier.CPU)).error == (MISMATCH if found else None)
+
+
+def test_the_bytes_of_another_version_of_the_key_are_found(rig: Rig) -> None:
+    ref = rig.written(Tier.NVME)
+    assert rig.read(ref._replace(version=ref.version + 1)).error == MISMATCH
+    assert rig.read(ref).ok
+
+
+# --- storage that fails --------------------------------------------------------------------------
+
+
+def test_a_file_deleted_under_us_has_vanished(rig: Rig) -> None:
+    ref = rig.written(Tier.NVME)
+    rig.files[0].unlink()
+    done = rig.read(ref)
+    assert (done.error, done.failed) == ("vanished", OpKind.READ)
+    (leg,) = done.legs
+    assert (leg.engine, leg.chunks) == ("none", ())
+    target = rig.twin(ref, Tier.CPU)
+    done = rig.move(ref, target)
+    assert (done.error, done.failed) == ("vanished", OpKind.READ)
+    assert rig.read(target).error == "vanished"
+    done = rig.perform(Delete(ref, Cause.EVICTION))
+    assert (done.error, done.failed) == ("vanished", OpKind.DELETE)
+
+
+@pytest.mark.parametrize("left", [0, PAGE_BYTES, SIZE - 1])
+def test_a_file_cut_short_is_truncated(rig: Rig, left: int) -> None:
+    ref = rig.written(Tier.NVME)
+    os.truncate(rig.files[0], left)
+    done = rig.read(ref)
+    assert (done.error, done.failed) == ("truncated", OpKind.READ)
+    target = rig.twin(ref, Tier.GPU)
+    done = rig.move(ref, target)
+    assert (done.error, done.failed) == ("truncated", OpKind.READ)
+    assert rig.read(target).error == "vanished"
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of twice the object's size."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = f"size={2 * SIZE}"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", size, "kv-test", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk_has_no_space_and_nothing_of_the_copy_is_left(
+    small_disk: Path, engine: str
+) -> None:
+    rig = rig_of(small_disk, engine)
+    first, in_memory = rig.written(Tier.NVME), rig.written(Tier.CPU, 2 * SIZE)
+    files = rig.files
+    done = rig.perform(Write(rig.copy(Tier.NVME, 2 * SIZE), Cause.PREFILL))
+    assert (done.error, done.failed) == ("no-space", OpKind.WRITE)
+    assert rig.files == files
+    done = rig.move(in_memory, rig.twin(in_memory, Tier.NVME))
+    assert (done.error, done.failed) == ("no-space", OpKind.WRITE)
+    assert rig.files == files
+    assert rig.read(first).ok
+    assert rig.read(in_memory).ok
+    assert rig.perform(Delete(first, Cause.EVICTION)).ok
+    assert rig.move(in_memory, rig.twin(in_memory, Tier.NVME)).ok
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_a_failed_commit_leaves_nothing_whatever_the_tier(tmp_path: Path, tier: Tier) -> None:
+    failing = threading.Event()
+
+    def fault(kind: OpKind, ref: CopyRef) -> str | None:
+        return "io-error" if kind is OpKind.WRITE and failing.is_set() else None
+
+    rig = rig_of(tmp_path, "buffered", wrap={tier: lambda store: Faulty(store, fault)})
+    source = rig.written(Tier.CPU if tier is not Tier.CPU else Tier.GPU)
+    failing.set()
+    ref, target = rig.copy(tier), rig.twin(source, tier)
+    done = rig.perform(Write(ref, Cause.PREFILL))
+    assert (done.error, done.failed) == ("io-error", OpKind.WRITE)
+    assert moved(done.legs[0]) == CHUNKS
+    done = rig.move(source, target)
+    assert (done.error, done.failed) == ("io-error", OpKind.WRITE)
+    assert [moved(leg) for leg in done.legs] == [CHUNKS, CHUNKS]
+    assert rig.read(ref).error == rig.read(target).error == "vanished"
+    assert rig.read(source).ok
+    assert rig.files == []
+
+
+@pytest.mark.parametrize("kind", [OpKind.READ, OpKind.DELETE])
+def test_a_failing_read_or_delete_leaves_the_copy(tmp_path: Path, kind: OpKind) -> None:
+    failing = threading.Event()
+
+    def fault(asked: OpKind, ref: CopyRef) -> str | None:
+        return "io-error" if asked is kind and failing.is_set() else None
+
+    rig = rig_of(tmp_path, "buffered", wrap={Tier.NVME: lambda store: Faulty(store, fault)})
+    ref = rig.written(Tier.NVME)
+    failing.set()
+    op = Read(ref, Cause.REUSE) if kind is OpKind.READ else Delete(ref, Cause.EVICTION)
+    done = rig.perform(op)
+    assert (done.error, done.failed) == ("io-error", kind)
+    failing.clear()
+    assert rig.read(ref).ok
+
+
+# --- the run ends --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_after_the_end_of_the_run_an_operation_is_aborted_at_its_next_buffer(
+    rig: Rig, tier: Tier
+) -> None:
+    ref = rig.written(tier)
+    target = rig.twin(ref, Tier.CPU if tier is not Tier.CPU else Tier.NVME)
+    files = rig.files
+    rig.abort.set()
+    new = rig.copy(tier)
+    for op in (
+        Read(ref, Cause.REUSE),
+        Write(new, Cause.PREFILL),
+        Move(ref, target, Cause.DEMOTION),
+    ):
+        done = rig.perform(op)
+        assert done.error == ABORTED
+        assert [moved(leg) for leg in done.legs] == [[]] * len(done.legs)
+    assert rig.files == files
+    rig.abort.clear()
+    assert rig.read(ref).ok
+    assert rig.read(new).error == rig.read(target).error == "vanished"
+
+
+# --- ends that go wrong --------------------------------------------------------------------------
+
+
+class BadEnds:
+    """A store whose sinks raise `on_write` at the last buffer, and whose taps raise `on_close`."""
+
+    def __init__(
+        self, store: Store, *, on_write: Exception | None = None, on_close: Exception | None = None
+    ) -> None:
+        self._store = store
+        self._on_write = on_write
+        self._on_close = on_close
+        self.tier = store.tier
+        self.capabilities = store.capabilities
+        self.delete = store.delete
+        self.describe = store.describe
+        self.close = store.close
+
+    def create(self, ref: CopyRef) -> Sink:
+        return _BadSink(self._store.create(ref), self._on_write)
+
+    def open(self, ref: CopyRef) -> Tap:
+        return _BadTap(self._store.open(ref), self._on_close)
+
+
+class _BadSink:
+    def __init__(self, sink: Sink, error: Exception | None) -> None:
+        self.engine = sink.engine
+        self._error = error
+        self._write = sink.write
+        self.commit = sink.commit
+        self.abort = sink.abort
+
+    def write(self, offset: int, data: memoryview) -> None:
+        if self._error is not None and len(data) < BUFFER:
+            raise self._error
+        self._write(offset, data)
+
+
+class _BadTap:
+    def __init__(self, tap: Tap, error: Exception | None) -> None:
+        self.engine = tap.engine
+        self._error = error
+        self._close = tap.close
+        self.read = tap.read
+
+    def close(self) -> None:
+        self._close()
+        if self._error is not None:
+            raise self._error
+
+
+def test_a_move_whose_source_fails_when_it_is_closed_leaves_no_target(
+    tmp_path: Path, engine: str
+) -> None:
+    error = StoreError("io-error")
+    rig = rig_of(tmp_path, engine, wrap={Tier.CPU: lambda store: BadEnds(store, on_close=error)})
+    ref = rig.written(Tier.CPU)
+    done = rig.move(ref, rig.twin(ref, Tier.NVME))
+    assert (done.error, done.failed) == ("io-error", OpKind.READ)
+    assert rig.files == []
+
+
+def test_a_defect_of_the_program_is_raised_and_leaves_neither_files_nor_buffers_behind(
+    tmp_path: Path, engine: str
+) -> None:
+    error = RuntimeError("a defect")
+    rig = rig_of(tmp_path, engine, wrap={Tier.NVME: lambda store: BadEnds(store, on_write=error)})
+    before = len(os.listdir("/proc/self/fd"))
+    source = rig.written(Tier.CPU)
+    for op in (
+        Write(rig.copy(Tier.NVME), Cause.PREFILL),
+        Move(source, rig.twin(source, Tier.NVME), Cause.DEMOTION),
+    ):
+        with pytest.raises(RuntimeError, match="a defect"):
+            rig.mover.perform(op)
+        assert rig.files == []
+        assert (rig.loads.available, rig.stored.available) == (POOL, POOL)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- stores that keep nothing --------------------------------------------------------------------
+
+
+@pytest.mark.timeout(20)  # who takes a buffer here waits for ever
+@pytest.mark.parametrize("verify", Verify)
+def test_null_stores_move_everything_take_no_buffer_and_fail_no_check(
+    tmp_path: Path, verify: Verify
+) -> None:
+    rig = Rig({tier: NullStore(tier) for tier in Tier}, tmp_path, verify)
+    held = [pool.take() for pool in (rig.loads, rig.stored) for _ in range(POOL)]
+    ref = rig.copy(Tier.NVME)
+    for op in (
+        Write(ref, Cause.PREFILL),
+        Read(ref, Cause.REUSE),
+        Move(ref, rig.twin(ref, Tier.CPU), Cause.PROMOTION),
+    ):
+        done = rig.mover.perform(op)
+        assert done.ok
+        assert [(leg.engine, moved(leg)) for leg in done.legs] == [("null", CHUNKS)] * len(
+            done.legs
+        )
+    assert len(held) == 2 * POOL
+
+
+def test_what_moves_from_a_store_that_keeps_nothing_is_right_where_it_arrives(
+    tmp_path: Path,
+) -> None:
+    rig = rig_of(tmp_path, "buffered", wrap={Tier.GPU: lambda store: NullStore(Tier.GPU)})
+    ref = rig.written(Tier.GPU)
+    down = rig.twin(ref, Tier.NVME)
+    assert rig.move(ref, down).ok
+    assert rig.read(down).ok
+    done = rig.move(down, rig.twin(down, Tier.GPU))
+    assert done.ok
+    assert [moved(leg) for leg in done.legs] == [CHUNKS, CHUNKS]
+    corrupt(rig.files[0], STAMP)
+    assert rig.move(down, rig.twin(down, Tier.GPU)).error == MISMATCH
