@@ -503,7 +503,12 @@ class CacheManager:
             if victims is None:
                 return None
             for victim in victims:
-                (drops if self._has_lower_copy(victim) else down).append(victim)
+                lower = self._lower_copy(victim)
+                if lower is None:
+                    down.append(victim)
+                else:
+                    drops.append(victim)
+                    draft.chosen.add(lower.ref.copy_id)  # the block's last one: not a victim too
         draft.held[index] = draft.held.get(index, 0) + held
         level = _DraftLevel(index, need, held, drops, [])
         for target, group in self._distribute(index, down, drops).items():
@@ -535,10 +540,11 @@ class CacheManager:
                 return victims
         return None
 
-    def _has_lower_copy(self, copy: Copy) -> bool:
-        entry = self._entries[copy.ref.key]
-        below = entry[self._index_of[copy.ref.tier] + 1 :]
-        return any(c is not None and c.state is State.RESIDENT for c in below)
+    def _lower_copy(self, copy: Copy) -> Copy | None:
+        """The nearest readable copy of the same block further down."""
+        below = self._entries[copy.ref.key][self._index_of[copy.ref.tier] + 1 :]
+        readable = (c for c in below if c is not None and c.state is State.RESIDENT)
+        return next(readable, None)
 
     def _distribute(
         self, index: int, down: Iterable[Copy], drops: list[Copy]

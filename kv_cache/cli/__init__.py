@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kv_cache.core.errors import UsageError, did_you_mean
 
 EXIT_USAGE = 2
+EXIT_SIGINT = 130
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -46,6 +47,8 @@ def console() -> None:
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
+    except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
+        code = EXIT_SIGINT
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

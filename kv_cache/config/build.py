@@ -77,9 +77,12 @@ def build_load(
 
 
 def build_intake(config: Config, source: Source) -> Intake:
+    """Users who wait for their answers bound the queue themselves: none of them is rejected."""
+    limit = config.schedule.queue_limit
+    waiting = config.arrival.mode == "closed" and not config.replays
     return Intake(
         source,
-        queue_limit=config.schedule.queue_limit,
+        queue_limit=max(limit, config.run.num_users) if waiting else limit,
         ageing_ns=s_to_ns(config.schedule.ageing_s),
         max_requests=config.run.max_requests,
     )

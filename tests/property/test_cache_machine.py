@@ -476,3 +476,26 @@ def test_states_of_a_copy_are_seen_from_outside() -> None:
     assert copy.state is State.RESIDENT
     assert cache.incoming(key) is None
     assert ("copy", target.copy_id) in cache.signals.drain()
+
+
+def test_one_plan_does_not_drop_both_copies_of_a_block() -> None:
+    """D needs the whole CPU tier: C must go down, and A's copy here is given up because storage
+    has another, which must then not make room for C."""
+    cache = cache_of(CPU=5, NVME=4)
+    a, b, c, d = (page(i, pages=n) for i, n in enumerate((2, 2, 2, 4)))
+    for each in (a, b, c):
+        stored(cache, each)
+    below = cache.begin_read(a.key)
+    assert below is not None
+    plan, _ = cache.begin_promotions([below])
+    assert plan is not None
+    make_room(cache, plan)
+    assert cache.begin_writes(plan)
+    cache.end_write(plan.targets[0], ok=True)
+    cache.end_read(below, ok=True)
+    stored(cache, d)
+    where = {name: cache.resident(e.key) for name, e in zip("abcd", (a, b, c, d), strict=True)}
+    found = {name: copy.ref.tier.label for name, copy in where.items() if copy is not None}
+    assert found == {"a": "storage", "c": "storage", "d": "cpu"}
+    cache.check()
+    assert cache.idle
