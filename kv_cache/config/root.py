@@ -338,7 +338,9 @@ def _warnings(config: Config) -> Iterator[str]:
             if getattr(work, path) != options()[f"workload.{path}"].default:
                 yield f"{_say(config, f'workload.{path}')}: no effect, as no trace is replayed"
     else:
-        unused = ("workload.multi_turn", "workload.prefix_caching", "arrival.mode")
+        unused = ["workload.multi_turn", "workload.prefix_caching"]
+        if config.arrival.request_rate == 0:  # with a rate, the arrivals are spaced all the same
+            unused.append("arrival.mode")
         for path in unused:
             if value_at(config, path) != options()[path].default:
                 yield f"{_say(config, path)}: no effect, as a trace says itself who asks when"
