@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kv_cache.bench.run import RealRun
-from kv_cache.config.build import build_load, tier_specs, total_capacity
+from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, NS_PER_S, gib_to_bytes
@@ -65,7 +65,7 @@ def measure(max_requests: int, users: int) -> dict[str, Any]:
         config = load_config(None, overrides)
         specs = tier_specs(config, gib_to_bytes(config.tiers.storage_capacity_gib))
         load = build_load(
-            config, config.model_shape(), Seed(SEED), None, None, total_capacity(specs)
+            config, config.model_shape(), Seed(SEED), None, None, fillable_bytes(config, specs)
         )
         with RealRun(
             config, load, specs, SEED,

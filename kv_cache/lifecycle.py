@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from kv_cache.cache.manager import CacheManager, Plan
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
+    VANISHED,
     Await,
     Compute,
     CopyRef,
@@ -125,9 +126,8 @@ def _reuse(p: _Progress) -> Step:
     """Load what earlier turns, or other requests with the same prefix, have left behind."""
     request, cache = p.request, p.world.cache
     prefix = p.world.semantics.reuse_prefix
-    if prefix:
-        yield from _await_stores(p, request.blocks, prefix=True)
     asked = request.blocks if prefix else request.blocks[: request.new_from]
+    yield from _await_stores(p, asked, prefix=prefix)
     found: list[CopyRef | None] = []
     for block in asked:
         ref = cache.begin_read(block.key)
@@ -421,7 +421,7 @@ def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done,
             done = yield Transfer(tuple(Delete(ref, Cause.EVICTION) for ref in level.drops))
             now_ns = done.at_ns
             for ref, result in zip(level.drops, done.ops, strict=True):
-                cache.end_drop(ref, ok=result.ok, claim=level.claim)
+                cache.end_drop(ref, ok=_gone(result), claim=level.claim)
         if not level.demotions:
             continue
         ready = cache.begin_demotions(level)
@@ -439,15 +439,20 @@ def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done,
         done = yield Transfer(tuple(Delete(ref, Cause.DEMOTION) for ref in sources))
         now_ns = done.at_ns
         for ref, result in zip(sources, done.ops, strict=True):
-            cache.end_drop(ref, ok=result.ok, claim=level.claim)
+            cache.end_drop(ref, ok=_gone(result), claim=level.claim)
     return now_ns
 
 
 def _delete(refs: Sequence[CopyRef], cause: Cause, world: World) -> Generator[Effect, Done, int]:
     done = yield Transfer(tuple(Delete(ref, cause) for ref in refs))
     for ref, result in zip(refs, done.ops, strict=True):
-        world.cache.end_drop(ref, ok=result.ok)
+        world.cache.end_drop(ref, ok=_gone(result))
     return done.at_ns
+
+
+def _gone(result: OpDone) -> bool:
+    """Whether a delete has left nothing: somebody else may have been quicker (which is told)."""
+    return result.ok or result.error == VANISHED
 
 
 def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from kv_cache.bench.place import nearest_existing
 from kv_cache.core.units import KIB
 
@@ -26,7 +28,8 @@ class Counters:
 
     `process_*_bytes` reached (or were read from) the block layer for this process; `rchar` and
     `wchar` are bytes of its read and write calls, the page cache's included. `device_*` count
-    everybody's. `device_io_ms` is the time in which the device had something to do. The two
+    everybody's. `device_io_ms` is the time in which the device had something to do. `host_*` add up
+    all cores, `network_*` all interfaces but the loopback. The two
     `rss` values and `device` are levels: a difference carries the later snapshot's.
     """
 
@@ -42,6 +45,12 @@ class Counters:
     device_writes: int | None
     device_io_ms: int | None
     process_cpu_ns: int
+    process_user_s: float
+    process_system_s: float
+    host_busy_s: float
+    host_total_s: float
+    network_rx_bytes: int
+    network_tx_bytes: int
     peak_rss_bytes: int
     rss_bytes: int | None
 
@@ -61,6 +70,9 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
 def read_counters(device: str | None) -> Counters:
     """The counters now; `device` as `device_of` names it, None = no device is counted."""
     io = parse_pairs(_text("/proc/self/io"))
+    own, host = os.times(), psutil.cpu_times()
+    network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+    total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
     disk = parse_diskstats(_text("/proc/diskstats"), device) if device else {}
     status = parse_pairs(_text("/proc/self/status"))
     rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
@@ -77,6 +89,12 @@ def read_counters(device: str | None) -> Counters:
         device_writes=disk.get("writes"),
         device_io_ms=disk.get("io_ms"),
         process_cpu_ns=time.process_time_ns(),
+        process_user_s=own.user,
+        process_system_s=own.system,
+        host_busy_s=total_s - host.idle - host.iowait,
+        host_total_s=total_s,
+        network_rx_bytes=sum(nic.bytes_recv for nic in network),
+        network_tx_bytes=sum(nic.bytes_sent for nic in network),
         # getrusage's maximum survives exec: it can be that of the program that started us.
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         if peak is None

@@ -260,6 +260,8 @@ class Drive:
         self._reject()
         for _ in range(min(self._idle, self._intake.queued)):
             self._work.notify()
+        if self._idle and self._intake.demanded:
+            self._work.notify_all()
         if self._intake.wake_ns() is not None:
             self._feed.notify()
         if self._done:

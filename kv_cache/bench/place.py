@@ -56,6 +56,7 @@ _SHARD = re.compile(r"[0-9a-f]{2}")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NEUTRAL = frozenset({"lost+found"})  # in every new ext4 file system
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
+_TEMPORARY = "kv_cache_"
 _RECORD_BYTES = 4096  # more than a lock or owner file of ours can have
 _STORAGE_SHARE = 0.95  # of the free space; the rest is for the file system's own data
 
@@ -364,8 +365,9 @@ class CacheDir:
     @classmethod
     def temporary(cls, *, run: str) -> Self:
         """A fresh directory where the system keeps temporary files, removed at the end."""
+        _sweep_temporary(run)
         with _as_place_error("a temporary cache directory"):
-            path = Path(os.path.realpath(tempfile.mkdtemp(prefix="kv_cache_")))
+            path = Path(os.path.realpath(tempfile.mkdtemp(prefix=_TEMPORARY)))
         try:
             cache_dir = cls(path, run=run)
         except BaseException:
@@ -607,6 +609,19 @@ def _owner(directory: Path) -> dict[str, Any] | None:
         return None
     finally:
         os.close(fd)
+
+
+def _sweep_temporary(run: str) -> None:
+    """Remove the temporary cache directories of dead runs: those that hold nothing alive of ours
+    and something dead."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        try:
+            if path.is_symlink() or not any(_is_leftover(_owner(d)) for d in _owned_dirs(path)):
+                continue
+            CacheDir(path, run=run).close()
+        except (OSError, PlaceError):
+            continue  # somebody else's, or in use: not ours to remove
+        _Sweep().empty_dir(path)
 
 
 def _is_leftover(owner: dict[str, Any] | None) -> bool:

@@ -4,6 +4,7 @@
 all of it back, also when it is interrupted. It prints nothing and writes no result.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -115,6 +116,7 @@ class RealRun:
         self._on_op = on_op
         self._wrap = wrap
         self._stores: dict[Tier, Store] = {}
+        self._arenas: list[MemoryStore] = []
         self._cache_dir: CacheDir | None = None
         self._switch_interval_s = sys.getswitchinterval()
         self._abort = threading.Event()
@@ -186,7 +188,7 @@ class RealRun:
         assert capacity is not None, "real tiers have a capacity"
         match spec.tier:
             case Tier.CPU:
-                return MemoryStore(Tier.CPU, capacity)
+                return self._arena(MemoryStore(Tier.CPU, capacity))
             case Tier.GPU:
                 return self._gpu_store(capacity, pools)
             case Tier.NVME:
@@ -197,7 +199,7 @@ class RealRun:
 
     def _gpu_store(self, capacity: int, pools: tuple[BufferPool, BufferPool]) -> Store:
         if not _real_gpu(self._config):
-            return MemoryStore(Tier.GPU, capacity, emulated=True)
+            return self._arena(MemoryStore(Tier.GPU, capacity, emulated=True))
         makers, library = find_devices(self._config.tiers.num_gpus)
         store = GpuStore(
             [make() for make in makers],
@@ -207,6 +209,10 @@ class RealRun:
         )
         for pool in pools:
             store.pin(pool.memory)
+        return store
+
+    def _arena(self, store: MemoryStore) -> MemoryStore:
+        self._arenas.append(store)
         return store
 
     def _give_back(self) -> None:
@@ -224,6 +230,9 @@ class RealRun:
         config, edges = self._config, self.recorder.edges
         digest = schedule_digest(self._load.source.plan(), config.run.max_requests)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self.phase = "allocate"
+        for arena in self._arenas:
+            arena.touch(self._stop.is_set)
         device = device_of(self.directory)
         before = read_counters(device)
         self._drive.start()
@@ -242,6 +251,7 @@ class RealRun:
             self._wait(end_ns, tick)
             now_ns = self.clock.now_ns()
             edges.measure_end_ns = now_ns if end_ns is None else min(now_ns, end_ns)
+            edges.measure_start_ns = min(edges.measure_start_ns, edges.measure_end_ns)
             closed = read_counters(device)
             self.phase = "drain"
             self._drive.close()
@@ -304,6 +314,8 @@ class RealRun:
             death=None if death is None else f"{type(death).__name__}: {death}",
             kernel={"run": asdict(after - before), "window": asdict(closed - opened)},
             buffers=self._buffer_facts(),
+            cpu_count=os.cpu_count(),
+            kept_in=str(self.directory) if self._config.tiers.keep_cache else None,
         )
 
     def _check_books(self) -> None:

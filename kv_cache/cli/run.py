@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from shutil import get_terminal_size
 from tempfile import gettempdir
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ from kv_cache.bench.place import check_output_file, check_results_dir
 from kv_cache.bench.run import RealRun, check_places
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.flags import Invocation, parse
-from kv_cache.config.build import Load, build_load, tier_specs, total_capacity
+from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
 from kv_cache.config.schema import print_config
@@ -99,7 +100,7 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
         check_output_file(Path(config.output.latency_dump))
     directory = Path(config.tiers.cache_dir or gettempdir())
     specs = tier_specs(config, _storage_bytes(config, directory))
-    load = build_load(config, model, Seed(seed), trace, found, total_capacity(specs))
+    load = build_load(config, model, Seed(seed), trace, found, fillable_bytes(config, specs))
     return Job(
         config=config,
         model=model,
@@ -269,7 +270,8 @@ def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome
 
 def _bar(config: Config, **options: Any) -> "tqdm[Any]":
     quiet = not (config.output.progress and sys.stderr.isatty())
-    return tqdm(disable=quiet, leave=False, dynamic_ncols=True, **options)
+    width = get_terminal_size((100, 24)).columns  # some terminals say 0, which tqdm would believe
+    return tqdm(disable=quiet, leave=False, ncols=width, **options)
 
 
 def _to(bar: "tqdm[Any]", done: int) -> None:

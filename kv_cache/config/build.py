@@ -48,7 +48,8 @@ def build_load(
     found: Survey | None,
     capacity_bytes: int | None,
 ) -> Load:
-    """The source of requests. `found` is the survey of `trace`; `capacity_bytes` of all tiers."""
+    """The source of requests. `found` is the survey of `trace`; `capacity_bytes` is what the tiers
+    can be filled with."""
     own = found.block_tokens if found is not None else 0
     geometry = Geometry(
         model=model,
@@ -113,9 +114,13 @@ def tier_specs(config: Config, storage_bytes: int | None) -> tuple[TierSpec, ...
     return (*specs, TierSpec(tier=Tier.NVME, capacity_bytes=storage_bytes))
 
 
-def total_capacity(specs: tuple[TierSpec, ...]) -> int | None:
-    sizes = [spec.capacity_bytes for spec in specs]
-    return None if None in sizes else sum(size or 0 for size in sizes)
+def fillable_bytes(config: Config, specs: tuple[TierSpec, ...]) -> int | None:
+    """What the tiers hold before anything is dropped: those above storage fill to a share."""
+    *upper, storage = specs
+    if storage.capacity_bytes is None:
+        return None
+    share = config.eviction.target_usage_ratio
+    return storage.capacity_bytes + sum(int((s.capacity_bytes or 0) * share) for s in upper)
 
 
 def workers(config: Config) -> int:
@@ -193,7 +198,8 @@ def _replay(
         geometry=geometry,
         qos=_qos(config),
         trace_block_tokens=found.block_tokens,
-        speedup=config.workload.trace_speedup,
+        # A rate replaces the trace's own instants.
+        speedup=0 if config.arrival.request_rate > 0 else config.workload.trace_speedup,
         cycles=config.workload.replay_cycles,
     )
     facts = {

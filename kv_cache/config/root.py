@@ -24,6 +24,7 @@ from kv_cache.core.units import NS_PER_MS, s_to_ns
 from kv_cache.lifecycle import Semantics
 
 DEFAULT_DURATION_S = 60.0
+_SPEEDUP = "workload.trace_speedup"
 
 T = TypeVar("T")
 
@@ -339,6 +340,8 @@ def _warnings(config: Config) -> Iterator[str]:
                 yield f"{_say(config, f'workload.{path}')}: no effect, as no trace is replayed"
     else:
         unused = ["workload.multi_turn", "workload.prefix_caching"]
+        if config.arrival.request_rate > 0 and work.trace_speedup != options()[_SPEEDUP].default:
+            yield f"{_say(config, _SPEEDUP)}: no effect, as --request-rate sets the pace"
         if config.arrival.request_rate == 0:  # with a rate, the arrivals are spaced all the same
             unused.append("arrival.mode")
         for path in unused:

@@ -207,7 +207,7 @@ class ArrivalConfig:
         "users do not wait, as in the reference", choices=("closed", "open"),
     )  # fmt: skip
     request_rate: float = opt(
-        0.0, "Requests of all users together, at most; 0 = by the think times, or the trace",
+        0.0, "Requests of all users together, instead of think times or a trace's instants; 0 = no",
         unit="1/s", low=0, high=1e9, flag="--request-rate",
     )  # fmt: skip
     process: str = opt(

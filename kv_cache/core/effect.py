@@ -127,6 +127,9 @@ class Leg(NamedTuple):
 ABORTED = "aborted"
 """The error of an operation under which the run ended: not a failure of the storage."""
 
+VANISHED = "vanished"
+"""The error of an operation on data that is not there any more."""
+
 
 class OpDone(NamedTuple):
     """`error` is a short stable reason, `failed` the side that it happened on; None when all went

@@ -44,6 +44,8 @@ class RunOutcome:
     death: str | None = None  # why a thread of the program died
     kernel: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     buffers: Mapping[str, Any] = field(default_factory=dict)
+    cpu_count: int | None = None
+    kept_in: str | None = None  # the directory of cache files that were left on purpose
 
     @property
     def window_ns(self) -> int:

@@ -20,6 +20,7 @@ PERCENTILES: Mapping[str, float] = {
 
 _ENOUGH_BYTES = 64 * MIB  # below, the program's own reading and writing shows in the counters
 _TOLERANCE = 0.05
+_NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,9 +220,17 @@ def notes(outcome: RunOutcome) -> list[str]:
             found.append(f"storage goes through the page cache ({store['engine']})")
     books = outcome.accounting()
     found += _uncounted(outcome)
-    for name in ("failed", "rejected"):
-        if books[name]:
-            found.append(f"{books[name]} requests {name}")
+    if books["failed"]:
+        reasons = sorted(outcome.recorder.request_errors.keys() - _NOT_FAILURES)
+        found.append(f"{books['failed']} requests failed: {', '.join(reasons)}")
+    if books["rejected"]:
+        found.append(f"{books['rejected']} requests rejected")
+    if not outcome.window_ns:
+        found.append("the run ended before its window began: nothing was measured")
+    elif not books["completed_in_window"]:
+        found.append("no request completed inside the window")
+    if outcome.kept_in is not None:
+        found.append(f"the cache files were kept in {outcome.kept_in}")
     return [*found, *outcome.warnings]
 
 

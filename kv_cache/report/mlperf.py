@@ -44,6 +44,7 @@ def mlperf_keys(
     moved = sum(total_bytes(flows.measured(Tier.NVME, kind)) for kind in _KINDS)
     sound = (
         outcome.driver == "real-io"
+        and done.completed > 0
         and outcome.death is None
         and outcome.interrupted is None
         and not recorder.failures
@@ -73,6 +74,9 @@ def mlperf_keys(
         "storage_throughput_mbps": per_second(moved, seconds) / 1e6,
         "cache_hit_rate": stats["cache_hit_rate"],
         "metadata": {"nvme_backend": "file"},
+        "host_cpu_percent_avg": _host_percent(outcome),
+        "fabric_rx_bytes": outcome.kernel.get("window", {}).get("network_rx_bytes"),
+        "fabric_tx_bytes": outcome.kernel.get("window", {}).get("network_tx_bytes"),
     }
     if done.completed:
         document["summary"] = _summary(outcome, targets, stats)
@@ -125,14 +129,30 @@ def _summary(outcome: RunOutcome, targets: Targets, stats: dict[str, Any]) -> di
 
 
 def _system(outcome: RunOutcome) -> dict[str, Any]:
+    """The machine during the window; null throughout without real I/O."""
     kernel = outcome.kernel.get("window", {})
+    seconds = outcome.window_s
+    cpu_s = kernel.get("process_cpu_ns", 0) / NS_PER_S
     return {
-        "elapsed_wall_s": outcome.window_s,
-        "process_cpu_time_s": kernel.get("process_cpu_ns", 0) / NS_PER_S,
+        "elapsed_wall_s": seconds,
+        "process_cpu_time_s": cpu_s,
+        "process_cpu_percent_avg": 100 * per_second(cpu_s, seconds),
+        "host_cpu_percent_avg": _host_percent(outcome),
+        "process_user_cpu_s": kernel.get("process_user_s"),
+        "process_system_cpu_s": kernel.get("process_system_s"),
+        "cpu_count": outcome.cpu_count,
+        "fabric_rx_bytes": kernel.get("network_rx_bytes"),
+        "fabric_tx_bytes": kernel.get("network_tx_bytes"),
         "process_max_rss_bytes": kernel.get("peak_rss_bytes"),
         "process_io_read_bytes": kernel.get("process_read_bytes"),
         "process_io_write_bytes": kernel.get("process_write_bytes"),
     }
+
+
+def _host_percent(outcome: RunOutcome) -> float | None:
+    """The share of all cores' time that was not idle, everybody's work included."""
+    kernel = outcome.kernel.get("window")
+    return None if not kernel else 100 * ratio(kernel["host_busy_s"], kernel["host_total_s"])
 
 
 def _qos(stats: RequestStats, target_ms: float) -> dict[str, Any]:

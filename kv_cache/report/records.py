@@ -106,7 +106,8 @@ def op_row(done: OpDone) -> dict[str, Any]:
                 "finished_ns": leg.finished_ns,
                 "total_ns": leg.total_ns,
                 "device_ns": leg.device_ns,
-                "system_calls": len(leg.chunks),
+                "bytes_moved": sum(chunk.nbytes for chunk in leg.chunks),
+                "system_calls": [[chunk.finished_ns, chunk.nbytes] for chunk in leg.chunks],
             }
             for leg in done.legs
         ],

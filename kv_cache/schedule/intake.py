@@ -46,15 +46,21 @@ class Intake:
         """Nothing waits, nothing is served, and nothing will come."""
         return self.no_more_arrivals and not self._queue and not self.in_flight
 
+    @property
+    def demanded(self) -> bool:
+        """Whether the source has a request that comes when it can be served, and not before."""
+        ready = self._source.on_demand and not self.no_more_arrivals
+        return ready and self._source.next_ns() is not None
+
     def wake_ns(self) -> int | None:
         """When the next arrival is due; None if only the end of a request can change anything."""
-        if self.no_more_arrivals or (self._source.on_demand and self._queue):
+        if self.no_more_arrivals or self._source.on_demand:
             return None
         due_ns = self._source.next_ns()
         return None if due_ns is None else due_ns + self._origin_ns
 
     def pump(self, now_ns: int) -> None:
-        """Let everything that is due arrive. On demand, only one request waits at a time.
+        """Let everything that is due arrive; on demand, nothing does before somebody is free.
 
         Who is rejected is told when all have arrived: a user who asks again at once would be
         rejected for ever.
@@ -75,6 +81,9 @@ class Intake:
     def take(self, now_ns: int) -> Queued | None:
         """The request to serve next; the caller says `finish` when it is done."""
         self.pump(now_ns)
+        if self.demanded:
+            self._queue.push(self._pop(now_ns), now_ns)
+            self.submitted += 1
         queued = self._queue.pop()
         if queued is not None:
             self.in_flight += 1

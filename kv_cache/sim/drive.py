@@ -114,7 +114,9 @@ class Simulation:
         self._admit()
         self._run_until(end_ns)
         if end_ns is None or self._intake.finished or stopped():
-            self._recorder.edges.measure_end_ns = self.now_ns
+            edges = self._recorder.edges
+            edges.measure_end_ns = self.now_ns
+            edges.measure_start_ns = min(edges.measure_start_ns, self.now_ns)
         else:
             self._clock.advance_to(max(end_ns, self.now_ns))
         for queued in self._intake.close():

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from enum import Flag, auto
 from typing import Any, Protocol
 
-from kv_cache.core.effect import CopyRef
+from kv_cache.core.effect import VANISHED, CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 
@@ -76,7 +76,7 @@ _REASONS = {
     errno.ENOSPC: "no-space",
     errno.EDQUOT: "no-space",
     errno.EIO: "io-error",
-    errno.ENOENT: "vanished",
+    errno.ENOENT: VANISHED,
     errno.EROFS: "read-only",
     errno.EACCES: "permission-denied",
     errno.EPERM: "permission-denied",

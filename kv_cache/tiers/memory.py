@@ -1,9 +1,9 @@
-"""RAM as a tier: one buffer, allocated and touched before the run, so that the run measures
-copies and not page faults. Also stands in for a GPU where there is none, and says so."""
+"""RAM as a tier: one buffer, allocated and touched before the run. Also stands in for a GPU where
+there is none, and says so."""
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import numpy as np
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
-from kv_cache.core.units import PAGE_BYTES
+from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers.base import Capability
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.extents import Extent, Extents
+
+_TOUCH_BYTES = 64 * MIB
 
 
 class ArenaStore(ABC):
@@ -82,7 +84,14 @@ class MemoryStore(ArenaStore):
         if emulated:
             self.capabilities |= Capability.EMULATED
         self._arena = aligned_bytes(capacity)
-        self._arena[::PAGE_BYTES] = 0xA5  # touch every page now
+
+    def touch(self, stopped: Callable[[], bool]) -> None:
+        """Have every page now, so that the run measures copies and not page faults; may take a
+        while, and is given up when `stopped`."""
+        for start in range(0, self.capacity, _TOUCH_BYTES):
+            if stopped():
+                return
+            self._arena[start : start + _TOUCH_BYTES : PAGE_BYTES] = 0xA5
 
     def copy_in(self, at: int, data: memoryview) -> None:
         self._arena[at : at + len(data)] = np.frombuffer(data, np.uint8)

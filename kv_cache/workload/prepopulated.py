@@ -11,6 +11,7 @@ from typing import Any
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
+from kv_cache.core.units import PAGE_BYTES, round_up
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 
@@ -22,10 +23,11 @@ FILL_SHARE = 0.9  # of all tiers together, so that reading starts with everythin
 def objects_to_populate(
     geometry: Geometry, users: int, capacity_bytes: int | None
 ) -> tuple[tuple[Block, ...], ...]:
-    """The objects, each as its blocks: as many as wanted, or as the tiers can hold."""
+    """The objects, each as its blocks: as many as wanted, or as `capacity_bytes` (to which the
+    tiers may be filled, all together) can hold."""
     size = geometry.block_tokens or OBJECT_TOKENS
     per_object = max(1, OBJECT_TOKENS // size)
-    nbytes = per_object * geometry.block(b"", size).nbytes
+    nbytes = per_object * round_up(geometry.block(b"", size).nbytes, PAGE_BYTES)
     count = users * OBJECTS_PER_USER
     if capacity_bytes is not None:
         count = min(count, int(capacity_bytes * FILL_SHARE) // max(1, nbytes))

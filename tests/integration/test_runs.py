@@ -379,3 +379,69 @@ def test_space_that_a_dead_run_holds_is_counted_as_free(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_what_a_killed_run_left_in_a_temporary_directory_goes_with_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    (temporary / "kv_cache_notes").mkdir()  # not ours, whatever its name
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = start(tmp_path, [*SMALL, "--output=dead.json", "--duration=60"])
+    while len(list(temporary.glob("kv_cache_*/*/*/*.kv"))) < 5:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    sound(run(tmp_path, *SMALL, "--output=R.json", "--max-requests=10"))
+    assert [path.name for path in temporary.iterdir()] == ["kv_cache_notes"]
+
+
+def test_a_signal_while_memory_is_allocated_ends_the_run_with_a_result(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        [*SMALL, "--cache-dir=cache", "--output=R.json", "--cpu-mem-gb=6", "--duration=60"],
+    )
+    while not (tmp_path / "cache" / ".kv-cache.lock").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    ran = finish(process, tmp_path, timeout=60)
+    assert ran.code == 143, ran.err
+    assert ran.own["status"] == "interrupted"
+    assert ran.result["overall_passed"] is False
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_run_that_ends_while_warming_up_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--max-requests=5", "--warmup=30")
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["window_s"] == 0
+    assert own["phases_ns"]["measure_start"] == own["phases_ns"]["measure_end"]
+    assert any("nothing was measured" in note for note in own["notes"])
+    assert ran.result["overall_passed"] is False
+
+
+def test_a_vanished_file_strands_no_capacity(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=4", "--cpu-mem-gb=0"],
+    )
+    wait_for_objects(tmp_path / "cache", process)
+    for path in list((tmp_path / "cache").glob("*/*/*.kv"))[:3]:
+        path.unlink(missing_ok=True)
+    ran = finish(process, tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.own["tiers"]["storage"]["stranded_bytes"] == 0
+
+
+def test_a_request_rate_paces_a_trace_too(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path, "--trace=datasets/azure_sample.csv", "--request-rate=5", "--max-requests=100",
+        "--virtual-time", "--model=tiny-1b", "--gpu-mem-gb=0", "--cpu-mem-gb=0", "--output=R.json",
+        "--generation-mode=none", "--seed=1",
+    )  # fmt: skip
+    own = sound(ran)
+    assert own["window_s"] == pytest.approx(20.0, rel=0.05)

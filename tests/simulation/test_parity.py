@@ -8,7 +8,7 @@ import pytest
 
 from kv_cache.bench.run import RealRun
 from kv_cache.cache.manager import TierSpec
-from kv_cache.config.build import Load, build_load, tier_specs, total_capacity
+from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
 from kv_cache.core.effect import Move, OpDone
@@ -83,7 +83,7 @@ def prepared(config: Config) -> tuple[Load, tuple[TierSpec, ...]]:
     trace = open_trace(str(config.trace_path()))
     specs = tier_specs(config, gib_to_bytes(config.tiers.storage_capacity_gib))
     model = config.model_shape()
-    capacity = total_capacity(specs)
+    capacity = fillable_bytes(config, specs)
     return build_load(config, model, Seed(SEED), trace, survey(trace), capacity), specs
 
 

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from kv_cache.cache.manager import CacheManager, CacheRules, TierSpec
-from kv_cache.config.build import build_load, tier_specs, total_capacity
+from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, RunMode, Tier
@@ -367,7 +367,11 @@ CASES: dict[str, dict[str, Any]] = {
     "trace": TRACE,
     "trace-serving": TRACE | {"semantics.preset": "serving"},
     "paced": {"arrival.request_rate": 9, "arrival.process": "gamma"},
-    "crowded": {"schedule.queue_limit": 2, "schedule.max_workers": 2},
+    "crowded": {
+        "arrival.mode": "open",
+        "schedule.queue_limit": 2,
+        "schedule.max_workers": 2,
+    },
     "decode-only": {"run.mode": "decode-only"},
     "no-drain": {"run.drain_s": 0, "run.warmup_s": 3, "run.duration_s": 5},
 }
@@ -384,7 +388,7 @@ def configured(case: str, seed: int) -> tuple[RunOutcome, list[RequestRecord], i
         Seed(seed),
         trace,
         survey(trace) if trace else None,
-        total_capacity(specs),
+        fillable_bytes(config, specs),
     )
     records: list[RequestRecord] = []
     ops: list[OpDone] = []

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_cache.config.build import build_intake, build_load, tier_specs, total_capacity, workers
+from kv_cache.config.build import build_intake, build_load, fillable_bytes, tier_specs, workers
 from kv_cache.config.load import load_config
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
@@ -13,7 +13,7 @@ from kv_cache.core.units import GIB
 
 def load(**overrides: Any) -> Any:
     config = load_config(None, {key.replace("__", "."): v for key, v in overrides.items()})
-    capacity = total_capacity(tier_specs(config, 2 * GIB))
+    capacity = fillable_bytes(config, tier_specs(config, 2 * GIB))
     return config, build_load(config, config.model_shape(), Seed(1), None, None, capacity)
 
 
@@ -42,7 +42,7 @@ def test_a_tier_of_no_bytes_is_left_out_and_storage_is_always_there() -> None:
     config, _ = load(tiers__gpu_mem_gib=1, tiers__num_gpus=2, tiers__cpu_mem_gib=3)
     sizes = [spec.capacity_bytes for spec in tier_specs(config, GIB)]
     assert sizes == [2 * GIB, 3 * GIB, GIB]
-    assert total_capacity(tier_specs(config, None)) is None
+    assert fillable_bytes(config, tier_specs(config, None)) is None
 
 
 def test_requests_served_at_once_follow_the_users_up_to_a_limit() -> None:

@@ -225,20 +225,17 @@ def serve_all(intake: Intake, workers: int = 2) -> list[Request]:
     return served
 
 
-def test_on_demand_one_request_waits_and_the_next_comes_when_it_is_taken() -> None:
+def test_on_demand_a_request_comes_when_somebody_is_free_and_not_before() -> None:
     intake = intake_of(trace([0, 50, 90], speedup=0))
     intake.pump(10)
-    assert (intake.queued, intake.submitted) == (1, 1)
+    assert (intake.queued, intake.submitted) == (0, 0)
+    assert intake.demanded
     assert intake.wake_ns() is None
-    intake.pump(20)
-    assert intake.submitted == 1
-    first = intake.take(20)
-    assert first is not None
-    assert first.request.intended_ns == 10
-    second = intake.take(30)
-    assert second is not None
-    assert (second.request.intended_ns, second.enqueued_ns) == (30, 30)
-    assert intake.longest_queue == 1
+    for now_ns in (20, 30):
+        taken = intake.take(now_ns)
+        assert taken is not None
+        assert (taken.request.intended_ns, taken.enqueued_ns) == (now_ns, now_ns)
+    assert (intake.submitted, intake.longest_queue) == (2, 0)
 
 
 def test_on_demand_a_full_pass_serves_every_row_in_order() -> None:
