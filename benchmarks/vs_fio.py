@@ -38,6 +38,8 @@ from kv_cache.tiers.payload import Payload
 # Our buffers are in transparent huge pages, which saves device requests; so shall fio's be.
 _HUGE = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
+BUFFERS = 16  # in each pool, as a run has by default
+
 Rates = dict[str, float]  # bytes/s by "write" and "read"
 
 
@@ -48,7 +50,7 @@ class Ours:
         self._threads = threads
         self._clock = MonotonicClock()
         self._payload = Payload(Seed(1), buffer)
-        count = max(2, threads)
+        count = max(BUFFERS, threads)
         self._loads = BufferPool(count, buffer)
         self._stored = BufferPool(count, buffer)
         self._next = 0
