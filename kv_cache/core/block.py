@@ -25,8 +25,3 @@ def content_key(*parts: str | int) -> Key:
     """The key of content that is named rather than given, e.g. one turn of one conversation."""
     text = "\x1f".join(str(p) for p in parts).encode()
     return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
-
-
-def chain_key(parent: Key, content: bytes) -> Key:
-    """The key of a block from its parent's key and its own content."""
-    return hashlib.blake2b(parent + content, digest_size=KEY_BYTES).digest()

@@ -1,12 +1,4 @@
-"""What the program asks of a clock. The real one lives in `bench/clock.py`."""
-
-from typing import Protocol
-
-
-class Clock(Protocol):
-    """Integer nanoseconds since the run's origin; never goes back."""
-
-    def now_ns(self) -> int: ...
+"""Virtual time: integer nanoseconds that never go back. The real clock is in `bench/clock.py`."""
 
 
 class VirtualClock:

@@ -5,7 +5,6 @@
     │   ├── ConfigError     an option or config key
     │   ├── TraceError      a trace file or one of its rows
     │   └── PlaceError      a directory, an output path, memory or space
-    ├── RunFailedError      the run itself broke (a dead worker): exit code 1, result written
     └── StoreError          a store could not do one operation: becomes `OpDone(ok=False)`
 
 A failing operation of the measured storage is not an exception past the tier's border: it is a
@@ -34,10 +33,6 @@ class TraceError(UsageError):
 
 class PlaceError(UsageError):
     """A directory or file of the run, or memory and space for it."""
-
-
-class RunFailedError(KvCacheError):
-    """The program broke while it ran; the result says so."""
 
 
 class StoreError(KvCacheError):

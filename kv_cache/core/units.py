@@ -17,10 +17,6 @@ def gib_to_bytes(gib: float) -> int:
     return int(gib * GIB) // PAGE_BYTES * PAGE_BYTES
 
 
-def bytes_to_gib(nbytes: float) -> float:
-    return nbytes / GIB
-
-
 def s_to_ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
@@ -43,11 +39,3 @@ def human_bytes(nbytes: float) -> str:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.{digits}f} {unit}"
     return f"{nbytes:.0f} B"
-
-
-def human_ns(ns: float) -> str:
-    """`3.20 s`, `12.4 ms`, `85 us`: for people, never for files."""
-    for unit, size, digits in (("s", NS_PER_S, 2), ("ms", NS_PER_MS, 1), ("us", NS_PER_US, 0)):
-        if abs(ns) >= size:
-            return f"{ns / size:.{digits}f} {unit}"
-    return f"{ns:.0f} ns"

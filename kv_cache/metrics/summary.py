@@ -25,9 +25,10 @@ _NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What a QoS class is promised: the P95 of its end-to-end latency."""
+    """What a QoS class is promised: percentiles (names of `PERCENTILES`) of its end-to-end
+    latency."""
 
-    p95_ms: Mapping[Qos, float]
+    ms: Mapping[Qos, Mapping[str, float]]
     slo_ms: float | None = None
 
 
@@ -116,6 +117,19 @@ def request_numbers(stats: RequestStats) -> dict[str, Any]:
         "compute_ms": latency_ms(stats.compute),
         "histogram_response": stats.response.to_json(),
         "histogram_ttft": stats.ttft.to_json(),
+    }
+
+
+def kept_promises(stats: RequestStats, promised_ms: Mapping[str, float]) -> dict[str, Any]:
+    """Each promised percentile of a class beside the actual one; `met` is None without samples."""
+    actual = latency_ms(stats.end_to_end)
+    return {
+        name: {
+            "target_ms": target,
+            "actual_ms": actual[name],
+            "met": actual[name] <= target if stats.completed else None,
+        }
+        for name, target in promised_ms.items()
     }
 
 

@@ -102,7 +102,7 @@ def _summary(outcome: RunOutcome, targets: Targets, stats: dict[str, Any]) -> di
         "storage_io_latency_ms": latency_ms(done.storage),
         "generation_latency_ms": latency_ms(done.compute),
         "cache_stats": stats,
-        "qos_metrics": {q.value: _qos(recorder.classes[q], targets.p95_ms[q]) for q in Qos},
+        "qos_metrics": {q.value: _qos(recorder.classes[q], targets.ms[q]["p95"]) for q in Qos},
         "prefix_cache_stats": {
             "prefix_hits": reuse.shared_hits,
             "prefix_misses": reuse.shared_looked_up - reuse.shared_hits,

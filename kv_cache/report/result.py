@@ -20,6 +20,7 @@ from kv_cache.metrics.summary import (
     Targets,
     failure_rows,
     flow_rows,
+    kept_promises,
     notes,
     reconciliation,
     request_numbers,
@@ -40,15 +41,7 @@ def build_result(
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The document that `--output` gets."""
-    profiles = config.qos_profiles
-    targets = Targets(
-        p95_ms={
-            Qos.INTERACTIVE: profiles.interactive.target_latency_p95_ms,
-            Qos.RESPONSIVE: profiles.responsive.target_latency_p95_ms,
-            Qos.BATCH: profiles.batch.target_latency_p95_ms,
-        },
-        slo_ms=config.run.slo_ms or None,
-    )
+    targets = _targets(config)
     document = mlperf_keys(
         outcome,
         targets,
@@ -56,8 +49,17 @@ def build_result(
         profile=config.run.performance_profile,
         judge_hits=not config.lifecycle_semantics(synthetic=True).reuse_prefix,
     )
-    document[SECTION] = _own_section(config, model, outcome, environment)
+    document[SECTION] = _own_section(config, model, outcome, targets, environment)
     return document
+
+
+def _targets(config: Config) -> Targets:
+    promised = {}
+    for qos in Qos:
+        profile = getattr(config.qos_profiles, qos.value)
+        names = ("p95", "p99", "p999", "p9999")
+        promised[qos] = {name: getattr(profile, f"target_latency_{name}_ms") for name in names}
+    return Targets(ms=promised, slo_ms=config.run.slo_ms or None)
 
 
 def write_result(path: Path, document: Mapping[str, Any]) -> None:
@@ -69,7 +71,11 @@ def as_json(document: Any) -> bytes:
 
 
 def _own_section(
-    config: Config, model: ModelShape, outcome: RunOutcome, environment: Mapping[str, Any]
+    config: Config,
+    model: ModelShape,
+    outcome: RunOutcome,
+    targets: Targets,
+    environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     recorder, edges = outcome.recorder, outcome.recorder.edges
     semantics = config.lifecycle_semantics(synthetic=not config.replays)
@@ -102,7 +108,13 @@ def _own_section(
         },
         "measured": {
             "all": request_numbers(recorder.all),
-            **{q.value: request_numbers(recorder.classes[q]) for q in Qos},
+            **{
+                q.value: {
+                    **request_numbers(recorder.classes[q]),
+                    "promises": kept_promises(recorder.classes[q], targets.ms[q]),
+                }
+                for q in Qos
+            },
         },
         "reuse": reuse_numbers(outcome),
         "tiers": tier_rows(outcome),

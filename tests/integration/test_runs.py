@@ -445,3 +445,19 @@ def test_a_request_rate_paces_a_trace_too(tmp_path: Path) -> None:
     )  # fmt: skip
     own = sound(ran)
     assert own["window_s"] == pytest.approx(20.0, rel=0.05)
+
+
+def test_every_promised_percentile_of_a_class_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "promises.yaml").write_text(
+        "qos_profiles:\n"
+        "  batch: {target_latency_p95_ms: 0.000001, target_latency_p99_ms: 0.000001,\n"
+        "          target_latency_p999_ms: 3600000, target_latency_p9999_ms: 3600000}\n"
+    )
+    ran = run(
+        tmp_path, "--config=promises.yaml", "--virtual-time", "--duration=20", "--num-users=10",
+        "--gpu-mem-gb=0", "--cpu-mem-gb=0", "--model=tiny-1b", "--seed=1", "--output=R.json",
+    )  # fmt: skip
+    batch = sound(ran)["measured"]["batch"]
+    assert batch["completed"] > 0
+    met = {name: promise["met"] for name, promise in batch["promises"].items()}
+    assert met == {"p95": False, "p99": False, "p999": True, "p9999": True}
