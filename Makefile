@@ -18,8 +18,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 
 bench: $(VENV)/test.stamp
-	$(BIN)/python benchmarks/harness.py
-	$(BIN)/python benchmarks/vs_fio.py
+	$(BIN)/python benchmarks/all.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=python3.x")'
@@ -30,7 +29,7 @@ $(VENV)/run.stamp: $(VENV)/bin/python requirements.txt
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/run.stamp pyproject.toml
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,zstd]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,zstd,uring]'
 	touch $@
 
 clean:

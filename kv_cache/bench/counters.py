@@ -7,6 +7,7 @@ moved reached the device, and whether somebody else moved bytes too.
 import os
 import resource
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -67,13 +68,15 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
     return None if after is None or before is None else after - before
 
 
-def read_counters(device: str | None) -> Counters:
-    """The counters now; `device` as `device_of` names it, None = no device is counted."""
+def read_counters(devices: Sequence[str]) -> Counters:
+    """The counters now; `devices` as `device_of` names them, each once; their counts add up. None
+    given = no device is counted."""
     io = parse_pairs(_text("/proc/self/io"))
     own, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
     total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
-    disk = parse_diskstats(_text("/proc/diskstats"), device) if device else {}
+    stats = _text("/proc/diskstats") if devices else ""
+    disk = added_up([parse_diskstats(stats, device) for device in devices])
     status = parse_pairs(_text("/proc/self/status"))
     rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
     return Counters(
@@ -82,7 +85,7 @@ def read_counters(device: str | None) -> Counters:
         process_cancelled_write_bytes=_int(io.get("cancelled_write_bytes")),
         rchar=_int(io.get("rchar")),
         wchar=_int(io.get("wchar")),
-        device=device,
+        device="+".join(devices) or None,
         device_read_bytes=disk.get("read_bytes"),
         device_write_bytes=disk.get("write_bytes"),
         device_reads=disk.get("reads"),
@@ -131,6 +134,13 @@ def parse_diskstats(text: str, device: str) -> dict[str, int]:
                 "io_ms": int(columns[12]),
             }
     return {}
+
+
+def added_up(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of several devices' counters; empty where one of them has none."""
+    if not all(rows):
+        return {}
+    return {name: sum(row[name] for row in rows) for name in (rows[0] if rows else ())}
 
 
 def parse_pairs(text: str) -> dict[str, str]:

@@ -7,24 +7,30 @@ all of it back, also when it is interrupted. It prints nothing and writes no res
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import gettempdir
 from types import TracebackType
 from typing import Any, Self
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.place import CacheDir, check_cache_dir, check_space, obtainable_bytes
+from kv_cache.bench.place import (
+    CacheDir,
+    check_cache_dir,
+    check_space,
+    nearest_existing,
+    obtainable_bytes,
+)
 from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.witness import Witness
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import Load, build_intake, build_world, tier_facts, workers
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.errors import PlaceError
-from kv_cache.core.kinds import Tier
+from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
@@ -32,30 +38,48 @@ from kv_cache.core.units import MIB, NS_PER_S, PAGE_BYTES, gib_to_bytes, s_to_ns
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
+from kv_cache.metrics.summary import Flows
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore, find_devices
 from kv_cache.tiers.memory import MemoryStore
-from kv_cache.tiers.nvme import FileStore, choose_engine
+from kv_cache.tiers.null import NullStore
+from kv_cache.tiers.nvme import Striped, open_storage, uring
 from kv_cache.tiers.payload import Payload
 from kv_cache.workload.digest import schedule_digest
 
 FREE_SHARE = 0.95  # of the free space, when no capacity is given (the reference's rule)
 BACKGROUND_THREADS = 8  # that store what was written behind, and populate
 SWITCH_INTERVAL_S = 0.0005  # the default of 5 ms shows in the tail of every short operation
+PAYLOAD_OBJECTS = 64  # whose pages are looked at after the run
 _TICK_S = 0.2
 _GRACE_S = 2.0  # of the drain when a signal ends the run: launchers kill 5 s after it
 
 Tick = Callable[["RealRun"], None]
 
 
-def storage_capacity(config: Config, directory: Path) -> int:
-    """Bytes that the storage tier may hold; refuses more than there is space for."""
+def drive_capacities(config: Config, directories: Sequence[Path]) -> list[int]:
+    """Bytes that each drive of the storage tier may hold; refuses more than there is space for.
+    Directories on one file system share what is free there."""
+    on = [os.stat(nearest_existing(directory)).st_dev for directory in directories]
     wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
-    if wanted:
-        check_space(directory, wanted)
-        return wanted
-    capacity = int(obtainable_bytes(directory) * FREE_SHARE) // PAGE_BYTES * PAGE_BYTES
+    if not wanted:
+        free = [_free_share(directory) for directory in directories]
+        return [_pages(n // on.count(place)) for n, place in zip(free, on, strict=True)]
+    each = _pages(wanted // len(directories))
+    capacities = [wanted - each * (len(directories) - 1), *[each] * (len(directories) - 1)]
+    for directory, place in zip(directories, on, strict=True):
+        here = (n for n, other in zip(capacities, on, strict=True) if other == place)
+        check_space(directory, sum(here))
+    return capacities
+
+
+def _pages(nbytes: int) -> int:
+    return nbytes // PAGE_BYTES * PAGE_BYTES
+
+
+def _free_share(directory: Path) -> int:
+    capacity = _pages(int(obtainable_bytes(directory) * FREE_SHARE))
     if capacity < MIB:
         raise PlaceError(
             f"cache directory {directory}: the file system is full; give another --cache-dir"
@@ -63,11 +87,20 @@ def storage_capacity(config: Config, directory: Path) -> int:
     return capacity
 
 
-def check_places(config: Config, directory: Path) -> int:
+def storage_directories(config: Config) -> tuple[Path, ...]:
+    """Where the storage tier will be: as given, or below the system's temporary directory."""
+    given = config.tiers.cache_dir
+    return (Path(gettempdir()),) if given is None else tuple(Path(name) for name in given)
+
+
+def check_places(config: Config) -> int:
     """Everything that can be known to fail before anything is written; the storage capacity."""
+    directories = storage_directories(config)
+    _check_apart(directories)
     if config.tiers.cache_dir is not None:
-        check_cache_dir(directory)
-    capacity = storage_capacity(config, directory)
+        for directory in directories:
+            check_cache_dir(directory)
+    capacity = sum(drive_capacities(config, directories))
     gpu = gib_to_bytes(config.tiers.gpu_mem_gib) * config.tiers.num_gpus
     emulated = gpu if gpu and not _real_gpu(config) else 0
     pool = (config.io.load_buffers + config.io.store_buffers) * config.io.buffer_mib * MIB
@@ -79,6 +112,13 @@ def check_places(config: Config, directory: Path) -> int:
         }
     )
     return capacity
+
+
+def _check_apart(directories: Sequence[Path]) -> None:
+    paths = [os.path.realpath(directory) for directory in directories]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise PlaceError(f"--cache-dir {path} is given twice; give each drive's directory once")
 
 
 def _real_gpu(config: Config) -> bool:
@@ -106,7 +146,11 @@ class RealRun:
         on_record: Callable[[RequestRecord], None],
         on_op: Callable[[OpDone], None],
         wrap: Callable[[Store], Store] = lambda store: store,
+        rehearse: bool = False,
     ) -> None:
+        """`wrap` puts something around each store; `rehearse` runs on storage that keeps nothing
+        and takes no time, with all the rest as it is."""
+        self._rehearse = rehearse
         self._config = config
         self._load = load
         self._specs = specs
@@ -117,7 +161,7 @@ class RealRun:
         self._wrap = wrap
         self._stores: dict[Tier, Store] = {}
         self._arenas: list[MemoryStore] = []
-        self._cache_dir: CacheDir | None = None
+        self._cache_dirs: list[CacheDir] = []
         self._switch_interval_s = sys.getswitchinterval()
         self._abort = threading.Event()
         self.clock = MonotonicClock()
@@ -146,18 +190,17 @@ class RealRun:
         self._give_back()
 
     @property
-    def directory(self) -> Path:
+    def directories(self) -> list[Path]:
         """Where the storage tier really is."""
-        assert self._cache_dir is not None
-        return self._cache_dir.path
+        return [cache_dir.path for cache_dir in self._cache_dirs]
 
     def _take(self) -> None:
         config = self._config
         name = f"seed {self._seed}"
         if config.tiers.cache_dir is None:
-            self._cache_dir = CacheDir.temporary(run=name)
-        else:
-            self._cache_dir = CacheDir(Path(config.tiers.cache_dir), run=name)
+            self._cache_dirs.append(CacheDir.temporary(run=name))
+        for directory in config.tiers.cache_dir or ():
+            self._cache_dirs.append(CacheDir(Path(directory), run=name))
         size = config.io.buffer_mib * MIB
         payload = Payload(Seed(self._seed).child("payload"), size)
         loads = BufferPool(config.io.load_buffers, size)
@@ -165,8 +208,19 @@ class RealRun:
         for spec in self._specs:
             self._stores[spec.tier] = self._wrap(self._store(spec, (loads, stored)))
         self._pools = (loads, stored)
+        uring.register([loads.memory, stored.memory])
+        objects = [cache_dir.objects for cache_dir in self._cache_dirs]
+        self._witness = Witness(config.passport, objects, self.clock)
         mover = Mover(
-            self._stores, payload, loads, stored, self.clock, Verify(config.io.verify), self._abort
+            self._stores,
+            payload,
+            loads,
+            stored,
+            self.clock,
+            Verify(config.io.verify),
+            self._abort,
+            page_cache=self._witness.page_cache,
+            rehearse=self._rehearse,
         )
         self._drive = Drive(
             self.world,
@@ -192,10 +246,33 @@ class RealRun:
             case Tier.GPU:
                 return self._gpu_store(capacity, pools)
             case Tier.NVME:
-                assert self._cache_dir is not None
-                root = self._cache_dir.objects
-                engine, note = choose_engine(self._config.io.engine, root)
-                return FileStore(root, engine, fsync=self._config.fsync(), note=note)
+                return NullStore(Tier.NVME) if self._rehearse else self._storage(capacity)
+
+    def _storage(self, capacity: int) -> Store:
+        """One store for each drive."""
+        alone = len(self._cache_dirs) == 1
+        shares = [capacity] if alone else drive_capacities(self._config, self.directories)
+        stores: list[Store] = []
+        try:
+            for cache_dir, share in zip(self._cache_dirs, shares, strict=True):
+                stores.append(self._drive_store(cache_dir, share))
+        except BaseException:
+            for store in stores:
+                store.close()
+            raise
+        return stores[0] if alone else Striped(stores, shares)
+
+    def _drive_store(self, cache_dir: CacheDir, capacity: int) -> Store:
+        io = self._config.io
+        return open_storage(
+            cache_dir.objects,
+            capacity_bytes=capacity,
+            layout=io.layout,
+            engine=io.engine,
+            write_engine=io.write_engine,
+            fsync=self._config.fsync(),
+            rename=io.rename,
+        )
 
     def _gpu_store(self, capacity: int, pools: tuple[BufferPool, BufferPool]) -> Store:
         if not _real_gpu(self._config):
@@ -220,8 +297,11 @@ class RealRun:
         for store in self._stores.values():
             store.close()
         self._stores = {}
-        if self._cache_dir is not None:
-            self._cache_dir.close(keep=self._config.tiers.keep_cache)
+        for holder in ("_pools", "_drive"):  # of the buffers: their memory goes back now
+            self.__dict__.pop(holder, None)
+        uring.register([])
+        for cache_dir in self._cache_dirs:
+            cache_dir.close(keep=self._config.tiers.keep_cache)
 
     # --- the run ---------------------------------------------------------------------------
 
@@ -233,8 +313,7 @@ class RealRun:
         self.phase = "allocate"
         for arena in self._arenas:
             arena.touch(self._stop.is_set)
-        device = device_of(self.directory)
-        before = read_counters(device)
+        self._witness.begin()
         self._drive.start()
         try:
             self._populate(tick)
@@ -243,7 +322,7 @@ class RealRun:
             self._drive.open()
             self.phase = "warmup"
             self._wait(edges.measure_start_ns, tick)
-            opened = read_counters(device)
+            self._witness.open_window()
             self.phase = "measure"
             window_s = config.window_s()
             end_ns = None if window_s is None else edges.measure_start_ns + s_to_ns(window_s)
@@ -252,16 +331,30 @@ class RealRun:
             now_ns = self.clock.now_ns()
             edges.measure_end_ns = now_ns if end_ns is None else min(now_ns, end_ns)
             edges.measure_start_ns = min(edges.measure_start_ns, edges.measure_end_ns)
-            closed = read_counters(device)
+            self._witness.close_window()
             self.phase = "drain"
             self._drive.close()
             self._drain(tick)
         finally:
             self._drive.stop()
+            self._witness.stop()
             sys.setswitchinterval(self._switch_interval_s)
-        after = read_counters(device)
+        self.phase = "check"
+        self._look_back()
         self.phase = "done"
-        return self._outcome(digest.sha256, digest.requests, before, opened, closed, after)
+        return self._outcome(digest.sha256, digest.requests)
+
+    def _look_back(self) -> None:
+        """Let the kernel's counters catch up, then read a sample of what was written."""
+        flows = Flows(self.recorder.flows)
+        claimed = (flows.all_bytes(Tier.NVME, kind) for kind in (OpKind.READ, OpKind.WRITE))
+        self._witness.settle(*claimed, patient=not self._stop.is_set())
+        if self._stop.is_set() or self._drive.death is not None:
+            return  # whoever stopped us does not wait for long
+        refs = self.world.cache.sample(Tier.NVME, PAYLOAD_OBJECTS)
+        seed = Seed(self._seed).child("payload-sample")
+        if not self._rehearse:
+            self._witness.examine_payload(self._stores[Tier.NVME], refs, seed)
 
     def _populate(self, tick: Tick) -> None:
         self.phase = "populate"
@@ -285,15 +378,7 @@ class RealRun:
         if not self._drive.ended:
             self._abort.set()
 
-    def _outcome(
-        self,
-        sha256: str,
-        requests: int,
-        before: Counters,
-        opened: Counters,
-        closed: Counters,
-        after: Counters,
-    ) -> RunOutcome:
+    def _outcome(self, sha256: str, requests: int) -> RunOutcome:
         death = self._drive.death
         if death is None:
             self._check_books()
@@ -312,10 +397,13 @@ class RealRun:
             seed=self._seed,
             started_unix_s=self.clock.started_unix_s,
             death=None if death is None else f"{type(death).__name__}: {death}",
-            kernel={"run": asdict(after - before), "window": asdict(closed - opened)},
+            kernel=self._witness.kernel,
+            witness=self._witness.evidence(),
             buffers=self._buffer_facts(),
             cpu_count=os.cpu_count(),
-            kept_in=str(self.directory) if self._config.tiers.keep_cache else None,
+            kept_in=", ".join(map(str, self.directories))
+            if self._config.tiers.keep_cache
+            else None,
         )
 
     def _check_books(self) -> None:

@@ -5,12 +5,26 @@ a buffer) is the host's share. Loads and stores have pools of their own: a buffe
 pool is only ever stamped, so that its noise stays what it was.
 """
 
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from threading import Event
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.core.effect import ABORTED, Chunk, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
+from kv_cache.bench.probes.pagecache import PageCacheSampler, Sampled
+from kv_cache.core.effect import (
+    ABORTED,
+    Chunk,
+    CopyRef,
+    Delete,
+    Leg,
+    Move,
+    Op,
+    OpDone,
+    Read,
+    Step,
+    Write,
+)
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
@@ -39,6 +53,8 @@ class _LegTimer:
         self.device_ns = 0
         self.aside_ns = 0
         self._chunks: list[Chunk] = []
+        self.steps: tuple[Step, ...] = ()
+        self.sampled: Sampled | None = None
         self.calling = False
         """Inside a call of the store, or that call has raised."""
 
@@ -63,6 +79,7 @@ class _LegTimer:
         return Leg(
             self._tier, self._kind, self.engine, nbytes,
             self.started_ns, self._last_ns, self.device_ns, tuple(self._chunks), self.aside_ns,
+            self.steps,
         )  # fmt: skip
 
     def leave_host_to_the_other(self) -> None:
@@ -82,7 +99,14 @@ class Mover:
         clock: MonotonicClock,
         verify: Verify,
         abort: Event,
+        *,
+        page_cache: PageCacheSampler | None = None,
+        rehearse: bool = False,
     ) -> None:
+        """`rehearse`: for a store that keeps nothing, stamp and verify all the same, so that all
+        that is left out is the storage."""
+        self._rehearse = rehearse
+        self._page_cache = page_cache
         self._stores = stores
         self._payload = payload
         self._loads = loads
@@ -103,7 +127,9 @@ class Mover:
     def worth_sharing(self, ops: tuple[Op, ...]) -> bool:
         """Whether a batch gains from several threads: where it waits for storage."""
         return len(ops) > 1 and any(
-            ref.tier is Tier.NVME and self._has_data[ref.tier] for op in ops for ref in _refs(op)
+            ref.tier is Tier.NVME and (self._rehearse or self._has_data[ref.tier])
+            for op in ops
+            for ref in _refs(op)
         )
 
     def perform(self, op: Op) -> OpDone:
@@ -143,6 +169,8 @@ class Mover:
             except BaseException:
                 sink.abort()
                 raise
+            finally:
+                timer.steps = tuple(sink.steps)
         except StoreError as error:
             return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.WRITE)
         return self._done(op, (timer.leg(ref.nbytes),), timer)
@@ -167,6 +195,8 @@ class Mover:
             except BaseException:
                 sink.abort()
                 raise
+            finally:
+                writing.steps = tuple(sink.steps)
         except StoreError as error:
             reason = error.reason
             side = OpKind.WRITE if writing.calling else OpKind.READ
@@ -176,7 +206,7 @@ class Mover:
 
     def _delete(self, op: Op, ref: CopyRef) -> OpDone:
         timer = _LegTimer(self._clock, ref.tier, OpKind.DELETE)
-        timer.engine = "unlink" if ref.tier is Tier.NVME else "free"
+        timer.engine = self._stores[ref.tier].removal
         try:
             self._stores[ref.tier].delete(ref)
             timer.end()
@@ -191,12 +221,17 @@ class Mover:
         tap = self._stores[ref.tier].open(ref)
         timer.end()
         timer.engine = tap.engine
+        if self._page_cache is not None and tap.spans:
+            timer.sampled = self._page_cache.before(tap.spans)
         return tap
 
     def _close(self, timer: _LegTimer, tap: Tap) -> None:
+        if self._page_cache is not None and timer.sampled is not None and not timer.calling:
+            self._page_cache.after(timer.sampled, tap.spans)
         timer.begin()
         tap.close()
         timer.end()
+        timer.steps = tuple(tap.steps)
 
     def _create(self, timer: _LegTimer, ref: CopyRef) -> Sink:
         timer.start()
@@ -212,7 +247,7 @@ class Mover:
 
     def _load_chunk(self, timer: _LegTimer, tap: Tap, ref: CopyRef, offset: int) -> None:
         if not self._has_data[ref.tier]:
-            self._pretend(timer, ref, offset)
+            self._pretend(timer, ref, offset, self._loads)
             return
         buffer = self._loads.take()
         try:
@@ -235,15 +270,15 @@ class Mover:
 
     def _store_chunk(self, timer: _LegTimer, sink: Sink, ref: CopyRef, offset: int) -> None:
         if not self._has_data[ref.tier]:
-            self._pretend(timer, ref, offset)
+            self._pretend(timer, ref, offset, self._stored)
             return
         self._check_abort()
         n = min(self._size, ref.nbytes - offset)
         buffer = self._stored.take(self._payload.tint(ref, offset))
         try:
-            self._payload.stamp(buffer, ref, offset, n)
+            data = self._payload.stamp(buffer, ref, offset, n)
             timer.begin()
-            sink.write(offset, buffer.view[:n])
+            sink.write(offset, data)
             timer.end(n)
         finally:
             self._stored.give(buffer)
@@ -271,10 +306,28 @@ class Mover:
         finally:
             self._loads.give(buffer)
 
-    def _pretend(self, timer: _LegTimer, ref: CopyRef, offset: int) -> None:
+    def _pretend(self, timer: _LegTimer, ref: CopyRef, offset: int, pool: BufferPool) -> None:
         """A store that keeps nothing is given nothing: only the harness is left to measure."""
+        n = min(self._size, ref.nbytes - offset)
+        if self._rehearse:
+            self._rehearse_chunk(ref, offset, n, pool)
         timer.begin()
-        timer.end(min(self._size, ref.nbytes - offset))
+        timer.end(n)
+
+    def _rehearse_chunk(self, ref: CopyRef, offset: int, n: int, pool: BufferPool) -> None:
+        """What the client does beside the system call. Stamping costs what verifying stamps does;
+        a buffer of a load holds nothing that could be verified."""
+        self._check_abort()
+        loads = pool is self._loads
+        buffer = pool.take(self._payload.tint(ref, offset))
+        try:
+            if not loads or self._verify is not Verify.OFF:
+                self._payload.stamp(buffer, ref, offset, n)
+            if loads and self._verify is Verify.FULL:
+                self._payload.matches(buffer, ref, offset, n, full=True)
+            time.sleep(0)  # a system call gives the interpreter lock away
+        finally:
+            pool.give(buffer)
 
     def _check_abort(self) -> None:
         if self._abort.is_set():

@@ -178,6 +178,16 @@ class CacheManager:
             if copy.state is State.RESIDENT and copy.ref.tier is tier
         )
 
+    def sample(self, tier: Tier, count: int) -> list[CopyRef]:
+        """At most `count` copies of `tier` that can be read now, from all over the index."""
+        refs = [
+            copy.ref
+            for copy in self._copies.values()
+            if copy.state is State.RESIDENT and copy.ref.tier is tier
+        ]
+        step = max(1, len(refs) // count)
+        return refs[::step][:count]
+
     def used(self, tier: Tier) -> int:
         index = self._index_of.get(tier)
         return 0 if index is None else self.ledgers[index].used

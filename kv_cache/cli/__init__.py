@@ -22,7 +22,31 @@ def _config(argv: Sequence[str]) -> int:
     return config(argv)
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"run": _run, "config": _config}
+def _verify(argv: Sequence[str]) -> int:
+    from kv_cache.cli.verify import main as verify
+
+    return verify(argv)
+
+
+def _twin(argv: Sequence[str]) -> int:
+    from kv_cache.cli.twin import main as twin
+
+    return twin(argv)
+
+
+def _probe(argv: Sequence[str]) -> int:
+    from kv_cache.cli.probe import main as probe
+
+    return probe(argv)
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "verify": _verify,
+    "twin": _twin,
+    "probe": _probe,
+    "config": _config,
+}
 """Each command with its entry; without a command's name, `run` is meant."""
 
 

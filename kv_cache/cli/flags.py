@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_origin
 
 from kv_cache import __version__
 from kv_cache.config.root import options
@@ -47,6 +47,7 @@ _GROUP_OF: Mapping[str, str] = {
     "run.drain_s": "Limits",
     "run.max_requests": "Limits",
     "output": "Output",
+    "sim.profile": "What to run",
 }
 """By the option's path, else by its section."""
 
@@ -210,7 +211,12 @@ def _add_general(group: argparse._ArgumentGroup) -> None:
 def _add_option(group: argparse._ArgumentGroup, option: Option, flag: str) -> None:
     """A switch sets the opposite of a bool's default; a bool without default gets --no- too."""
     text = _help(option).replace("%", "%%")
-    if option.kind is not bool:
+    if get_origin(option.kind) is tuple:
+        group.add_argument(
+            flag, dest=flag, metavar=_metavar(option), help=text, action="extend",
+            type=partial(_read, option, flag),
+        )  # fmt: skip
+    elif option.kind is not bool:
         group.add_argument(
             flag, dest=flag, metavar=_metavar(option), help=text,
             type=partial(_read, option, flag),
@@ -343,12 +349,17 @@ def _unknown(extras: Sequence[str]) -> ConfigError:
 
 def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
     paths = {option.flag: option.path for option in options().values() if option.flag}
-    overrides = {paths[flag]: value for flag, value in given.items() if flag in paths}
+    overrides = {paths[flag]: _frozen(value) for flag, value in given.items() if flag in paths}
     if "--prefill-only" in given:
         overrides["run.mode"] = RunMode.PREFILL_ONLY.value
     if "--decode-only" in given:
         overrides["run.mode"] = RunMode.DECODE_ONLY.value
     return overrides | _arrival(given)
+
+
+def _frozen(value: Any) -> Any:
+    """Values of a flag that was given several times are collected in a list."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _arrival(given: Mapping[str, Any]) -> dict[str, str]:

@@ -9,26 +9,29 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from shutil import get_terminal_size
-from tempfile import gettempdir
 from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
 
+from kv_cache.bench.certify import ceiling
 from kv_cache.bench.place import check_output_file, check_results_dir
-from kv_cache.bench.run import RealRun, check_places
+from kv_cache.bench.run import RealRun, check_places, storage_directories
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.flags import Invocation, parse
+from kv_cache.cli.twin import export_job
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
+from kv_cache.config.profile import read_profile
 from kv_cache.config.root import Config
 from kv_cache.config.schema import print_config
 from kv_cache.core.effect import OpDone
+from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.model import ModelShape
 from kv_cache.core.record import RequestRecord
@@ -36,12 +39,15 @@ from kv_cache.core.seed import Seed, fresh_seed
 from kv_cache.core.units import GIB, gib_to_bytes
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import Flows, total_bytes
+from kv_cache.report.chain import file_digest
 from kv_cache.report.environment import capture
+from kv_cache.report.fio import HEADER, derive
+from kv_cache.report.reading import require_replaceable
 from kv_cache.report.records import LineWriter, dump_row
 from kv_cache.report.result import build_result, write_result
 from kv_cache.report.rundir import RunDirectory
 from kv_cache.report.table import summary_text
-from kv_cache.sim.run import simulate
+from kv_cache.sim.run import measured_tier, simulate
 from kv_cache.workload.formats.opening import (
     Survey,
     Trace,
@@ -65,9 +71,10 @@ class Job:
     model: ModelShape
     seed: int
     load: Load
+    build: Callable[[Config], Load]  # the same load again, for a configuration that differs
     specs: tuple[TierSpec, ...]
     output: Path
-    directory: Path  # where the storage tier will be, or the temporary directory's parent
+    directories: tuple[Path, ...]  # of the storage tier, or the temporary directory's parent
     warnings: tuple[str, ...]
 
 
@@ -96,26 +103,36 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     check_output_file(output)
     if config.output.results_dir is not None:
         check_results_dir(Path(config.output.results_dir))
-    if config.output.latency_dump is not None:
-        check_output_file(Path(config.output.latency_dump))
-    directory = Path(config.tiers.cache_dir or gettempdir())
-    specs = tier_specs(config, _storage_bytes(config, directory))
-    load = build_load(config, model, Seed(seed), trace, found, fillable_bytes(config, specs))
+    for asked in (config.output.latency_dump, config.output.fio_export):
+        if asked is not None:
+            check_output_file(Path(asked))
+    if config.output.fio_export is not None:
+        require_replaceable(Path(config.output.fio_export), HEADER, "--fio-export")
+    specs = tier_specs(config, _storage_bytes(config))
+
+    def build(changed: Config) -> Load:
+        room = fillable_bytes(changed, specs)
+        return build_load(changed, model, Seed(seed), trace, found, room)
+
+    load = build(config)
+    if config.run.virtual_time and config.sim.profile is not None:
+        measured_tier(config, load, read_profile(config.sim.profile))  # refuses what it lacks
     return Job(
         config=config,
         model=model,
         seed=seed,
         load=load,
+        build=build,
         specs=specs,
         output=output,
-        directory=directory,
+        directories=storage_directories(config),
         warnings=(*invocation.warnings, *config.warnings()),
     )
 
 
-def _storage_bytes(config: Config, directory: Path) -> int | None:
+def _storage_bytes(config: Config) -> int | None:
     if not config.run.virtual_time:
-        return check_places(config, directory)
+        return check_places(config)
     return gib_to_bytes(config.tiers.storage_capacity_gib) or None
 
 
@@ -182,7 +199,9 @@ class _Watchers:
         self._transfers: LineWriter | None = None
         self._dump: LineWriter | None = None
         self.run_directory: RunDirectory | None = None
-        self.environment = capture(job.directory)
+        self.environment = capture(*job.directories)
+        self.written_bytes = 0
+        self.files: dict[str, str] = {}  # SHA-256 of the records, by name, once they are closed
 
     def open(self) -> None:
         output = self._job.config.output
@@ -209,6 +228,12 @@ class _Watchers:
         """Complete the files; what could not be written."""
         writers = (self._requests, self._transfers, self._dump)
         closed = [writer.close() for writer in writers if writer is not None]
+        self.files = {
+            w.path.name: file_digest(w.path) for w in writers[:2] if w and w.path.exists()
+        }
+        self.written_bytes = sum(
+            w.path.stat().st_size for w in writers if w is not None and w.path.exists()
+        )
         return tuple(f"records are incomplete: {error}" for error in closed if error is not None)
 
 
@@ -216,7 +241,8 @@ def _run(job: Job, caught: Caught) -> int:
     watchers = _Watchers(job)
     if job.config.run.virtual_time:
         watchers.open()
-        return _conclude(job, caught, watchers, _simulated(job, caught, watchers))
+        outcome = _simulated(job, caught, watchers)
+        return _conclude(job, caught, watchers, replace(outcome, interrupted=caught.name))
     with RealRun(
         job.config,
         job.load,
@@ -229,7 +255,24 @@ def _run(job: Job, caught: Caught) -> int:
         watchers.open()
         with _Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
-        return _conclude(job, caught, watchers, outcome)
+        # A signal that comes from now on interrupts what follows, and not what was measured.
+        outcome = replace(outcome, interrupted=caught.name)
+        if not job.config.output.certify:
+            return _conclude(job, caught, watchers, outcome)
+    return _conclude(job, caught, watchers, _certified(job, caught, outcome))
+
+
+def _certified(job: Job, caught: Caught, outcome: RunOutcome) -> RunOutcome:
+    """With the client's own ceiling; the memory of the run itself has been given back."""
+    if caught.stop.is_set() or outcome.death is not None:
+        return outcome
+    log.info("certifying: the same load without storage, %g s", job.config.passport.certify_s)
+    try:
+        found = ceiling(job.config, job.build, job.specs, job.seed, outcome, caught.stop)
+    except (UsageError, MemoryError) as error:  # the measurement stands all the same
+        log.error("the client's ceiling was not measured: %s", error)
+        return outcome
+    return replace(outcome, ceiling=found)
 
 
 def _simulated(job: Job, caught: Caught, watchers: _Watchers) -> RunOutcome:
@@ -248,8 +291,12 @@ def _simulated(job: Job, caught: Caught, watchers: _Watchers) -> RunOutcome:
 
 def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
-    outcome = replace(outcome, interrupted=caught.name, warnings=(*job.warnings, *watchers.close()))
-    document = build_result(job.config, job.model, outcome, watchers.environment)
+    outcome = replace(
+        outcome,
+        warnings=(*job.warnings, *watchers.close()),
+        record_bytes=watchers.written_bytes,
+    )
+    document = build_result(job.config, job.model, outcome, watchers.environment, watchers.files)
     lost: OSError | None = None
     try:
         write_result(job.output, document)
@@ -258,11 +305,22 @@ def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome
     except OSError as error:  # the summary is still told
         lost = error
     print(summary_text(document, str(job.output)))
+    if outcome.driver == "real-io" and job.config.output.fio_export is not None:
+        _export_job(document, job.output, Path(job.config.output.fio_export))
     if lost is not None:
         log.error("the result could not be written: %s", lost)
     if lost is not None or outcome.death is not None:
         return EXIT_BROKEN
     return 0 if caught.number is None else _SIGNALS[signal.Signals(caught.number)]
+
+
+def _export_job(document: Mapping[str, Any], result: Path, path: Path) -> None:
+    try:
+        export_job(derive(document, result), path)
+    except UsageError as error:  # nothing moved in the window: the result stands all the same
+        log.error("no fio job was written: %s", error)
+    else:
+        print(f"fio job {path}")
 
 
 # --- for whoever watches ---------------------------------------------------------------------

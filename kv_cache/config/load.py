@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import yaml
 
+from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.root import Config
-from kv_cache.config.schema import from_mapping, overlay, show
+from kv_cache.config.schema import overlay, show
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.model import ModelShape, model_from_hf
 
@@ -30,12 +31,22 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -
 
     Raises ConfigError.
     """
-    config = Config()
-    if path is not None:
-        config = from_mapping(Config, read_yaml(find_config(path)), str(path))
-    config = overlay(config, _nested(overrides or {}))
+    overrides = overrides or {}
+    tree = None if path is None else read_yaml(find_config(path))
+    config = overlay(Config(), _nested(_personality(tree, overrides)))
+    config = overlay(config, tree, str(path))
+    config = overlay(config, _nested(overrides))
     config.check()
     return config
+
+
+def _personality(tree: object, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the personality that is asked for sets, by dotted path: it lies under what is given."""
+    name = overrides.get("io.personality")
+    if name is None and isinstance(tree, Mapping) and isinstance(tree.get("io"), Mapping):
+        name = tree["io"].get("personality")
+    known = PERSONALITIES.get(name) if isinstance(name, str) else None
+    return {} if known is None else known.options
 
 
 def find_config(path: Path) -> Path:

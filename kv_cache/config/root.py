@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from kv_cache.cache.manager import CacheRules
 from kv_cache.config import reference as r
 from kv_cache.config import sections as s
+from kv_cache.config.passport import PassportConfig
+from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.schema import Option, describe, opt, show
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
@@ -37,7 +39,7 @@ class Preset:
     decode_rereads: bool
     promote: bool
     write_behind: bool
-    fsync: bool
+    fsync: str
     gpu_in_place: bool
     prefill_only_from_tokens: int  # for synthetic users; a trace says itself what it generates
     block_tokens: int
@@ -49,7 +51,7 @@ PRESETS: Mapping[str, Preset] = {
         decode_rereads=True,
         promote=False,
         write_behind=False,
-        fsync=True,
+        fsync="object",
         gpu_in_place=False,
         prefill_only_from_tokens=10_000,
         block_tokens=0,
@@ -59,7 +61,7 @@ PRESETS: Mapping[str, Preset] = {
         decode_rereads=False,
         promote=True,
         write_behind=True,
-        fsync=False,
+        fsync="never",
         gpu_in_place=True,
         prefill_only_from_tokens=0,
         block_tokens=256,
@@ -80,6 +82,7 @@ class Config:
     workload: s.WorkloadConfig = field(default_factory=s.WorkloadConfig)
     output: s.OutputConfig = field(default_factory=s.OutputConfig)
     sim: s.SimConfig = field(default_factory=s.SimConfig)
+    passport: PassportConfig = field(default_factory=PassportConfig)
     user_templates: r.UserTemplates = field(default_factory=r.UserTemplates)
     generation_timing: r.GenerationTiming = field(default_factory=r.GenerationTiming)
     qos_profiles: r.QosProfiles = field(default_factory=r.QosProfiles)
@@ -177,8 +180,8 @@ class Config:
         """Tokens in a block, 0 = one object a turn. `trace_block_tokens`: the trace's, 0 = none."""
         return _or(self.semantics.block_tokens, trace_block_tokens or self.preset.block_tokens)
 
-    def fsync(self) -> bool:
-        """Whether a write to storage ends only when the device has it."""
+    def fsync(self) -> str:
+        """When a write to storage is on the device: never waited for, object or batch."""
         return _or(self.io.fsync, self.preset.fsync)
 
     def cache_rules(self) -> CacheRules:
@@ -351,5 +354,22 @@ def _warnings(config: Config) -> Iterator[str]:
         yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
     if config.output.records and config.output.results_dir is None:
         yield f"{_say(config, 'output.records')}: no effect without --results-dir"
+    if config.run.virtual_time:
+        for path in ("output.certify", "output.fio_export"):
+            if value_at(config, path) != options()[path].default:
+                yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
+    elif config.sim.profile is not None:
+        yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
+    yield from _not_like_the_connector(config)
+    if config.io.layout != "file" and not config.io.rename:
+        yield f"{_say(config, 'io.rename')}: no effect, as io.layout is not file"
     if config.arrival.process != "gamma" and config.arrival.cv != options()["arrival.cv"].default:
         yield f"{_say(config, 'arrival.cv')}: no effect, as arrival.process is not gamma"
+
+
+def _not_like_the_connector(config: Config) -> Iterator[str]:
+    """What is given explicitly wins over a personality, also a whole file of defaults."""
+    name = config.io.personality
+    for path, value in PERSONALITIES[name].options.items() if name is not None else ():
+        if value_at(config, path) != value:
+            yield f"{_say(config, path)}, where personality {name} has {show(value)}"

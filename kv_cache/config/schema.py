@@ -236,10 +236,14 @@ def _typed(kind: type, rule: Rule, raw: object) -> Any:
 
 
 def _sequence(kinds: tuple[Any, ...], rule: Rule, raw: object, at: _At) -> tuple[Any, ...]:
-    """`[low, high]` for tuple[X, X], a list that is not empty for tuple[X, ...]."""
+    """`[low, high]` for tuple[X, X], a list that is not empty for tuple[X, ...], where one text
+    may stand for itself."""
     kind, pair = kinds[0], kinds[-1] is not Ellipsis
     shape = "a pair [low, high]" if pair else "a list, not empty,"
-    wanted = f"{shape} of {_NOUNS[kind][2:]}s" + (f", {rule.bounds} each" if rule.bounds else "")
+    nouns = "texts that are not empty" if kind is str else f"{_NOUNS[kind][2:]}s"
+    wanted = f"{shape} of {nouns}" + (f", {rule.bounds} each" if rule.bounds else "")
+    if kind is str and isinstance(raw, str):
+        raw = [raw]
     if not isinstance(raw, list | tuple) or (len(raw) != 2 if pair else not raw):
         raise at.error(f"is {show(raw)}; it must be {wanted}")
     values = tuple(_typed(kind, rule, item) for item in raw)

@@ -5,9 +5,11 @@ Sizes are GiB, times seconds, milliseconds or microseconds as the names say.
 
 from dataclasses import dataclass, field
 
+from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.schema import opt
 from kv_cache.core.kinds import RunMode
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class RunConfig:
         choices=("none", "fast", "realistic"), flag="--generation-mode",
     )  # fmt: skip
     performance_profile: str = opt(
-        "latency", "What the verdict judges: latency percentiles, or bandwidth only",
+        "latency", "What overall_passed judges: latency percentiles, or bandwidth only",
         choices=("latency", "throughput"), flag="--performance-profile",
     )  # fmt: skip
     slo_ms: float = opt(
@@ -94,9 +96,9 @@ class TiersConfig:
         0.0, "Bytes that the cache may keep on storage; 0 = 95 % of the free space (no limit in "
         "virtual time)", unit="GiB", low=0, high=2**30, flag="--storage-capacity-gb",
     )  # fmt: skip
-    cache_dir: str | None = opt(
-        None, "Directory on the device to be measured; if not given, a temporary one",
-        flag="--cache-dir", metavar="DIR",
+    cache_dir: tuple[str, ...] | None = opt(
+        None, "Directory on the device to be measured; if not given, a temporary one; several "
+        "(one on each drive) share the objects by key", flag="--cache-dir", metavar="DIR",
     )  # fmt: skip
     keep_cache: bool = opt(False, "Leave the cache files behind after the run", flag="--keep-cache")
     eviction: str = opt(
@@ -108,10 +110,26 @@ class TiersConfig:
 class IoConfig:
     """How bytes reach the storage tier."""
 
+    personality: str | None = opt(
+        None, "Do I/O as a real connector does: sets layout, object size, threads, fsync and what "
+        "is dropped, under what is given explicitly", choices=tuple(PERSONALITIES),
+        flag="--personality",
+    )  # fmt: skip
     engine: str = opt(
         "auto", "How files are read and written; auto = direct where the file system can",
-        choices=("auto", "direct", "mmap", "buffered"), flag="--io-engine",
+        choices=("auto", "direct", "mmap", "buffered", "uring"), flag="--io-engine",
     )  # fmt: skip
+    write_engine: str | None = opt(
+        None, "How files are written, if not as they are read",
+        choices=("auto", "direct", "mmap", "buffered", "uring"),
+    )  # fmt: skip
+    layout: str = opt(
+        "file", "What is a file: one object; a few large ones cut into extents (arena); objects "
+        "appended to files of 256 MiB (bucket)", choices=LAYOUTS, flag="--layout",
+    )  # fmt: skip
+    rename: bool = opt(
+        True, "With layout file, write under a temporary name and rename what is complete"
+    )
     verify: str = opt(
         "stamps", "What is checked on each read: the stamp of every page, all bytes, or nothing",
         choices=("stamps", "full", "off"), flag="--verify",
@@ -125,9 +143,9 @@ class IoConfig:
     )
     load_buffers: int = opt(16, "Buffers for reads", low=2, high=1024)
     store_buffers: int = opt(16, "Buffers for writes", low=2, high=1024)
-    fsync: bool | None = opt(
-        None, "Whether a write ends only when the device has it; if not given, by semantics.preset",
-        flag="--fsync",
+    fsync: str | None = opt(
+        None, "When a write is on the device: never waited for, each object before it is complete, "
+        "or every 8 objects; if not given, by semantics.preset", choices=FSYNC, flag="--fsync",
     )  # fmt: skip
 
 
@@ -278,6 +296,14 @@ class OutputConfig:
     latency_dump: str | None = opt(
         None, "JSON lines, one for each completed request", flag="--latency-dump", metavar="PATH"
     )
+    fio_export: str | None = opt(
+        None, "Write the fio job that does the same I/O on storage", flag="--fio-export",
+        metavar="PATH",
+    )  # fmt: skip
+    certify: bool = opt(
+        False, "After the run, measure what this client can do at most on this workload, with "
+        "storage that takes no time", flag="--certify",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,8 +323,12 @@ class SimTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """What virtual time assumes about each tier: assumptions, not measurements of any device."""
+    """What virtual time assumes about each tier: assumptions, unless a profile was measured."""
 
+    profile: str | None = opt(
+        None, "Hardware profile written by `probe`, in place of what is assumed about nvme",
+        flag="--profile", metavar="PATH",
+    )  # fmt: skip
     gpu: SimTier = field(default_factory=SimTier)
     cpu: SimTier = field(
         default_factory=lambda: SimTier(read_gbytes_per_s=20.0, write_gbytes_per_s=20.0, servers=2)

@@ -101,6 +101,14 @@ class Chunk(NamedTuple):
     nbytes: int
 
 
+class Step(NamedTuple):
+    """One operation on metadata (create, open, allocate, fsync, rename, close): a part of the
+    device time of its leg, and counted apart."""
+
+    name: str
+    duration_ns: int
+
+
 class Leg(NamedTuple):
     """One tier's side of an operation; a `Move` has two.
 
@@ -118,6 +126,7 @@ class Leg(NamedTuple):
     device_ns: int
     chunks: tuple[Chunk, ...]
     aside_ns: int = 0
+    steps: tuple[Step, ...] = ()
 
     @property
     def total_ns(self) -> int:

@@ -37,7 +37,7 @@ def bucket_bounds(bucket: int) -> tuple[int, int]:
 
 
 class Histogram:
-    """Non-negative integers below 2^63 (nanoseconds, here). All buckets exist from the start
+    """Non-negative integers below 2^63 (nanoseconds, mostly). All buckets exist from the start
     (112 KiB), so that memory is the same after ten values and after ten billion."""
 
     __slots__ = ("_counts", "count", "highest", "lowest", "total")
@@ -100,10 +100,10 @@ class Histogram:
         counts = self._array()
         return {int(bucket): int(counts[bucket]) for bucket in np.flatnonzero(counts)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, unit: str = "ns") -> dict[str, Any]:
         """Everything, so that results can be merged later without loss."""
         return {
-            "unit": "ns",
+            "unit": unit,
             "sub_buckets_per_octave": 1 << _BITS,
             "count": self.count,
             "sum": self.total,

@@ -24,7 +24,8 @@ class TierFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """`kernel` has the deltas of the kernel's counters over the whole run and over the window."""
+    """`kernel` has the deltas of the kernel's counters over the whole run and over the window,
+    `witness` what else the machine said of the run (`bench/witness`)."""
 
     driver: str  # "real-io" or "virtual-time"
     recorder: Recorder
@@ -43,6 +44,9 @@ class RunOutcome:
     interrupted: str | None = None  # the signal's name
     death: str | None = None  # why a thread of the program died
     kernel: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    witness: Mapping[str, Any] = field(default_factory=dict)
+    ceiling: Mapping[str, Any] | None = None  # what the client could do, from --certify
+    record_bytes: int = 0  # that the program wrote to files of records
     buffers: Mapping[str, Any] = field(default_factory=dict)
     cpu_count: int | None = None
     kept_in: str | None = None  # the directory of cache files that were left on purpose

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kv_cache.core.effect import ABORTED, OpDone
+from kv_cache.core.effect import ABORTED, CopyRef, Delete, Move, Op, OpDone, Step, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.histogram import Histogram
@@ -32,8 +32,13 @@ class Flow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class OpStats:
+    """`bytes` and `calls` (system calls that moved them) as they end, the rest by operation;
+    `sizes` are bytes of whole objects."""
+
     operations: int = 0
     bytes: int = 0
+    calls: int = 0
+    sizes: Histogram = field(default_factory=Histogram)
     total: Histogram = field(default_factory=Histogram)
     device: Histogram = field(default_factory=Histogram)
     host: Histogram = field(default_factory=Histogram)
@@ -63,6 +68,32 @@ class Edges:
         if self.measure_end_ns is None or at_ns <= self.measure_end_ns:
             return Phase.MEASURE
         return Phase.DRAIN
+
+
+class StepFlow(NamedTuple):
+    """What is counted apart of operations on metadata."""
+
+    phase: Phase
+    tier: Tier
+    kind: OpKind
+    step: str
+
+
+class Distinct:
+    """Bytes of different copies that were read from storage. It remembers only copies that are
+    still there, so it is no larger than the cache's own index."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self.bytes = 0
+
+    def read(self, ref: CopyRef) -> None:
+        if ref.copy_id not in self._seen:
+            self._seen.add(ref.copy_id)
+            self.bytes += ref.nbytes
+
+    def gone(self, ref: CopyRef) -> None:
+        self._seen.discard(ref.copy_id)
 
 
 class Samples:
@@ -160,6 +191,9 @@ class Recorder:
         self.edges = edges
         self.flows: dict[Flow, OpStats] = {}
         self._index: dict[tuple[Phase, Tier, OpKind, Cause, str], OpStats] = {}  # by plain tuples
+        self.steps: dict[StepFlow, Histogram] = {}
+        self.distinct = Distinct()
+        self.new_bytes = 0  # of blocks that were stored as new, in whatever tier
         self.failures: Counter[Failure] = Counter()
         self.request_errors: Counter[str] = Counter()
         self.outcomes: dict[Phase, Counter[Outcome]] = {phase: Counter() for phase in Phase}
@@ -168,6 +202,7 @@ class Recorder:
         self.reuse = Reuse()
         self.verified_objects = 0
         self.verified_bytes = 0
+        self.verified_storage_bytes = 0
         self.end_to_end_s = Samples()
         self.storage_s = Samples()
         self.generation_s = Samples()
@@ -187,10 +222,18 @@ class Recorder:
                     else self._flow(at, leg.tier, leg.kind, done.op.cause, leg.engine)
                 )
                 where.bytes += chunk.nbytes
+                where.calls += 1
+            for step in leg.steps:
+                self._step(phase, leg.tier, leg.kind, step)
             if not done.ok:
                 continue
+            if isinstance(done.op, Write):
+                self.new_bytes += leg.nbytes
+            if leg.tier is Tier.NVME:
+                self._distinct(done.op, leg.kind)
             total = leg.total_ns
             stats.operations += 1
+            stats.sizes.add(leg.nbytes)
             stats.total.add(total)
             stats.device.add(leg.device_ns)
             if leg.kind is not OpKind.DELETE:
@@ -198,6 +241,8 @@ class Recorder:
             if verified and leg.kind is OpKind.READ:
                 self.verified_objects += 1
                 self.verified_bytes += leg.nbytes
+                if leg.tier is Tier.NVME:
+                    self.verified_storage_bytes += leg.nbytes
         if done.failed is not None and done.error != ABORTED:
             self.failures[_failure(done, done.failed)] += 1
 
@@ -227,6 +272,19 @@ class Recorder:
             self.prefill_s.add(record.store_ns)
         if record.decoded:
             self.decode_s.add(record.load_ns)
+
+    def _step(self, phase: Phase, tier: Tier, kind: OpKind, step: Step) -> None:
+        flow = StepFlow(phase, tier, kind, step.name)
+        histogram = self.steps.get(flow)
+        if histogram is None:
+            histogram = self.steps[flow] = Histogram()
+        histogram.add(step.duration_ns)
+
+    def _distinct(self, op: Op, kind: OpKind) -> None:
+        if kind is OpKind.READ:
+            self.distinct.read(op.source if isinstance(op, Move) else op.copy)
+        elif isinstance(op, Delete):
+            self.distinct.gone(op.copy)
 
     def _flow(self, phase: Phase, tier: Tier, kind: OpKind, cause: Cause, engine: str) -> OpStats:
         key = (phase, tier, kind, cause, engine)

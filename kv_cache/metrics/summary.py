@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
-from kv_cache.core.units import GIB, MIB, ns_to_ms
+from kv_cache.core.units import GIB, ns_to_ms
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.recorder import Flow, OpStats, RequestStats
+from kv_cache.metrics.recorder import Flow, OpStats, RequestStats, StepFlow
 
 PERCENTILES: Mapping[str, float] = {
     "p50": 50.0,
@@ -18,8 +18,6 @@ PERCENTILES: Mapping[str, float] = {
     "p9999": 99.99,
 }
 
-_ENOUGH_BYTES = 64 * MIB  # below, the program's own reading and writing shows in the counters
-_TOLERANCE = 0.05
 _NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
 
 
@@ -90,14 +88,32 @@ def flow_rows(flows: Mapping[Flow, OpStats]) -> list[dict[str, Any]]:
                 "engine": flow.engine,
                 "operations": stats.operations,
                 "bytes": stats.bytes,
+                "system_calls": stats.calls,
                 "total_ms": latency_ms(stats.total),
                 "device_ms": latency_ms(stats.device),
                 "host_ms": latency_ms(stats.host),
                 "histogram_total": stats.total.to_json(),
                 "histogram_device": stats.device.to_json(),
+                "histogram_bytes": stats.sizes.to_json("bytes"),
             }
         )
     return rows
+
+
+def metadata_rows(steps: Mapping[StepFlow, Histogram]) -> list[dict[str, Any]]:
+    """One row for each kind of operation on metadata; deletes are among the operations."""
+    return [
+        {
+            "phase": flow.phase,
+            "tier": flow.tier.label,
+            "operation": flow.kind,
+            "step": flow.step,
+            "count": steps[flow].count,
+            "ms": latency_ms(steps[flow]),
+            "histogram": steps[flow].to_json(),
+        }
+        for flow in sorted(steps, key=lambda f: tuple(str(part) for part in f))
+    ]
 
 
 def request_numbers(stats: RequestStats) -> dict[str, Any]:
@@ -212,12 +228,8 @@ def reconciliation(outcome: RunOutcome) -> dict[str, Any] | None:
 def notes(outcome: RunOutcome) -> list[str]:
     """What somebody who reads the numbers has to know first; empty where there is nothing."""
     found: list[str] = []
-    if outcome.driver != "real-io":
-        found.append("virtual time: modelled, nothing was measured")
     if outcome.death is not None:
         found.append(f"the run broke: {outcome.death}")
-    if outcome.interrupted is not None:
-        found.append(f"interrupted by {outcome.interrupted}")
     failed = sum(outcome.recorder.failures.values())
     if failed:
         reasons = sorted({failure.reason for failure in outcome.recorder.failures})
@@ -233,7 +245,6 @@ def notes(outcome: RunOutcome) -> list[str]:
         elif facts.tier is Tier.NVME and store.get("engine") in ("buffered", "mmap"):
             found.append(f"storage goes through the page cache ({store['engine']})")
     books = outcome.accounting()
-    found += _uncounted(outcome)
     if books["failed"]:
         reasons = sorted(outcome.recorder.request_errors.keys() - _NOT_FAILURES)
         found.append(f"{books['failed']} requests failed: {', '.join(reasons)}")
@@ -246,23 +257,6 @@ def notes(outcome: RunOutcome) -> list[str]:
     if outcome.kept_in is not None:
         found.append(f"the cache files were kept in {outcome.kept_in}")
     return [*found, *outcome.warnings]
-
-
-def _uncounted(outcome: RunOutcome) -> list[str]:
-    """Bytes that never reached a block device as this process's own: a page cache, a memory file
-    system or a network file system stood between."""
-    found = []
-    books = reconciliation(outcome)
-    for kind in (OpKind.READ, OpKind.WRITE):
-        row = books[kind.value] if books is not None else {}
-        share = row.get("process_to_claimed")
-        enough = row.get("claimed_bytes", 0) >= _ENOUGH_BYTES
-        if enough and share is not None and abs(share - 1) > _TOLERANCE:
-            found.append(
-                f"the kernel counted {100 * share:.1f} % of the bytes that storage {kind.value}s "
-                "claim: they were not all moved by a block device for this process"
-            )
-    return found
 
 
 def bandwidth_gib(stats: Iterable[OpStats], seconds: float) -> float:

@@ -62,9 +62,10 @@ class Reader:
         return int(text)
 
 
-def capture(cache_dir: Path) -> dict[str, Any]:
-    """Everything about the machine, the program and the storage behind `cache_dir`."""
-    reader = Reader()
+def capture(*cache_dirs: Path) -> dict[str, Any]:
+    """Everything about the machine, the program and the storage behind the directories; that of
+    the first stands by itself, all are in `drives`."""
+    reader, cache_dir = Reader(), cache_dirs[0]
     found: dict[str, Any] = {
         "hostname": platform.node(),
         "program": _program(reader),
@@ -75,6 +76,14 @@ def capture(cache_dir: Path) -> dict[str, Any]:
         "memory": _memory(reader),
         "filesystem": filesystem(reader, cache_dir),
         "device": _device_behind(reader, cache_dir),
+        "drives": [
+            {
+                "cache_dir": str(directory),
+                "filesystem": filesystem(reader, directory),
+                "device": _device_behind(reader, directory),
+            }
+            for directory in cache_dirs
+        ],
         "cgroup": cgroup_limits(reader),
         "limits": _limits(),
         "env": _variables(),

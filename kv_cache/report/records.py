@@ -21,7 +21,7 @@ class LineWriter:
     """`add` is cheap and thread-safe; rows reach the file within a fifth of a second."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._partial = path.with_name(path.name + ".partial")
         self._file = self._partial.open("wb")
         self._rows: list[Any] = []
@@ -44,10 +44,10 @@ class LineWriter:
         try:
             self._file.close()
             if self._error is None:
-                self._partial.rename(self._path)
+                self._partial.rename(self.path)
         except OSError as error:
             self._error = self._error or error
-        return None if self._error is None else f"{self._path}: {self._error.strerror}"
+        return None if self._error is None else f"{self.path}: {self._error.strerror}"
 
     def _run(self) -> None:
         while not self._stop.wait(_FLUSH_S):
@@ -107,6 +107,7 @@ def op_row(done: OpDone) -> dict[str, Any]:
                 "total_ns": leg.total_ns,
                 "device_ns": leg.device_ns,
                 "bytes_moved": sum(chunk.nbytes for chunk in leg.chunks),
+                "steps": [list(step) for step in leg.steps],
                 "system_calls": [[chunk.finished_ns, chunk.nbytes] for chunk in leg.chunks],
             }
             for leg in done.legs

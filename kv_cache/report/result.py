@@ -15,22 +15,26 @@ from kv_cache.core.kinds import Qos
 from kv_cache.core.model import ModelShape
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import (
     Targets,
     failure_rows,
     flow_rows,
     kept_promises,
+    metadata_rows,
     notes,
     reconciliation,
     request_numbers,
     reuse_numbers,
     tier_rows,
 )
+from kv_cache.report.chain import seal
 from kv_cache.report.mlperf import mlperf_keys
+from kv_cache.report.passport import passport
 from kv_cache.report.writing import write_atomically
 
-SCHEMA = "kv-cache-result/1"
+SCHEMA = "kv-cache-result/2"
 SECTION = "kv_cache"
 
 
@@ -39,8 +43,9 @@ def build_result(
     model: ModelShape,
     outcome: RunOutcome,
     environment: Mapping[str, Any],
+    files: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The document that `--output` gets."""
+    """The document that `--output` gets. `files`: SHA-256 of each file of records, by name."""
     targets = _targets(config)
     document = mlperf_keys(
         outcome,
@@ -49,8 +54,9 @@ def build_result(
         profile=config.run.performance_profile,
         judge_hits=not config.lifecycle_semantics(synthetic=True).reuse_prefix,
     )
-    document[SECTION] = _own_section(config, model, outcome, targets, environment)
-    return document
+    own = document[SECTION] = _own_section(config, model, outcome, targets, environment)
+    document["overall_passed"] &= own["passport"]["verdict"] != Status.INVALID
+    return seal(document, files or {})
 
 
 def _targets(config: Config) -> Targets:
@@ -90,6 +96,7 @@ def _own_section(
         "started_utc": started.isoformat() if real else None,
         "status": _status(outcome),
         "notes": notes(outcome),
+        "passport": passport(config, outcome, targets, environment),
         "seed": outcome.seed,
         "schedule": {
             "sha256": outcome.schedule_sha256,
@@ -119,6 +126,7 @@ def _own_section(
         "reuse": reuse_numbers(outcome),
         "tiers": tier_rows(outcome),
         "operations": flow_rows(recorder.flows),
+        "metadata": metadata_rows(recorder.steps),
         "failed_operations": failure_rows(outcome),
         "verification": {
             "mode": config.io.verify if real else "none",

@@ -1,5 +1,6 @@
 """The summary that a person reads in ten seconds."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,18 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     """A few lines: what ran, how fast storage was, what users felt, what to know first."""
     own = document["kv_cache"]
     lines = [*_head(own), "", *_tiers(own), "", *_requests(own)]
-    told = [f"  ! {note}" for note in own["notes"]]
-    if told:
-        lines += ["", *told]
+    lines += ["", *_verdict(own["passport"])]
+    lines += [f"  ! {note}" for note in own["notes"]]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
+
+
+def _verdict(passport: Mapping[str, Any]) -> list[str]:
+    """Whether the number can be trusted, and every reason why not."""
+    counts = Counter(rule["status"] for rule in passport["rules"])
+    said = ", ".join(f"{n} {status}" for status, n in counts.items())
+    first = f"verdict   {passport['verdict'].upper()} (rules: {said})"
+    return [first, *(f"  ! {reason}" for reason in passport["reasons"])]
 
 
 def _head(own: Mapping[str, Any]) -> list[str]:
@@ -53,6 +61,23 @@ def _tiers(own: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _metadata(own: Mapping[str, Any]) -> list[str]:
+    """What names and files cost, beside the bytes: medians in the window."""
+    if not own["contains_performance"]:
+        return []
+    here = [r for r in own["metadata"] if r["phase"] == "measure" and r["tier"] == "storage"]
+    costs = [(f"{r['operation']} {r['step']}", r["ms"]["p50"]) for r in here]
+    costs += [
+        (row["engine"], row["total_ms"]["p50"])
+        for row in own["operations"]
+        if (row["phase"], row["tier"], row["operation"]) == ("measure", "storage", "delete")
+        and row["operations"]
+    ]
+    most = sorted(costs, key=lambda cost: -cost[1])[:4]
+    told = ", ".join(f"{name} {ms:.2f} ms" for name, ms in most)
+    return [f"metadata  {told} (p50)"] if told else []
+
+
 def _requests(own: Mapping[str, Any]) -> list[str]:
     done, reuse = own["measured"]["all"], own["reuse"]
     seconds = own["window_s"] or float("inf")
@@ -86,4 +111,5 @@ def _requests(own: Mapping[str, Any]) -> list[str]:
                 parts.append(f"{op} {100 * share:.2f} %")
         if parts:
             lines.append(f"kernel    counted of the storage bytes claimed: {', '.join(parts)}")
+    lines += _metadata(own)
     return lines

@@ -1,17 +1,30 @@
 """How long an operation takes, as a model: a latency, a bandwidth, and a number of servers.
 
 Each tier is a queue served first come, first served by `servers` equal servers that share its
-bandwidth. The numbers are assumptions until a device was measured; results say so.
+bandwidth. The numbers are assumptions until a device was measured; results say so. A measured
+device (`MeasuredTier`) answers from its profile instead, by how many operations are in flight.
 """
 
 import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kv_cache.core.effect import Chunk, CopyRef, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
+from kv_cache.sim.profile import ProfileModel
 
 ENGINE = "model"
+
+
+class Model(Protocol):
+    """How long an operation takes on one of `servers`, while `others` are in flight."""
+
+    @property
+    def servers(self) -> int: ...
+
+    def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +37,7 @@ class TierModel:
     write_bytes_per_s: float = 0.0
     servers: int = 1
 
-    def service_ns(self, kind: OpKind, nbytes: int) -> int:
+    def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int:
         """Time on one server: latency plus bytes over that server's share of the bandwidth."""
         if kind is OpKind.READ:
             latency, rate = self.read_latency_ns, self.read_bytes_per_s
@@ -34,12 +47,28 @@ class TierModel:
         return latency + (round(nbytes / share * NS_PER_S) if share else 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTier:
+    """A measured device. `servers` is the highest concurrency that was measured: what is more
+    waits its turn, as nothing is known of the device beyond."""
+
+    profile: ProfileModel
+    servers: int
+
+    def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int:
+        """The mean that was measured with so many in flight, of which so many were reads."""
+        depth = 1 + len(others)
+        reads = others.count(OpKind.READ) + (kind is OpKind.READ)
+        return max(1, self.profile.service_ns(kind, nbytes, depth, reads / depth))
+
+
 class Devices:
     """The tiers' servers and when each will be free."""
 
-    def __init__(self, models: dict[Tier, TierModel]) -> None:
+    def __init__(self, models: Mapping[Tier, Model]) -> None:
         self._models = models
-        self._free = {tier: [0] * model.servers for tier, model in models.items()}
+        # When each server will be free, and what it does until then.
+        self._free = {tier: [(0, OpKind.READ)] * model.servers for tier, model in models.items()}
 
     def leg(self, ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
         """Queue one side of an operation that is asked for now; the answer says when it will have
@@ -47,8 +76,9 @@ class Devices:
         if kind is OpKind.DELETE:
             return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())
         free = self._free[ref.tier]
-        start = max(now_ns, heapq.heappop(free))
-        end = start + self._models[ref.tier].service_ns(kind, ref.nbytes)
-        heapq.heappush(free, end)
+        start = max(now_ns, heapq.heappop(free)[0])
+        others = [busy for end, busy in free if end > start]
+        end = start + self._models[ref.tier].service_ns(kind, ref.nbytes, others)
+        heapq.heappush(free, (end, kind))
         chunk = Chunk(end, ref.nbytes)
         return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, end, end - now_ns, (chunk,))

@@ -1,6 +1,7 @@
 """One run in virtual time, from a configuration to an outcome. No I/O at all."""
 
 from collections.abc import Callable
+from itertools import islice
 
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import (
@@ -10,21 +11,48 @@ from kv_cache.config.build import (
     tier_facts,
     workers,
 )
+from kv_cache.config.profile import Profile, read_profile
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.kinds import Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.signals import Signals
-from kv_cache.core.units import NS_PER_US, s_to_ns
+from kv_cache.core.units import NS_PER_US, PAGE_BYTES, round_up, s_to_ns
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.sim.drive import Simulation
-from kv_cache.sim.models import ENGINE, Devices, TierModel
+from kv_cache.sim.models import ENGINE, Devices, MeasuredTier, Model, TierModel
+from kv_cache.sim.profile import ProfileModel
 from kv_cache.workload.digest import schedule_digest
 
+PLANNED_REQUESTS = 4096
+"""Where each turn is an object, the sizes of so many requests are looked up before the run."""
 
-def tier_models(config: Config) -> dict[Tier, TierModel]:
+
+def measured_tier(config: Config, load: Load, profile: Profile) -> MeasuredTier:
+    """The storage of a profile, for the objects that this load will ask for.
+
+    Raises OutsideProfileError where their sizes were not measured. A size that only comes later
+    ends the run with the same error.
+    """
+    sizes = [round_up(nbytes, PAGE_BYTES) for nbytes in _object_sizes(config, load)]
+    model = ProfileModel(profile)
+    return MeasuredTier(profile=model, servers=model.depth(min(sizes), max(sizes)))
+
+
+def _object_sizes(config: Config, load: Load) -> set[int]:
+    tokens = load.geometry.block_tokens
+    if tokens:  # only full blocks are stored
+        return {load.geometry.block(b"", tokens).nbytes}
+    sizes = {block.nbytes for blocks in load.populate for block in blocks}
+    limit = min(config.run.max_requests or PLANNED_REQUESTS, PLANNED_REQUESTS)
+    for request in islice(load.source.plan(), limit):
+        sizes.update(block.nbytes for block in request.blocks)
+    return sizes or {PAGE_BYTES}
+
+
+def tier_models(config: Config) -> dict[Tier, Model]:
     """The virtual-time models: assumptions, not measurements."""
     sections = (
         (Tier.GPU, config.sim.gpu),
@@ -61,6 +89,11 @@ def simulate(
     intake = build_intake(config, load.source)
     recorder = Recorder(Edges())
     models = tier_models(config)
+    facts: dict[Tier, dict[str, object]] = {spec.tier: {"engine": ENGINE} for spec in specs}
+    if config.sim.profile is not None:
+        profile = read_profile(config.sim.profile)
+        measured = models[Tier.NVME] = measured_tier(config, load, profile)
+        facts[Tier.NVME] |= {"profile": profile.describe(), "servers": measured.servers}
     simulation = Simulation(
         world,
         intake,
@@ -88,7 +121,7 @@ def simulate(
         recorder=recorder,
         submitted=intake.submitted,
         longest_queue=intake.longest_queue,
-        tiers=tier_facts(world, {spec.tier: {"engine": ENGINE} for spec in specs}),
+        tiers=tier_facts(world, facts),
         dropped_last_copies=world.cache.dropped_last_copies,
         dropped_stores=world.dropped_stores,
         lost_bytes=world.cache.lost_bytes,

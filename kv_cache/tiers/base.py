@@ -12,17 +12,21 @@ The store guarantees:
  6. What goes wrong in the storage is a `StoreError` with a short stable reason; what goes wrong
     in the program is any other exception.
  7. `read` fills the whole buffer or raises.
- 8. `engine` names what really moved the bytes of this sink or tap.
+ 8. `engine` names what really moved the bytes of this sink or tap; `removal` what a delete does.
+ 9. `steps` of a sink or tap lists its operations on metadata, so far, with their length: they are
+    part of the time that its calls took. `spans` says where on files its bytes are; empty where
+    they are in none.
 """
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Flag, auto
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from kv_cache.core.effect import VANISHED, CopyRef
+from kv_cache.core.effect import VANISHED, CopyRef, Step
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 
@@ -37,8 +41,29 @@ class Capability(Flag):
     DATA = auto()  # keeps the bytes (the null store does not)
 
 
+class Span(NamedTuple):
+    """A piece of an open file."""
+
+    fd: int
+    offset: int
+    length: int
+
+
+class Steps(list[Step]):
+    """Operations on metadata, as they are done."""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        began_ns = time.monotonic_ns()
+        yield
+        self.append(Step(name, time.monotonic_ns() - began_ns))
+
+
 class Sink(Protocol):
     engine: str
+
+    @property
+    def steps(self) -> Sequence[Step]: ...
 
     def write(self, offset: int, data: memoryview) -> None: ...
 
@@ -50,6 +75,12 @@ class Sink(Protocol):
 class Tap(Protocol):
     engine: str
 
+    @property
+    def steps(self) -> Sequence[Step]: ...
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+
     def read(self, offset: int, into: memoryview) -> None: ...
 
     def close(self) -> None: ...
@@ -58,6 +89,7 @@ class Tap(Protocol):
 class Store(Protocol):
     tier: Tier
     capabilities: Capability
+    removal: str
 
     def create(self, ref: CopyRef) -> Sink: ...
 

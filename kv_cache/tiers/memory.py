@@ -3,16 +3,16 @@ there is none, and says so."""
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from kv_cache.core.effect import CopyRef
+from kv_cache.core.effect import CopyRef, Step
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.base import Capability
+from kv_cache.tiers.base import Capability, Span
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.extents import Extent, Extents
 
@@ -23,6 +23,7 @@ class ArenaStore(ABC):
     """What stores with one big buffer share: which extents belong to which copy."""
 
     engine: str
+    removal = "free"
 
     def __init__(self, regions: list[int]) -> None:
         self._extents = Extents(regions)
@@ -112,6 +113,9 @@ class MemoryStore(ArenaStore):
 
 class _ArenaObject:
     """A sink or a tap; which one is the caller's business."""
+
+    steps: Sequence[Step] = ()
+    spans: Sequence[Span] = ()
 
     def __init__(self, store: ArenaStore, ref: CopyRef, extents: list[Extent]) -> None:
         self.engine = store.engine

@@ -1,11 +1,11 @@
 """A store that keeps nothing and takes no time: what is left to measure is the harness."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kv_cache.core.effect import CopyRef
+from kv_cache.core.effect import CopyRef, Step
 from kv_cache.core.kinds import Tier
-from kv_cache.tiers.base import Capability
+from kv_cache.tiers.base import Capability, Span
 
 
 class NullStore:
@@ -13,6 +13,9 @@ class NullStore:
 
     engine = "null"
     capabilities = Capability.NONE
+    removal = "null"
+    steps: Sequence[Step] = ()
+    spans: Sequence[Span] = ()
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier

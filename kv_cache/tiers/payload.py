@@ -13,12 +13,12 @@ checked alone: wrong key, stale version, wrong place, torn (head without tail) a
 all show in the stamp.
 
 Below the page, noise comes again. So that a compressor whose window is longer than a buffer does
-not find it there, noise comes in `TINTS` variants (a constant is added to each word), and the
-buffers of an object take turns: its noise repeats only after `TINTS` buffers. Which variant a
-buffer must have follows from the identity of its data, so the bytes depend on nothing else; the
-pool hands out a buffer that has it already, where one is free, and otherwise it is made anew.
-Reduction that looks below the page and that far back (delta coding of similar blocks) can still
-find it.
+not find it there, noise comes in `TINTS` variants (a constant is added to each word). A buffer
+takes one at its first use and keeps it for good; the buffers of an object take turns where the
+pool has one of the wanted tint free, so that its noise mostly repeats only after `TINTS` buffers.
+What is smaller than a buffer begins at a place of the noise that follows from the identity of the
+data, so that many small objects side by side have nothing in common either. Reduction that looks
+below the page and that far back (delta coding of similar blocks) can still find it.
 """
 
 import hashlib
@@ -39,9 +39,11 @@ Words = npt.NDArray[np.uint64]
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, so injective
 _WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words stand
 _TINT = 0xD6E8FEB86659FD93
+_PLAIN = 2  # a word of a page that is no stamp
 _STEP = 128  # pages compared at a time, so that what is left of them stays in the cache
 
 TINTS = 4
+_ADDED = frozenset(tint * _TINT % 2**64 for tint in range(TINTS))
 MISMATCH = "verification-failed"
 
 
@@ -50,6 +52,7 @@ class _Identity(NamedTuple):
 
     bases: tuple[int, ...]
     tint: int
+    shift: int
 
 
 class Payload:
@@ -65,48 +68,52 @@ class Payload:
         self._ramps = tuple(pages * np.uint64(step) for step in _STEPS)
 
     def tint(self, ref: CopyRef, offset: int) -> int:
-        """Which variant of the noise the buffer for `ref` at `offset` has."""
-        return self._identity(ref, offset).tint
+        """Which variant of the noise the buffer for `ref` at `offset` shall have, if one is free."""
+        return self._identity(ref, offset, 0).tint
 
-    def stamp(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int) -> None:
-        """Let the first `nbytes` of `buffer` be those of `ref` at `offset` (whole buffers).
-
-        Nearly free where the buffer was last used with the same tint.
+    def stamp(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int) -> memoryview:
+        """Make the `nbytes` of `ref` at `offset` (whole buffers) somewhere in `buffer`: the answer
+        says where. Nearly free once the buffer has been used.
         """
-        bases, tint = self._identity(ref, offset)
         pages = nbytes // PAGE_BYTES
-        self._fill(buffer, tint, pages)
-        words = buffer.words[:pages]
+        bases, tint, shift = self._identity(ref, offset, pages)
+        if not buffer.filled_pages:
+            buffer.tint = tint
+        self._fill(buffer, shift + pages)
+        words = buffer.words[shift : shift + pages]
         for word, stamps in self._stamps(pages, bases):
             words[:, word] = stamps
+        return buffer.view[shift * PAGE_BYTES : shift * PAGE_BYTES + nbytes]
 
     def matches(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int, full: bool) -> bool:
         """Whether the first `nbytes` are those of `ref` at `offset`; `full` compares every byte."""
         words = buffer.words[: nbytes // PAGE_BYTES]
-        bases, tint = self._identity(ref, offset)
+        bases, _, shift = self._identity(ref, offset, len(words))
         for word, stamps in self._stamps(len(words), bases):
             if not np.array_equal(words[:, word], stamps):
                 return False
-        return not full or self._is_noise(words, tint)
+        return not full or self._is_noise(words, shift)
 
-    def _fill(self, buffer: Buffer, tint: int, pages: int) -> None:
-        """Make sure that the first pages hold the noise of a tint."""
-        if buffer.tint != tint:
-            buffer.tint, buffer.filled_pages = tint, 0
+    def _fill(self, buffer: Buffer, pages: int) -> None:
+        """Make sure that the first pages hold noise, in the tint that the buffer has for good."""
         first = buffer.filled_pages
         if first < pages:
             noise = self._noise[first:pages]
-            np.add(noise, _word(tint * _TINT), out=buffer.words[first:pages])
+            np.add(noise, _word(buffer.tint * _TINT), out=buffer.words[first:pages])
             buffer.filled_pages = pages
 
-    def _is_noise(self, words: Words, tint: int) -> bool:
-        """Whether all but the stamps is right: noise taken away, the tint alone must be left."""
-        added = _word(tint * _TINT)
+    def _is_noise(self, words: Words, shift: int) -> bool:
+        """Whether all but the stamps is right: noise taken away, one tint must be left of all."""
+        tint = (int(words[0, _PLAIN]) - int(self._noise[shift, _PLAIN])) % 2**64
+        if tint not in _ADDED:
+            return False
+        added = np.uint64(tint)
         scratch = np.empty((_STEP, words.shape[1]), np.uint64)
         for start in range(0, len(words), _STEP):
             read = words[start : start + _STEP]
             left = scratch[: len(read)]
-            np.subtract(read, self._noise[start : start + len(read)], out=left)
+            first = shift + start
+            np.subtract(read, self._noise[first : first + len(read)], out=left)
             left[:, _WORDS] = added
             if not (left == added).all():
                 return False
@@ -117,14 +124,15 @@ class Payload:
         for word, ramp, base in zip(_WORDS, self._ramps, bases, strict=True):
             yield word, ramp[:pages] + _word(base)
 
-    def _identity(self, ref: CopyRef, offset: int) -> _Identity:
+    def _identity(self, ref: CopyRef, offset: int, pages: int) -> _Identity:
         page = offset // PAGE_BYTES
         name = ref.key + struct.pack("<Q", ref.version)
         digest = hashlib.blake2b(name, digest_size=24, key=self._salt).digest()
         hashed = struct.unpack("<3Q", digest)
         tint = (hashed[0] + offset // self._buffer_bytes) % TINTS
         bases = tuple(base + page * step for base, step in zip(hashed, _STEPS, strict=True))
-        return _Identity(bases, tint)
+        shift = hashed[1] % (len(self._noise) - pages + 1)
+        return _Identity(bases, tint, shift)
 
 
 def _word(value: int) -> np.uint64:

@@ -1,18 +1,41 @@
-"""Stores around stores. `Faulty` proves that errors are handled: it breaks what it is told to."""
+"""Stores around stores: `Faulty` breaks what it is told to, to prove that errors are handled;
+`Throttled` is as slow as it is told to be."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from kv_cache.core.effect import CopyRef
+import numpy as np
+
+from kv_cache.core.effect import CopyRef, Step
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
-from kv_cache.tiers.base import Sink, Store, Tap
-
-Fault = Callable[[OpKind, CopyRef], str | None]
-"""Names the reason for which an operation shall fail, `"flip"` (a read returns one wrong bit), or
-None to let it pass. Called once for each operation."""
+from kv_cache.core.units import NS_PER_S, PAGE_BYTES
+from kv_cache.tiers.base import Sink, Span, Store, Tap
+from kv_cache.tiers.buffers import Bytes, aligned_bytes
 
 FLIP = "flip"
+"""One wrong bit in what a call moves."""
+TORN = "torn"
+"""A page of which the first half is new and the second half is nothing, in what a call moves."""
+SWAPPED = "swapped"
+"""Two pages that have changed places, in what a call moves (of two pages or more)."""
+LOST = "lost"
+"""A write that is acknowledged, and of which the medium only gets the last page: what was at the
+place before is there still."""
+
+
+class Stall(NamedTuple):
+    """The operation answers so much later."""
+
+    duration_ns: int
+
+
+Fault = Callable[[OpKind, CopyRef], str | Stall | None]
+"""What shall happen to an operation: a `Stall`, one of the words above (to a read's data on its
+way, or to what a write leaves on the medium), any other reason to fail for, or None to let it
+pass. Called once for each operation. Writes fail when they are committed."""
 
 
 class Faulty:
@@ -23,23 +46,30 @@ class Faulty:
         self._fault = fault
         self.tier = store.tier
         self.capabilities = store.capabilities
+        self.removal = store.removal
 
     def create(self, ref: CopyRef) -> Sink:
-        reason = self._fault(OpKind.WRITE, ref)
+        fault = _stalled(self._fault(OpKind.WRITE, ref))
         sink = self._store.create(ref)
-        return sink if reason is None else _FaultySink(sink, reason)
+        if fault is None:
+            return sink
+        if fault == LOST:
+            return _LosingSink(sink, ref.nbytes)
+        spoil = _SPOILS.get(fault)
+        return _FailingSink(sink, fault) if spoil is None else _SpoilingSink(sink, spoil)
 
     def open(self, ref: CopyRef) -> Tap:
-        reason = self._fault(OpKind.READ, ref)
-        if reason is not None and reason != FLIP:
-            raise StoreError(reason, "injected")
+        fault = _stalled(self._fault(OpKind.READ, ref))
+        spoil = _SPOILS.get(fault or "")
+        if fault is not None and spoil is None:
+            raise StoreError(fault, "injected")
         tap = self._store.open(ref)
-        return tap if reason is None else _FlippingTap(tap)
+        return tap if spoil is None else _SpoilingTap(tap, spoil)
 
     def delete(self, ref: CopyRef) -> None:
-        reason = self._fault(OpKind.DELETE, ref)
-        if reason is not None:
-            raise StoreError(reason, "injected")
+        fault = _stalled(self._fault(OpKind.DELETE, ref))
+        if fault is not None:
+            raise StoreError(fault, "injected")
         self._store.delete(ref)
 
     def describe(self) -> Mapping[str, Any]:
@@ -49,32 +79,214 @@ class Faulty:
         self._store.close()
 
 
-class _FaultySink:
-    """Takes the data and fails at the end, as a full or failing disk does."""
+class Throttled:
+    """`store` behind a link of so many bytes/s that reads and writes of all threads share, and
+    that takes `latency_ns` for each call. A link that was idle has no credit.
 
-    def __init__(self, sink: Sink, reason: str) -> None:
-        self.engine = sink.engine
+    What the store itself takes is part of a call's time, not added to it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        bytes_per_second: float,
+        latency_ns: int = 0,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        sleep_s: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._link = _Link(bytes_per_second, latency_ns, now_ns, sleep_s)
+        self.tier = store.tier
+        self.capabilities = store.capabilities
+        self.removal = store.removal
+
+    def create(self, ref: CopyRef) -> Sink:
+        return _ThrottledSink(self._store.create(ref), self._link)
+
+    def open(self, ref: CopyRef) -> Tap:
+        return _ThrottledTap(self._store.open(ref), self._link)
+
+    def delete(self, ref: CopyRef) -> None:
+        self._store.delete(ref)
+
+    def describe(self) -> Mapping[str, Any]:
+        link = self._link
+        limits = {"bytes_per_second": link.bytes_per_second, "latency_ns": link.latency_ns}
+        return {**self._store.describe(), "throttled": limits}
+
+    def close(self) -> None:
+        self._store.close()
+
+
+# --- parts of both -------------------------------------------------------------------------
+
+
+class _SinkAround:
+    """A sink that passes everything on."""
+
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._reason = reason
+        self.engine = sink.engine
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self._sink.steps
 
     def write(self, offset: int, data: memoryview) -> None:
         self._sink.write(offset, data)
 
     def commit(self) -> None:
-        raise StoreError(self._reason, "injected")
+        self._sink.commit()
 
     def abort(self) -> None:
         self._sink.abort()
 
 
-class _FlippingTap:
+class _TapAround:
+    """A tap that passes everything on."""
+
     def __init__(self, tap: Tap) -> None:
-        self.engine = tap.engine
         self._tap = tap
+        self.engine = tap.engine
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self._tap.steps
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        return self._tap.spans
 
     def read(self, offset: int, into: memoryview) -> None:
         self._tap.read(offset, into)
-        into[3] ^= 0x10
 
     def close(self) -> None:
         self._tap.close()
+
+
+# --- faults --------------------------------------------------------------------------------
+
+
+def _stalled(fault: str | Stall | None) -> str | None:
+    """What is left of a fault when its stall is over."""
+    if isinstance(fault, Stall):
+        time.sleep(fault.duration_ns / NS_PER_S)
+        return None
+    return fault
+
+
+def _flip(data: Bytes) -> None:
+    data[3] ^= 0x10
+
+
+def _tear(data: Bytes) -> None:
+    data[PAGE_BYTES // 2 : PAGE_BYTES] = 0
+
+
+def _swap(data: Bytes) -> None:
+    if len(data) > PAGE_BYTES:
+        pages = data.reshape(-1, PAGE_BYTES)
+        pages[[0, -1]] = pages[[-1, 0]]
+
+
+_SPOILS: Mapping[str, Callable[[Bytes], None]] = {FLIP: _flip, TORN: _tear, SWAPPED: _swap}
+
+
+class _FailingSink(_SinkAround):
+    """Takes the data and fails at the end, as a full or failing disk does."""
+
+    def __init__(self, sink: Sink, reason: str) -> None:
+        super().__init__(sink)
+        self._reason = reason
+
+    def commit(self) -> None:
+        raise StoreError(self._reason, "injected")
+
+
+class _SpoilingSink(_SinkAround):
+    def __init__(self, sink: Sink, spoil: Callable[[Bytes], None]) -> None:
+        super().__init__(sink)
+        self._spoil = spoil
+
+    def write(self, offset: int, data: memoryview) -> None:
+        spoiled = aligned_bytes(len(data))  # the caller's buffer is not ours to change
+        spoiled[:] = np.frombuffer(data, np.uint8)
+        self._spoil(spoiled)
+        self._sink.write(offset, spoiled.data)
+
+
+class _LosingSink(_SinkAround):
+    def __init__(self, sink: Sink, nbytes: int) -> None:
+        super().__init__(sink)
+        self._last = nbytes - PAGE_BYTES
+
+    def write(self, offset: int, data: memoryview) -> None:
+        if offset <= self._last < offset + len(data):
+            self._sink.write(self._last, data[self._last - offset :])
+
+
+class _SpoilingTap(_TapAround):
+    def __init__(self, tap: Tap, spoil: Callable[[Bytes], None]) -> None:
+        super().__init__(tap)
+        self._spoil = spoil
+
+    def read(self, offset: int, into: memoryview) -> None:
+        self._tap.read(offset, into)
+        self._spoil(np.frombuffer(into, np.uint8))
+
+
+# --- the limit -----------------------------------------------------------------------------
+
+
+class _Link:
+    """Says when the last byte of each transfer has passed."""
+
+    def __init__(
+        self,
+        bytes_per_second: float,
+        latency_ns: int,
+        now_ns: Callable[[], int],
+        sleep_s: Callable[[float], None],
+    ) -> None:
+        self.bytes_per_second = bytes_per_second
+        self.latency_ns = latency_ns
+        self._now_ns = now_ns
+        self._sleep_s = sleep_s
+        self._free_ns = 0
+        self._lock = threading.Lock()
+
+    def begin(self, nbytes: int) -> int:
+        """The instant at which a transfer that begins now may end."""
+        with self._lock:
+            begin_ns = max(self._free_ns, self._now_ns())
+            self._free_ns = begin_ns + round(nbytes * NS_PER_S / self.bytes_per_second)
+            return self._free_ns + self.latency_ns
+
+    def end(self, at_ns: int) -> None:
+        """Wait until then."""
+        left_ns = at_ns - self._now_ns()
+        if left_ns > 0:
+            self._sleep_s(left_ns / NS_PER_S)
+
+
+class _ThrottledSink(_SinkAround):
+    def __init__(self, sink: Sink, link: _Link) -> None:
+        super().__init__(sink)
+        self._link = link
+
+    def write(self, offset: int, data: memoryview) -> None:
+        end_ns = self._link.begin(len(data))
+        self._sink.write(offset, data)
+        self._link.end(end_ns)
+
+
+class _ThrottledTap(_TapAround):
+    def __init__(self, tap: Tap, link: _Link) -> None:
+        super().__init__(tap)
+        self._link = link
+
+    def read(self, offset: int, into: memoryview) -> None:
+        end_ns = self._link.begin(len(into))
+        self._tap.read(offset, into)
+        self._link.end(end_ns)

@@ -1,37 +1,60 @@
 """The laws of `tiers/base.py`, on every store."""
 
+import fcntl
 import importlib.util
-import itertools
 import json
 import os
+import random
+import re
 import resource
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.kinds import OpKind, Tier
-from kv_cache.core.seed import Seed
-from kv_cache.core.units import KIB, PAGE_BYTES
-from kv_cache.tiers.base import Capability, Sink, Store, Tap
-from kv_cache.tiers.buffers import Buffer, BufferPool, Bytes
+from kv_cache.core.units import PAGE_BYTES
+from kv_cache.tiers.base import Capability, Store
+from kv_cache.tiers.buffers import Bytes
 from kv_cache.tiers.gpu import GpuStore, TorchDevice
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.null import NullStore
-from kv_cache.tiers.nvme import ENGINES, FileStore, choose_engine
-from kv_cache.tiers.payload import Payload
+from kv_cache.tiers.nvme import NvmeStore, choose_engine, layouts
+from kv_cache.tiers.nvme.engines import Direct
+from kv_cache.tiers.nvme.layouts import FilePerObject
 from kv_cache.tiers.wrappers import Faulty
+from tests.stores import (
+    BUCKET,
+    BUFFER,
+    CAPACITY,
+    KINDS,
+    PAYLOAD,
+    POOL,
+    SYNCED,
+    Kind,
+    borrowed,
+    copy,
+    descriptors_left,
+    is_right,
+    kept_descriptors,
+    mounted,
+    no_fault,
+    open_descriptors,
+    outcome,
+    put,
+    read_back,
+    real_disk,
+    reason,
+    store_as,
+    stored,
+)
 
-BUFFER = 64 * KIB
-CAPACITY = 300 * PAGE_BYTES  # of the stores in memory
 SIZES = {
     "one page": PAGE_BYTES,
     "a buffer less a page": BUFFER - PAGE_BYTES,
@@ -39,9 +62,6 @@ SIZES = {
     "a buffer and a page": BUFFER + PAGE_BYTES,
     "several buffers and a part": 3 * BUFFER + 5 * PAGE_BYTES,
 }
-PAYLOAD = Payload(Seed(1), BUFFER)
-POOL = BufferPool(40, BUFFER)
-COPY_IDS = itertools.count(0xFA)
 
 
 class ArrayDevice:
@@ -80,33 +100,12 @@ class ArrayDevice:
         return self.memory[at : at + nbytes]
 
 
-def file_store(root: Path, engine: str, *, fsync: bool) -> FileStore:
-    try:
-        chosen, note = choose_engine(engine, root)
-    except PlaceError as refused:
-        pytest.skip(str(refused))
-    return FileStore(root, chosen, fsync=fsync, note=note)
-
-
 def torch_store() -> GpuStore:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     return GpuStore([TorchDevice("cpu", 0)], CAPACITY, "torch", 1.0)
 
 
-def no_fault(kind: OpKind, ref: CopyRef) -> str | None:
-    return None
-
-
-FILES: dict[str, Callable[[Path], Store]] = {
-    "direct": lambda root: file_store(root, "direct", fsync=False),
-    "direct, fsync": lambda root: file_store(root, "direct", fsync=True),
-    "mmap": lambda root: file_store(root, "mmap", fsync=False),
-    "mmap, fsync": lambda root: file_store(root, "mmap", fsync=True),
-    "buffered": lambda root: file_store(root, "buffered", fsync=False),
-    "buffered, fsync": lambda root: file_store(root, "buffered", fsync=True),
-    "faulty files": lambda root: Faulty(file_store(root, "buffered", fsync=False), no_fault),
-}
 MEMORIES: dict[str, Callable[[Path], Store]] = {
     "cpu": lambda root: MemoryStore(Tier.CPU, CAPACITY),
     "emulated gpu": lambda root: MemoryStore(Tier.GPU, CAPACITY, emulated=True),
@@ -116,7 +115,10 @@ MEMORIES: dict[str, Callable[[Path], Store]] = {
     ),
     "torch": lambda root: torch_store(),
 }
-STORES = FILES | MEMORIES
+STORES: dict[str, Callable[[Path], Store]] = {
+    **{name: kind.open for name, kind in KINDS.items()},
+    **MEMORIES,
+}
 NULL: dict[str, Callable[[Path], Store]] = {"null": lambda root: NullStore(Tier.NVME)}
 
 
@@ -129,103 +131,72 @@ class Place:
     root: Path
 
     @property
+    def kind(self) -> Kind:
+        return KINDS[self.name]
+
+    @property
     def files(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("*") if path.is_file())
 
     def assert_empty(self) -> None:
-        """No file is left, and all memory can be had."""
-        assert self.files == []
-        if self.name in MEMORIES:
-            self.store.create(copy(CAPACITY)).abort()
+        """No file and no space is taken but by what the layout keeps; all memory can be had."""
+        if self.name in NULL:
+            assert self.files == []
+        elif self.name in MEMORIES or self.kind.layout == "arena":
+            drives = 1 if self.name in MEMORIES else self.kind.drives
+            all_of_it = [self.store.create(copy(CAPACITY)) for _ in range(drives)]
+            for sink in all_of_it:
+                sink.abort()
+        elif self.kind.layout == "file":
+            assert self.files == []
+        else:
+            assert len(self.files) <= self.kind.drives, "only buckets that are being filled"
+            assert [path.stat().st_blocks for path in self.files] == [0] * len(self.files)
+
+
+@pytest.fixture(name="disk", scope="module")
+def _disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with real_disk(tmp_path_factory.mktemp("disk")) as path:
+        yield path
 
 
 @pytest.fixture(name="place")
-def _place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    make = (STORES | NULL)[request.param]
-    store = make(tmp_path)
-    descriptors = open_descriptors()
-    yield Place(request.param, store, tmp_path)
-    assert open_descriptors() == descriptors, "a descriptor was not closed"
-    store.close()
-    store.close()
+def _place(
+    request: pytest.FixtureRequest, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    monkeypatch.setattr(layouts, "BUCKET_BYTES", BUCKET)
+    monkeypatch.setattr(layouts, "SHARDS", 4)  # 256 directories are slow to look through
+    store = (STORES | NULL)[request.param](disk)
+    if "uring" in request.param:
+        store.delete(stored(store, PAGE_BYTES))  # this thread's ring stays
+    before = open_descriptors() - kept_descriptors(store)
+    try:
+        yield Place(request.param, store, disk)
+        now = open_descriptors() - kept_descriptors(store)
+        assert now == before, "a descriptor was not closed"
+    finally:
+        store.close()
+        store.close()
+        for path in disk.rglob("*.kv"):
+            path.unlink()
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
+FILES = [name for name in KINDS if name not in SYNCED]
+"""All but those that differ in fsync alone, which is what a commit does and nothing else."""
 
 every_store = pytest.mark.parametrize("place", STORES, indirect=True)
-every_file_store = pytest.mark.parametrize("place", FILES, indirect=True)
+most_stores = pytest.mark.parametrize("place", [*FILES, *MEMORIES], indirect=True)
+every_file_store = pytest.mark.parametrize("place", KINDS, indirect=True)
+most_file_stores = pytest.mark.parametrize("place", FILES, indirect=True)
 every_memory = pytest.mark.parametrize("place", MEMORIES, indirect=True)
 every_store_and_null = pytest.mark.parametrize("place", STORES | NULL, indirect=True)
 every_size = pytest.mark.parametrize("nbytes", SIZES.values(), ids=SIZES)
 
 
-def copy(nbytes: int, version: int = 0) -> CopyRef:
-    number = next(COPY_IDS)
-    return CopyRef(number, content_key(number), Tier.NVME, nbytes, version)
-
-
-@contextmanager
-def borrowed() -> Iterator[Buffer]:
-    buffer = POOL.take()
-    try:
-        yield buffer
-    finally:
-        buffer.filled_pages = 0  # what was read into it is not the payload's
-        POOL.give(buffer)
-
-
-def put(sink: Sink, ref: CopyRef, upto: int | None = None) -> None:
-    """Write the first `upto` bytes of the copy (or all), buffer by buffer."""
-    for offset in range(0, ref.nbytes if upto is None else upto, BUFFER):
-        n = min(BUFFER, ref.nbytes - offset)
-        with borrowed() as buffer:
-            PAYLOAD.stamp(buffer, ref, offset, n)
-            sink.write(offset, buffer.view[:n])
-
-
-def is_right(tap: Tap, ref: CopyRef) -> bool:
-    right = []
-    for offset in range(0, ref.nbytes, BUFFER):
-        n = min(BUFFER, ref.nbytes - offset)
-        with borrowed() as buffer:
-            buffer.array[:] = 0x3C
-            tap.read(offset, buffer.view[:n])
-            right.append(PAYLOAD.matches(buffer, ref, offset, n, full=True))
-            right.append(bool((buffer.array[n:] == 0x3C).all()))
-    return all(right)
-
-
-def stored(store: Store, nbytes: int) -> CopyRef:
-    ref = copy(nbytes)
-    sink = store.create(ref)
-    put(sink, ref)
-    sink.commit()
-    return ref
-
-
-def read_back(store: Store, ref: CopyRef) -> bool:
-    tap = store.open(ref)
-    try:
-        return is_right(tap, ref)
-    finally:
-        tap.close()
-
-
-def reason(call: Callable[[], object]) -> str:
-    with pytest.raises(StoreError) as failed:
-        call()
-    return failed.value.reason
-
-
-def outcome(call: Callable[[], object]) -> str:
-    """`fine`, or the reason why not."""
-    try:
-        call()
-    except StoreError as error:
-        return error.reason
-    return "fine"
+def one_drive(*kinds: str) -> pytest.MarkDecorator:
+    """Stores of these layouts whose files lie in one place."""
+    names = [n for n in FILES if KINDS[n].drives == 1 and KINDS[n].layout in kinds]
+    return pytest.mark.parametrize("place", names, indirect=True)
 
 
 # --- 1, 2, 4, 7: what was committed comes back ---------------------------------------------------
@@ -254,7 +225,21 @@ def test_objects_keep_apart_through_deletions_between_them(place: Place) -> None
     place.assert_empty()
 
 
-@every_store
+@most_stores
+def test_the_whole_capacity_can_be_had_again_and_again(place: Place) -> None:
+    """In pieces of every size: space in between is never lost."""
+    for pages in (3, 43, 100, 300):
+        refs = [stored(place.store, pages * PAGE_BYTES) for _ in range(300 // pages)]
+        for ref in refs[::2]:
+            place.store.delete(ref)
+        refs = refs[1::2] + [stored(place.store, ref.nbytes) for ref in refs[::2]]
+        assert all(read_back(place.store, ref) for ref in refs)
+        for ref in refs:
+            place.store.delete(ref)
+    place.assert_empty()
+
+
+@most_stores
 def test_any_pages_can_be_read_in_any_order(place: Place) -> None:
     ref = stored(place.store, 2 * BUFFER)
     tap = place.store.open(ref)
@@ -269,7 +254,7 @@ def test_any_pages_can_be_read_in_any_order(place: Place) -> None:
     place.store.delete(ref)
 
 
-@every_store
+@most_stores
 def test_buffers_can_be_written_in_any_order(place: Place) -> None:
     ref = copy(3 * BUFFER)
     sink = place.store.create(ref)
@@ -282,7 +267,7 @@ def test_buffers_can_be_written_in_any_order(place: Place) -> None:
     place.store.delete(ref)
 
 
-@every_store
+@most_stores
 def test_a_copy_has_many_readers(place: Place) -> None:
     ref = stored(place.store, BUFFER + PAGE_BYTES)
     taps = [place.store.open(ref) for _ in range(3)]
@@ -295,7 +280,7 @@ def test_a_copy_has_many_readers(place: Place) -> None:
     place.store.delete(ref)
 
 
-@every_store
+@most_stores
 def test_a_deleted_copy_has_vanished(place: Place) -> None:
     ref = stored(place.store, BUFFER)
     place.store.delete(ref)
@@ -304,7 +289,7 @@ def test_a_deleted_copy_has_vanished(place: Place) -> None:
     place.assert_empty()
 
 
-@every_store
+@most_stores
 def test_a_copy_that_never_was_has_vanished(place: Place) -> None:
     assert reason(lambda: place.store.open(copy(PAGE_BYTES))) == "vanished"
     assert reason(lambda: place.store.delete(copy(PAGE_BYTES))) == "vanished"
@@ -342,7 +327,7 @@ def test_threads_work_on_different_copies_at_the_same_time(place: Place) -> None
     place.assert_empty()
 
 
-@every_store
+@most_stores
 def test_threads_read_one_copy_at_the_same_time(place: Place) -> None:
     ref = stored(place.store, 2 * BUFFER + PAGE_BYTES)
     right: list[bool] = []
@@ -355,6 +340,99 @@ def test_threads_read_one_copy_at_the_same_time(place: Place) -> None:
         thread.join()
     assert right == [True] * 8
     place.store.delete(ref)
+
+
+STEPS = 50  # of each of the four threads
+
+
+class Users:
+    """Threads that do with a store whatever its laws allow, in an order that is chosen by chance
+    and by the threads' luck; they never want more than there is."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.problems: list[object] = []
+        self._store = place.store
+        self._lock = threading.Lock()
+        drives = 1 if place.name in MEMORIES else place.kind.drives
+        self._free = CAPACITY // drives  # an object must find room on the drive of its key
+        self._readers: dict[CopyRef, int] = {}
+        self._seed = seed
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._guarded, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _guarded(self, number: int) -> None:
+        chance = random.Random(self._seed * 100 + number)
+        acts = [self._store_one, self._read_one, self._read_one, self._delete_one]
+        try:
+            for _ in range(STEPS):
+                chance.choice(acts)(chance)
+        except BaseException as error:  # noqa: BLE001 - fails the test
+            self.problems.append(error)
+
+    def _store_one(self, chance: random.Random) -> None:
+        ref = copy(chance.choice((1, 2, 15, 16, 17, 40, 60)) * PAGE_BYTES, chance.randrange(9))
+        with self._lock:
+            if ref.nbytes > self._free:
+                return
+            self._free -= ref.nbytes
+        sink = self._store.create(ref)
+        fate = chance.random()
+        put(sink, ref, None if fate < 0.8 else chance.randrange(ref.nbytes))
+        if fate < 0.75:
+            sink.commit()
+        elif fate < 0.8:
+            sink.commit()
+            sink.abort()  # the other half of a move has failed
+        else:
+            sink.abort()
+        with self._lock:
+            if fate < 0.75:
+                self._readers[ref] = 0
+            else:
+                self._free += ref.nbytes
+
+    def _read_one(self, chance: random.Random) -> None:
+        with self._lock:
+            if not self._readers:
+                return
+            ref = chance.choice(list(self._readers))
+            self._readers[ref] += 1
+        if not read_back(self._store, ref):
+            self.problems.append(ref)
+        with self._lock:
+            self._readers[ref] -= 1
+
+    def _delete_one(self, chance: random.Random) -> None:
+        with self._lock:
+            unread = [ref for ref, readers in self._readers.items() if not readers]
+            if not unread:
+                return
+            ref = chance.choice(unread)
+            del self._readers[ref]
+        self._store.delete(ref)
+        with self._lock:
+            self._free += ref.nbytes
+
+    def leave(self) -> None:
+        """All that is left is right, and goes."""
+        for ref in self._readers:
+            if not read_back(self._store, ref):
+                self.problems.append(ref)
+            self._store.delete(ref)
+
+
+@every_store
+def test_whatever_threads_do_every_byte_is_right_and_nothing_is_left(place: Place) -> None:
+    users = Users(place, seed=list(STORES).index(place.name))
+    users.run()
+    users.leave()
+    assert users.problems == []
+    place.assert_empty()
 
 
 # --- 5: nothing is left --------------------------------------------------------------------------
@@ -371,7 +449,7 @@ def test_after_an_abort_nothing_is_left(place: Place, upto: int) -> None:
     place.assert_empty()
 
 
-@every_store
+@most_stores
 def test_an_abort_takes_back_what_was_committed(place: Place) -> None:
     ref = copy(BUFFER)
     sink = place.store.create(ref)
@@ -394,23 +472,57 @@ def test_after_a_failed_commit_an_abort_leaves_nothing(place: Place) -> None:
     place.assert_empty()
 
 
-@every_file_store
+@every_store
+def test_a_write_that_fails_in_the_middle_leaves_nothing(place: Place) -> None:
+    """The process may not write beyond a place in a file: one call is short, the next fails."""
+    ref = stored(place.store, BUFFER)
+    with file_size_limit(3 * BUFFER + PAGE_BYTES):
+        ends = [outcome(lambda: store_as(place.store, copy(2 * BUFFER))) for _ in range(4)]
+    assert set(ends) <= {"fine", "efbig"}
+    assert read_back(place.store, ref)
+    again = stored(place.store, 2 * BUFFER)
+    assert read_back(place.store, again)
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@most_file_stores
 def test_an_abort_after_somebody_removed_the_file_is_fine(place: Place) -> None:
-    sink = place.store.create(copy(BUFFER))
-    place.files[0].unlink()
-    sink.abort()
-    place.assert_empty()
-
-
-@every_file_store
-def test_a_create_without_its_directory_is_an_error_and_leaves_nothing(place: Place) -> None:
     ref = copy(BUFFER)
-    (place.root / f"{ref.copy_id % 256:02x}").rmdir()
-    assert reason(lambda: place.store.create(ref)) == "vanished"
+    sink = place.store.create(ref)
+    put(sink, ref)
+    for path in place.files:
+        path.unlink()
+    sink.abort()
+    assert reason(lambda: place.store.open(ref)) == "vanished"
+
+
+@one_drive("file", "bucket")
+def test_a_create_without_its_directory_is_an_error_and_leaves_nothing(place: Place) -> None:
+    shards = sorted(path for path in place.root.glob("??") if not any(path.iterdir()))
+    for shard in shards:
+        shard.rmdir()
+    ref = copy(BUFFER)
+    if place.kind.layout == "file" or not place.files:
+        assert reason(lambda: place.store.create(ref)) == "vanished"
+        assert reason(lambda: place.store.open(ref)) == "vanished"
+    for shard in shards:
+        shard.mkdir()
+    store_as(place.store, ref)
+    assert read_back(place.store, ref)
+    place.store.delete(ref)
     place.assert_empty()
 
 
-@every_file_store
+@pytest.mark.parametrize("place", ["file, mmap, uring writes, no rename"], indirect=True)
 def test_a_copy_is_created_once_and_the_second_try_leaves_the_first(place: Place) -> None:
     ref = stored(place.store, BUFFER)
     assert reason(lambda: place.store.create(ref)) == "eexist"
@@ -418,36 +530,47 @@ def test_a_copy_is_created_once_and_the_second_try_leaves_the_first(place: Place
     place.store.delete(ref)
 
 
-@contextmanager
-def descriptors_left(count: int) -> Iterator[None]:
-    """Let the process open only `count` more files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    probes: list[int] = []
-    while len(probes) < count + 1:  # numbers below the limit may be free in the middle
-        probes.append(os.open("/dev/null", os.O_RDONLY))
-    for probe in probes:
-        os.close(probe)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(probes), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 @every_file_store
-@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("left", [0, 1, 2])
 def test_without_descriptors_a_create_leaves_nothing_and_an_open_nothing_open(
     place: Place, left: int
 ) -> None:
-    ref, new = stored(place.store, BUFFER), copy(BUFFER)
+    ref = stored(place.store, BUFFER)
+    new = [copy(40 * PAGE_BYTES) for _ in range(5)]  # a bucket is full and the next one begins
     with descriptors_left(left):
-        opened = outcome(lambda: place.store.open(ref).close())
-        created = outcome(lambda: place.store.create(new).abort())
-    assert {opened, created} <= {"fine", "too-many-open-files"}
-    assert left or "fine" not in (opened, created)
-    assert len(place.files) == 1
+        ends = [outcome(lambda: read_back(place.store, ref))]
+        ends += [outcome(lambda ref=ref: store_as(place.store, ref)) for ref in new]  # type: ignore[misc]
+    assert set(ends) <= {"fine", "too-many-open-files"}
     assert read_back(place.store, ref)
+    for one, end in zip(new, ends[1:], strict=True):
+        if end == "fine":
+            assert read_back(place.store, one)
+            place.store.delete(one)
+        else:
+            assert reason(lambda one=one: place.store.open(one)) == "vanished"  # type: ignore[misc]
     place.store.delete(ref)
+    place.assert_empty()
+
+
+@every_file_store
+def test_an_error_of_close_leaves_no_file_and_no_descriptor(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a network file system, where close says that an earlier write was lost."""
+    ref, close = copy(BUFFER), os.close
+
+    def failing(fd: int) -> None:
+        close(fd)
+        raise OSError(5, "the disk is broken")
+
+    sink = place.store.create(ref)
+    put(sink, ref)
+    monkeypatch.setattr(os, "close", failing)
+    ends = {outcome(sink.commit), outcome(sink.abort)}
+    monkeypatch.setattr(os, "close", close)
+    assert ends <= {"fine", "io-error"}
+    assert reason(lambda: place.store.open(ref)) == "vanished"
+    place.assert_empty()
 
 
 @every_memory
@@ -457,56 +580,163 @@ def test_more_memory_than_the_ledger_can_have_promised_is_a_defect(place: Place)
     place.assert_empty()
 
 
+def files_in(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
 @pytest.mark.root
 def test_where_direct_io_is_refused_no_file_is_left(tmp_path: Path) -> None:
-    mounted = subprocess.run(
-        ["mount", "-t", "ramfs", "kv-test", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a file system without direct I/O: {mounted.stderr.decode()}")
-    try:
-        with pytest.raises(PlaceError, match=r"cannot do direct I/O \(einval\)"):
+    with mounted(tmp_path, "ramfs"):
+        with pytest.raises(PlaceError, match=r"cannot do direct I/O \(O_DIRECT is refused\)"):
             choose_engine("direct", tmp_path)
         engine, why = choose_engine("auto", tmp_path)
-        assert (engine.name, why) == ("buffered", "einval")
-        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-        store = FileStore(tmp_path, ENGINES["direct"](), fsync=False)
+        assert (engine.name, why) == ("buffered", "O_DIRECT is refused")
+        assert files_in(tmp_path) == []
+        store = NvmeStore(FilePerObject(tmp_path), Direct(), Direct(), fsync="never")
         assert reason(lambda: store.create(copy(BUFFER))) == "einval"
-        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        assert files_in(tmp_path) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("layout", ["arena", "bucket"])
+def test_a_file_system_that_cannot_do_what_a_layout_needs_is_refused(
+    layout: str, tmp_path: Path
+) -> None:
+    if layout == "arena":
+        with (
+            mounted(tmp_path, "tmpfs", f"size={CAPACITY // 2}"),
+            pytest.raises(PlaceError, match=r"could not be allocated .* \(no-space\); lower"),
+        ):
+            Kind(layout=layout, engine="buffered").open(tmp_path, refuse=True)
+    else:
+        with (
+            mounted(tmp_path, "ramfs"),
+            pytest.raises(PlaceError, match=r"cannot give back a part of a file \(enotsup\)"),
+        ):
+            Kind(layout=layout, engine="buffered").open(tmp_path, refuse=True)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.root
+def test_a_directory_that_cannot_be_written_is_refused_by_its_reason(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path, "tmpfs", "size=64k"),
+        (tmp_path / "ballast").open("wb", buffering=0) as ballast,
+    ):
+        with suppress(OSError):
+            while ballast.write(bytes(4096)):
+                pass
+        with pytest.raises(PlaceError, match="no-space"):
+            choose_engine("auto", tmp_path)
+
+
+@pytest.mark.root
+@most_file_stores
+def test_a_full_disk_takes_no_more_and_keeps_what_it_has(place: Place, tmp_path: Path) -> None:
+    with ExitStack() as ends_with:
+        ends_with.enter_context(mounted(tmp_path, "tmpfs", f"size={CAPACITY + BUCKET}"))
+        ballast = tmp_path / "ballast"
+        store = place.kind.open(tmp_path, refuse=True, capacity=CAPACITY // place.kind.drives)
+        ends_with.callback(store.close)
+        with ballast.open("wb") as file:  # 19 objects fit; the arenas are there already
+            left = os.statvfs(tmp_path).f_bavail * PAGE_BYTES - 10 * BUFFER
+            os.posix_fallocate(file.fileno(), 0, max(PAGE_BYTES, left))
+        refs, ends = [copy(BUFFER) for _ in range(22)], []
+        for ref in refs:
+            ends.append(outcome(lambda ref=ref: store_as(store, ref)))  # type: ignore[misc]
+        assert set(ends) == {"fine", "no-space"}
+        fine = [ref for ref, end in zip(refs, ends, strict=True) if end == "fine"]
+        assert all(read_back(store, ref) for ref in fine)
+        for ref in fine[::2]:
+            store.delete(ref)
+        more = [stored(store, BUFFER) for _ in fine[2::2]]  # an index has taken a little
+        assert all(read_back(store, ref) for ref in fine[1::2] + more)
 
 
 # --- 6: what goes wrong in the storage -----------------------------------------------------------
 
 
-@every_file_store
-@pytest.mark.parametrize("missing", [1, PAGE_BYTES - 1, PAGE_BYTES, BUFFER, 2 * BUFFER])
+MISSING = [1, PAGE_BYTES - 1, PAGE_BYTES, BUFFER, 2 * BUFFER]
+
+
+def cut(place: Place, ref: CopyRef, missing: int) -> Path:
+    """Cut off the last bytes of an object, in whatever file they lie."""
+    tap = place.store.open(ref)
+    last = tap.spans[-1]
+    path = Path(os.readlink(f"/proc/self/fd/{last.fd}"))
+    assert last.length == ref.nbytes, "the object lies in several pieces"
+    tap.close()
+    os.truncate(path, last.offset + last.length - missing)
+    return path
+
+
+@most_file_stores
+@pytest.mark.parametrize("missing", MISSING)
 def test_a_file_cut_short_is_truncated(place: Place, missing: int) -> None:
-    ref = stored(place.store, 2 * BUFFER)
-    os.truncate(place.files[0], ref.nbytes - missing)
+    first, ref = stored(place.store, BUFFER), stored(place.store, 2 * BUFFER)
+    cut(place, ref, missing)
     assert reason(lambda: place.store.open(ref)) == "truncated"
+    assert read_back(place.store, first)
     place.store.delete(ref)
 
 
-@every_file_store
-@pytest.mark.parametrize("missing", [1, PAGE_BYTES - 1, PAGE_BYTES, BUFFER, 2 * BUFFER])
+@most_file_stores
+@pytest.mark.parametrize("missing", MISSING)
 def test_a_file_cut_short_under_a_reader_is_truncated(place: Place, missing: int) -> None:
     ref = stored(place.store, 2 * BUFFER)
     tap = place.store.open(ref)
-    os.truncate(place.files[0], ref.nbytes - missing)
+    cut(place, ref, missing)
     with borrowed() as buffer:
         assert reason(lambda: tap.read(BUFFER, buffer.view)) == "truncated"
     tap.close()
     place.store.delete(ref)
 
 
-@every_file_store
+@most_file_stores
+def test_a_file_cut_short_under_a_writer_is_no_end_of_the_program(place: Place) -> None:
+    """A store into a mapping beyond the end of its file is a signal that kills."""
+    ref = copy(2 * BUFFER)
+    sink = place.store.create(ref)
+    for path in place.files:
+        os.truncate(path, 0)
+    assert outcome(lambda: put(sink, ref)) in ("fine", "truncated")
+    sink.abort()
+    assert outcome(lambda: store_as(place.store, copy(BUFFER))) in ("fine", "truncated")
+
+
+@one_drive("file", "bucket")
 def test_a_removed_file_has_vanished(place: Place) -> None:
     ref = stored(place.store, BUFFER)
-    place.files[0].unlink()
+    for path in place.files:
+        path.unlink()
     assert reason(lambda: place.store.open(ref)) == "vanished"
     assert reason(lambda: place.store.delete(ref)) == "vanished"
+
+
+@one_drive("arena")
+def test_a_removed_arena_is_there_as_long_as_it_is_open(place: Place) -> None:
+    ref = stored(place.store, BUFFER)
+    for path in place.files:
+        path.unlink()
+    assert read_back(place.store, ref)
+    place.store.delete(ref)
+    place.assert_empty()
+
+
+@most_file_stores
+def test_beyond_the_end_of_an_object_in_files_is_a_defect(place: Place) -> None:
+    ref, other = stored(place.store, BUFFER), copy(BUFFER)
+    tap, sink = place.store.open(ref), place.store.create(other)
+    with borrowed() as buffer:
+        with pytest.raises(AssertionError, match="beyond"):
+            tap.read(PAGE_BYTES, buffer.view)
+        with pytest.raises(AssertionError, match="beyond"):
+            sink.write(PAGE_BYTES, buffer.view)
+        tap.close()
+        with pytest.raises(AssertionError, match="after its end"):
+            tap.read(0, buffer.view)
+    sink.abort()
+    place.store.delete(ref)
 
 
 @every_memory
@@ -530,45 +760,123 @@ ENGINE_OF = {
     "emulated gpu": "emulated-in-ram",
     "three devices": "cuda",
     "torch": "cuda",
-    "faulty files": "buffered",
     "null": "null",
 }
 
 
 @every_store_and_null
 def test_sinks_and_taps_name_their_engine(place: Place) -> None:
-    expected = ENGINE_OF.get(place.name) or place.name.split(",")[0]
+    expected = ENGINE_OF.get(place.name)
+    reads, writes = (expected, expected) if expected else place.kind.engines
     ref = copy(PAGE_BYTES)
     sink = place.store.create(ref)
     put(sink, ref)
     sink.commit()
     tap = place.store.open(ref)
-    assert (sink.engine, tap.engine) == (expected, expected)
+    assert (sink.engine, tap.engine) == (writes, reads)
     tap.close()
     place.store.delete(ref)
     said = place.store.describe()
-    assert said["engine"] == expected
+    assert said["engine"] == reads
+    assert said.get("write_engine", writes) == writes
     assert said["emulated"] is (place.name == "emulated gpu")
     assert json.loads(json.dumps(said)) == said
 
 
 @every_store_and_null
 def test_capabilities_are_declared(place: Place) -> None:
-    has = place.store.capabilities
+    has, files = place.store.capabilities, KINDS.get(place.name)
+    direct = files is not None and set(files.engines) <= {"direct", "uring"}
     assert (Capability.DATA in has) is (place.name != "null")
-    assert (Capability.DIRECT in has) is place.name.startswith("direct")
-    assert (Capability.DURABLE in has) is place.name.endswith("fsync")
+    assert (Capability.DIRECT in has) is direct
+    assert (Capability.DURABLE in has) is (files is not None and files.fsync == "object")
     assert (Capability.EMULATED in has) is (place.name == "emulated gpu")
 
 
-@every_file_store
-def test_no_key_becomes_part_of_a_path_and_files_are_private(place: Place) -> None:
-    ref = stored(place.store, PAGE_BYTES)
-    (path,) = place.files
-    assert str(path.relative_to(place.root)) == f"{ref.copy_id % 256:02x}/{ref.copy_id:016x}.kv"
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.stat().st_size == ref.nbytes
+@most_file_stores
+def test_direct_engines_go_past_the_page_cache_and_the_others_do_not(place: Place) -> None:
+    ref = stored(place.store, BUFFER)
+    tap = place.store.open(ref)
+    flags = {fcntl.fcntl(span.fd, fcntl.F_GETFL) & os.O_DIRECT for span in tap.spans}
+    assert flags == {os.O_DIRECT if tap.engine in ("direct", "uring") else 0}
+    tap.close()
     place.store.delete(ref)
+
+
+@most_file_stores
+def test_no_key_becomes_part_of_a_path_and_files_are_private(place: Place) -> None:
+    """And whoever owns the directory finds them by one pattern."""
+    refs = [stored(place.store, 60 * PAGE_BYTES) for _ in range(2)]  # one bucket is full
+    assert place.files
+    for path in place.files:
+        assert re.fullmatch(
+            r"[0-9a-f]{2}/[0-9a-f]{16}(\.arena|\.bucket|\.meta)?\.kv",
+            "/".join(path.parts[-2:]),
+        )
+        assert path.stat().st_mode & 0o777 == 0o600
+    for ref in refs:
+        place.store.delete(ref)
+
+
+# --- 9: metadata, and where the bytes are ---------------------------------------------------------
+
+CREATED = {"file": ["create"], "arena": ["allocate"], "bucket": []}
+COMMITTED = {"file": ["close", "rename"], "arena": [], "bucket": []}
+
+
+@every_file_store
+def test_operations_on_metadata_are_listed_in_their_order(place: Place) -> None:
+    kind = place.kind
+    for _ in range(kind.drives):
+        place.store.delete(stored(place.store, PAGE_BYTES))
+    ref = copy(BUFFER)
+    sink = place.store.create(ref)
+    expected = CREATED[kind.layout]
+    if kind.engines[1] == "mmap" and kind.layout != "arena":
+        expected = [*expected, "allocate"]
+    found = [step.name for step in sink.steps]
+    if kind.layout == "bucket" and kind.drives > 1:
+        found = [name for name in found if name != "create"]  # the first on its drive
+    assert found == expected
+    before = len(sink.steps)
+    put(sink, ref)
+    sink.commit()
+    expected = ["fsync"] * (kind.fsync == "object") + COMMITTED[kind.layout]
+    if not kind.rename:
+        expected.remove("rename")
+    assert [step.name for step in sink.steps][before:] == expected
+    tap = place.store.open(ref)
+    opened = [] if kind.layout == "arena" else ["open"]
+    assert [step.name for step in tap.steps] == opened
+    tap.close()
+    closed = [] if kind.layout == "arena" else ["close"]
+    assert [step.name for step in tap.steps] == opened + closed
+    assert all(step.duration_ns > 0 for step in (*sink.steps, *tap.steps))
+    place.store.delete(ref)
+
+
+@most_file_stores
+def test_spans_say_where_on_files_the_bytes_are(place: Place) -> None:
+    apart = [stored(place.store, BUFFER) for _ in range(6)]
+    for one in apart[::2]:
+        place.store.delete(one)
+    ref = stored(place.store, 5 * BUFFER)  # in an arena, in several pieces
+    tap = place.store.open(ref)
+    assert sum(span.length for span in tap.spans) == ref.nbytes
+    found = bytearray()
+    for span in tap.spans:
+        path = Path(os.readlink(f"/proc/self/fd/{span.fd}"))
+        with path.open("rb") as file:
+            file.seek(span.offset)
+            found += file.read(span.length)
+    with borrowed() as buffer:
+        for offset in range(0, ref.nbytes, BUFFER):
+            tap.read(offset, buffer.view)
+            assert buffer.view == found[offset : offset + BUFFER]
+    tap.close()
+    assert list(tap.spans) == []
+    for one in (*apart[1::2], ref):
+        place.store.delete(one)
 
 
 def bytes_read_from_devices() -> int:
@@ -576,7 +884,7 @@ def bytes_read_from_devices() -> int:
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
-@pytest.mark.parametrize("place", [name for name in FILES if "fsync" in name], indirect=True)
+@pytest.mark.parametrize("place", [n for n in SYNCED if n.endswith("object")], indirect=True)
 def test_a_read_comes_from_the_device_and_not_from_memory(place: Place) -> None:
     if not os.major(place.root.stat().st_dev):
         pytest.skip(f"{place.root} is on a file system without a block device of its own")
@@ -591,7 +899,7 @@ def test_a_read_comes_from_the_device_and_not_from_memory(place: Place) -> None:
 # --- ends, and uses beyond them ------------------------------------------------------------------
 
 
-@every_store
+@most_stores
 def test_a_second_close_never_closes_what_somebody_else_opened_since(place: Place) -> None:
     ref = stored(place.store, PAGE_BYTES)
     tap, sink = place.store.open(ref), place.store.create(copy(PAGE_BYTES))
@@ -599,7 +907,7 @@ def test_a_second_close_never_closes_what_somebody_else_opened_since(place: Plac
     sink.abort()
     others = [os.open("/dev/null", os.O_RDONLY) for _ in range(4)]
     for again in (tap.close, sink.abort, sink.commit):
-        with suppress(StoreError, ValueError):
+        with suppress(StoreError, ValueError, KeyError):
             again()
     for other in others:
         os.close(other)  # fails where it was closed before
@@ -610,9 +918,9 @@ def test_a_second_close_never_closes_what_somebody_else_opened_since(place: Plac
 @every_store
 def test_a_closed_store_gives_nothing_away(place: Place) -> None:
     ref = stored(place.store, PAGE_BYTES)
-    if place.name in FILES:
+    if place.name not in MEMORIES:
         place.store.close()
-        assert len(place.files) == 1  # whose they are removes them
+        assert len(place.files) >= 1  # whose they are removes them
         place.store.delete(ref)
         return
     tap = place.store.open(ref)

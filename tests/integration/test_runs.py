@@ -122,7 +122,8 @@ def test_virtual_time_gives_byte_identical_records(tmp_path: Path) -> None:
         )
         assert ran.code == 0, ran.err
         assert not ran.result["overall_passed"]
-        assert any("virtual time" in note for note in ran.own["notes"])
+        assert ran.own["passport"]["verdict"] == "invalid"
+        assert any("virtual time" in reason for reason in ran.own["passport"]["reasons"])
         (directory,) = (tmp_path / name / "runs").iterdir()
         rows.append([(directory / f).read_bytes() for f in ("requests.jsonl", "transfers.jsonl")])
     assert rows[0] == rows[1]

@@ -331,7 +331,7 @@ class TestPrinting:
         config = build(
             {
                 "run": {"seed": 0, "slo_ms": 1e-7, "model": "yes: # no", "duration_s": 1e5 / 3},
-                "io": {"verify": "off", "fsync": False},
+                "io": {"verify": "off", "fsync": "never"},
                 "semantics": {"write_behind": True},
                 "prefix_cache": {"prompt_tokens": [7]},
                 "tiers": {"cache_dir": "/tmp/é\t" + "long " * 60},
@@ -468,7 +468,7 @@ class TestWhatFollows:
         assert semantics.prefill_only_from_tokens == 10_000
         assert semantics.decode_batch_tokens == 32
         assert semantics.decode_ns_per_token == 30_000_000
-        assert Config().fsync()
+        assert Config().fsync() == "object"
         assert Config().resolved_block_tokens(0) == 0
         assert Config().lifecycle_semantics(synthetic=False).prefill_only_from_tokens == 0
 
@@ -482,7 +482,7 @@ class TestWhatFollows:
         assert semantics.gpu_in_place
         assert semantics.prefill_only_from_tokens == 0
         assert semantics.decode_ns_per_token == 0
-        assert not config.fsync()
+        assert config.fsync() == "never"
         assert config.resolved_block_tokens(0) == 256
         assert config.resolved_block_tokens(512) == 512
 
@@ -498,7 +498,7 @@ class TestWhatFollows:
                     "prefill_ms_per_token": 0.5,
                     "write_behind_full": "drop",
                 },
-                "io": {"fsync": True},
+                "io": {"fsync": "batch"},
                 "decode": {"batch_size": 8},
             }
         )
@@ -510,7 +510,7 @@ class TestWhatFollows:
         assert semantics.prefill_ns_per_token == 500_000
         assert semantics.decode_batch_tokens == 8
         assert config.resolved_block_tokens(512) == 0
-        assert config.fsync()
+        assert config.fsync() == "batch"
 
     def test_cache_rules_have_the_same_defaults(self) -> None:
         assert Config().cache_rules() == CacheRules()
@@ -568,7 +568,7 @@ class TestFiles:
         path = written(tmp_path, "run:\n  num_users: 3\n  seed: 4\n")
         config = load_config(path, {"run.num_users": 5, "tiers.cache_dir": "x"})
         assert (config.run.num_users, config.run.seed) == (5, 4)
-        assert config.tiers.cache_dir == "x"
+        assert config.tiers.cache_dir == ("x",)
 
     def test_an_empty_file_is_the_defaults(self, tmp_path: Path) -> None:
         assert load_config(written(tmp_path, "# nothing\n")) == Config()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kv_cache.bench.counters import (
+    added_up,
     device_of,
     parse_diskstats,
     parse_pairs,
@@ -34,9 +35,16 @@ def test_diskstats_are_in_sectors_of_512_bytes() -> None:
 
 def test_a_device_that_is_not_there_has_no_counters() -> None:
     assert parse_diskstats(DISKSTATS, "vdb") == {}
-    found = read_counters("no-such-device")
+    found = read_counters(["no-such-device"])
     assert found.device_read_bytes is None
     assert (found - found).device_io_ms is None
+
+
+def test_several_devices_add_up_and_one_unknown_makes_all_unknown() -> None:
+    disk, part = (parse_diskstats(DISKSTATS, name) for name in ("vda", "vda1"))
+    assert added_up([disk, part])["reads"] == 30294 + 1
+    assert added_up([disk, {}]) == {}
+    assert added_up([]) == {}
 
 
 def test_pairs_are_split_at_the_first_colon() -> None:
@@ -49,7 +57,7 @@ def test_pairs_are_split_at_the_first_colon() -> None:
 
 def test_a_difference_is_later_less_earlier_and_keeps_the_levels() -> None:
     earlier = dataclasses.replace(
-        read_counters(None),
+        read_counters([]),
         rchar=100,
         wchar=None,
         process_cpu_ns=5,
@@ -66,17 +74,19 @@ def test_a_difference_is_later_less_earlier_and_keeps_the_levels() -> None:
 
 
 def test_counters_of_two_devices_are_not_subtracted() -> None:
-    counters = read_counters(None)
+    counters = read_counters([])
     with pytest.raises(AssertionError, match="two devices"):
         counters - dataclasses.replace(counters, device="vda")
 
 
 def test_bytes_written_by_this_process_are_counted(tmp_path: Path) -> None:
-    before = read_counters(device_of(tmp_path))
+    device = device_of(tmp_path)
+    devices = [] if device is None else [device]
+    before = read_counters(devices)
     if before.wchar is None:
         pytest.skip("the kernel hides /proc/self/io")
     (tmp_path / "f").write_bytes(bytes(MIB))
-    delta = read_counters(device_of(tmp_path)) - before
+    delta = read_counters(devices) - before
     assert delta.wchar is not None
     assert delta.wchar >= MIB
     assert delta.process_cpu_ns > 0
@@ -87,7 +97,7 @@ def test_the_device_of_a_path_is_one_that_has_counters(tmp_path: Path) -> None:
     device = device_of(tmp_path / "not" / "there")
     if device is None:
         pytest.skip("the temporary directory has no block device")
-    assert read_counters(device).device_reads is not None
+    assert read_counters([device]).device_reads is not None
 
 
 def test_a_memory_file_system_has_no_device() -> None:

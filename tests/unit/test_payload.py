@@ -43,6 +43,13 @@ def stamped(copy: CopyRef, offset: int = 0) -> Buffer:
     return buffer
 
 
+def loaded(payload: Payload, copy: CopyRef, offset: int, nbytes: int) -> Buffer:
+    """A buffer as it is after a load: the bytes stand at its beginning."""
+    made, buffer = Buffer(aligned_bytes(300 * PAGE_BYTES)), fresh(300 * PAGE_BYTES)
+    buffer.view[:nbytes] = payload.stamp(made, copy, offset, nbytes)
+    return buffer
+
+
 def objects(seed: int, buffer_bytes: int, buffers: int, copies: list[CopyRef]) -> Iterator[bytes]:
     """The bytes of copies, buffer by buffer, as one thread writes them from a pool."""
     payload = Payload(Seed(seed), buffer_bytes)
@@ -51,8 +58,7 @@ def objects(seed: int, buffer_bytes: int, buffers: int, copies: list[CopyRef]) -
         for offset in range(0, copy.nbytes, buffer_bytes):
             buffer = pool.take(payload.tint(copy, offset))
             n = min(buffer_bytes, copy.nbytes - offset)
-            payload.stamp(buffer, copy, offset, n)
-            yield bytes(buffer.view[:n])
+            yield bytes(payload.stamp(buffer, copy, offset, n))
             pool.give(buffer)
 
 
@@ -139,12 +145,40 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert not set(first) & set(objects(6, BUFFER, 3, copies))
 
 
-def test_the_bytes_do_not_depend_on_the_buffer_or_on_what_it_held_before() -> None:
+@pytest.mark.parametrize("buffers", [1, 3, 20])
+def test_whatever_buffer_was_free_every_byte_is_recognised(buffers: int) -> None:
     copies = [ref(content_key(number), number, 9 * BUFFER) for number in range(5)]
-    one, many = (list(objects(5, BUFFER, buffers, copies)) for buffers in (1, 20))
-    assert one == many
-    backwards = list(objects(5, BUFFER, 3, copies[::-1]))
-    assert sorted(backwards) == sorted(one)
+    chunks = objects(5, BUFFER, buffers, copies)
+    payload, buffer = Payload(Seed(5), BUFFER), fresh()
+    for copy in copies:
+        for offset in range(0, copy.nbytes, BUFFER):
+            buffer.view[:] = next(chunks)
+            assert payload.matches(buffer, copy, offset, BUFFER, full=True)
+
+
+def test_a_buffer_makes_its_noise_once() -> None:
+    buffer = fresh()
+    copies = [ref(content_key(number)) for number in range(20)]
+    assert len({PAYLOAD.tint(copy, 0) for copy in copies}) > 1
+    PAYLOAD.stamp(buffer, copies[0], 0, BUFFER)
+    noise, tint = buffer.words[:, 100].copy(), buffer.tint
+    for copy in copies:
+        PAYLOAD.stamp(buffer, copy, 0, BUFFER)
+        assert buffer.tint == tint
+        assert np.array_equal(buffer.words[:, 100], noise)
+
+
+def test_a_piece_put_together_of_two_buffers_is_seen_in_full() -> None:
+    one, other = fresh(), fresh()
+    first = next(c for c in map(ref, map(content_key, range(99))) if PAYLOAD.tint(c, 0) == 0)
+    second = next(c for c in map(ref, map(content_key, range(99))) if PAYLOAD.tint(c, 0) == 1)
+    PAYLOAD.stamp(one, first, 0, BUFFER)
+    PAYLOAD.stamp(other, second, 0, BUFFER)
+    PAYLOAD.stamp(other, first, 0, BUFFER)
+    assert PAYLOAD.matches(other, first, 0, BUFFER, full=True)
+    one.words[PAGES // 2 :] = other.words[PAGES // 2 :]
+    assert PAYLOAD.matches(one, first, 0, BUFFER, full=False)
+    assert not PAYLOAD.matches(one, first, 0, BUFFER, full=True)
 
 
 @given(keys, versions, offsets)
@@ -170,8 +204,8 @@ def seen(buffer: Buffer, copy: CopyRef, offset: int = 0, nbytes: int = BUFFER) -
 
 @given(keys, versions, offsets, st.integers(1, PAGES))
 def test_what_was_written_is_right(key: bytes, version: int, offset: int, pages: int) -> None:
-    buffer = stamped(ref(key, version), offset)
     nbytes = pages * PAGE_BYTES
+    buffer = loaded(PAYLOAD, ref(key, version), offset, nbytes)
     assert not seen(buffer, ref(key, version), offset, nbytes)
     buffer.array[nbytes:] = 0  # beyond the end nothing is looked at
     assert PAYLOAD.matches(buffer, ref(key, version), offset, nbytes, full=True)
@@ -274,11 +308,16 @@ def test_data_that_never_arrived_is_seen(damage: Callable[[Buffer], None]) -> No
 
 def test_a_buffer_smaller_than_the_compared_step_and_a_partial_last_step_are_checked() -> None:
     payload = Payload(Seed(11), 300 * PAGE_BYTES)
-    buffer = fresh(300 * PAGE_BYTES)
     for pages in (1, 127, 128, 129, 299, 300):
         nbytes = pages * PAGE_BYTES
-        payload.stamp(buffer, ref(), 0, nbytes)
+        buffer = loaded(payload, ref(), 0, nbytes)
         assert payload.matches(buffer, ref(), 0, nbytes, full=True)
         buffer.array[nbytes - 9] ^= 1
         assert not payload.matches(buffer, ref(), 0, nbytes, full=True)
         buffer.array[nbytes - 9] ^= 1
+
+
+def test_small_objects_side_by_side_do_not_compress() -> None:
+    copies = [ref(content_key("small", n), 0, 10 * PAGE_BYTES) for n in range(100)]
+    data = b"".join(objects(3, MIB, 4, copies))
+    assert len(zlib.compress(data, 1)) > 0.97 * len(data)

@@ -15,6 +15,7 @@ from kv_cache.core.effect import (
     Op,
     OpDone,
     Read,
+    Step,
     Write,
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
@@ -29,7 +30,7 @@ from kv_cache.metrics.recorder import (
     Recorder,
     Samples,
 )
-from kv_cache.metrics.summary import Flows
+from kv_cache.metrics.summary import Flows, metadata_rows
 
 POPULATED, START, END = 100, 200, 300
 ENGINE = "direct"
@@ -329,3 +330,62 @@ def test_fewer_values_than_the_bound_are_kept_as_they_are() -> None:
     assert samples.kept() == []
     samples.add(2_500_000_000)
     assert samples.kept() == [2.5]
+
+
+# --- metadata, distinct bytes, new bytes -----------------------------------------------------
+
+
+def test_operations_on_metadata_are_counted_apart_also_of_an_operation_that_fails() -> None:
+    recorder = Recorder(edges())
+    ref = copy()
+    good = leg(Tier.NVME, OpKind.WRITE, 205, (210, 8192))._replace(
+        steps=(Step("create", 3), Step("rename", 5))
+    )
+    bad = leg(Tier.NVME, OpKind.WRITE, 215)._replace(steps=(Step("create", 7),))
+    recorder.op(done(Write(ref, Cause.PREFILL), good))
+    recorder.op(done(Write(ref, Cause.PREFILL), bad, error="io-error", failed=OpKind.WRITE))
+    rows = {(row["phase"], row["step"]): row for row in metadata_rows(recorder.steps)}
+    assert rows.keys() == {("measure", "create"), ("measure", "rename")}
+    assert rows["measure", "create"]["count"] == 2
+    assert rows["measure", "create"]["histogram"]["sum"] == 10
+
+
+def test_bytes_read_twice_from_storage_are_one_copy_s_until_it_is_deleted() -> None:
+    recorder = Recorder(edges())
+    ref = copy()
+    loaded = leg(Tier.NVME, OpKind.READ, 205, (210, 8192))
+    for _ in range(3):
+        recorder.op(done(Read(ref, Cause.REUSE), loaded))
+    recorder.op(
+        done(
+            Move(ref, copy(Tier.CPU, copy_id=2), Cause.PROMOTION),
+            loaded,
+            leg(Tier.CPU, OpKind.WRITE, 205, (212, 8192)),
+        )
+    )
+    assert recorder.distinct.bytes == 8192
+    recorder.op(done(Delete(ref, Cause.EVICTION), leg(Tier.NVME, OpKind.DELETE, 220)))
+    recorder.op(done(Read(ref, Cause.REUSE), loaded))
+    assert recorder.distinct.bytes == 2 * 8192
+
+
+def test_only_stores_of_new_blocks_are_new_bytes() -> None:
+    recorder = Recorder(edges())
+    up, down = copy(Tier.CPU), copy(copy_id=2)
+    recorder.op(done(Write(up, Cause.PREFILL), leg(Tier.CPU, OpKind.WRITE, 205, (210, 8192))))
+    recorder.op(
+        done(
+            Move(up, down, Cause.DEMOTION),
+            leg(Tier.CPU, OpKind.READ, 205, (210, 8192)),
+            leg(Tier.NVME, OpKind.WRITE, 205, (212, 8192)),
+        )
+    )
+    assert recorder.new_bytes == 8192
+
+
+def test_system_calls_and_object_sizes_are_in_the_flow() -> None:
+    recorder = Recorder(edges())
+    pieces = leg(Tier.NVME, OpKind.READ, 205, (210, 4096), (212, 4096))
+    recorder.op(done(Read(copy(), Cause.REUSE), pieces))
+    (stats,) = recorder.flows.values()
+    assert (stats.calls, stats.operations, stats.sizes.total) == (2, 1, 8192)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import ABORTED, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
@@ -23,7 +24,7 @@ from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.null import NullStore
-from kv_cache.tiers.nvme import FileStore, choose_engine
+from kv_cache.tiers.nvme import NvmeStore, open_storage
 from kv_cache.tiers.payload import MISMATCH, Payload
 from kv_cache.tiers.wrappers import FLIP, Faulty
 
@@ -117,12 +118,11 @@ def memories() -> dict[Tier, Store]:
     }
 
 
-def file_store(root: Path, engine: str) -> FileStore:
+def file_store(root: Path, engine: str) -> NvmeStore:
     try:
-        chosen, note = choose_engine(engine, root)
+        return open_storage(root, capacity_bytes=64 * SIZE, engine=engine)
     except PlaceError as refused:
         pytest.skip(str(refused))
-    return FileStore(root, chosen, fsync=False, note=note)
 
 
 def rig_of(
@@ -453,6 +453,7 @@ class BadEnds:
         self, store: Store, *, on_write: Exception | None = None, on_close: Exception | None = None
     ) -> None:
         self._store = store
+        self.removal = store.removal
         self._on_write = on_write
         self._on_close = on_close
         self.tier = store.tier
@@ -471,6 +472,7 @@ class BadEnds:
 class _BadSink:
     def __init__(self, sink: Sink, error: Exception | None) -> None:
         self.engine = sink.engine
+        self.steps = sink.steps
         self._error = error
         self._write = sink.write
         self.commit = sink.commit
@@ -485,6 +487,7 @@ class _BadSink:
 class _BadTap:
     def __init__(self, tap: Tap, error: Exception | None) -> None:
         self.engine = tap.engine
+        self.steps, self.spans = tap.steps, tap.spans
         self._error = error
         self._close = tap.close
         self.read = tap.read
@@ -561,3 +564,53 @@ def test_what_moves_from_a_store_that_keeps_nothing_is_right_where_it_arrives(
     assert [moved(leg) for leg in done.legs] == [CHUNKS, CHUNKS]
     corrupt(rig.files[0], STAMP)
     assert rig.move(down, rig.twin(down, Tier.GPU)).error == MISMATCH
+
+
+# --- what else a leg carries ---------------------------------------------------------------------
+
+
+def test_a_leg_names_its_operations_on_metadata(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, "direct")
+    ref = rig.copy(Tier.NVME)
+    (leg,) = rig.perform(Write(ref, Cause.PREFILL)).legs
+    assert [step.name for step in leg.steps] == ["create", "close", "rename"]
+    assert 0 < sum(step.duration_ns for step in leg.steps) <= leg.device_ns
+    (leg,) = rig.read(ref).legs
+    assert [step.name for step in leg.steps] == ["open", "close"]
+
+
+def test_every_so_many_loads_are_looked_up_in_the_page_cache(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, "buffered")
+    sampler = PageCacheSampler(every=2)
+    mover = Mover(
+        rig.stores, Payload(Seed(3).child("payload"), BUFFER), rig.loads, rig.stored,
+        MonotonicClock(), Verify.STAMPS, rig.abort, page_cache=sampler,
+    )  # fmt: skip
+    ref = rig.written(Tier.NVME)
+    os.sync()
+    for _ in range(4):
+        assert mover.perform(Read(ref, Cause.REUSE)).ok
+    found = sampler.section()
+    if not found["pages"]:
+        pytest.skip("the kernel does not tell what is in the page cache")
+    assert found["sampled_objects"] == 2
+    assert found["pages"] == 2 * SIZE // PAGE_BYTES
+    assert found["resident_before"] == 0, "the engine drops an object's pages before it reads"
+    assert found["resident_after"] == found["pages"]
+    assert found["descriptors"] == {"direct": 0, "buffered": 2}
+
+
+def test_a_rehearsal_stamps_and_checks_but_moves_nothing(tmp_path: Path) -> None:
+    stores: dict[Tier, Store] = {Tier.NVME: NullStore(Tier.NVME)}
+    loads, stored = BufferPool(2, BUFFER), BufferPool(2, BUFFER)
+    mover = Mover(
+        stores, Payload(Seed(3), BUFFER), loads, stored, MonotonicClock(), Verify.FULL,
+        threading.Event(), rehearse=True,
+    )  # fmt: skip
+    ref = CopyRef(1, content_key(1), Tier.NVME, SIZE, version=1)
+    for op in (Write(ref, Cause.PREFILL), Read(ref, Cause.REUSE)):
+        done = mover.perform(op)
+        assert done.ok
+        assert moved(done.legs[0]) == CHUNKS
+    assert (loads.available, stored.available) == (2, 2)
+    assert any(loads.take(tint).filled_pages for tint in (0, 1)), "loads were not rehearsed"

@@ -1,6 +1,75 @@
 """Storage as a tier: a layout (what is a file) times an I/O engine (how bytes get there)."""
 
-from kv_cache.tiers.nvme.engines import ENGINES, choose_engine
-from kv_cache.tiers.nvme.files import FileStore
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-__all__ = ["ENGINES", "FileStore", "choose_engine"]
+from kv_cache.core.errors import PlaceError
+from kv_cache.tiers.nvme import uring
+from kv_cache.tiers.nvme.engines import ENGINES, choose_engine
+from kv_cache.tiers.nvme.layouts import Arena, Buckets, FilePerObject, Layout
+from kv_cache.tiers.nvme.store import FSYNC, NvmeStore
+from kv_cache.tiers.nvme.striped import Striped
+
+LAYOUTS = ("file", "arena", "bucket")
+
+__all__ = [
+    "ENGINES",
+    "FSYNC",
+    "LAYOUTS",
+    "NvmeStore",
+    "Striped",
+    "choose_engine",
+    "open_storage",
+    "uring",
+]
+
+
+def open_storage(
+    root: Path,
+    *,
+    capacity_bytes: int,
+    layout: str = "file",
+    engine: str = "auto",
+    write_engine: str | None = None,
+    fsync: str = "never",
+    rename: bool = True,
+    arena_files: Sequence[Path] | None = None,
+) -> NvmeStore:
+    """A store of at most `capacity_bytes` below the existing directory `root`.
+
+    `write_engine` (the reads' where it is None) for connectors that write otherwise than they
+    read. `rename`: files of layout `file` are written under a temporary name. `arena_files` are
+    existing files that the arena uses instead of new ones. Raises PlaceError.
+    """
+    try:
+        reader, note = choose_engine(engine, root)
+        writer, also = (reader, None) if write_engine is None else choose_engine(write_engine, root)
+        flags = {reader.open_flags, writer.open_flags}
+        return NvmeStore(
+            _layout(layout, root, capacity_bytes, flags, rename, arena_files),
+            reader,
+            writer,
+            fsync=fsync,
+            note=note or also,
+        )
+    except OSError as error:
+        raise PlaceError(
+            f"cache directory {root}: it cannot be prepared ({os.strerror(error.errno or 0)}); "
+            "name another --cache-dir"
+        ) from error
+
+
+def _layout(
+    name: str,
+    root: Path,
+    capacity_bytes: int,
+    flags: Collection[int],
+    rename: bool,
+    arena_files: Sequence[Path] | None,
+) -> Layout:
+    if name == "arena":
+        return Arena(root, capacity_bytes, flags, arena_files)
+    if name == "bucket":
+        return Buckets(root)
+    return FilePerObject(root, rename=rename)

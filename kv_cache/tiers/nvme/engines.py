@@ -1,15 +1,16 @@
-"""How bytes get to a file and back: `direct`, `mmap`, `buffered`.
+"""How bytes get to a place in a file and back: `direct`, `mmap`, `buffered`, `uring`.
 
-Every engine writes an object that no reader can see before `commit`, and reads from the device
-rather than from memory: `direct` by going past the page cache, the others by dropping the file's
-pages first (which drops only clean ones: they are clean where fsync is on).
+An engine knows nothing of objects or names: a layout opens files and says where in them an object
+is; the engine moves its bytes. Reads come from the device rather than from memory: `direct` and
+`uring` go past the page cache, the others drop the object's pages before they read (which drops
+only clean ones: they are clean where fsync is on).
 """
 
+import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -17,98 +18,64 @@ import numpy as np
 
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import PAGE_BYTES
-from kv_cache.tiers.base import Capability, Sink, Tap, reason_of
+from kv_cache.tiers.base import Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
+from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
 
-_CREATE = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_MODE = 0o600
+
+class Region(Protocol):
+    """The bytes of a span, open for reading or for writing; offsets count from its start."""
+
+    def read(self, offset: int, into: memoryview) -> None: ...
+
+    def write(self, offset: int, data: memoryview) -> None: ...
+
+    def flush(self) -> None:
+        """Hand everything to the file, so that an fsync of it is one of these bytes."""
+
+    def close(self) -> None:
+        """The file stays open: it is the layout's."""
 
 
 class Engine(Protocol):
     name: str
     capabilities: Capability
+    open_flags: int
+    writes_need_space: bool  # a store into a hole of a full disk would be a SIGBUS, not an error
 
-    def create(self, path: str, nbytes: int, *, fsync: bool) -> Sink: ...
-
-    def open(self, path: str, nbytes: int) -> Tap: ...
+    def region(self, span: Span, *, writable: bool) -> Region: ...
 
 
-class _FdSink:
-    """Positional writes to a new file."""
+class _PreadRegion:
+    """Positional reads and writes by system call."""
 
-    def __init__(self, engine: str, path: str, flags: int, *, fsync: bool) -> None:
-        self.engine = engine
-        self._path = path
-        self._fsync = fsync
-        self._fd = _create_file(path, flags | os.O_WRONLY)
+    def __init__(self, span: Span) -> None:
+        self._fd = span.fd
+        self._base = span.offset
 
     def write(self, offset: int, data: memoryview) -> None:
+        at = self._base + offset
         while data:
-            written = os.pwrite(self._fd, data, offset)
+            written = os.pwrite(self._fd, data, at)
             if written == 0:
                 raise StoreError("short-write", "the file took no more bytes")
-            offset += written
+            at += written
             data = data[written:]
 
-    def commit(self) -> None:
-        if self._fsync:
-            os.fsync(self._fd)
-        self._close()
-
-    def abort(self) -> None:
-        try:
-            if self._fd >= 0:
-                self._close()
-        finally:
-            os.unlink(self._path)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1  # it is gone even where closing it reports an error
-        os.close(fd)
-
-
-class _FdTap:
-    """Positional reads from a complete file."""
-
-    def __init__(self, engine: str, path: str, flags: int, nbytes: int, *, drop: bool) -> None:
-        self.engine = engine
-        self._fd = os.open(path, flags | os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            require_size(self._fd, nbytes)
-            if drop:
-                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        except BaseException:
-            os.close(self._fd)
-            raise
-
     def read(self, offset: int, into: memoryview) -> None:
+        at = self._base + offset
         while into:
-            got = os.preadv(self._fd, [into], offset)
+            got = os.preadv(self._fd, [into], at)
             if got == 0:
                 raise StoreError("truncated", "the file ends before its object does")
-            offset += got
+            at += got
             into = into[got:]
 
+    def flush(self) -> None:
+        pass
+
     def close(self) -> None:
-        fd, self._fd = self._fd, -1  # never the descriptor that somebody else got since
-        os.close(fd)
-
-
-def _create_file(path: str, flags: int) -> int:
-    """A descriptor of a new file. Where O_DIRECT is refused, Linux has made the file already."""
-    try:
-        return os.open(path, flags | _CREATE, _MODE)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-        raise
-
-
-def require_size(fd: int, nbytes: int) -> None:
-    size = os.fstat(fd).st_size
-    if size < nbytes:
-        raise StoreError("truncated", f"{size} bytes are there of {nbytes}")
+        pass
 
 
 class Direct:
@@ -116,77 +83,77 @@ class Direct:
 
     name = "direct"
     capabilities = Capability.DIRECT | Capability.DATA
+    open_flags = os.O_DIRECT
+    writes_need_space = False
 
-    def create(self, path: str, nbytes: int, *, fsync: bool) -> Sink:
-        return _FdSink(self.name, path, os.O_DIRECT, fsync=fsync)
-
-    def open(self, path: str, nbytes: int) -> Tap:
-        return _FdTap(self.name, path, os.O_DIRECT, nbytes, drop=False)
+    def region(self, span: Span, *, writable: bool) -> Region:
+        return _PreadRegion(span)
 
 
 class Buffered:
-    """Through the page cache; a file's pages are dropped before it is read."""
+    """Through the page cache; an object's pages are dropped before it is read."""
 
     name = "buffered"
     capabilities = Capability.DATA
+    open_flags = 0
+    writes_need_space = False
 
-    def create(self, path: str, nbytes: int, *, fsync: bool) -> Sink:
-        return _FdSink(self.name, path, 0, fsync=fsync)
+    def region(self, span: Span, *, writable: bool) -> Region:
+        if not writable:
+            _drop(span)
+        return _PreadRegion(span)
 
-    def open(self, path: str, nbytes: int) -> Tap:
-        return _FdTap(self.name, path, 0, nbytes, drop=True)
+
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # Linux 5.14
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _MmapSink:
-    """Stores through a shared mapping. The space is allocated first: a store into a hole of a
-    full disk would be a SIGBUS and end the process, not an error."""
+class _MmapRegion:
+    """Loads and stores through a shared mapping, which begins where the kernel lets it.
 
-    def __init__(self, path: str, nbytes: int, *, fsync: bool) -> None:
-        self.engine = Mmap.name
-        self._path = path
-        self._fsync = fsync
-        fd = _create_file(path, os.O_RDWR)
+    A load from a page that the kernel cannot provide (the device fails, the file was cut short)
+    is a SIGBUS, which ends the process. So the kernel is first asked for the pages, which fails
+    with an error instead; what is left is a file that is cut short between that and the copy.
+    It is also what makes the read-ahead large (MADV_SEQUENTIAL makes it small: 30 MB/s).
+    """
+
+    def __init__(self, span: Span, *, writable: bool) -> None:
+        self._skip = span.offset % mmap.ALLOCATIONGRANULARITY
+        self._end = span.offset + span.length
+        begin = span.offset - self._skip
+        access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         try:
-            os.posix_fallocate(fd, 0, nbytes)
-            self._map = mmap.mmap(fd, nbytes)
-        except BaseException:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(fd)
+            self._map = mmap.mmap(span.fd, self._end - begin, prot=access, offset=begin)
+        except ValueError as error:  # Python's word for it
+            raise StoreError("truncated", "the file ends before its object does") from error
 
     def write(self, offset: int, data: memoryview) -> None:
-        np.frombuffer(self._map, np.uint8)[offset : offset + len(data)] = np.frombuffer(
-            data, np.uint8
-        )
-
-    def commit(self) -> None:
-        if self._fsync:
-            self._map.flush()
-        self._map.close()
-
-    def abort(self) -> None:
-        self._map.close()
-        os.unlink(self._path)
-
-
-class _MmapTap:
-    def __init__(self, path: str, nbytes: int) -> None:
-        self.engine = Mmap.name
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            require_size(fd, nbytes)  # a load beyond the end would be a SIGBUS
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            self._map = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        self._map.madvise(mmap.MADV_SEQUENTIAL)
+        self._populate(offset, len(data), _MADV_POPULATE_WRITE)
+        at = self._skip + offset
+        np.frombuffer(self._map, np.uint8)[at : at + len(data)] = np.frombuffer(data, np.uint8)
 
     def read(self, offset: int, into: memoryview) -> None:
-        end = offset + len(into)
-        if self._map.size() < end:  # the file's size now; one cut short would be a SIGBUS
+        self._populate(offset, len(into), _MADV_POPULATE_READ)
+        at = self._skip + offset
+        np.frombuffer(into, np.uint8)[:] = np.frombuffer(self._map, np.uint8)[at : at + len(into)]
+
+    def _populate(self, offset: int, nbytes: int, advice: int) -> None:
+        """Have these pages in memory, or an error."""
+        if self._map.size() < self._end:  # the file's size now
             raise StoreError("truncated", "the file ends before its object does")
-        np.frombuffer(into, np.uint8)[:] = np.frombuffer(self._map, np.uint8)[offset:end]
+        at = self._skip + offset
+        slack = at % mmap.PAGESIZE
+        address = np.frombuffer(self._map, np.uint8).ctypes.data + at - slack
+        if not _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes + slack), advice):
+            return
+        number = ctypes.get_errno()
+        if number == errno.EFAULT:  # where a load would be a SIGBUS
+            raise StoreError("io-error", "the kernel cannot provide the mapped pages")
+        if number != errno.EINVAL:  # an older kernel: pages come with the copy, as ever
+            raise OSError(number, os.strerror(number))
+
+    def flush(self) -> None:
+        self._map.flush()
 
     def close(self) -> None:
         self._map.close()
@@ -197,18 +164,32 @@ class Mmap:
 
     name = "mmap"
     capabilities = Capability.DATA
+    open_flags = 0
+    writes_need_space = True
 
-    def create(self, path: str, nbytes: int, *, fsync: bool) -> Sink:
-        return _MmapSink(path, nbytes, fsync=fsync)
+    def region(self, span: Span, *, writable: bool) -> Region:
+        if not writable:
+            _drop(span)
+        return _MmapRegion(span, writable=writable)
 
-    def open(self, path: str, nbytes: int) -> Tap:
-        return _MmapTap(path, nbytes)
+
+class Uring:
+    """O_DIRECT through an io_uring of each thread, in batches, from registered buffers."""
+
+    name = "uring"
+    capabilities = Capability.DIRECT | Capability.DATA
+    open_flags = os.O_DIRECT
+    writes_need_space = False
+
+    def region(self, span: Span, *, writable: bool) -> Region:
+        return UringRegion(span)
 
 
-ENGINES: Mapping[str, type[Direct] | type[Buffered] | type[Mmap]] = {
+ENGINES: Mapping[str, Callable[[], Engine]] = {
     "direct": Direct,
     "mmap": Mmap,
     "buffered": Buffered,
+    "uring": Uring,
 }
 
 
@@ -216,42 +197,50 @@ def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
     """The engine for `auto` or a name, and why it is not direct where `auto` had to give way.
 
     O_DIRECT may be refused at open (EINVAL on some FUSE and network mounts) or only at the
-    transfer, so a page is really written and read back.
+    transfer, so a page is really written and read back. Raises PlaceError.
     """
-    if wanted not in ("auto", "direct"):
+    if wanted == "uring" and (missing := uring_missing()) is not None:
+        raise PlaceError(f"--io-engine uring: {missing}")
+    if wanted in ("mmap", "buffered"):
         return ENGINES[wanted](), None
-    reason = _direct_refused(directory)
-    if reason is None:
-        return Direct(), None
-    if wanted == "direct":
+    refused = _direct_refused(directory)
+    if refused is None:
+        return ENGINES["direct" if wanted == "auto" else wanted](), None
+    if wanted != "auto":
         raise PlaceError(
-            f"--io-engine direct: {directory} cannot do direct I/O ({reason}); use --io-engine "
+            f"--io-engine {wanted}: {directory} cannot do direct I/O ({refused}); use --io-engine "
             "auto or buffered, or another --cache-dir"
         )
-    return Buffered(), reason
+    return Buffered(), refused
+
+
+def _drop(span: Span) -> None:
+    os.posix_fadvise(span.fd, span.offset, span.length, os.POSIX_FADV_DONTNEED)
 
 
 def _direct_refused(directory: Path) -> str | None:
     shard = directory / "00"  # where objects are, so that a kill here leaves nothing foreign
     shard.mkdir(exist_ok=True)
-    path = str(shard / "direct-probe.kv")
-    page = aligned_bytes(PAGE_BYTES)
+    path = shard / "direct-probe.kv"
+    page, back = aligned_bytes(PAGE_BYTES), aligned_bytes(PAGE_BYTES)
     page[:] = 0x5A
-    back = aligned_bytes(PAGE_BYTES)
     try:
-        sink = Direct().create(path, PAGE_BYTES, fsync=False)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)
         try:
-            sink.write(0, page.data)
-            sink.commit()
-            tap = Direct().open(path, PAGE_BYTES)
-            try:
-                tap.read(0, back.data)
-            finally:
-                tap.close()
+            region = _PreadRegion(Span(fd, 0, PAGE_BYTES))
+            region.write(0, page.data)
+            region.read(0, back.data)
         finally:
-            sink.abort()  # also takes a committed file away
+            os.close(fd)
     except OSError as error:
-        return reason_of(error)
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise PlaceError(
+                f"cache directory {directory}: a page could not be written there and read back "
+                f"({reason_of(error)}); name another --cache-dir"
+            ) from error
+        return "O_DIRECT is refused"
     except StoreError as error:
         return error.reason
+    finally:
+        path.unlink(missing_ok=True)  # where O_DIRECT is refused, Linux has made the file already
     return None if np.array_equal(page, back) else "wrong data came back"

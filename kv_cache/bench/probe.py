@@ -1,0 +1,501 @@
+"""A device measured: service time and bandwidth by object size, concurrency and share of reads.
+
+For each size an arena of preallocated files is filled; then, for each concurrency, four steps that
+leave the data as the next one needs it:
+
+    write     objects are replaced
+    mixed     every second operation reads an object that was not read since it was written
+    first     the same, reads only
+    repeated  what was read before is read again, which a host's cache may hold
+
+All in random order, with direct I/O, stamped and verified. The arena is written once as a whole
+before: a device answers reads of what was never written out of nothing, and first writes to
+preallocated space are slower than later ones.
+
+A thread's first operation of a step meets a device that is not yet busy, so it does not count. The
+bandwidth is that of the time in which all threads were at work: each operation counts with the
+part of it that lies inside.
+"""
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.counters import device_of, read_counters
+from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.config.profile import Cell, Service
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
+from kv_cache.core.errors import PlaceError
+from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import MIB, NS_PER_S, human_bytes, s_to_ns
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.nvme import choose_engine, open_storage
+from kv_cache.tiers.payload import Payload
+
+BUFFER_BYTES = 16 * MIB
+STEPS = ("write", "mixed", "first", "repeated")
+LEAST_PER_THREAD = 3  # operations of a thread in a step, the first of which does not count
+
+_FILES = 4  # of an arena; objects that fit it evenly never lie in two
+_SWITCH_INTERVAL_S = 0.0005  # the default of 5 ms shows in the tail of every short operation
+_FILL_THREADS = 4
+_READ_SHARE = {"write": 0.0, "mixed": 0.5, "first": 1.0, "repeated": 1.0}
+
+Tick = Callable[[float, str], None]
+"""Told the share that is done and what is being done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePlan:
+    """What to measure. `seconds` is aimed at for all of it; slow devices take longer."""
+
+    sizes: tuple[int, ...]
+    concurrencies: tuple[int, ...]
+    data_bytes: int
+    seconds: float
+    seed: int = 1
+
+    @property
+    def step_s(self) -> float:
+        """A step's length. The fills, one for each size, take twice that."""
+        steps = len(self.sizes) * (len(self.concurrencies) * len(STEPS) + 2)
+        return self.seconds / steps
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of the arena: all of the data, such that no object lies in two of its files."""
+        unit = _FILES * math.lcm(*self.sizes)
+        if unit > self.data_bytes:
+            unit = _FILES * max(self.sizes)
+        return max(1, self.data_bytes // unit) * unit
+
+    @property
+    def least_bytes(self) -> int:
+        """Below which the largest objects cannot be measured at the highest concurrency."""
+        return objects_needed(max(self.concurrencies)) * max(self.sizes)
+
+    def memory_bytes(self) -> int:
+        return 2 * max(self.concurrencies) * BUFFER_BYTES
+
+
+def objects_needed(concurrency: int) -> int:
+    """So many that every thread has something to read that nobody has read, and room to write."""
+    return (LEAST_PER_THREAD + 1) * concurrency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A step that was not measured, and why."""
+
+    object_bytes: int
+    concurrency: int
+    step: str
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Probed:
+    """What was found. `counted` is what the kernel says of the bytes that were moved."""
+
+    cells: list[Cell] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    counted: dict[str, Any] = field(default_factory=dict)
+    store: dict[str, Any] = field(default_factory=dict)
+    verified_objects: int = 0
+    failures: int = 0
+
+
+class _Done(NamedTuple):
+    """One operation that went well."""
+
+    kind: OpKind
+    leg: Leg
+
+
+class _Objects:
+    """The copies of one size: those that nobody has read since they were written, the others, and
+    free places."""
+
+    def __init__(self, nbytes: int, places: int, random: Random, first_id: int) -> None:
+        self._nbytes = nbytes
+        self._places = places
+        self._random = random
+        self._lock = threading.Lock()
+        self._next_id = first_id
+        self.fresh: list[CopyRef] = []
+        self.used: list[CopyRef] = []
+
+    @property
+    def next_id(self) -> int:
+        return self._next_id
+
+    def new(self) -> tuple[CopyRef | None, CopyRef] | None:
+        """What has to go, if anything has, and what takes its place; None when all is in use."""
+        with self._lock:
+            gone = None
+            if self._places:
+                self._places -= 1
+            elif self.used or self.fresh:
+                gone = self._take(self.used or self.fresh)
+            else:
+                return None
+            self._next_id += 1
+            key = content_key("probe", self._next_id)
+            return gone, CopyRef(self._next_id, key, Tier.NVME, self._nbytes, 0)
+
+    def free(self) -> bool:
+        return self._places > 0
+
+    def unread(self) -> CopyRef | None:
+        with self._lock:
+            return self._take(self.fresh) if self.fresh else None
+
+    def again(self) -> CopyRef | None:
+        with self._lock:
+            return self._take(self.used) if self.used else None
+
+    def written(self, ref: CopyRef) -> None:
+        with self._lock:
+            self.fresh.append(ref)
+
+    def read(self, ref: CopyRef) -> None:
+        with self._lock:
+            self.used.append(ref)
+
+    def lost(self) -> None:
+        """A copy could not be written: its place is free."""
+        with self._lock:
+            self._places += 1
+
+    def _take(self, refs: list[CopyRef]) -> CopyRef:
+        at = self._random.randrange(len(refs))
+        refs[at], refs[-1] = refs[-1], refs[at]
+        return refs.pop()
+
+
+class Probe:
+    """Measures below a directory that the caller owns and removes. A context manager, which gives
+    memory and descriptors back."""
+
+    def __init__(self, root: Path, plan: ProbePlan, *, stop: threading.Event, tick: Tick) -> None:
+        """Raises PlaceError where the directory cannot do direct I/O."""
+        self._root = root
+        self._plan = plan
+        self._stop = stop
+        self._tick = tick
+        self._clock = MonotonicClock()
+        self._random = Seed(plan.seed).child("probe").rng()
+        self._done_steps = 0
+        self._ids = 0
+        self._switch_interval_s = sys.getswitchinterval()
+        self.found = Probed()
+        _, refused = choose_engine("auto", root)
+        if refused is not None:
+            raise PlaceError(
+                f"cache directory {root.parent}: it cannot do direct I/O ({refused}), and a page "
+                "cache is not a device; name a directory on another file system"
+            )
+        self._store = open_storage(
+            root, capacity_bytes=plan.capacity_bytes, layout="arena", engine="direct"
+        )
+        count = max(plan.concurrencies)
+        self._mover = Mover(
+            {Tier.NVME: self._store},
+            Payload(Seed(plan.seed).child("payload"), BUFFER_BYTES),
+            BufferPool(count, BUFFER_BYTES),
+            BufferPool(count, BUFFER_BYTES),
+            self._clock,
+            Verify.STAMPS,
+            stop,
+        )
+
+    def __enter__(self) -> Self:
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        sys.setswitchinterval(self._switch_interval_s)
+        self._store.close()
+
+    def run(self) -> Probed:
+        """Everything of the plan, or until `stop`."""
+        devices = [name for name in (device_of(self._root),) if name is not None]
+        before = read_counters(devices)
+        moved = {OpKind.READ: 0, OpKind.WRITE: 0}
+        for at, nbytes in enumerate(sorted(self._plan.sizes, reverse=True)):
+            self._one_size(nbytes, moved, whole=at == 0)
+        self.found.cells.sort(key=lambda c: (c.object_bytes, c.concurrency, c.read_share))
+        self.found.store = dict(self._store.describe())
+        counted = read_counters(devices) - before
+        self.found.counted = {
+            "claimed_read_bytes": moved[OpKind.READ],
+            "claimed_write_bytes": moved[OpKind.WRITE],
+            "process_read_bytes": counted.process_read_bytes,
+            "process_write_bytes": counted.process_write_bytes,
+            "device_read_bytes": counted.device_read_bytes,
+            "device_write_bytes": counted.device_write_bytes,
+        }
+        return self.found
+
+    def _one_size(self, nbytes: int, moved: dict[OpKind, int], *, whole: bool) -> None:
+        """`whole`: all of the arena is written, and not only as much as is soon read."""
+        places = self._plan.capacity_bytes // nbytes
+        objects = _Objects(nbytes, places, self._random, self._ids)
+        self._fill(objects, nbytes, moved, whole=whole)
+        for concurrency in self._plan.concurrencies:
+            for step in STEPS:
+                if self._stop.is_set():
+                    return
+                self._say(f"{human_bytes(nbytes)} x {concurrency} {step}")
+                if places < objects_needed(concurrency):
+                    needed = human_bytes(objects_needed(concurrency) * nbytes)
+                    self._refuse(nbytes, concurrency, step, f"needs {needed} of data (--size-gib)")
+                else:
+                    self._measure(objects, nbytes, concurrency, step, moved)
+                self._done_steps += 1
+        for ref in (*objects.fresh, *objects.used):
+            self._mover.perform(Delete(ref, Cause.EVICTION))
+        self._ids = objects.next_id
+
+    def _fill(
+        self, objects: _Objects, nbytes: int, moved: dict[OpKind, int], *, whole: bool
+    ) -> None:
+        """Objects for the first step, at least as many as any step needs."""
+        self._say(f"{human_bytes(nbytes)}: writing data")
+        until_ns = self._clock.now_ns() + s_to_ns(2 * self._plan.step_s)
+        needed = objects_needed(max(self._plan.concurrencies))
+
+        def enough() -> bool:
+            if not objects.free():
+                return True
+            late = self._clock.now_ns() > until_ns and len(objects.fresh) >= needed
+            return late and not whole
+
+        def job(_: int, __: int) -> Op | None:
+            made = None if enough() else objects.new()
+            return None if made is None else Write(made[1], Cause.POPULATE)
+
+        _, errors = self._together(_FILL_THREADS, job, objects, moved)
+        self.found.failures += len(errors)
+        self._done_steps += 2
+
+    def _measure(
+        self,
+        objects: _Objects,
+        nbytes: int,
+        concurrency: int,
+        step: str,
+        moved: dict[OpKind, int],
+    ) -> None:
+        share = _READ_SHARE[step]
+        until_ns = self._clock.now_ns() + s_to_ns(self._plan.step_s)
+
+        def job(thread: int, number: int) -> Op | None:
+            if self._clock.now_ns() > until_ns and number >= LEAST_PER_THREAD:
+                return None
+            # Spread evenly, and not in step between the threads.
+            at = number + thread
+            reads = math.floor((at + 1) * share) > math.floor(at * share)
+            if reads:
+                ref = objects.again() if step == "repeated" else objects.unread()
+                return None if ref is None else Read(ref, Cause.REUSE)
+            made = objects.new()
+            if made is None:
+                return None
+            gone, ref = made
+            if gone is not None:
+                self._mover.perform(Delete(gone, Cause.EVICTION))
+            return Write(ref, Cause.PREFILL)
+
+        done, errors = self._together(concurrency, job, objects, moved)
+        if errors:
+            self.found.failures += len(errors)
+            reasons = ", ".join(sorted(set(errors)))
+            self._refuse(nbytes, concurrency, step, f"{len(errors)} operations failed: {reasons}")
+            return
+        if self._stop.is_set():
+            return
+        cell = summarise(
+            done,
+            nbytes,
+            read_share=share,
+            repeated=step == "repeated",
+        )
+        if cell is None:
+            self._refuse(nbytes, concurrency, step, "threads had too few objects to work at once")
+        else:
+            self.found.cells.append(cell)
+
+    def _together(
+        self,
+        threads: int,
+        job: Callable[[int, int], Op | None],
+        objects: _Objects,
+        moved: dict[OpKind, int],
+    ) -> tuple[list[list[_Done]], list[str]]:
+        """Let so many threads do what `job` says until it says nothing: what each has done, in
+        order, and the reasons of what failed."""
+        done: list[list[_Done]] = [[] for _ in range(threads)]
+        errors: list[str] = []
+
+        def work(thread: int) -> None:
+            number = 0
+            while not self._stop.is_set() and not errors:
+                op = job(thread, number)
+                if op is None:
+                    return
+                number += 1
+                ended = self._mover.perform(op)
+                if isinstance(op, Write):
+                    objects.written(op.copy) if ended.ok else objects.lost()
+                elif isinstance(op, Read):
+                    objects.read(op.copy)
+                if ended.ok:
+                    done[thread].append(_Done(ended.legs[0].kind, ended.legs[0]))
+                elif ended.error is not None:
+                    errors.append(ended.error)
+
+        workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        for one in (d for mine in done for d in mine):
+            moved[one.kind] += one.leg.nbytes
+            self.found.verified_objects += one.kind is OpKind.READ
+        return done, errors
+
+    def _refuse(self, nbytes: int, concurrency: int, step: str, reason: str) -> None:
+        self.found.refused.append(
+            Refused(object_bytes=nbytes, concurrency=concurrency, step=step, reason=reason)
+        )
+
+    def _say(self, what: str) -> None:
+        plan = self._plan
+        steps = len(plan.sizes) * (len(plan.concurrencies) * len(STEPS) + 2)
+        self._tick(self._done_steps / steps, what)
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def summarise(
+    done: Sequence[Sequence[_Done]], nbytes: int, *, read_share: float, repeated: bool
+) -> Cell | None:
+    """One point of the grid from what each thread did; None where they were never all at work, or
+    one kind that should be there was not counted."""
+    if any(len(mine) < 2 for mine in done):
+        return None
+    from_ns = max(mine[0].leg.finished_ns for mine in done)
+    until_ns = min(mine[-1].leg.finished_ns for mine in done)
+    if until_ns <= from_ns:
+        return None
+    counted = [one for mine in done for one in mine[1:]]
+    reads = _service([d.leg.device_ns for d in counted if d.kind is OpKind.READ])
+    writes = _service([d.leg.device_ns for d in counted if d.kind is OpKind.WRITE])
+    if (read_share > 0 and reads is None) or (read_share < 1 and writes is None):
+        return None
+    inside = busy_ns = 0.0
+    for one in (d for mine in done for d in mine):
+        part = _part_inside(one.leg, from_ns, until_ns)
+        inside += part * one.leg.nbytes
+        busy_ns += part * one.leg.device_ns
+    return Cell(
+        object_bytes=nbytes,
+        concurrency=len(done),
+        read_share=read_share,
+        repeated=repeated,
+        bytes_per_s=inside / (until_ns - from_ns) * NS_PER_S,
+        in_flight=busy_ns / (until_ns - from_ns),
+        reads=reads,
+        writes=writes,
+    )
+
+
+def _part_inside(leg: Leg, from_ns: int, until_ns: int) -> float:
+    inside = min(leg.finished_ns, until_ns) - max(leg.started_ns, from_ns)
+    return max(0, inside) / max(1, leg.finished_ns - leg.started_ns)
+
+
+def _service(device_ns: Sequence[int]) -> Service | None:
+    times = Histogram()
+    for value in device_ns:
+        times.add(value)
+    if not times.count:
+        return None
+    return Service(
+        operations=times.count,
+        mean_ns=max(1, round(times.mean or 0)),
+        p50_ns=max(1, round(times.percentile(50) or 0)),
+        p99_ns=max(1, round(times.percentile(99) or 0)),
+    )
+
+
+_COLUMNS = (
+    ("", 14),
+    *(("read MB/s", 11), ("p50 ms", 9), ("p99 ms", 9), ("again MB/s", 12), ("mixed MB/s", 12)),
+    *(("write MB/s", 12), ("p50 ms", 9), ("p99 ms", 9)),
+)
+
+
+def table(probed: Probed) -> str:
+    """The grid for a person: one line a size and concurrency."""
+    points: dict[tuple[int, int], dict[str, Cell]] = {}
+    for cell in probed.cells:
+        step = {0.0: "write", 1.0: "first"}.get(cell.read_share, "mixed")
+        step = "repeated" if cell.repeated else step
+        points.setdefault((cell.object_bytes, cell.concurrency), {})[step] = cell
+    lines = [
+        "".join(f"{name:>{width}}" for name, width in _COLUMNS),
+    ]
+    for (nbytes, concurrency), cells in sorted(points.items()):
+        lines.append(
+            f"{_size(nbytes):>9} x{concurrency:<3}"
+            f"{_speed(cells.get('first'), 11)}{_times(cells.get('first'), OpKind.READ)}"
+            f"{_speed(cells.get('repeated'), 12)}{_speed(cells.get('mixed'), 12)}"
+            f"{_speed(cells.get('write'), 12)}{_times(cells.get('write'), OpKind.WRITE)}"
+        )
+    return "\n".join(lines)
+
+
+def _speed(cell: Cell | None, width: int) -> str:
+    return f"{'-':>{width}}" if cell is None else f"{cell.bytes_per_s / 1e6:>{width},.0f}"
+
+
+def _times(cell: Cell | None, kind: OpKind) -> str:
+    service = None if cell is None else cell.of(kind)
+    if service is None:
+        return f"{'-':>9}{'-':>9}"
+    return f"{service.p50_ns / 1e6:>9.2f}{service.p99_ns / 1e6:>9.2f}"
+
+
+def _size(nbytes: int) -> str:
+    return human_bytes(nbytes).replace(".0 ", " ")
+
+
+def refusals(probed: Probed) -> list[Mapping[str, Any]]:
+    """For the profile."""
+    return [
+        {
+            "object_bytes": one.object_bytes,
+            "concurrency": one.concurrency,
+            "step": one.step,
+            "reason": one.reason,
+        }
+        for one in probed.refused
+    ]

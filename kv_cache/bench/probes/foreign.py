@@ -1,0 +1,124 @@
+"""Who else used the device while we measured, and who it was.
+
+The device's counters are everybody's; less our own, they are the others'. Which processes did
+it is a guess from their own counters: these are of all devices, and what a kernel thread writes
+back counts for the process that wrote. A process that began and ended in between is seen in its
+parent, which inherits the counters.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kv_cache.bench.counters import parse_pairs
+from kv_cache.bench.probes import text_of
+
+MOST_PROCESSES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIo:
+    """Bytes that a process has read from and written to devices in its life."""
+
+    pid: int
+    started: int  # in ticks since the machine's start: with the pid, the process
+    parent: int
+    name: str
+    read_bytes: int
+    write_bytes: int
+
+
+Snapshot = Mapping[int, ProcessIo]
+
+
+def foreign(
+    device_read: int | None, device_write: int | None, own_read: int | None, own_write: int | None
+) -> tuple[int | None, int | None]:
+    """Bytes of a window that the device moved and we did not: (read, written), at least 0 each."""
+    return _less(device_read, own_read), _less(device_write, own_write)
+
+
+def section(
+    foreign_bytes: tuple[int | None, int | None], culprits: Collection[ProcessIo]
+) -> dict[str, Any]:
+    """The section `foreign` of a passport's evidence."""
+    read, written = foreign_bytes
+    named = ("pid", "name", "read_bytes", "write_bytes")
+    return {
+        "read_bytes": read,
+        "write_bytes": written,
+        "processes": [{name: getattr(one, name) for name in named} for one in culprits],
+    }
+
+
+def snapshot(proc: Path = Path("/proc"), *, own: Collection[int] | None = None) -> Snapshot:
+    """All processes but our `own` pids (by default this one) that may be looked at, by pid.
+
+    Without root these are the user's own. About 40 µs a process.
+    """
+    ours = {os.getpid()} if own is None else set(own)
+    pids = (int(name) for name in os.listdir(proc) if name.isdigit())
+    found = (_process(proc, pid) for pid in pids if pid not in ours)
+    return {process.pid: process for process in found if process is not None}
+
+
+def culprits(before: Snapshot, after: Snapshot) -> list[ProcessIo]:
+    """Who moved most bytes between two snapshots, at most `MOST_PROCESSES`, the most first.
+
+    The fields of those returned are differences. Those who moved nothing are left out.
+    """
+    ended = [process for process in before.values() if not _same(after.get(process.pid), process)]
+    moved = [_moved(process, before.get(process.pid), ended) for process in after.values()]
+    busy = [process for process in moved if process.read_bytes + process.write_bytes > 0]
+    busy.sort(key=lambda process: (-process.read_bytes - process.write_bytes, process.pid))
+    return busy[:MOST_PROCESSES]
+
+
+def _moved(
+    process: ProcessIo, earlier: ProcessIo | None, ended: Collection[ProcessIo]
+) -> ProcessIo:
+    """Less what it had moved before, and less what children had that ended since: their
+    whole life's bytes were added to their parent's then."""
+    counted = [child for child in ended if child.parent == process.pid]
+    if earlier is not None and _same(earlier, process):
+        counted.append(earlier)
+    return ProcessIo(
+        pid=process.pid,
+        started=process.started,
+        parent=process.parent,
+        name=process.name,
+        read_bytes=max(0, process.read_bytes - sum(other.read_bytes for other in counted)),
+        write_bytes=max(0, process.write_bytes - sum(other.write_bytes for other in counted)),
+    )
+
+
+def _same(one: ProcessIo | None, other: ProcessIo) -> bool:
+    """A pid is used again."""
+    return one is not None and (one.pid, one.started) == (other.pid, other.started)
+
+
+def _process(proc: Path, pid: int) -> ProcessIo | None:
+    """None where it has ended or is not ours to look at."""
+    io, stat = text_of(proc / str(pid) / "io"), text_of(proc / str(pid) / "stat")
+    return parse_process(stat, io) if stat and io else None
+
+
+def parse_process(stat: str, io: str) -> ProcessIo:
+    """From the text of /proc/PID/stat and /proc/PID/io, as proc(5) describes them."""
+    head, _, tail = stat.rpartition(")")  # a name may hold blanks and brackets
+    pid, _, name = head.partition(" (")
+    columns, values = tail.split(), parse_pairs(io)
+    return ProcessIo(
+        pid=int(pid),
+        started=int(columns[19]),
+        parent=int(columns[1]),
+        name=name,
+        read_bytes=int(values["read_bytes"]),
+        write_bytes=int(values["write_bytes"]),
+    )
+
+
+def _less(device: int | None, own: int | None) -> int | None:
+    return None if device is None or own is None else max(0, device - own)

@@ -1,0 +1,322 @@
+"""Does something between us and the kernel answer our system calls in the kernel's place?
+
+Images and CI machines preload libraries that turn fsync into nothing or hide the page cache
+(`eatmydata` is the honest one). Three looks, because each can be deceived: which loaded object
+provides a call; whether the C library's call and the bare system call of the same name say
+the same, of a bad descriptor and of a real file; what is preloaded and loaded.
+
+What sits below the system call (a sandbox's own kernel, a hypervisor, the drive's firmware)
+cannot be seen from here.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kv_cache.bench.probes import text_of
+from kv_cache.bench.probes.pagecache import libc, page_states, resident_pages
+from kv_cache.core.units import KIB, MIB
+
+SYMBOLS = (
+    *("fsync", "fdatasync", "msync", "sync_file_range", "syncfs", "sync"),
+    *("posix_fadvise", "posix_fadvise64", "posix_madvise", "madvise", "readahead"),
+    *("open", "open64", "openat", "openat64", "close", "fcntl", "fcntl64"),
+    *("read", "pread", "pread64", "preadv", "preadv64", "preadv2", "preadv64v2"),
+    *("write", "pwrite", "pwrite64", "pwritev", "pwritev64", "pwritev2", "pwritev64v2"),
+    *("fallocate", "fallocate64", "posix_fallocate", "posix_fallocate64"),
+    *("ftruncate", "ftruncate64", "rename", "renameat", "renameat2", "unlink", "unlinkat"),
+    *("mmap", "mmap64", "munmap", "mincore", "fstatfs", "syscall"),
+)
+"""What the data path calls, under each name it may have, and what this module relies on."""
+
+MOST_LIBRARIES = 512
+
+_NUMBERS: Mapping[str, Mapping[str, int]] = {
+    "x86_64": {"fsync": 74, "fdatasync": 75, "posix_fadvise": 221},
+    "aarch64": {"fsync": 82, "fdatasync": 83, "posix_fadvise": 223},
+}
+"""System call numbers (arch/x86/entry/syscalls, include/uapi/asm-generic/unistd.h)."""
+
+_C_LIBRARY = re.compile(
+    r"(libc|libpthread|librt|libdl|ld)(-[\d.]+)?\.so(\.\d+)?"  # glibc, before 2.34 in parts
+    r"|ld-linux[\w-]*\.so\.\d+|ld64\.so\.\d+"
+    r"|ld-musl-[\w-]+\.so\.\d+|libc\.musl-[\w-]+\.so\.\d+"
+)
+_BAD_DESCRIPTOR = 2**31 - 1  # above every limit of open files; Python itself refuses -1
+_TRIES = 3  # a page can be held for a moment by somebody else: only "never" counts
+_FEW_BYTES = 64 * KIB
+_MANY_BYTES = 4 * MIB  # more than a device writes while the kernel tries to drop them
+_RTLD_LAZY_NOLOAD = 1 | 4
+_RTLD_DI_LINKMAP = 2
+
+
+def look(directory: Path | None = None) -> dict[str, Any]:
+    """The section `interposed` of a passport's evidence.
+
+    `directory` is where a temporary file without a name is written, synced and dropped (256 KiB
+    to 16 MiB: not inside a window whose bytes are counted); None writes nothing. `disagreeing`
+    is None where no call could be compared; `note` says why a comparison was left out.
+    """
+    symbols = providers(SYMBOLS)
+    bad, real, note = _canaries(directory)
+    known = None if bad is None and real is None else sorted({*(bad or ()), *(real or ())})
+    return {
+        "symbols": symbols,
+        "foreign_symbols": None if symbols is None else foreign_symbols(symbols, executable()),
+        "disagreeing": known,
+        "preload": preload(os.environ.get("LD_PRELOAD"), text_of(Path("/etc/ld.so.preload"))),
+        "libraries": libraries(text_of(Path("/proc/self/maps"))),
+        "note": note,
+    }
+
+
+def executable() -> str:
+    return os.path.realpath("/proc/self/exe")
+
+
+# What provides a call
+
+
+def is_c_library(path: str) -> bool:
+    """By the file's name: glibc, musl and their loaders."""
+    return _C_LIBRARY.fullmatch(os.path.basename(path)) is not None
+
+
+def foreign_symbols(symbols: Mapping[str, str], program: str) -> list[str]:
+    """The calls that neither the C library nor the program itself (linked statically) provides."""
+    return sorted(
+        name for name, path in symbols.items() if path != program and not is_c_library(path)
+    )
+
+
+class _Described(ctypes.Structure):
+    """`Dl_info` of dladdr(3)."""
+
+    _fields_ = (
+        ("object", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+class _Loaded(ctypes.Structure):
+    """`struct link_map` of dlinfo(3): a list of the loaded objects in the order of search."""
+
+
+_Loaded._fields_ = (
+    ("address", ctypes.c_void_p),
+    ("name", ctypes.c_char_p),
+    ("dynamic", ctypes.c_void_p),
+    ("next", ctypes.POINTER(_Loaded)),
+    ("previous", ctypes.POINTER(_Loaded)),
+)
+
+
+def providers(names: Iterable[str]) -> dict[str, str] | None:
+    """For each call that exists here, the file of the object that answers it.
+
+    None where the loader cannot be asked (a statically linked Python).
+    """
+    try:
+        loader = _loader()
+    except (OSError, AttributeError):
+        return None
+    loaded = list(_loaded_objects(loader))
+    found = {name: _provider(loader, name, loaded) for name in names}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _loader() -> ctypes.CDLL:
+    found = ctypes.CDLL(None)
+    found.dlopen.restype = found.dlsym.restype = ctypes.c_void_p
+    found.dlopen.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    found.dlclose.argtypes = [ctypes.c_void_p]
+    found.dlsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    found.dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    found.dlinfo.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    return found
+
+
+def _provider(loader: ctypes.CDLL, name: str, loaded: Collection[str]) -> str | None:
+    address = loader.dlsym(None, name.encode())  # RTLD_DEFAULT: as our own calls are bound
+    if address is None:
+        return None
+    path = _object_at(loader, address)
+    if path is not None and path in loaded:
+        return path
+    # The executable (the only one without a name): where it is linked to a fixed address, as
+    # Debian's Python, this is its jump to the call, and the call is in the first object after it.
+    behind = (other for other in loaded if _defines(loader, other, name))
+    return next(behind, executable())
+
+
+def _defines(loader: ctypes.CDLL, path: str, name: str) -> bool:
+    handle = loader.dlopen(path.encode(), _RTLD_LAZY_NOLOAD)
+    if handle is None:
+        return False  # the kernel's vdso
+    try:
+        address = loader.dlsym(handle, name.encode())  # it looks in what `path` needs as well
+        return address is not None and _object_at(loader, address) == path
+    finally:
+        loader.dlclose(handle)
+
+
+def _object_at(loader: ctypes.CDLL, address: int) -> str | None:
+    told = _Described()
+    if loader.dladdr(address, ctypes.byref(told)) == 0 or told.object is None:
+        return None
+    return os.fsdecode(told.object)
+
+
+def _loaded_objects(loader: ctypes.CDLL) -> Iterator[str]:
+    """All but the executable, in the order in which the loader looks for a name."""
+    program = loader.dlopen(None, _RTLD_LAZY_NOLOAD)
+    first = ctypes.POINTER(_Loaded)()
+    try:
+        if loader.dlinfo(program, _RTLD_DI_LINKMAP, ctypes.byref(first)) != 0:
+            return
+    finally:
+        loader.dlclose(program)
+    while first:
+        if first.contents.name:
+            yield os.fsdecode(first.contents.name)
+        first = first.contents.next
+
+
+# What the calls say
+
+
+def _canaries(directory: Path | None) -> tuple[list[str] | None, list[str] | None, str | None]:
+    """Who disagrees on a bad descriptor and on a real file, and why one was not tried."""
+    numbers = _NUMBERS.get(platform.machine())
+    if numbers is None:
+        return None, None, f"the system calls of {platform.machine()} have no number here"
+    try:
+        bad = on_a_bad_descriptor(numbers)
+    except (OSError, AttributeError) as error:
+        return None, None, f"no system call can be made by its number ({error})"
+    if directory is None:
+        return bad, None, "no directory to compare the calls in"
+    try:
+        real = on_a_real_file(numbers, directory)
+    except OSError as error:
+        return bad, None, f"the calls could not be compared on a file ({error})"
+    return bad, real, "pages cannot be dropped in this directory" if real is None else None
+
+
+def on_a_bad_descriptor(numbers: Mapping[str, int]) -> list[str]:
+    """The calls that do not refuse a descriptor that cannot exist just as the kernel does.
+
+    Where a kernel lacks a call (ENOSYS) or a sandbox forbids it, both say so and agree.
+    """
+    told = {
+        name: (_errno_of(call), _errno_of(partial(_raw, numbers, name)))
+        for name, call in _library_calls().items()
+    }
+    return [name for name, (ours, kernel) in told.items() if ours != kernel or ours == 0]
+
+
+def on_a_real_file(numbers: Mapping[str, int], directory: Path) -> list[str] | None:
+    """The calls that do not have the effect on a file's pages that their bare system call has.
+
+    None where the bare calls have none either, so that nothing can be compared (memory file
+    systems, some network ones). Raises OSError where the file cannot be written.
+    """
+    own = _library_calls()
+    raw = {name: partial(_raw, numbers, name) for name in numbers}
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        attempt = partial(_ever_dropped, file.fileno())
+        if not attempt(raw["fsync"], raw["posix_fadvise"]):
+            return None
+        tried = {
+            "fsync": attempt(own["fsync"], raw["posix_fadvise"]),
+            "fdatasync": attempt(own["fdatasync"], raw["posix_fadvise"]),
+            "posix_fadvise": attempt(raw["fsync"], own["posix_fadvise"]),
+        }
+    return [name for name, works in tried.items() if not works]
+
+
+def _ever_dropped(fd: int, sync: Callable[[int], None], drop: Callable[[int], None]) -> bool:
+    return any(_dropped(fd, sync, drop) for _ in range(_TRIES))
+
+
+def _dropped(fd: int, sync: Callable[[int], None], drop: Callable[[int], None]) -> bool:
+    """Whether pages that were just written are clean after `sync` and gone after `drop`.
+
+    A dirty page cannot be dropped. But dropping begins to write it back, and a fast device can be
+    done with few of them in time; so the kernel is asked in between, where it tells.
+    """
+    nbytes = _FEW_BYTES if page_states(fd, 0, 1) is not None else _MANY_BYTES
+    os.pwrite(fd, bytes(nbytes), 0)
+    if not resident_pages(fd, 0, nbytes):
+        return False
+    sync(fd)
+    states = page_states(fd, 0, nbytes)
+    if states is not None and states.dirty + states.writeback:
+        return False
+    drop(fd)
+    return resident_pages(fd, 0, nbytes) == 0
+
+
+def _library_calls() -> Mapping[str, Callable[[int], None]]:
+    """As the tiers make them."""
+    return {
+        "fsync": os.fsync,
+        "fdatasync": os.fdatasync,
+        "posix_fadvise": lambda fd: os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED),
+    }
+
+
+def _raw(numbers: Mapping[str, int], name: str, fd: int) -> None:
+    """The system call, past the library's function of its name. Raises OSError."""
+    more = (0, 0, os.POSIX_FADV_DONTNEED) if name == "posix_fadvise" else ()
+    values = [ctypes.c_long(value) for value in (numbers[name], fd, *more)]
+    if libc().syscall(*values) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _errno_of(call: Callable[[int], None]) -> int:
+    """What it says of a descriptor that cannot exist; 0 where it succeeds."""
+    try:
+        call(_BAD_DESCRIPTOR)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+# What is loaded
+
+
+def preload(variable: str | None, file: str | None) -> str | None:
+    """What LD_PRELOAD and the text of /etc/ld.so.preload ask for; None where neither does."""
+    told = {"LD_PRELOAD": variable, "/etc/ld.so.preload": file}
+    asked = [f"{name}: {' '.join(text.split())}" for name, text in told.items() if text]
+    return "; ".join(name for name in asked if not name.endswith(": ")) or None
+
+
+def libraries(maps: str | None) -> list[str] | None:
+    """The files with code that are mapped (text of /proc/self/maps), sorted and without repeats.
+
+    A file that was deleted since carries ` (deleted)`. At most `MOST_LIBRARIES`, then a line that
+    tells how many are left out.
+    """
+    if maps is None:
+        return None
+    columns = (line.split(maxsplit=5) for line in maps.splitlines())
+    found = sorted({c[5] for c in columns if len(c) == 6 and "x" in c[1] and _is_file(c[5])})
+    left_out = len(found) - MOST_LIBRARIES
+    return found if left_out <= 0 else [*found[:MOST_LIBRARIES], f"and {left_out} more"]
+
+
+def _is_file(name: str) -> bool:
+    """Not `[vdso]`, shared memory or an anonymous file."""
+    return name.startswith("/") and not name.startswith(("/memfd:", "/dev/", "/SYSV"))

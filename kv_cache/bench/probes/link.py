@@ -1,0 +1,77 @@
+"""What the link to a drive can carry: no device is faster, so a read that is comes from memory.
+
+Only for NVMe drives on PCIe, from sysfs. The narrowest link on the way up counts, because a
+drive behind a switch or in a slower slot gets no more.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kv_cache.bench.probes import text_of
+
+_NVME = re.compile(r"nvme\d+n\d+(p\d+)?")
+_CONTROLLER = re.compile(r"nvme\d+")
+_SPEED = re.compile(r"([\d.]+) GT/s.*")
+_NO_WIDTH = (0, 255)  # no link is up; the kernel doesn't know
+_TEN_BIT_BELOW = 8.0
+
+
+def link_of(device: str | None, sysfs: Path = Path("/sys")) -> tuple[float, str] | None:
+    """Bytes/s in each direction that the link of a disk or partition can carry, and why.
+
+    None for what is not an NVMe drive on PCIe, or where its link is not told. An upper bound:
+    packet headers take a few percent more. A drive with several controllers (multipath) has
+    the sum of their links.
+    """
+    if device is None or not _NVME.fullmatch(device):
+        return None
+    links = [_narrowest(path) for path in _controllers(sysfs / "class/block" / device)]
+    known = [link for link in links if link is not None]
+    if not known or len(known) < len(links):
+        return None
+    return sum(rate for rate, _ in known), " + ".join(source for _, source in known)
+
+
+def bytes_per_second(speed: str | None, width: str | None) -> float | None:
+    """Of the text of current_link_speed (`16.0 GT/s PCIe`) and current_link_width (`4`).
+
+    8 of 10 bits are data below 8 GT/s, 128 of 130 from there on (PCI Express Base Specification);
+    64 GT/s is coded otherwise, with at most as much. None where a text is not a rate.
+    """
+    found, lanes = _SPEED.fullmatch((speed or "").strip()), (width or "").strip()
+    if found is None or not lanes.isdigit() or int(lanes) in _NO_WIDTH:
+        return None
+    transfers = float(found.group(1))
+    share = 8 / 10 if transfers < _TEN_BIT_BELOW else 128 / 130
+    return transfers * 1e9 * int(lanes) * share / 8
+
+
+def _controllers(link: Path) -> Iterable[Path]:
+    """Directories to walk up from. With multipath, a disk hangs below a subsystem that exists in
+    the kernel only, beside links to its controllers."""
+    own = Path(os.path.realpath(link))
+    for directory in own.parents:
+        if directory.name.startswith("nvme-subsys"):
+            named = sorted(path for path in directory.iterdir() if _CONTROLLER.fullmatch(path.name))
+            return [Path(os.path.realpath(path)) for path in named]
+    return [own]
+
+
+def _narrowest(path: Path) -> tuple[float, str] | None:
+    """The drive's own link, or one above it that carries less; None unless its own is told."""
+    links = list(_links(path))
+    own = links[0] if links else None
+    if own is None or own[0] is None:
+        return None
+    told = [(rate, source) for rate, source in links if rate is not None]
+    return min(told, key=lambda link: link[0])
+
+
+def _links(path: Path) -> Iterator[tuple[float | None, str]]:
+    for directory in (path, *path.parents):
+        speed, width = (text_of(directory / f"current_link_{name}") for name in ("speed", "width"))
+        if speed is not None and width is not None:
+            source = f"{directory.name}: {speed.strip()} x{width.strip()}"
+            yield bytes_per_second(speed, width), source

@@ -1,0 +1,195 @@
+"""Who slows us down by order: the CPU and I/O limits of cgroups, memory limits, clock rates.
+
+A limit on any cgroup above this process holds for it as well, so all levels are looked at.
+Counters are differences over a window; limits are named where they held at either end of it.
+Sources: admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst, pm/cpufreq.rst.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kv_cache.bench.memory import cgroup_directories
+from kv_cache.bench.probes import text_of
+from kv_cache.core.units import NS_PER_US, ns_to_s
+
+_V1_KINDS = ("read_bps", "write_bps", "read_iops", "write_iops")
+_V2_KINDS = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
+_CPU = "sys/devices/system/cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throttles:
+    """At one instant; None = not told. The counters add up this process's cgroup and all above
+    it, `cpu_throttled_ns` the CPUs as well."""
+
+    cpu_throttled_periods: int | None
+    cpu_throttled_ns: int | None
+    memory_limit_events: int | None
+    io_limits: tuple[str, ...]
+    governor: str | None
+    turbo: str | None
+
+
+def read_throttles(root: Path = Path("/")) -> Throttles:
+    """`root` is where /proc and /sys are."""
+    cpu = [cpu_stat(text) for text in _texts(root, "cpu", lambda version: ("cpu.stat",))]
+    events = [memory_events(text) for text in _texts(root, "memory", _memory_files)]
+    return Throttles(
+        cpu_throttled_periods=_sum(periods for periods, _ in cpu),
+        cpu_throttled_ns=_sum(ns for _, ns in cpu),
+        memory_limit_events=_sum(events),
+        io_limits=_io_limits(root),
+        governor=_governor(root),
+        turbo=turbo(
+            text_of(root / _CPU / "intel_pstate/no_turbo"), text_of(root / _CPU / "cpufreq/boost")
+        ),
+    )
+
+
+def between(before: Throttles, after: Throttles) -> dict[str, Any]:
+    """The section `throttles` of a passport's evidence."""
+    throttled_ns = _difference(before.cpu_throttled_ns, after.cpu_throttled_ns)
+    return {
+        "cpu_throttled_s": None if throttled_ns is None else ns_to_s(throttled_ns),
+        "cpu_throttled_periods": _difference(
+            before.cpu_throttled_periods, after.cpu_throttled_periods
+        ),
+        "io_limits": sorted({*before.io_limits, *after.io_limits}),
+        "memory_limit_events": _difference(before.memory_limit_events, after.memory_limit_events),
+        "governor": _either(before.governor, after.governor),
+        "turbo": _either(before.turbo, after.turbo),
+    }
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Cores that this process may use: those it may run on, or less where a cgroup sets a quota."""
+    version, directories = _directories(root, "cpu")
+    quotas = (_quota(root / name.lstrip("/"), version) for name in directories)
+    allowed = float(len(os.sched_getaffinity(0)))
+    return min([allowed, *(quota for quota in quotas if quota is not None)])
+
+
+def _quota(directory: Path, version: int) -> float | None:
+    """Cores; None = no limit, which v2 writes as `max` and v1 as -1."""
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    words = " ".join(text_of(directory / name) or "" for name in names).split()
+    if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def cpu_stat(text: str) -> tuple[int | None, int | None]:
+    """Periods in which a cpu.stat's cgroup was throttled, and for how many ns, of all CPUs."""
+    values = _pairs(text)
+    if "throttled_usec" in values:  # version 2
+        return values.get("nr_throttled"), values["throttled_usec"] * NS_PER_US
+    return values.get("nr_throttled"), values.get("throttled_time")
+
+
+def memory_events(text: str) -> int | None:
+    """How often a limit was met: `high`, `max` and `oom` of a memory.events, or a failcnt."""
+    if text.strip().isdigit():
+        return int(text)
+    values = _pairs(text)
+    return _sum(values.get(name) for name in ("high", "max", "oom"))
+
+
+def io_max(text: str) -> list[tuple[str, str, str]]:
+    """(device, kind, limit) for each limit of an io.max."""
+    return [
+        (device, _V2_KINDS[name], value)
+        for device, *pairs in (line.split() for line in text.splitlines())
+        for name, _, value in (pair.partition("=") for pair in pairs)
+        if name in _V2_KINDS and value != "max"
+    ]
+
+
+def blkio_limits(kind: str, text: str) -> list[tuple[str, str, str]]:
+    """The same of a version 1 blkio.throttle.KIND_device."""
+    pairs = (line.split() for line in text.splitlines())
+    return [(pair[0], kind, pair[1]) for pair in pairs if len(pair) == 2]
+
+
+def turbo(no_turbo: str | None, boost: str | None) -> str | None:
+    """`on` or `off` from intel_pstate/no_turbo or cpufreq/boost; None in most virtual machines."""
+    for text, on in ((no_turbo, "0"), (boost, "1")):
+        if text is not None:
+            return "on" if text.strip() == on else "off"
+    return None
+
+
+def _governor(root: Path) -> str | None:
+    """The one of all CPUs, or all that there are."""
+    texts = (text_of(path) for path in (root / _CPU).glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    return ", ".join(sorted({text.strip() for text in texts if text})) or None
+
+
+def _io_limits(root: Path) -> tuple[str, ...]:
+    """`vda read_bps=1000 (/sys/fs/cgroup/a)`, of every device."""
+    version, directories = _directories(root, "blkio")
+    return tuple(
+        f"{_device_name(root, device)} {kind}={limit} ({directory})"
+        for directory in directories
+        for device, kind, limit in _limits_in(root / directory.lstrip("/"), version)
+    )
+
+
+def _limits_in(directory: Path, version: int) -> list[tuple[str, str, str]]:
+    if version == 2:
+        return io_max(text_of(directory / "io.max") or "")
+    return [
+        limit
+        for kind in _V1_KINDS
+        for limit in blkio_limits(kind, text_of(directory / f"blkio.throttle.{kind}_device") or "")
+    ]
+
+
+def _device_name(root: Path, number: str) -> str:
+    link = root / "sys/dev/block" / number
+    return os.path.basename(os.path.realpath(link)) if link.exists() else number
+
+
+def _memory_files(version: int) -> tuple[str, ...]:
+    """Of each level alone: plain memory.events counts what lies below as well, our neighbours."""
+    return ("memory.failcnt",) if version == 1 else ("memory.events.local", "memory.events")
+
+
+def _texts(root: Path, controller: str, names: Callable[[int], tuple[str, ...]]) -> list[str]:
+    """The first of the files that is there, at each level."""
+    version, directories = _directories(root, controller)
+    found = []
+    for directory in directories:
+        texts = (text_of(root / directory.lstrip("/") / name) for name in names(version))
+        found.append(next((text for text in texts if text is not None), None))
+    return [text for text in found if text is not None]
+
+
+def _directories(root: Path, controller: str) -> tuple[int, tuple[str, ...]]:
+    cgroups, mounts = (text_of(root / "proc/self" / name) for name in ("cgroup", "mountinfo"))
+    return cgroup_directories(controller, cgroups or "", mounts or "")
+
+
+def _pairs(text: str) -> dict[str, int]:
+    """`name value` lines."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Of those that are told; None where none is."""
+    told = [value for value in values if value is not None]
+    return sum(told) if told else None
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    """At least 0: a process that was moved has the counters of another cgroup."""
+    return None if before is None or after is None else max(0, after - before)
+
+
+def _either(before: str | None, after: str | None) -> str | None:
+    if before is None or after is None or before == after:
+        return before if after is None else after
+    return f"{before}, then {after}"

@@ -1,0 +1,196 @@
+"""What the machine says while a run goes on: the evidence that the program cannot make up itself.
+
+Begun before the first byte and ended after the last, with a look at the edges of the measured
+window. It judges nothing: `metrics/passport` does, from what stands in the result.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.counters import Counters, device_of, read_counters
+from kv_cache.bench.probes import foreign, interposed, throttles
+from kv_cache.bench.probes.lag import LagCanary, in_ms
+from kv_cache.bench.probes.link import link_of
+from kv_cache.bench.probes.pagecache import PageCacheSampler
+from kv_cache.bench.probes.sample import examine
+from kv_cache.config.passport import PassportConfig
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import StoreError
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import NS_PER_S, PAGE_BYTES
+from kv_cache.tiers.base import Store
+from kv_cache.tiers.buffers import aligned_bytes
+
+_SETTLE_STEP_S = 0.05
+
+
+class Witness:
+    """Takes notes from `begin` to `end`; `evidence` is what it has to say."""
+
+    def __init__(
+        self, config: PassportConfig, directories: Sequence[Path], clock: MonotonicClock
+    ) -> None:
+        self._config = config
+        self._directories = directories
+        self._clock = clock
+        found = [device_of(directory) for directory in directories]
+        self._accounted = all(device is not None for device in found)
+        self._devices = tuple(dict.fromkeys(device for device in found if device is not None))
+        self._limited_by = {disk for device in self._devices for disk in disks_of(device)}
+        self.page_cache = PageCacheSampler(config.sample_every)
+        self._canary = LagCanary()
+        self._settled_s = 0.0
+        self._payload: Mapping[str, Any] = {}
+
+    # --- while the run goes on ---------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._interposed = interposed.look(self._directories[0])
+        self._throttles = throttles.read_throttles()
+        self._began = (time.time(), self._clock.now_ns())
+        self._canary.start()
+        self._before = read_counters(self._devices)
+        self._opened = self._closed = self._before
+        self._ended = self._began
+        self._lags = self._canary.mark()
+        self._neighbours: list[Any] = []
+        self._around = foreign.snapshot()
+
+    def open_window(self) -> None:
+        self._around = foreign.snapshot()
+        self._canary.mark()
+        self._opened = read_counters(self._devices)
+
+    def close_window(self) -> None:
+        self._closed = read_counters(self._devices)
+        self._lags = self._canary.mark()
+        moved = foreign.culprits(self._around, foreign.snapshot())
+        self._neighbours = [process for process in moved if self._can_be(process)]
+
+    def _can_be(self, process: foreign.ProcessIo) -> bool:
+        """Whether it can have moved so much on our devices in the window: the kernel gives a
+        process the bytes of its children's whole lives when they end."""
+        window = self._closed - self._opened
+        most = (window.device_read_bytes, window.device_write_bytes)
+        told = (process.read_bytes, process.write_bytes)
+        return all(n is None or m is None or n <= m for n, m in zip(told, most, strict=True))
+
+    def settle(self, read_bytes: int, write_bytes: int, *, patient: bool = True) -> None:
+        """The run is over and storage claims these bytes; the device's counters may lag behind,
+        so they are given a while to get there."""
+        deadline = time.monotonic() + (self._config.settle_s if patient else 0)
+        began = time.monotonic()
+        self._after = read_counters(self._devices)
+        while time.monotonic() < deadline and not self._caught_up(read_bytes, write_bytes):
+            time.sleep(_SETTLE_STEP_S)
+            self._after = read_counters(self._devices)
+        self._settled_s = time.monotonic() - began
+        self._ended = (time.time(), self._clock.now_ns())
+        limits = throttles.between(self._throttles, throttles.read_throttles())
+        ours = [limit for limit in limits["io_limits"] if self._is_of_ours(limit)]
+        self._limits = {**limits, "io_limits": ours}
+
+    def _is_of_ours(self, limit: str) -> bool:
+        """A limit's text begins with the device's name. Where no device is known, any may be."""
+        return not self._accounted or limit.split()[0] in self._limited_by
+
+    def _caught_up(self, read_bytes: int, write_bytes: int) -> bool:
+        moved = self._after - self._before
+        if moved.device_read_bytes is None or moved.device_write_bytes is None:
+            return True
+        return moved.device_read_bytes >= read_bytes and moved.device_write_bytes >= write_bytes
+
+    def stop(self) -> None:
+        self._canary.stop()
+
+    def examine_payload(self, store: Store, refs: Sequence[CopyRef], seed: Seed) -> None:
+        """Read pages of these copies back, from all over them, and look at their bytes."""
+        if not refs:
+            return
+        dice = np.random.Generator(np.random.PCG64(seed.integer()))
+        each = -(-self._config.payload_pages // len(refs))
+        pages = [page for ref in refs for page in _pages(store, ref, each, dice)]
+        if pages:
+            self._payload = examine(pages)
+
+    # --- afterwards --------------------------------------------------------------------------
+
+    @property
+    def kernel(self) -> dict[str, Mapping[str, Any]]:
+        """What the kernel counted over the run and over the window."""
+        run, window = self._after - self._before, self._closed - self._opened
+        return {"run": asdict(run), "window": asdict(window)}
+
+    def evidence(self) -> dict[str, Any]:
+        """The sections that only the machine can fill."""
+        window = self._closed - self._opened
+        link = _link(self._config, self._devices)
+        wall_s, monotonic_ns = (
+            later - sooner for later, sooner in zip(self._ended, self._began, strict=True)
+        )
+        return {
+            "page_cache": self.page_cache.section(),
+            "interposed": dict(self._interposed),
+            "throttles": self._limits,
+            "foreign": foreign.section(_foreign(window), self._neighbours),
+            "clock": {"wall_s": wall_s, "monotonic_s": monotonic_ns / NS_PER_S},
+            "payload": dict(self._payload),
+            "link": {"bytes_per_second": link[0], "source": link[1]},
+            "lag": in_ms(self._lags),
+            "settle_s": self._settled_s,
+            "accounted": self._accounted,
+            "cores": throttles.usable_cores(),
+        }
+
+
+def disks_of(device: str, sysfs: Path = Path("/sys")) -> set[str]:
+    """The device and all that it lies on: a partition has its disk's limits, a device of the
+    mapper those of its parts."""
+    own = (sysfs / "class/block" / device).resolve()
+    below = [path.name for path in own.glob("slaves/*")]
+    if (own / "partition").exists():
+        below.append(own.parent.name)
+    return {device}.union(*(disks_of(name, sysfs) for name in below))
+
+
+def _foreign(window: Counters) -> tuple[int | None, int | None]:
+    return foreign.foreign(
+        window.device_read_bytes,
+        window.device_write_bytes,
+        window.process_read_bytes,
+        window.process_write_bytes,
+    )
+
+
+def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:
+    """What all devices together can carry, where it is given or all of them tell."""
+    if config.link_gbytes_per_s:
+        return config.link_gbytes_per_s * 1e9, "passport.link_gbytes_per_s"
+    links = [link_of(device) for device in devices]
+    known = [link for link in links if link is not None]
+    if not known or len(known) < len(links):
+        return None, None
+    return sum(link[0] for link in known), ", ".join(link[1] for link in known)
+
+
+def _pages(store: Store, ref: CopyRef, count: int, dice: np.random.Generator) -> list[bytes]:
+    """`count` pages of one copy; none of one that cannot be read."""
+    page, found = aligned_bytes(PAGE_BYTES), []
+    numbers = dice.permutation(ref.nbytes // PAGE_BYTES)[:count]
+    try:
+        tap = store.open(ref)
+        try:
+            for number in numbers:
+                tap.read(int(number) * PAGE_BYTES, page.data)
+                found.append(page.tobytes())
+        finally:
+            tap.close()
+    except StoreError:
+        return found  # what fails here has failed in the run too, or is gone since
+    return found

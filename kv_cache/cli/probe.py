@@ -1,0 +1,393 @@
+"""`kv-cache.py probe --cache-dir D`: measure a device in a minute or two, and keep what was found.
+
+The profile is written when everything has been measured, and the cache directory is left as it was
+found, also after Ctrl-C.
+"""
+
+import argparse
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
+
+from tqdm import tqdm
+
+from kv_cache import __version__
+from kv_cache.bench.memory import check_ram
+from kv_cache.bench.place import CacheDir, check_cache_dir, nearest_existing, obtainable_bytes
+from kv_cache.bench.probe import (
+    BUFFER_BYTES,
+    Probe,
+    Probed,
+    ProbePlan,
+    objects_needed,
+    refusals,
+    table,
+)
+from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.config.profile import HEADER, Profile, profile_text
+from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
+from kv_cache.report.environment import Reader, capture, filesystem
+from kv_cache.report.reading import require_replaceable
+from kv_cache.report.writing import write_atomically
+
+SIZES_MIB = (0.25, 2.0, 8.0, 32.0, 80.0)
+CONCURRENCIES = (1, 4, 16)
+DEFAULT_GIB = 6.0
+DEFAULT_SECONDS = 90.0
+EXIT_BROKEN = 1
+
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+_FILL_SHARE = 0.9  # of the free space, at most
+_ENOUGH = 0.05  # a difference that is worth a note
+
+_ABOUT = """\
+Measure the device behind a directory: service time (p50, p99, mean) and bandwidth of reads and
+writes by object size, concurrency and share of reads, with direct I/O on unique data, in random
+order; reads of data that nobody has read since it was written, and of the same data again (a
+host's cache shows there).
+
+The table is printed, and written to a hardware profile that virtual time can be given:
+kv-cache.py run --virtual-time --profile FILE
+"""
+
+_EXAMPLES = """\
+examples:
+  kv-cache.py probe --cache-dir /mnt/nvme/kv
+  kv-cache.py probe --cache-dir /mnt/nvme/kv --size-gib 20 --seconds 300 --profile nvme.yaml
+  kv-cache.py probe --cache-dir /mnt/nvme/kv --sizes-mib 0.5,4,16 --concurrency 1,8,32
+
+A slow device takes longer than --seconds: each thread does at least 3 operations in each step.
+Other work on the device shows in the numbers.
+
+exit code: 0 done, 1 operations failed, 2 bad input, 130 and 143 interrupted (nothing is written)
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and write; the exit code. UsageError is the caller's to print."""
+    options = _parser().parse_args(argv)
+    directory: Path = options.cache_dir
+    check_cache_dir(directory)
+    _refuse_memory(directory)
+    plan = _plan(options, directory)
+    environment = capture(directory)
+    output = _output(options.profile, environment)
+    require_replaceable(output, HEADER, "--profile")
+    check_ram({"buffers": plan.memory_bytes()})
+    with interrupts() as signals:
+        return _probe(directory, plan, environment, output, signals)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad usage is one sentence like any other bad input."""
+
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"probe: {message}; see probe --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="kv-cache.py probe",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        required=True,
+        metavar="D",
+        help="directory on the device to be measured; made and removed where it is not there",
+    )
+    parser.add_argument(
+        "--size-gib",
+        type=float,
+        metavar="G",
+        help=f"data on the device (default: {DEFAULT_GIB:g}, or what is free)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=DEFAULT_SECONDS,
+        metavar="S",
+        help="aimed at for all of it (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="where the profile is written (default: ./profile-<device>-<date>.yaml)",
+    )
+    parser.add_argument(
+        "--sizes-mib",
+        default=",".join(f"{size:g}" for size in SIZES_MIB),
+        metavar="LIST",
+        help="object sizes in MiB (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        default=",".join(map(str, CONCURRENCIES)),
+        metavar="LIST",
+        help="operations in flight; 1 is always measured (default: %(default)s)",
+    )
+    return parser
+
+
+# --- what to do ------------------------------------------------------------------------------
+
+
+def _refuse_memory(directory: Path) -> None:
+    kind = filesystem(Reader(), directory)["type"]
+    if kind in _IN_MEMORY:
+        raise PlaceError(
+            f"cache directory {directory}: it is in memory ({kind}), where no device accounts for "
+            "what is moved; name a directory on the device to be measured"
+        )
+
+
+def _plan(options: argparse.Namespace, directory: Path) -> ProbePlan:
+    if not 1 <= options.seconds <= 86_400:
+        raise ConfigError(f"--seconds {options.seconds:g} is not 1 to 86400; give another time")
+    sizes = tuple(
+        sorted(
+            _page_bytes(size, options.sizes_mib)
+            for size in _numbers(options.sizes_mib, "--sizes-mib", 1 / 256, 1024)
+        )
+    )
+    depths = _numbers(options.concurrency, "--concurrency", 1, 256)
+    if any(not depth.is_integer() for depth in depths):
+        raise ConfigError(f"--concurrency {options.concurrency}: give whole numbers")
+    plan = ProbePlan(
+        sizes=tuple(dict.fromkeys(sizes)),
+        concurrencies=tuple(sorted({1, *map(int, depths)})),
+        data_bytes=_data_bytes(options.size_gib, directory),
+        seconds=options.seconds,
+    )
+    smallest = objects_needed(1) * max(plan.sizes)
+    if plan.data_bytes < smallest:
+        raise ConfigError(
+            f"--size-gib {plan.data_bytes / GIB:.3g}: objects of {human_bytes(max(plan.sizes))} "
+            f"need {human_bytes(smallest)} of data at least, and {human_bytes(plan.least_bytes)} "
+            f"at concurrency {max(plan.concurrencies)}; give more, or smaller --sizes-mib"
+        )
+    return plan
+
+
+def _numbers(text: str, flag: str, low: float, high: float) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{flag} {text!r} is not a list of numbers such as 1,4,16") from None
+    if any(not low <= number <= high for number in found):
+        raise ConfigError(f"{flag} {text}: each must be {low:g} to {high:g}")
+    return found
+
+
+def _page_bytes(size_mib: float, text: str) -> int:
+    nbytes = size_mib * MIB
+    if nbytes % PAGE_BYTES:
+        raise ConfigError(
+            f"--sizes-mib {text}: {size_mib:g} MiB is no multiple of 4 KiB, as direct I/O wants; "
+            f"{round(nbytes / PAGE_BYTES) * PAGE_BYTES / MIB:g} would be"
+        )
+    return int(nbytes)
+
+
+def _data_bytes(size_gib: float | None, directory: Path) -> int:
+    free = int(obtainable_bytes(directory) * _FILL_SHARE)
+    if size_gib is None:
+        return min(int(DEFAULT_GIB * GIB), free)
+    if not 0 < size_gib <= 2**20:
+        raise ConfigError(f"--size-gib {size_gib:g} is not above 0 and at most 1048576")
+    wanted = int(size_gib * GIB)
+    if wanted > free:
+        raise PlaceError(
+            f"cache directory {directory}: --size-gib {size_gib:g} is more than 90 % of the free "
+            f"space; {math.floor(free / GIB * 100) / 100:g} would fit"
+        )
+    return wanted
+
+
+def _output(given: Path | None, environment: Mapping[str, Any]) -> Path:
+    """As given, or a name that is not taken."""
+    if given is not None:
+        return given
+    device = environment["device"]["name"] or environment["filesystem"]["type"] or "unknown"
+    stem = f"profile-{str(device).replace('/', '-')}-{datetime.now():%Y%m%d}"
+    path, number = Path(f"{stem}.yaml"), 1
+    while path.exists():
+        number += 1
+        path = Path(f"{stem}-{number}.yaml")
+    return path
+
+
+# --- doing it --------------------------------------------------------------------------------
+
+
+def _probe(
+    directory: Path,
+    plan: ProbePlan,
+    environment: Mapping[str, Any],
+    output: Path,
+    signals: Interrupts,
+) -> int:
+    stop = threading.Event()
+    signals.on_signal = stop.set
+    began_s, started = time.monotonic(), datetime.now(UTC)
+    with CacheDir(directory, run="probe") as place:
+        bar = _Bar()
+        try:
+            with Probe(place.objects, plan, stop=stop, tick=bar.tick) as probe:
+                found = probe.run()
+        finally:
+            bar.close()
+        removed = place.close()
+    for path in (*removed.foreign, *removed.failed):
+        print(f"  ! not removed: {path}")
+    if signals.came:
+        print("interrupted; no profile is written")
+        return signals.exit_code
+    if not found.cells:
+        print("nothing could be measured:")
+        print("\n".join(_told(found, [])))
+        return EXIT_BROKEN
+    notes = list(_notes(found, environment))
+    wall_s = time.monotonic() - began_s
+    facts = _facts(directory, plan, found, environment, notes, wall_s) | {
+        "measured_utc": started.isoformat(timespec="seconds")
+    }
+    profile = Profile(name=str(output), cells=tuple(found.cells), facts=facts)
+    text = profile_text(profile)
+    print(_head(environment, plan, wall_s))
+    print(table(found))
+    print("\n".join(_told(found, notes)))
+    return _write(output, text, found)
+
+
+def _write(output: Path, text: str, found: Probed) -> int:
+    try:
+        write_atomically(output, text.encode())
+    except OSError as error:
+        print(f"the profile could not be written: {output}: {error.strerror}", file=sys.stderr)
+        return EXIT_BROKEN
+    print(f"profile  {output}")
+    return EXIT_BROKEN if found.failures else 0
+
+
+def _head(environment: Mapping[str, Any], plan: ProbePlan, wall_s: float) -> str:
+    device, mount = environment["device"], environment["filesystem"]
+    name = device["name"] or "no device of its own"
+    model = f" ({device['model']})" if device["model"] else ""
+    data = human_bytes(plan.capacity_bytes)
+    return f"{name}{model}, {mount['type']}, {data} of data, {wall_s:.0f} s"
+
+
+def _told(found: Probed, notes: Sequence[str]) -> Iterator[str]:
+    yield ""
+    yield from (f"  ! {note}" for note in notes)
+    by_reason: dict[str, list[str]] = {}
+    for one in found.refused:
+        point = f"{human_bytes(one.object_bytes)} x{one.concurrency}"
+        points = by_reason.setdefault(one.reason, [])
+        if point not in points:
+            points.append(point)
+    for reason, points in by_reason.items():
+        yield f"  ! not measured: {', '.join(points)}: {reason}"
+
+
+def _notes(found: Probed, environment: Mapping[str, Any]) -> Iterator[str]:
+    """What to know before the numbers."""
+    device, counted = environment["device"], found.counted
+    if device["name"] is None:
+        yield f"no device accounts for what was moved: {device['reason']}"
+    elif _backed_by_memory(device["backing_file"]):
+        yield f"{device['name']} is a file in memory ({device['backing_file']}): no storage is it"
+    for kind in ("read", "write"):
+        claimed, process = counted[f"claimed_{kind}_bytes"], counted[f"process_{kind}_bytes"]
+        if claimed and process is not None and abs(process / claimed - 1) > _ENOUGH:
+            yield (
+                f"the kernel counted {100 * process / claimed:.1f} % of the bytes of the "
+                f"{kind}s for this process: they were not all moved by a block device"
+            )
+    faster = _repeated_over_first(found)
+    if faster is not None and abs(faster - 1) > _ENOUGH:
+        yield (
+            f"data that was read before came {abs(faster - 1):.0%} "
+            f"{'faster' if faster > 1 else 'slower'} (median): "
+            + ("a cache below this machine holds it" if faster > 1 else "the device is not steady")
+        )
+
+
+def _backed_by_memory(backing_file: object) -> bool:
+    if not isinstance(backing_file, str):
+        return False
+    return filesystem(Reader(), Path(backing_file))["type"] in _IN_MEMORY
+
+
+def _repeated_over_first(found: Probed) -> float | None:
+    speeds: dict[tuple[int, int], dict[bool, float]] = {}
+    for cell in found.cells:
+        if cell.read_share == 1:
+            point = speeds.setdefault((cell.object_bytes, cell.concurrency), {})
+            point[cell.repeated] = cell.bytes_per_s
+    ratios = sorted(both[True] / both[False] for both in speeds.values() if len(both) == 2)
+    return ratios[len(ratios) // 2] if ratios else None
+
+
+def _facts(
+    directory: Path,
+    plan: ProbePlan,
+    found: Probed,
+    environment: Mapping[str, Any],
+    notes: Sequence[str],
+    wall_s: float,
+) -> dict[str, Any]:
+    mount = {k: v for k, v in environment["filesystem"].items() if k != "free_bytes"}
+    return {
+        "program_version": __version__,
+        "measured_utc": None,
+        "cache_dir": str(nearest_existing(directory)),
+        "device": dict(environment["device"]),
+        "filesystem": mount,
+        "kernel": environment["os"]["kernel"],
+        "io": {**found.store, "verify": "stamps", "buffer_bytes": BUFFER_BYTES},
+        "probe": {
+            "data_bytes": plan.capacity_bytes,
+            "wall_seconds": round(wall_s, 1),
+            "verified_objects": found.verified_objects,
+            "failed_operations": found.failures,
+            "seed": plan.seed,
+        },
+        "counted": dict(found.counted),
+        "notes": list(notes),
+        "refused": [dict(row) for row in refusals(found)],
+    }
+
+
+class _Bar:
+    """One line on stderr; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        width = get_terminal_size((100, 24)).columns
+        self._bar = tqdm(
+            total=1.0,
+            disable=not sys.stderr.isatty(),
+            leave=False,
+            ncols=width,
+            bar_format="{bar:24} {percentage:3.0f} % {elapsed} {desc}",
+        )
+
+    def tick(self, share: float, what: str) -> None:
+        self._bar.n = share
+        self._bar.set_description_str(what, refresh=True)
+
+    def close(self) -> None:
+        self._bar.close()

@@ -1,0 +1,91 @@
+"""The verdict on a run: every rule's finding, and the worst of them.
+
+A pure function of evidence that the result carries, so that anybody who has the file can judge
+again. The evidence is gathered while the program runs; the rules stand in `metrics.rules`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kv_cache.metrics.evidence import Evidence, Status, Thresholds
+from kv_cache.metrics.rules import RULES, VIRTUAL_TIME, real_io
+
+__all__ = ["RULES", "VALID", "Finding", "Status", "Thresholds", "Verdict", "judge"]
+
+VALID = "valid"
+"""The verdict where nothing is suspect or invalid; the other two are the statuses' own words."""
+
+_GRAVEST_FIRST = (
+    Status.INVALID,
+    Status.SUSPECT,
+    Status.PASS,
+    Status.NOT_JUDGED,
+    Status.NOT_APPLICABLE,
+)
+"""A rule of several looks is judged once one of them could judge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one rule found: a sentence with the numbers and, unless all is well, a way out."""
+
+    rule: str
+    name: str
+    status: Status
+    says: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.name}: {self.says}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`verdict` is valid, suspect or invalid. A rule that could not be judged changes nothing;
+    where that would be too kind, the rule itself is suspect."""
+
+    verdict: str
+    findings: tuple[Finding, ...]
+    changed_thresholds: Mapping[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> tuple[Finding, ...]:
+        """Why the verdict is not `valid`, the gravest first."""
+        return self._with(Status.INVALID) + self._with(Status.SUSPECT)
+
+    @property
+    def not_judged(self) -> tuple[Finding, ...]:
+        """Rules that had nothing to go by."""
+        return self._with(Status.NOT_JUDGED)
+
+    def _with(self, status: Status) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.status is status)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a result carries beside the evidence."""
+        return {
+            "verdict": self.verdict,
+            "reasons": [str(finding) for finding in self.reasons],
+            "rules": [asdict(finding) for finding in self.findings],
+            "changed_thresholds": dict(self.changed_thresholds),
+        }
+
+
+def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
+    """The verdict on a run. Any mapping can be judged."""
+    facts = Evidence(evidence)
+    findings = tuple(_find(rule, facts, thresholds) for rule in RULES)
+    found = {finding.status for finding in findings}
+    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in found), VALID)
+    return Verdict(verdict=worst, findings=findings, changed_thresholds=thresholds.changed())
+
+
+def _find(rule: str, facts: Evidence, thresholds: Thresholds) -> Finding:
+    name, look_at = RULES[rule]
+    if facts.text("driver") == VIRTUAL_TIME and look_at is not real_io:
+        says = "virtual time: there is nothing to look at"
+        return Finding(rule=rule, name=name, status=Status.NOT_APPLICABLE, says=says)
+    looks = list(look_at(facts, thresholds))
+    status = min((look.status for look in looks), key=_GRAVEST_FIRST.index)
+    says = "; ".join(look.says for look in looks if look.status is status)
+    return Finding(rule=rule, name=name, status=status, says=says)

@@ -1,0 +1,201 @@
+"""The passport of a result: all evidence in one place, and the verdict on it.
+
+What the machine said (`bench/witness`), what the recorder counted and what the configuration wanted
+come together here as plain values, so that `verify` can judge again from the file alone. The keys
+are defined in `docs/reference/passport.md`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kv_cache.config.root import Config
+from kv_cache.core.kinds import OpKind, Outcome, Phase, Tier
+from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
+from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.passport import judge
+from kv_cache.metrics.summary import Flows, Targets, per_second, ratio, total_bytes
+from kv_cache.tiers.payload import MISMATCH
+
+
+def passport(
+    config: Config, outcome: RunOutcome, targets: Targets, environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The section `passport`: verdict, reasons, rules, evidence."""
+    evidence = gather(config, outcome, targets, environment)
+    verdict = judge(evidence, config.passport.thresholds())
+    return {**verdict.to_json(), "evidence": evidence}
+
+
+def gather(
+    config: Config, outcome: RunOutcome, targets: Targets, environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The evidence; what is not known is None."""
+    flows, said = Flows(outcome.recorder.flows), outcome.witness
+    return {
+        "driver": outcome.driver,
+        "preconditioned": False,
+        "completeness": _completeness(outcome),
+        "verification": _verification(config, outcome, flows),
+        "ledger": _ledger(outcome, flows, environment),
+        "engines": _engines(config, outcome),
+        "page_cache": said.get("page_cache"),
+        "link": _link(outcome, flows),
+        "amplification": _amplification(outcome, flows),
+        "payload": said.get("payload"),
+        "interposed": said.get("interposed"),
+        "throttles": said.get("throttles"),
+        "foreign": said.get("foreign"),
+        "client": _client(config, outcome, flows, targets),
+        "clock": said.get("clock"),
+    }
+
+
+def _completeness(outcome: RunOutcome) -> dict[str, Any]:
+    books, failures = outcome.accounting(), outcome.recorder.failures
+    status = "interrupted" if outcome.interrupted is not None else "finished"
+    return {
+        "status": "broken" if outcome.death is not None else status,
+        "interrupted": outcome.interrupted,
+        "window_s": outcome.window_s,
+        "completed": books["completed_in_window"],
+        "failed_requests": outcome.recorder.outcomes[Phase.DRAIN][Outcome.FAILED] + books["failed"],
+        "rejected": books["rejected"],
+        "unfinished": books["unfinished"],
+        "submitted": books["submitted"],
+        "failed_operations": sum(failures.values()),
+        "storage_failed_operations": sum(n for f, n in failures.items() if f.tier is Tier.NVME),
+        "records_error": next((w for w in outcome.warnings if "incomplete" in w), None),
+    }
+
+
+def _verification(config: Config, outcome: RunOutcome, flows: Flows) -> dict[str, Any]:
+    """Of storage only whole loads count: what the end of the run cut off was given to nobody."""
+    recorder = outcome.recorder
+    whole = flows.where(lambda f: f.tier is Tier.NVME and f.kind is OpKind.READ)
+    return {
+        "mode": config.io.verify if outcome.driver == "real-io" else "none",
+        "objects": recorder.verified_objects,
+        "bytes": recorder.verified_bytes,
+        "errors": sum(n for f, n in recorder.failures.items() if f.reason == MISMATCH),
+        "storage_bytes": recorder.verified_storage_bytes,
+        "storage_read_bytes": sum(stats.sizes.total for stats in whole),
+    }
+
+
+def _ledger(outcome: RunOutcome, flows: Flows, environment: Mapping[str, Any]) -> dict[str, Any]:
+    kernel = outcome.kernel.get("run", {})
+    calls = {OpKind.READ: "rchar", OpKind.WRITE: "wchar"}
+    records = {"read": 0, "write": outcome.record_bytes}
+    sides = {
+        kind.value: {
+            "claimed_bytes": flows.all_bytes(Tier.NVME, kind),
+            "process_bytes": kernel.get(f"process_{kind.value}_bytes"),
+            "device_bytes": kernel.get(f"device_{kind.value}_bytes"),
+            "calls_bytes": kernel.get(calls[kind]),
+        }
+        for kind in calls
+    }
+    return {
+        **sides,
+        **{f"other_process_{kind}_bytes": nbytes for kind, nbytes in records.items()},
+        "settle_s": outcome.witness.get("settle_s"),
+        "device": kernel.get("device"),
+        "accounted": outcome.witness.get("accounted"),
+        "filesystem": _filesystems(environment),
+    }
+
+
+def _engines(config: Config, outcome: RunOutcome) -> dict[str, Any]:
+    """What really moved the bytes of storage, by direction."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for flow, stats in outcome.recorder.flows.items():
+        if flow.tier is Tier.NVME and flow.kind is not OpKind.DELETE:
+            row = rows.setdefault((flow.kind.value, flow.engine), [0, 0])
+            row[0] += stats.operations
+            row[1] += stats.bytes
+    store = _storage(outcome)
+    return {
+        "wanted": config.io.engine,
+        "write_wanted": config.io.write_engine,
+        "note": store.get("engine_note"),
+        "rows": [
+            {"operation": kind, "engine": engine, "operations": n, "bytes": nbytes}
+            for (kind, engine), (n, nbytes) in sorted(rows.items())
+            if nbytes
+        ],
+    }
+
+
+def _link(outcome: RunOutcome, flows: Flows) -> dict[str, Any]:
+    rates = {
+        f"{kind.value}_bytes_per_second": per_second(
+            total_bytes(flows.measured(Tier.NVME, kind)), outcome.window_s
+        )
+        for kind in (OpKind.READ, OpKind.WRITE)
+    }
+    return {**(outcome.witness.get("link") or {}), **rates}
+
+
+def _amplification(outcome: RunOutcome, flows: Flows) -> dict[str, Any]:
+    """Over the whole run; `stored_bytes` are those of new blocks, wherever they were put first."""
+    read, written = (flows.all_bytes(Tier.NVME, kind) for kind in (OpKind.READ, OpKind.WRITE))
+    unique = outcome.recorder.distinct.bytes
+    everything = total_bytes(flows.where(lambda f: f.kind is not OpKind.DELETE))
+    stored = outcome.recorder.new_bytes
+    return {
+        "storage_read_bytes": read,
+        "unique_read_bytes": unique,
+        "read_amplification": ratio(read, unique),
+        "storage_written_bytes": written,
+        "stored_bytes": stored,
+        "write_amplification": ratio(written, stored),
+        "all_bytes": everything,
+        "storage_share": ratio(read + written, everything),
+    }
+
+
+def _client(config: Config, outcome: RunOutcome, flows: Flows, targets: Targets) -> dict[str, Any]:
+    window, recorder = outcome.kernel.get("window", {}), outcome.recorder
+    moved = sum(
+        total_bytes(flows.measured(Tier.NVME, kind)) for kind in (OpKind.READ, OpKind.WRITE)
+    )
+    cpu_ns = window.get("process_cpu_ns")
+    cpu_s = None if cpu_ns is None else cpu_ns / NS_PER_S
+    scheduled = _has_a_schedule(config)
+    loads = merged(stats.device for stats in flows.measured(Tier.NVME, OpKind.READ))
+    promised = [ms for names in targets.ms.values() for ms in names.values()]
+    return {
+        "cpu_s": cpu_s,
+        "storage_gib": moved / GIB,
+        "cpu_s_per_gib": cpu_s / (moved / GIB) if cpu_s is not None and moved else None,
+        "cores_used": None if cpu_s is None else per_second(cpu_s, outcome.window_s),
+        "cores": outcome.witness.get("cores"),
+        "ceiling": None if outcome.ceiling is None else dict(outcome.ceiling),
+        "schedule_lag_p99_ms": _ms(recorder.all.lateness, 99) if scheduled else None,
+        "shortest_target_ms": min(promised, default=None),
+        **(outcome.witness.get("lag") or {}),
+        "storage_read_p50_ms": _ms(loads, 50),
+        "storage_read_p99_ms": _ms(loads, 99),
+    }
+
+
+def _has_a_schedule(config: Config) -> bool:
+    """Whether requests have instants of their own; a trace "as fast as served" has none."""
+    own = config.workload.trace_speedup > 0 if config.replays else config.arrival.mode == "open"
+    return own or config.arrival.request_rate > 0
+
+
+def _ms(histogram: Histogram, percent: float) -> float | None:
+    value = histogram.percentile(percent)
+    return None if value is None else ns_to_ms(value)
+
+
+def _storage(outcome: RunOutcome) -> Mapping[str, Any]:
+    return next((facts.store for facts in outcome.tiers if facts.tier is Tier.NVME), {})
+
+
+def _filesystems(environment: Mapping[str, Any]) -> str | None:
+    """The types of file system that the drives have, e.g. `ext4` or `ext4+tmpfs`."""
+    kinds = {(drive["filesystem"] or {}).get("type") for drive in environment.get("drives", ())}
+    return "+".join(sorted(kind for kind in kinds if kind)) or None

@@ -1,0 +1,514 @@
+"""What is a file: `file` (one for each object), `arena` (a few large ones, cut into extents),
+`bucket` (objects appended to one of 256 MiB).
+
+A layout opens files and says where in them an object is; it moves no bytes. Names come from ids
+alone: no key, user or dataset text ever becomes part of a path. Every file is below `root` and
+matches `??/*.kv`, which is what the owner of the directory removes.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.units import MIB, PAGE_BYTES
+from kv_cache.tiers.base import Span, Steps, reason_of
+from kv_cache.tiers.extents import Extent, Extents
+
+SHARDS = 256
+BUCKET_BYTES = 256 * MIB
+BUCKET_OBJECTS = 500
+"""Mooncake's bucket_size_limit and bucket_keys_limit (BucketBackendConfig, storage_backend.h)."""
+
+ARENA_FILES = 4
+
+_NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_MODE = 0o600
+
+Spans = tuple[Span, ...]
+
+
+class Layout(Protocol):
+    """`flags` are the engine's for open(2). What `create` and `open` answer is the caller's until
+    `commit`, `abort` or `release`."""
+
+    name: str
+    removal: str
+
+    def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans: ...
+
+    def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None: ...
+
+    def abort(self, ref: CopyRef, spans: Spans) -> None: ...
+
+    def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans: ...
+
+    def release(self, spans: Spans, steps: Steps) -> None: ...
+
+    def delete(self, ref: CopyRef) -> None: ...
+
+    def describe(self) -> Mapping[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+def make_shards(root: Path) -> None:
+    for shard in range(SHARDS):
+        (root / f"{shard:02x}").mkdir(exist_ok=True)
+
+
+def _path(root: Path, number: int, kind: str) -> str:
+    return f"{root}/{number % SHARDS:02x}/{number:016x}{kind}.kv"
+
+
+class FilePerObject:
+    """A file an object. With `rename` it is written under a temporary name and renamed when it is
+    complete, as vLLM, HiCache and llm-d do; a reader never meets half an object."""
+
+    name = "file"
+    removal = "unlink"
+
+    def __init__(self, root: Path, *, rename: bool = True) -> None:
+        self._root = root
+        self._rename = rename
+        self._writing: dict[int, int] = {}  # descriptors that nobody has closed, by copy
+        make_shards(root)
+
+    def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
+        path = self._written(ref)
+        with steps.timed("create"):
+            fd = _create(path, flags | (os.O_RDWR if allocate else os.O_WRONLY))
+        self._writing[ref.copy_id] = fd
+        spans = (Span(fd, 0, ref.nbytes),)
+        if allocate:
+            try:
+                with steps.timed("allocate"):
+                    os.posix_fallocate(fd, 0, ref.nbytes)
+            except BaseException:
+                self.abort(ref, spans)
+                raise
+        return spans
+
+    def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
+        with steps.timed("close"):
+            os.close(self._writing.pop(ref.copy_id))  # gone even where it reports an error
+        if self._rename:
+            with steps.timed("rename"):
+                os.rename(self._written(ref), self._complete(ref))
+
+    def abort(self, ref: CopyRef, spans: Spans) -> None:
+        fd = self._writing.pop(ref.copy_id, None)
+        try:
+            if fd is not None:
+                os.close(fd)
+        finally:  # an error of close is no reason to leave the file
+            try:
+                os.unlink(self._written(ref))
+            except FileNotFoundError:
+                os.unlink(self._complete(ref))
+
+    def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
+        with steps.timed("open"):
+            fd = os.open(self._complete(ref), flags | os.O_RDONLY | os.O_CLOEXEC)
+        return (_checked(Span(fd, 0, ref.nbytes)),)
+
+    def release(self, spans: Spans, steps: Steps) -> None:
+        with steps.timed("close"):
+            os.close(spans[0].fd)
+
+    def delete(self, ref: CopyRef) -> None:
+        os.unlink(self._complete(ref))
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"layout": self.name, "rename": self._rename}
+
+    def close(self) -> None:
+        pass
+
+    def _complete(self, ref: CopyRef) -> str:
+        return _path(self._root, ref.copy_id, "")
+
+    def _written(self, ref: CopyRef) -> str:
+        return _path(self._root, ref.copy_id, ".tmp" if self._rename else "")
+
+
+class Arena:
+    """A few large preallocated files, cut into extents: no metadata is touched while it runs.
+
+    Space is never lost to fragmentation: an object may lie in several extents. The files stay open.
+    """
+
+    name = "arena"
+    removal = "free"
+
+    def __init__(
+        self, root: Path, capacity: int, flags: Iterable[int], files: Sequence[Path] | None = None
+    ) -> None:
+        """`flags` are those of all engines that will use it: each moves its bytes through
+        descriptors of its own. `files`, which exist and are large enough together, take the place
+        of new ones."""
+        if files is None:
+            make_shards(root)
+            count = max(1, min(ARENA_FILES, capacity // BUCKET_BYTES))
+            sizes = _shares(capacity, count)
+            paths = [Path(_path(root, i, ".arena")) for i in range(count)]
+            _allocate(paths, sizes)
+        else:
+            paths = list(files)
+            sizes = _shares(capacity, len(paths))
+        self._fds: dict[int, list[int]] = {flag: [] for flag in flags}
+        try:
+            for flag, fds in self._fds.items():
+                for path in paths:
+                    fds.append(os.open(path, flag | os.O_RDWR | os.O_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+        self._count = len(paths)
+        self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._extents = Extents(sizes)
+        self._lock = threading.Lock()
+        self._objects: dict[int, list[Extent]] = {}
+
+    def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
+        with steps.timed("allocate"), self._lock:
+            if ref.nbytes > self._extents.free_bytes:
+                raise StoreError("no-space", "the arena is full")
+            extents = self._objects[ref.copy_id] = self._extents.take(ref.nbytes)
+        return self._spans(extents, flags)
+
+    def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
+        pass
+
+    def abort(self, ref: CopyRef, spans: Spans) -> None:
+        self.delete(ref)
+
+    def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
+        with self._lock:
+            extents = self._objects.get(ref.copy_id)
+        if extents is None:
+            raise StoreError("vanished", f"copy {ref.copy_id} is not in the arena")
+        spans = self._spans(extents, flags)
+        for span in spans:
+            require_size(span)
+        return spans
+
+    def release(self, spans: Spans, steps: Steps) -> None:
+        pass
+
+    def delete(self, ref: CopyRef) -> None:
+        with self._lock:
+            extents = self._objects.pop(ref.copy_id, None)
+        if extents is None:
+            raise StoreError("vanished", f"copy {ref.copy_id} is not in the arena")
+        self._extents.give(extents)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"layout": self.name, "arena_files": self._count}
+
+    def close(self) -> None:
+        fds = [fd for each in self._fds.values() for fd in each]
+        self._fds = {}
+        close_all(fds)
+
+    def _spans(self, extents: list[Extent], flags: int) -> Spans:
+        fds = self._fds[flags]
+        return tuple(self._span(extent, fds) for extent in extents)
+
+    def _span(self, extent: Extent, fds: list[int]) -> Span:
+        number = max(i for i, start in enumerate(self._starts) if start <= extent.offset)
+        return Span(fds[number], extent.offset - self._starts[number], extent.length)
+
+
+class _Bucket:
+    """One file of many objects, open for appending until it is full."""
+
+    def __init__(self, number: int, path: str, fd: int) -> None:
+        self.number = number
+        self.path = path
+        self.fd = fd
+        self.end = 0
+        self.writers = 0
+        self.punching = 0  # deletes at work: they need the file
+        self.sealed = False
+        self.objects: dict[int, tuple[CopyRef, int]] = {}  # the live ones, with their offsets
+        self.appended = 0
+
+    @property
+    def over(self) -> bool:
+        """Nobody has, or will have, anything in it."""
+        return self.sealed and not (self.objects or self.writers or self.punching)
+
+
+class Buckets:
+    """Objects appended to files of 256 MiB or 500 objects, each with an index file beside it once
+    it is full, as in Mooncake's bucket backend.
+
+    Mooncake drops whole buckets. Here the cache decides object by object and its capacity is a
+    promise, so a deleted object's space is punched out of its bucket, and an empty one is removed.
+    """
+
+    name = "bucket"
+    removal = "punch"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._next = 0
+        self._current: _Bucket | None = None
+        self._of: dict[int, _Bucket] = {}
+        self._writing: set[int] = set()
+        make_shards(root)
+        _require_punching(root)
+
+    def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
+        with self._lock:
+            bucket = self._with_room(ref.nbytes, flags, steps)
+            offset = bucket.end
+            bucket.end += ref.nbytes
+            bucket.appended += 1
+            bucket.writers += 1
+            bucket.objects[ref.copy_id] = (ref, offset)
+            self._of[ref.copy_id] = bucket
+            self._writing.add(ref.copy_id)
+        spans = (Span(bucket.fd, offset, ref.nbytes),)
+        if allocate:
+            try:
+                with steps.timed("allocate"):
+                    os.posix_fallocate(bucket.fd, offset, ref.nbytes)
+            except BaseException:
+                self.abort(ref, spans)
+                raise
+        return spans
+
+    def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
+        self._written(ref, steps, keep=True)
+
+    def abort(self, ref: CopyRef, spans: Spans) -> None:
+        if ref.copy_id not in self._writing:
+            self.delete(ref)
+            return
+        try:
+            _punch(*spans[0])
+        finally:
+            self._written(ref, Steps(), keep=False)
+
+    def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
+        with self._lock:
+            bucket = self._of.get(ref.copy_id)
+            if bucket is None:
+                raise StoreError("vanished", f"copy {ref.copy_id} is in no bucket")
+            _, offset = bucket.objects[ref.copy_id]
+        with steps.timed("open"):
+            fd = os.open(bucket.path, flags | os.O_RDONLY | os.O_CLOEXEC)
+        return (_checked(Span(fd, offset, ref.nbytes)),)
+
+    def release(self, spans: Spans, steps: Steps) -> None:
+        with steps.timed("close"):
+            os.close(spans[0].fd)
+
+    def delete(self, ref: CopyRef) -> None:
+        with self._lock:
+            bucket = self._of.pop(ref.copy_id, None)
+            if bucket is None:
+                raise StoreError("vanished", f"copy {ref.copy_id} is in no bucket")
+            _, offset = bucket.objects.pop(ref.copy_id)
+            over = bucket.over
+            bucket.punching += 1
+        try:
+            if not over:
+                _punch_by_path(bucket.path, offset, ref.nbytes)
+        finally:
+            with self._lock:
+                bucket.punching -= 1
+                over = bucket.over
+            if over:
+                self._remove(bucket)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "layout": self.name,
+            "bucket_bytes": BUCKET_BYTES,
+            "bucket_objects": BUCKET_OBJECTS,
+            "buckets": self._next,
+        }
+
+    def close(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            os.close(current.fd)
+
+    def _with_room(self, nbytes: int, flags: int, steps: Steps) -> _Bucket:
+        """Under the lock: the current bucket, or a new one."""
+        bucket = self._current
+        if bucket is not None and (
+            bucket.appended >= BUCKET_OBJECTS or (bucket.end and bucket.end + nbytes > BUCKET_BYTES)
+        ):
+            bucket.sealed = True
+            self._current = None
+            if not bucket.writers:
+                self._seal(bucket, steps)
+            bucket = None
+        if bucket is None:
+            number, self._next = self._next, self._next + 1
+            path = _path(self._root, number, ".bucket")
+            with steps.timed("create"):
+                fd = _create(path, flags | os.O_RDWR)
+            bucket = self._current = _Bucket(number, path, fd)
+        return bucket
+
+    def _written(self, ref: CopyRef, steps: Steps, *, keep: bool) -> None:
+        """One writer has ended; the last one of a full bucket completes it."""
+        with self._lock:
+            self._writing.remove(ref.copy_id)
+            bucket = self._of[ref.copy_id]
+            bucket.writers -= 1
+            if not keep:
+                del self._of[ref.copy_id], bucket.objects[ref.copy_id]
+            if bucket.sealed and not bucket.writers:
+                self._seal(bucket, steps)
+
+    def _seal(self, bucket: _Bucket, steps: Steps) -> None:
+        """Under the lock: the bucket takes no more; its index is written."""
+        try:
+            with steps.timed("close"):
+                os.close(bucket.fd)
+        finally:
+            if bucket.over:
+                os.unlink(bucket.path)
+        if not bucket.objects:
+            return
+        index = [
+            {"key": ref.key.hex(), "copy_id": ref.copy_id, "offset": offset, "bytes": ref.nbytes}
+            for ref, offset in bucket.objects.values()
+        ]
+        with steps.timed("index"):
+            _write_new(self._index(bucket), orjson.dumps(index))
+
+    def _remove(self, bucket: _Bucket) -> None:
+        try:
+            os.unlink(bucket.path)
+        finally:
+            with suppress(FileNotFoundError):  # where writing it failed
+                os.unlink(self._index(bucket))
+
+    def _index(self, bucket: _Bucket) -> str:
+        return _path(self._root, bucket.number, ".meta")
+
+
+def require_size(span: Span) -> None:
+    size = os.fstat(span.fd).st_size
+    if size < span.offset + span.length:
+        raise StoreError(
+            "truncated", f"{size} bytes are there of {span.offset + span.length}"
+        )  # and a load beyond the end of a mapping would be a SIGBUS
+
+
+def _checked(span: Span) -> Span:
+    """A fresh span whose file is long enough, or it is closed."""
+    try:
+        require_size(span)
+    except BaseException:
+        os.close(span.fd)
+        raise
+    return span
+
+
+def _create(path: str, flags: int) -> int:
+    """A descriptor of a new file. Where O_DIRECT is refused, Linux has made the file already."""
+    try:
+        return os.open(path, flags | _NEW, _MODE)
+    except FileExistsError:
+        raise
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        raise
+
+
+def _write_new(path: str, data: bytes) -> None:
+    """All of it in a new file, or no file."""
+    fd = _create(path, os.O_WRONLY)
+    try:
+        with open(fd, "wb", buffering=0) as file:
+            while data:
+                data = data[file.write(data) :]
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Every one, whatever happens to the others."""
+    with ExitStack() as closing:
+        for fd in fds:
+            closing.callback(os.close, fd)
+
+
+def _shares(total: int, count: int) -> list[int]:
+    """`total` in `count` parts of whole pages; the last takes what is left."""
+    part = total // count // PAGE_BYTES * PAGE_BYTES
+    return [*[part] * (count - 1), total - part * (count - 1)]
+
+
+def _allocate(paths: Sequence[Path], sizes: Sequence[int]) -> None:
+    """New files of these sizes, or none."""
+    made: list[Path] = []
+    try:
+        for path, size in zip(paths, sizes, strict=True):
+            fd = _create(str(path), os.O_RDWR)
+            made.append(path)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            finally:
+                os.close(fd)
+    except OSError as error:
+        for path in made:
+            path.unlink()
+        raise PlaceError(
+            f"--layout arena: {sum(sizes)} bytes could not be allocated at once in "
+            f"{paths[0].parents[1]} ({reason_of(error)}); lower --storage-capacity-gb, or use "
+            "--layout file"
+        ) from error
+
+
+def _require_punching(root: Path) -> None:
+    """A file system that cannot punch holes would never give a deleted object's space back."""
+    path = _path(root, 0, ".probe")
+    os.close(_create(path, os.O_WRONLY))
+    try:
+        _punch_by_path(path, 0, PAGE_BYTES)
+    except OSError as error:
+        raise PlaceError(
+            f"--layout bucket: the file system of {root} cannot give back a part "
+            f"of a file ({reason_of(error)}); use --layout file or arena"
+        ) from error
+    finally:
+        os.unlink(path)
+
+
+_PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _punch(fd: int, offset: int, nbytes: int) -> None:
+    """Give the blocks back; Python's os module has only the POSIX half of fallocate."""
+    place = (ctypes.c_int64(offset), ctypes.c_int64(nbytes))
+    if _libc.fallocate64(fd, _PUNCH_HOLE_KEEP_SIZE, *place):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _punch_by_path(path: str, offset: int, nbytes: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        _punch(fd, offset, nbytes)
+    finally:
+        os.close(fd)

@@ -1,0 +1,238 @@
+"""Storage as a tier: a layout (what is a file) times engines (how bytes get there and back), with
+a rule when they must be on the device."""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import StoreError
+from kv_cache.core.kinds import Tier
+from kv_cache.tiers.base import Capability, Sink, Span, Steps, Tap, store_errors
+from kv_cache.tiers.nvme import uring
+from kv_cache.tiers.nvme.engines import Engine, Region
+from kv_cache.tiers.nvme.layouts import Layout, Spans, close_all
+
+FSYNC = ("never", "object", "batch")
+FSYNC_BATCH = 8
+
+
+class _Syncer:
+    """`never`; `object`: before an object is complete; `batch`: every so many objects at once, so
+    that the last few of a run are only on the device when the store is closed."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self.flushes = policy == "object"  # an fsync writes back what was stored through mappings
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, int]] = []  # copies, and descriptors of our own
+
+    def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
+        fds = list(dict.fromkeys(span.fd for span in spans))
+        if self._policy == "object":
+            with steps.timed("fsync"):
+                for fd in fds:
+                    os.fsync(fd)
+        elif self._policy == "batch":
+            with self._lock:
+                for fd in fds:
+                    self._waiting.append((ref.copy_id, os.dup(fd)))
+                if len({copy_id for copy_id, _ in self._waiting}) < FSYNC_BATCH:
+                    return
+                due, self._waiting = self._waiting, []
+            with steps.timed("fsync"):
+                _sync([fd for _, fd in due])
+
+    def forget(self, ref: CopyRef) -> None:
+        """A copy goes: nobody needs it on the device, and an open file would keep its space."""
+        if self._policy != "batch":
+            return
+        with self._lock:
+            gone = [fd for copy_id, fd in self._waiting if copy_id == ref.copy_id]
+            self._waiting = [one for one in self._waiting if one[0] != ref.copy_id]
+        close_all(gone)
+
+    def close(self) -> None:
+        due, self._waiting = self._waiting, []
+        _sync([fd for _, fd in due])
+
+
+def _sync(fds: list[int]) -> None:
+    """Sync each file once, and close all descriptors whatever happens."""
+    try:
+        files = {(s.st_dev, s.st_ino): fd for fd in fds for s in (os.fstat(fd),)}
+        for fd in files.values():
+            os.fsync(fd)
+    finally:
+        close_all(fds)
+
+
+class NvmeStore:
+    """Objects in files below a directory that the caller owns and removes."""
+
+    tier = Tier.NVME
+
+    def __init__(
+        self, layout: Layout, reader: Engine, writer: Engine, *, fsync: str, note: str | None = None
+    ) -> None:
+        self._layout = layout
+        self._reader = reader
+        self._writer = writer
+        self._fsync = fsync
+        self._syncer = _Syncer(fsync)
+        self._note = note
+        self.removal = layout.removal
+        self.capabilities = reader.capabilities & writer.capabilities
+        if fsync == "object":
+            self.capabilities |= Capability.DURABLE
+
+    def create(self, ref: CopyRef) -> Sink:
+        return _Sink(ref, self._layout, self._writer, self._syncer)
+
+    def open(self, ref: CopyRef) -> Tap:
+        return _Tap(ref, self._layout, self._reader)
+
+    def delete(self, ref: CopyRef) -> None:
+        with store_errors():
+            try:
+                self._syncer.forget(ref)
+            finally:
+                self._layout.delete(ref)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "engine": self._reader.name,
+            "write_engine": self._writer.name,
+            "engine_note": self._note,
+            **self._layout.describe(),
+            "fsync": self._fsync,
+            "emulated": False,
+            **self._ring_facts(),
+        }
+
+    def close(self) -> None:
+        with store_errors():
+            try:
+                self._syncer.close()
+            finally:
+                self._layout.close()
+
+    def _ring_facts(self) -> Mapping[str, Any]:
+        if "uring" not in (self._reader.name, self._writer.name):
+            return {}
+        return {"registered_buffers": uring.registered()}
+
+
+class _Regions:
+    """The pieces of an object, one after the other."""
+
+    def __init__(self, spans: Spans, engine: Engine, *, writable: bool) -> None:
+        self._parts: list[tuple[int, Span, Region]] = []
+        self._length = 0
+        try:
+            for span in spans:
+                region = engine.region(span, writable=writable)
+                self._parts.append((self._length, span, region))
+                self._length += span.length
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, offset: int, into: memoryview) -> None:
+        for region, within, begin, end in self._pieces(offset, len(into)):
+            region.read(within, into[begin:end])
+
+    def write(self, offset: int, data: memoryview) -> None:
+        for region, within, begin, end in self._pieces(offset, len(data)):
+            region.write(within, data[begin:end])
+
+    def flush(self) -> None:
+        for _, _, region in self._parts:
+            region.flush()
+
+    def close(self) -> None:
+        parts, self._parts, self._length = self._parts, [], 0
+        for _, _, region in parts:
+            region.close()
+
+    def _pieces(self, offset: int, nbytes: int) -> Sequence[tuple[Region, int, int, int]]:
+        """(region, offset in it, begin and end in the caller's data) of a range of the object."""
+        assert 0 <= offset <= offset + nbytes <= self._length, "beyond the object, or after its end"
+        if len(self._parts) == 1:
+            return ((self._parts[0][2], offset, 0, nbytes),)
+        found = []
+        for at, span, region in self._parts:
+            begin, end = max(offset, at), min(offset + nbytes, at + span.length)
+            if begin < end:
+                found.append((region, begin - at, begin - offset, end - offset))
+        return found
+
+
+class _Sink:
+    """Writes one object; what the operating system refuses is an error of the storage."""
+
+    def __init__(self, ref: CopyRef, layout: Layout, engine: Engine, syncer: _Syncer) -> None:
+        self.engine = engine.name
+        self.steps = Steps()
+        self._ref = ref
+        self._layout = layout
+        self._syncer = syncer
+        with store_errors():
+            self._spans = layout.create(
+                ref, engine.open_flags, self.steps, allocate=engine.writes_need_space
+            )
+            try:
+                self._regions = _Regions(self._spans, engine, writable=True)
+            except BaseException:
+                layout.abort(ref, self._spans)
+                raise
+
+    def write(self, offset: int, data: memoryview) -> None:
+        with store_errors():
+            self._regions.write(offset, data)
+
+    def commit(self) -> None:
+        with store_errors():
+            if self._syncer.flushes:
+                self._regions.flush()
+            self._syncer.commit(self._ref, self._spans, self.steps)
+            self._regions.close()
+            self._layout.commit(self._ref, self._spans, self.steps)
+
+    def abort(self) -> None:
+        self._regions.close()
+        try:
+            with store_errors():
+                try:
+                    self._syncer.forget(self._ref)
+                finally:
+                    self._layout.abort(self._ref, self._spans)
+        except StoreError as error:
+            if error.reason != "vanished":  # somebody else removed it: nothing is left, as wanted
+                raise
+
+
+class _Tap:
+    def __init__(self, ref: CopyRef, layout: Layout, engine: Engine) -> None:
+        self.engine = engine.name
+        self.steps = Steps()
+        self._layout = layout
+        with store_errors():
+            self.spans: Spans = layout.open(ref, engine.open_flags, self.steps)
+            try:
+                self._regions = _Regions(self.spans, engine, writable=False)
+            except BaseException:
+                layout.release(self.spans, self.steps)
+                raise
+
+    def read(self, offset: int, into: memoryview) -> None:
+        with store_errors():
+            self._regions.read(offset, into)
+
+    def close(self) -> None:
+        spans, self.spans = self.spans, ()
+        if spans:
+            self._regions.close()
+            with store_errors():
+                self._layout.release(spans, self.steps)

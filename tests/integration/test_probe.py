@@ -1,0 +1,211 @@
+"""`kv-cache.py probe`: a real device is measured, and nothing but the profile stays."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.bench.place import LOCK_NAME
+from kv_cache.config.profile import HEADER, read_profile
+from kv_cache.core.units import KIB, MIB
+from kv_cache.report.environment import Reader, filesystem
+from tests.cli import environment, small
+
+# Also before the command has a name in the table of commands.
+PROGRAM = """
+from kv_cache import cli
+from kv_cache.cli.probe import main
+cli.COMMANDS = {**cli.COMMANDS, "probe": main}
+cli.console()
+"""
+FEW = ("--size-gib=0.05", "--sizes-mib=0.25,1", "--concurrency=2", "--seconds=1")
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Path:
+    if filesystem(Reader(), tmp_path)["type"] in ("tmpfs", "ramfs"):
+        pytest.skip("the temporary directory is in memory")
+    return tmp_path
+
+
+def start(cwd: Path, *args: str) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "probe", *args],
+        cwd=cwd,
+        env=environment(),
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+
+
+def run(cwd: Path, *args: str) -> tuple[int, str, str]:
+    with start(cwd, *args) as process:
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+
+def tree(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def test_a_small_grid_is_measured_and_only_the_profile_stays(on_disk: Path) -> None:
+    code, out, err = run(on_disk, "--cache-dir=cache", "--profile=disk.yaml", *FEW)
+    assert (code, err) == (0, ""), out
+    assert tree(on_disk) == ["disk.yaml"]
+    assert out.endswith("profile  disk.yaml\n")
+    found = read_profile(on_disk / "disk.yaml")
+    points = {(c.object_bytes, c.concurrency, c.read_share, c.repeated) for c in found.cells}
+    assert points == {
+        (size, depth, share, repeated)
+        for size in (256 * KIB, MIB)
+        for depth in (1, 2)
+        for share, repeated in ((0.0, False), (0.5, False), (1.0, False), (1.0, True))
+    }
+    lines = [line for line in out.splitlines() if " x" in line]
+    assert len(lines) == 4
+    assert all("-" not in line.split() for line in lines)
+    assert found.facts["refused"] == []
+    assert found.facts["io"]["engine"] == "direct"
+    assert found.facts["filesystem"]["type"]
+    assert found.facts["probe"]["failed_operations"] == 0
+    assert found.facts["probe"]["verified_objects"] > 0
+    told = found.facts["counted"]
+    if told["device_read_bytes"] is not None:
+        assert told["process_read_bytes"] == pytest.approx(told["claimed_read_bytes"], rel=0.05)
+
+
+def test_virtual_time_takes_the_profile_that_was_written(on_disk: Path) -> None:
+    assert run(on_disk, "--cache-dir=cache", "--profile=disk.yaml", *FEW)[0] == 0
+    ran = small(
+        on_disk,
+        "--virtual-time",
+        "--profile=disk.yaml",
+        "--semantics=serving",
+        "--block-tokens=32",
+        "--max-requests=20",
+    )
+    assert ran.code == 0, ran.err
+    assert ran.own["tiers"]["storage"]["store"]["profile"]["file"] == "disk.yaml"
+
+
+def test_the_profile_is_named_after_the_device_and_none_is_overwritten(on_disk: Path) -> None:
+    for _ in range(2):
+        code, out, _ = run(on_disk, "--cache-dir=cache", *FEW)
+        assert code == 0, out
+    names = tree(on_disk)
+    assert len(names) == 2
+    assert all(name.startswith("profile-") and name.endswith(".yaml") for name in names)
+
+
+def test_sizes_that_do_not_fit_are_refused_and_said(on_disk: Path) -> None:
+    code, out, _ = run(
+        on_disk,
+        *("--cache-dir=cache", "--profile=p.yaml", "--size-gib=0.05", "--seconds=1"),
+        *("--sizes-mib=0.25,4", "--concurrency=1,8"),
+    )
+    assert code == 0, out
+    assert "! not measured: 4.0 MiB x8: needs 128.0 MiB of data (--size-gib)" in out
+    found = read_profile(on_disk / "p.yaml")
+    assert {(r["object_bytes"], r["concurrency"]) for r in found.facts["refused"]} == {(4 * MIB, 8)}
+    assert not any(c.object_bytes == 4 * MIB and c.concurrency == 8 for c in found.cells)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_behind(on_disk: Path, number: signal.Signals, code: int) -> None:
+    mine = on_disk / "cache" / "mine.txt"
+    mine.parent.mkdir()
+    mine.touch()
+    args = ("--cache-dir=cache", "--profile=p.yaml", "--size-gib=0.05", "--sizes-mib=1")
+    with start(on_disk, *args, "--seconds=300") as process:
+        wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == code, err
+    assert "no profile is written" in out
+    assert tree(on_disk) == ["cache", "cache/mine.txt"]
+
+
+def wait_for(happened: Any) -> None:
+    until = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < until, "it never happened"
+        time.sleep(0.02)
+
+
+def test_after_a_kill_the_next_probe_removes_what_was_left(on_disk: Path) -> None:
+    args = ("--cache-dir=cache", "--size-gib=0.05", "--sizes-mib=1", "--seconds=300")
+    with start(on_disk, *args) as process:
+        wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")))
+        process.kill()
+        process.communicate()
+    assert (on_disk / "cache" / LOCK_NAME).exists()
+    assert run(on_disk, "--cache-dir=cache", "--profile=p.yaml", *FEW)[0] == 0
+    assert [name for name in tree(on_disk) if name != "cache"] == ["p.yaml"]
+
+
+def test_a_file_system_in_memory_is_refused(tmp_path: Path) -> None:
+    if filesystem(Reader(), Path("/dev/shm"))["type"] != "tmpfs":
+        pytest.skip("/dev/shm is not a tmpfs")
+    code, out, err = run(tmp_path, "--cache-dir=/dev/shm/kv-probe-test", *FEW)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "it is in memory (tmpfs), where no device accounts" in err
+    assert not Path("/dev/shm/kv-probe-test").exists()
+
+
+def test_a_foreign_profile_is_not_replaced_and_nothing_is_measured(tmp_path: Path) -> None:
+    mine = tmp_path / "p.yaml"
+    mine.write_text("mine: 1\n")
+    code, out, err = run(tmp_path, "--cache-dir=cache", "--profile=p.yaml", *FEW)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--profile p.yaml: a file of that name is there" in err
+    assert mine.read_text() == "mine: 1\n"
+    assert tree(tmp_path) == ["p.yaml"]
+
+
+def test_a_profile_of_ours_is_replaced(on_disk: Path) -> None:
+    (on_disk / "p.yaml").write_text(f"{HEADER}\nold\n")
+    assert run(on_disk, "--cache-dir=cache", "--profile=p.yaml", *FEW)[0] == 0
+    assert read_profile(on_disk / "p.yaml").cells
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ((), "the following arguments are required: --cache-dir"),
+        (("--cache-dir=/etc/kv",), "system directory"),
+        (("--cache-dir=c", "--size-gib=0"), "--size-gib 0 is not above 0"),
+        (("--cache-dir=c", "--size-gib=1000000"), "more than 90 % of the free space"),
+        (("--cache-dir=c", "--size-gib=0.1"), "objects of 80.0 MiB need 320.0 MiB of data"),
+        (("--cache-dir=c", "--seconds=0"), "--seconds 0 is not 1 to 86400"),
+        (("--cache-dir=c", "--sizes-mib=a"), "--sizes-mib 'a' is not a list of numbers"),
+        (("--cache-dir=c", "--sizes-mib=0.3"), "no multiple of 4 KiB"),
+        (("--cache-dir=c", "--sizes-mib=0"), "each must be 0.00390625 to 1024"),
+        (("--cache-dir=c", "--concurrency=1.5"), "give whole numbers"),
+        (("--cache-dir=c", "--concurrency=nan"), "each must be 1 to 256"),
+        (("--cache-dir=c", "--profile=no/p.yaml"), "there is no directory no"),
+        (("--cache-dir=c", "--profile=."), "it is a directory"),
+        (("--cache-dir=c", "--quick"), "unrecognized arguments: --quick"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_made(
+    tmp_path: Path, args: tuple[str, ...], sentence: str
+) -> None:
+    if filesystem(Reader(), tmp_path)["type"] == "tmpfs":
+        pytest.skip("the temporary directory is in memory")
+    code, out, err = run(tmp_path, *args)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert sentence in err
+    assert tree(tmp_path) == []
+
+
+def test_help_teaches() -> None:
+    code, out, _ = run(Path.cwd(), "--help")
+    assert code == 0
+    for word in ("--size-gib", "--seconds", "--profile", "examples:", "exit code"):
+        assert word in out

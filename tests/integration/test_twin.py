@@ -1,0 +1,195 @@
+"""`kv-cache.py twin`: fio really runs, and nothing of it stays."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.core.units import MIB, NS_PER_MS
+from kv_cache.report.fio import HEADER
+from tests.cli import environment, small
+from tests.results import document, row, write
+
+# Also before the command has a name in the table of commands.
+PROGRAM = """
+from kv_cache import cli
+from kv_cache.cli.twin import main
+cli.COMMANDS = {**cli.COMMANDS, "twin": main}
+cli.console()
+"""
+needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+
+
+def start(cwd: Path, *args: str, **more: Any) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "twin", *args],
+        **{"cwd": cwd, "env": environment(), "stdout": pipe, "stderr": pipe, "text": True, **more},
+    )
+
+
+def run(cwd: Path, *args: str, **more: Any) -> tuple[int, str, str]:
+    with start(cwd, *args, **more) as process:
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+
+def made(cwd: Path, cache_dir: str | None = "cache/runs", **store: Any) -> str:
+    """A result whose cache directory is gone, and of what it was in only a bystander is left."""
+    rows = [
+        row("read", [MIB] * 500, [4 * NS_PER_MS] * 500),
+        row("write", [MIB] * 50, [5 * NS_PER_MS] * 50),
+    ]
+    (cwd / "cache").mkdir(exist_ok=True)
+    (cwd / "cache" / "mine.txt").touch()
+    where = None if cache_dir is None else str(cwd / cache_dir)
+    return str(write(cwd / "R.json", document(rows, cache_dir=where, **store)))
+
+
+def tree(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+@needs_fio
+@pytest.mark.fio
+@pytest.mark.parametrize("layout", ["file", "arena"])
+def test_both_programs_stand_side_by_side_and_nothing_stays(tmp_path: Path, layout: str) -> None:
+    code, out, err = run(tmp_path, made(tmp_path, layout=layout), "--seconds=1")
+    assert (code, err) == (0, ""), out
+    assert f"fio: 1 s in {tmp_path}/cache\n" in out
+    told = {line[:22].strip(): line[22:].split() for line in out.splitlines() if line}
+    for name in ("read MB/s", "read p99 ms", "write MB/s", "write p50 ms", "CPU s/GiB"):
+        mine, theirs, ratio = map(float, told[name])
+        assert theirs > 0, name
+        assert ratio == pytest.approx(mine / theirs, rel=0.1), name
+    assert "  ! ours stamps what it writes" in out
+    assert tree(tmp_path) == ["R.json", "cache", "cache/mine.txt"]
+
+
+@needs_fio
+@pytest.mark.fio
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_fio_and_removes_what_it_made(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with start(tmp_path, made(tmp_path), "--seconds=60") as process:
+        cache = tmp_path / "cache"
+        wait_for(lambda: any(cache.rglob("reads.*.kv")))
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == code
+    assert "interrupted" in out
+    assert tree(tmp_path) == ["R.json", "cache", "cache/mine.txt"]
+
+
+def wait_for(happened: Any) -> None:
+    until = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < until, "it never happened"
+        time.sleep(0.02)
+
+
+def test_a_fio_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
+    result = made(tmp_path)
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "fio").write_text("#!/bin/sh\necho 'fio: disk is full'\nexit 1\n")
+    (broken / "fio").chmod(0o755)
+    env = {**environment(), "PATH": f"{broken}:{environment()['PATH']}"}
+    code, out, _ = run(tmp_path, result, env=env)
+    assert code == 1
+    assert "fio failed: fio: disk is full" in out
+    assert not any((tmp_path / "cache").rglob("*.kv"))
+
+
+@needs_fio
+@pytest.mark.fio
+def test_the_exported_job_is_all_that_is_written_and_fio_takes_it(tmp_path: Path) -> None:
+    result = made(tmp_path)
+    before = tree(tmp_path)
+    code, out, _ = run(tmp_path, result, "--fio-export=run.fio", "--seconds=5")
+    assert code == 0
+    assert out.endswith("job  run.fio\n")
+    assert tree(tmp_path) == sorted([*before, "run.fio"])
+    text = (tmp_path / "run.fio").read_text()
+    assert text.startswith(HEADER)
+    assert "runtime=5\n" in text
+    assert "directory=" not in text
+    parsed = subprocess.run(
+        ["fio", "--parse-only", "run.fio"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (parsed.returncode, parsed.stderr) == (0, "")
+
+
+def test_a_job_of_ours_is_replaced_and_a_foreign_file_is_not(tmp_path: Path) -> None:
+    result = made(tmp_path)
+    for _ in range(2):
+        assert run(tmp_path, result, "--fio-export=run.fio")[0] == 0
+    (tmp_path / "run.fio").write_text("[mine]\n")
+    code, _, err = run(tmp_path, result, "--fio-export=run.fio")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--fio-export run.fio" in err
+    assert (tmp_path / "run.fio").read_text() == "[mine]\n"
+
+
+def test_without_fio_the_way_out_is_named(tmp_path: Path) -> None:
+    env = {**environment(), "PATH": str(tmp_path)}
+    code, out, err = run(tmp_path, made(tmp_path), env=env)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "fio is not installed" in err
+    assert "--fio-export" in err
+
+
+@pytest.mark.parametrize(
+    ("cache_dir", "args", "sentence"),
+    [
+        (None, (), "temporary cache directory; say with --dir"),
+        ("gone/for/good", (), "is not here, nor what it was in; say with --dir"),
+        ("cache", ("--dir=none",), "--dir none: there is no such directory"),
+        ("cache", ("--dir=/proc",), "system directory"),
+        ("cache", ("--seconds=0",), "--seconds 0 is not 1 to 86400"),
+        ("cache", ("--fast",), "unrecognized arguments: --fast"),
+        ("cache", ("--seconds=x",), "invalid float value: 'x'"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, cache_dir: str | None, args: tuple[str, ...], sentence: str
+) -> None:
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    code, out, err = run(tmp_path, made(tmp_path, cache_dir), *args)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert sentence in err
+
+
+def test_a_result_that_was_cut_short_is_one_sentence(tmp_path: Path) -> None:
+    result = Path(made(tmp_path))
+    result.write_bytes(result.read_bytes()[:-300])
+    code, _, err = run(tmp_path, str(result))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cut short" in err
+
+
+def test_help_teaches() -> None:
+    code, out, _ = run(Path.cwd(), "--help")
+    assert code == 0
+    for word in ("--dir", "--seconds", "--fio-export", "examples:", "exit code"):
+        assert word in out
+
+
+@needs_fio
+@pytest.mark.fio
+def test_the_result_of_a_run_has_a_twin(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--max-requests=40", "--cpu-mem-gb=0")
+    assert ran.code == 0, ran.err
+    if not any("system_calls" in row for row in ran.own["operations"]):
+        pytest.skip("results have no sizes and system calls yet")
+    code, out, err = run(tmp_path, "R.json", "--seconds=1", f"--dir={tmp_path}")
+    assert code == 0, (out, err)
+    assert "CPU s/GiB" in out
+    assert sorted(tree(tmp_path)) == ["R.json", "small.yaml"]

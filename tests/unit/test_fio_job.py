@@ -1,0 +1,358 @@
+"""The fio job of a result: what it takes over, and what it refuses."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import KIB, MIB, NS_PER_MS, PAGE_BYTES
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.report.fio import (
+    CLASSES,
+    HEADER,
+    Twin,
+    comparison,
+    derive,
+    job_text,
+    read_answer,
+    read_logs,
+    size_classes,
+    what_it_does,
+)
+from kv_cache.report.reading import read_result, require_replaceable
+from tests.results import WINDOW_S, document, row, write
+
+FILE = Path("R.json")
+READ_MS, WRITE_MS = 4 * NS_PER_MS, 5 * NS_PER_MS
+
+
+def twin(rows: Sequence[dict[str, Any]], **store: Any) -> Twin:
+    return derive(document(rows, **store), FILE)
+
+
+def sections(text: str) -> dict[str, dict[str, str]]:
+    """The job file, as fio reads it."""
+    found: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        if line.startswith("["):
+            name = line.strip("[]")
+            found[name] = {}
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found[name][key] = value
+    return found
+
+
+def job(rows: Sequence[dict[str, Any]], **store: Any) -> dict[str, dict[str, str]]:
+    return sections(job_text(twin(rows, **store), 10))
+
+
+def reads(count: int = 100, size: int = 2 * MIB, ns: int = READ_MS, **more: Any) -> dict[str, Any]:
+    return row("read", [size] * count, [ns] * count, **more)
+
+
+# --- sizes -----------------------------------------------------------------------------------
+
+
+def histogram(values: Sequence[int]) -> Histogram:
+    made = Histogram()
+    for value in values:
+        made.add(value)
+    return made
+
+
+pages = st.integers(1, 40_000).map(lambda n: n * PAGE_BYTES)
+
+
+@given(st.lists(pages, min_size=1, max_size=300))
+def test_classes_of_sizes_keep_the_bytes_within_one_percent(values: list[int]) -> None:
+    classes = size_classes(histogram(values))
+    assert 1 <= len(classes) <= CLASSES
+    assert sum(c.percent for c in classes) == 100
+    assert all(c.nbytes % PAGE_BYTES == 0 and c.percent >= 1 for c in classes)
+    mean = sum(values) / len(values)
+    told = sum(c.nbytes * c.percent for c in classes) / 100
+    assert abs(told - mean) <= max(0.01 * mean, PAGE_BYTES / 2)
+
+
+@given(pages, st.integers(1, 500))
+def test_objects_of_one_size_are_one_class(size: int, count: int) -> None:
+    (only,) = size_classes(histogram([size] * count))
+    assert (only.nbytes, only.percent) == (size, 100)
+
+
+def test_two_sizes_in_whole_percents_are_two_classes() -> None:
+    classes = size_classes(histogram([256 * KIB] * 30 + [2 * MIB] * 70))
+    assert [c.percent for c in classes] == [30, 70]
+    assert classes[1].nbytes == 2 * MIB
+
+
+# --- concurrency -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "threads", "think_ms"), [(4.0, 4, 0), (0.5, 1, 4.0), (2.5, 3, 0.8), (0.99, 1, 0)]
+)
+def test_threads_think_so_that_littles_law_holds(
+    in_flight: float, threads: int, think_ms: float
+) -> None:
+    count = round(in_flight * WINDOW_S / 0.004)
+    (side,) = twin([reads(count)]).sides
+    assert side.in_flight == pytest.approx(in_flight, rel=1e-3)
+    assert side.threads == threads
+    assert side.think_ns / NS_PER_MS == pytest.approx(think_ms, rel=1e-2)
+
+
+def test_reads_and_writes_are_jobs_of_their_own() -> None:
+    made = job([reads(5000), row("write", [MIB] * 250, [WRITE_MS] * 250)])
+    assert made["reads"]["numjobs"] == "2"
+    assert made["writes"]["numjobs"] == "1"
+    assert int(made["writes"]["thinktime"]) == pytest.approx(35_000, rel=1e-2)
+    assert made["reads"]["bs"] == str(2 * MIB)
+    assert made["writes"]["bs"] == str(MIB)
+    assert all("new_group" in made[name] for name in ("reads", "writes"))
+
+
+def test_operations_outside_the_window_do_not_count() -> None:
+    only = twin([reads(10), reads(90, phase="warmup"), reads(90, phase="drain")])
+    assert only.sides[0].operations == 10
+
+
+def test_all_causes_of_a_read_are_one_side() -> None:
+    both = twin([reads(10), row("read", [MIB] * 30, [READ_MS] * 30, cause="promotion")])
+    assert both.sides[0].operations == 40
+    assert [(s.nbytes, s.percent) for s in both.sides[0].sizes] == [(MIB, 75), (2 * MIB, 25)]
+
+
+# --- engines and layouts -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "direct"),
+    [
+        ("direct", "psync", "1"),
+        ("buffered", "psync", "0"),
+        ("mmap", "mmap", "0"),
+        ("uring", "io_uring", "1"),
+    ],
+)
+def test_each_engine_has_its_equivalent(engine: str, name: str, direct: str) -> None:
+    made = job([reads(engine=engine)])
+    assert (made["reads"]["ioengine"], made["reads"]["direct"]) == (name, direct)
+
+
+def test_an_engine_that_fio_has_not_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"engine of its storage reads is 'null'.*--io-engine"):
+        twin([reads(engine="null")])
+
+
+def test_a_file_an_object_is_opened_anew_for_each() -> None:
+    made = job([reads(), row("write", [MIB] * 9, [WRITE_MS] * 9)], layout="file")
+    for name, rw in (("reads", "read"), ("writes", "write")):
+        # Not rand*: with one open file of one object fio would stay with the first for good.
+        assert made[name]["rw"] == rw
+        assert made[name]["filesize"] == made[name]["bs"]
+        assert made[name]["openfiles"] == "1"
+    assert "create_on_open" in made["writes"]
+    assert "create_on_open" not in made["reads"]
+
+
+def test_an_arena_is_one_preallocated_file() -> None:
+    made = job([reads(1000), row("write", [MIB] * 9, [WRITE_MS] * 9)], layout="arena")
+    assert made["reads"]["rw"] == "randread"
+    assert made["reads"]["filename"] == "reads.kv"
+    assert made["reads"]["filesize"] == str(32 * MIB)
+    assert made["reads"]["blockalign"] == str(2 * MIB)
+    assert made["writes"]["overwrite"] == "1"
+
+
+def test_a_mix_of_sizes_goes_to_one_file_and_says_so() -> None:
+    mixed = twin([row("read", [MIB, 3 * MIB] * 50, [READ_MS] * 100)], layout="file")
+    made = sections(job_text(mixed, 10))
+    assert made["reads"]["bssplit"] == f"{MIB}/50:{3 * MIB}/50"
+    assert "norandommap" in made["reads"]
+    assert any("cannot differ in size" in text for text in mixed.unlike())
+
+
+def test_the_calls_of_an_object_follow_each_other() -> None:
+    made = job([reads(size=8 * MIB, calls=4)], layout="arena")
+    assert made["reads"]["bs"] == str(2 * MIB)
+    assert made["reads"]["rw"] == "randread:4"
+    assert made["reads"]["blockalign"] == str(8 * MIB)
+
+
+def test_calls_of_objects_that_differ_in_size_are_told_apart_from_fios() -> None:
+    mixed = twin([row("read", [MIB, 3 * MIB] * 50, [READ_MS] * 100, calls=3)])
+    assert mixed.sides[0].calls == 1
+    assert any("3.0 system calls for an object" in text for text in mixed.unlike())
+
+
+@pytest.mark.parametrize(
+    ("fsync", "wanted"), [("never", None), (False, None), ("object", "dsync"), (True, "dsync")]
+)
+def test_fsync_is_inside_fios_latency(fsync: str | bool, wanted: str | None) -> None:
+    made = job([row("write", [MIB] * 9, [WRITE_MS] * 9)], fsync=fsync)
+    assert made["writes"].get("sync") == wanted
+
+
+def test_reads_and_writes_may_have_engines_of_their_own() -> None:
+    made = job([reads(), row("write", [MIB] * 9, [WRITE_MS] * 9, engine="buffered")])
+    assert (made["reads"]["direct"], made["writes"]["direct"]) == ("1", "0")
+
+
+def test_one_fsync_for_several_writes_is_one_in_fio_too() -> None:
+    made = twin([row("write", [MIB] * 9, [WRITE_MS] * 9)], fsync="batch")
+    assert sections(job_text(made, 10))["writes"]["fsync"] == "8"
+    assert any("fsync" in text for text in made.unlike())
+
+
+def test_directories_are_named_as_fio_wants_them() -> None:
+    text = job_text(twin([reads()]), 10, ["/mnt/a", "/mnt/b:c"])
+    assert sections(text)["global"]["directory"] == r"/mnt/a:/mnt/b\:c"
+    assert text.startswith(HEADER)
+
+
+def test_files_take_no_more_than_the_run_held_or_fio_can_get_through() -> None:
+    small = twin([reads(1000)])
+    assert small.space_bytes(1000) == pytest.approx(64 * MIB, rel=0.05)
+    slow = twin([reads(10)], peak_bytes=1 << 40)
+    assert slow.space_bytes(10) == 40 * MIB
+
+
+# --- what fio answers --------------------------------------------------------------------------
+
+
+def report(kind: str) -> dict[str, Any]:
+    told = {"50.000000": 2_000_000, "95.000000": 3_000_000, "99.000000": 4_000_000}
+    numbers = {"io_bytes": 1 << 30, "bw_bytes": 1e9, "clat_ns": {"percentile": told}}
+    job = {"jobname": f"{kind}s", kind: numbers, "job_runtime": 2000}
+    return {"fio version": "fio-3", "jobs": [job | {"usr_cpu": 10.0, "sys_cpu": 15.0}]}
+
+
+def test_the_comparison_has_both_numbers_and_their_ratio() -> None:
+    mine = twin([reads(1000)])
+    answer = read_answer(mine, report("read"), {})
+    assert answer.cpu_ns_per_gib == pytest.approx(0.5e9)
+    lines = {line[:20].strip(): line.split()[-3:] for line in comparison(mine, answer).splitlines()}
+    assert lines["read MB/s"] == ["209.72", "1000.00", "0.210"]
+    assert [float(x) for x in lines["read p50 ms"]] == pytest.approx([4.0, 2.0, 2.0])
+    assert float(lines["read p99 ms"][1]) == 4.0
+    assert lines["CPU s/GiB"][1] == "0.500"
+    assert "1 thread, thinking 6.00 ms, 2 MiB, direct" in what_it_does(mine)
+
+
+def test_the_latency_of_an_object_is_the_sum_of_its_calls(tmp_path: Path) -> None:
+    mine = twin([reads(size=8 * MIB, calls=4)])
+    assert f"write_lat_log={tmp_path}/read" in job_text(mine, 10, logs=tmp_path)
+    calls = [10, 20, 30, 40, 1, 1, 1, 1, 7]  # the last object was not finished
+    (tmp_path / "read_clat.1.log").write_text("".join(f"5, {n}, 0, 99, 0\n" for n in calls))
+    logs = read_logs(mine, tmp_path)
+    answer = read_answer(mine, report("read"), logs)
+    assert answer.sides[OpKind.READ].latency_ns == {50.0: 4.0, 95.0: 100.0, 99.0: 100.0}
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def changed(change: Callable[[Any], object]) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(document([reads()])))
+    change(made["kv_cache"])
+    return made
+
+
+def first(own: Any) -> Any:
+    return own["operations"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda own: first(own).pop("histogram_bytes"), "no sizes of objects.*older"),
+        (lambda own: first(own).pop("system_calls"), "no sizes of objects.*older"),
+        (lambda own: own.pop("operations"), "operations is missing, not a list"),
+        (lambda own: own["operations"].clear(), "nothing was read from storage"),
+        (lambda own: own["operations"].insert(0, 7), "something that is no row"),
+        (lambda own: own.update(window_s="long"), "window_s is 'long', not a number"),
+        (lambda own: own.update(window_s=0), "nothing was read from storage"),
+        (lambda own: own["tiers"].clear(), "tiers.storage.store is missing"),
+        (lambda own: own.update(kernel_counters=[]), "kernel_counters is a list"),
+        (lambda own: first(own).update(bytes=True), "bytes is True, not a whole number"),
+        (lambda own: first(own).update(bytes=0), "do not fit together"),
+        (lambda own: first(own).update(operations=3), "do not fit together"),
+        (lambda own: first(own).update(histogram_device=[]), "histogram_device is a list"),
+        (lambda own: first(own)["histogram_device"].update(buckets=[[1]]), "is not a histogram"),
+        (lambda own: first(own)["histogram_device"].update(count=99), "buckets add up"),
+        (lambda own: first(own)["histogram_device"].update(min=None), "is not a histogram"),
+        (
+            lambda own: first(own)["histogram_bytes"].update(buckets=[[10**9, 100]]),
+            "is not a histogram",
+        ),
+    ],
+)
+def test_a_changed_result_is_refused_in_one_sentence(
+    change: Callable[[Any], object], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence) as refused:
+        derive(changed(change), FILE)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe\x00", "is not text"),
+        (b"hello", "is not JSON"),
+        (b'{"kv_cache": {"schema": "kv-ca', "cut short"),
+        (b'{"kv_cache": {', "cut short"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1, 2]", "no result of this program"),
+        (b'{"summary": {}}', "no section 'kv_cache'"),
+        (b'{"kv_cache": {"schema": "other/1"}}', "schema 'other/1'"),
+        (b'{"kv_cache": {}}', "schema missing"),
+        (b'{"kv_cache": {"schema": "kv-cache-result/1", "driver": "virtual-time"}}', "virtual"),
+    ],
+)
+def test_what_is_no_result_is_refused_in_one_sentence(
+    tmp_path: Path, text: bytes, sentence: str
+) -> None:
+    file = tmp_path / "R.json"
+    file.write_bytes(text)
+    with pytest.raises(UsageError, match=sentence) as refused:
+        read_result(file)
+    assert str(file) in str(refused.value)
+
+
+def test_a_result_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: no such file"):
+        read_result(tmp_path / "none.json")
+
+
+def test_a_runs_directory_stands_for_its_result(tmp_path: Path) -> None:
+    write(tmp_path / "result.json", document([reads()]))
+    assert read_result(tmp_path)["kv_cache"]["window_s"] == WINDOW_S
+
+
+def test_virtual_time_is_read_where_it_is_wanted(tmp_path: Path) -> None:
+    made = changed(lambda own: own.update(driver="virtual-time"))
+    assert read_result(write(tmp_path / "R.json", made), measured=False)
+
+
+def test_a_foreign_file_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "job.fio"
+    require_replaceable(file, HEADER, "--fio-export")
+    file.write_text(f"{HEADER}\n[global]\n")
+    require_replaceable(file, HEADER, "--fio-export")
+    file.write_text("[global]\n")
+    with pytest.raises(PlaceError, match="this command did not write"):
+        require_replaceable(file, HEADER, "--fio-export")
+    with pytest.raises(PlaceError, match="it is a directory"):
+        require_replaceable(tmp_path, HEADER, "--fio-export")
+    with pytest.raises(PlaceError, match="there is no directory"):
+        require_replaceable(tmp_path / "no" / "job.fio", HEADER, "--fio-export")

@@ -1,0 +1,421 @@
+"""Each rule of the passport: the fault that it is for is named, and a healthy run is valid."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import fields
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_cache.config.passport import PassportConfig
+from kv_cache.config.schema import describe, from_mapping
+from kv_cache.core.units import GIB, MIB
+from kv_cache.metrics.passport import RULES, VALID, Finding, Status, Thresholds, Verdict, judge
+
+DEFAULTS = Thresholds()
+
+
+def healthy() -> dict[str, Any]:
+    """30 s on ext4 with direct I/O: 60 GiB read, 20 GiB written."""
+    read, written = 60 * GIB, 20 * GIB
+    return {
+        "driver": "real-io",
+        "preconditioned": False,
+        "completeness": {
+            "status": "finished", "interrupted": None, "window_s": 30.0, "completed": 400,
+            "failed_requests": 0, "rejected": 0, "unfinished": 16, "submitted": 416,
+            "failed_operations": 0, "storage_failed_operations": 0, "records_error": None,
+        },
+        "verification": {
+            "mode": "stamps", "objects": 1920, "bytes": read, "errors": 0,
+            "storage_bytes": read,
+            "storage_read_bytes": read,
+        },
+        "ledger": {
+            "read": {
+                "claimed_bytes": read, "process_bytes": read + 3 * MIB,
+                "device_bytes": read + 9 * MIB, "calls_bytes": read + 5 * MIB,
+            },
+            "write": {
+                "claimed_bytes": written, "process_bytes": written + 4 * MIB,
+                "device_bytes": written + 60 * MIB, "calls_bytes": written + 4 * MIB,
+            },
+            "settle_s": 0.1, "device": "nvme0n1", "accounted": True, "filesystem": "ext4",
+        },
+        "engines": {
+            "wanted": "auto", "write_wanted": None, "note": None,
+            "rows": [
+                {"operation": "read", "engine": "direct", "operations": 1920, "bytes": read},
+                {"operation": "write", "engine": "direct", "operations": 640, "bytes": written},
+            ],
+        },
+        "page_cache": {
+            "sampled_objects": 60, "pages": 491_520, "resident_before": 12, "resident_after": 12,
+            "descriptors": {"direct": 60, "buffered": 0},
+        },
+        "link": {
+            "bytes_per_second": 7.88e9, "source": "PCIe 4.0 x4",
+            "read_bytes_per_second": read / 30, "write_bytes_per_second": written / 30,
+        },
+        "amplification": {
+            "storage_bytes": read,
+            "storage_read_bytes": read, "unique_read_bytes": 15 * GIB, "read_amplification": 4.0,
+            "storage_written_bytes": written, "stored_bytes": written,
+            "write_amplification": 1.0, "all_bytes": 100 * GIB, "storage_share": 0.8,
+        },
+        "payload": {
+            "pages": 512, "entropy_bits_per_byte": 7.95, "compressed_ratio": 1.0003,
+            "duplicate_share": 0.0, "zero_share": 0.004,
+        },
+        "interposed": {
+            "symbols": {"fsync": "/lib/x86_64-linux-gnu/libc.so.6"}, "foreign_symbols": [],
+            "disagreeing": [], "preload": None, "libraries": ["/lib/x86_64-linux-gnu/libc.so.6"],
+        },
+        "throttles": {
+            "cpu_throttled_s": 0.0, "cpu_throttled_periods": 0, "io_limits": [],
+            "memory_limit_events": 0, "governor": "powersave", "turbo": "on",
+        },
+        "foreign": {
+            "read_bytes": 20 * MIB, "write_bytes": 80 * MIB,
+            "processes": [{"pid": 7, "name": "updatedb", "read_bytes": 20 * MIB, "write_bytes": 0}],
+        },
+        "client": {
+            "cpu_s": 9.0, "storage_gib": 80.0, "cpu_s_per_gib": 0.11, "cores_used": 0.3,
+            "cores": 8, "ceiling": None, "schedule_lag_p99_ms": None, "shortest_target_ms": 50.0,
+            "harness_lag_p50_ms": 0.06, "harness_lag_p99_ms": 1.2, "harness_lag_max_ms": 9.0,
+            "storage_read_p50_ms": 14.0, "storage_read_p99_ms": 31.0,
+        },
+        "clock": {"wall_s": 41.02, "monotonic_s": 41.0},
+    }  # fmt: skip
+
+
+def changed(evidence: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with other values at dotted paths."""
+    made = deepcopy(dict(evidence))
+    for path, value in values.items():
+        *way, last = path.split(".")
+        place = made
+        for name in way:
+            place = place[name]
+        place[last] = value
+    return made
+
+
+def finding(verdict: Verdict, rule: str) -> Finding:
+    return next(found for found in verdict.findings if found.rule == rule)
+
+
+BUFFERED = [
+    {"operation": "read", "engine": "buffered", "operations": 10, "bytes": 60 * GIB},
+    {"operation": "write", "engine": "buffered", "operations": 10, "bytes": 20 * GIB},
+]
+SLOW_CEILING = {"ratio": 1.05}
+
+FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
+    "reads come from the page cache": (
+        "V1", "invalid", {"ledger.read.process_bytes": 30 * GIB}, "50.0 %"),
+    "pages are in memory before they are read": (
+        "V1", "invalid",
+        {"page_cache.resident_before": 400_000, "engines.rows": BUFFERED}, "81.4 %"),
+    "somebody else reads the cache files": (
+        "V1", "suspect", {"page_cache.resident_before": 400_000,
+                          "page_cache.resident_after": 400_000}, "something else reads"),
+    "a tmpfs answers direct reads from memory": (
+        "V1", "invalid", {"page_cache.resident_before": 491_520, "ledger.accounted": False,
+                          "ledger.read.process_bytes": 0}, "100.0 %"),
+    "reads are faster than the link": (
+        "V1", "invalid", {"link.read_bytes_per_second": 9e9}, "9.00 GB/s"),
+    "writes are faster than the link": (
+        "V1", "invalid", {"link.write_bytes_per_second": 9e9}, "PCIe 4.0 x4"),
+    "nothing shows where reads came from": (
+        "V1", "suspect", {"ledger.read.process_bytes": None, "page_cache": None}, "nothing shows"),
+    "the payload is zeros": (
+        "V2", "invalid", {"payload.zero_share": 1.0, "payload.entropy_bits_per_byte": 0.0,
+                          "payload.compressed_ratio": 0.001, "payload.duplicate_share": 0.99},
+        "0.00 bits"),
+    "the payload repeats": ("V2", "invalid", {"payload.duplicate_share": 0.4}, "duplicates"),
+    "one run mixes engines": (
+        "V3", "invalid", {"engines.rows": [
+            *BUFFERED[:1], {"operation": "write", "engine": "uring", "bytes": 20 * GIB}]}, "mixed"),
+    "only writes fall back": (
+        "V3", "invalid", {"engines.rows": [
+            {"operation": "read", "engine": "direct", "bytes": 60 * GIB}, *BUFFERED[1:]]},
+        "mixed"),
+    "a direction mixes engines though one was asked for": (
+        "V3", "invalid", {"engines.wanted": "buffered", "engines.rows": [
+            *BUFFERED, {"operation": "read", "engine": "direct", "bytes": GIB}]}, "mixed"),
+    "auto falls back": (
+        "V3", "suspect", {"engines.rows": BUFFERED, "engines.note": "EINVAL on open"}, "EINVAL"),
+    "direct was asked for and not done": (
+        "V3", "invalid", {"engines.rows": BUFFERED, "engines.wanted": "direct"}, "asked for"),
+    "the engine says direct and the descriptor does not": (
+        "V3", "invalid", {"page_cache.descriptors": {"direct": 0, "buffered": 60}}, "60 sampled"),
+    "direct loads leave pages behind": (
+        "V3", "invalid", {"page_cache.resident_after": 490_000}, "only seems"),
+    "fsync is faked": (
+        "V4", "invalid", {"interposed.disagreeing": ["fsync"], "interposed.preload": "eat.so"},
+        "eat.so"),
+    "a library stands in for fsync": (
+        "V4", "suspect", {"interposed.foreign_symbols": ["fsync"],
+                          "interposed.symbols": {"fsync": "/opt/x.so"}}, "/opt/x.so"),
+    "no block device counts the bytes": (
+        "V5", "suspect", {"ledger.accounted": False, "ledger.filesystem": "tmpfs"}, "tmpfs"),
+    "more is claimed than the kernel saw written": (
+        "V6", "invalid", {"ledger.write.process_bytes": 10 * GIB}, "50.0 %"),
+    "more is claimed than system calls moved": (
+        "V6", "invalid", {"ledger.read.calls_bytes": 30 * GIB}, "our count is wrong"),
+    "more is moved than any ledger has": (
+        "V6", "suspect", {"ledger.read.process_bytes": 70 * GIB}, "10.00 GiB more"),
+    "the kernel's counters cannot be read": (
+        "V6", "suspect", {"ledger.read.process_bytes": None}, "/proc/self/io"),
+    "fewer bytes were read than there are different ones": (
+        "V11", "suspect", {"amplification.unique_read_bytes": 90 * GIB}, "contradicts"),
+    "the amplification is not what the bytes give": (
+        "V11", "suspect", {"amplification.read_amplification": 1.0}, "1.00"),
+    "the run was interrupted": (
+        "V12", "invalid", {"completeness.status": "interrupted",
+                           "completeness.interrupted": "SIGINT"}, "SIGINT"),
+    "the run broke": ("V12", "invalid", {"completeness.status": "broken"}, "broken"),
+    "requests failed": ("V12", "invalid", {"completeness.failed_requests": 3}, "3 requests"),
+    "operations failed": (
+        "V12", "invalid", {"completeness.failed_operations": 2,
+                           "completeness.storage_failed_operations": 1}, "1 of them on storage"),
+    "nothing completed": ("V12", "invalid", {"completeness.completed": 0}, "--duration"),
+    "the window never began": (
+        "V12", "invalid", {"completeness.window_s": 0, "completeness.completed": 0}, "window"),
+    "records are incomplete": (
+        "V12", "invalid", {"completeness.records_error": "no space"}, "no space"),
+    "most requests were cut off": (
+        "V12", "suspect", {"completeness.unfinished": 300}, "unfinished"),
+    "requests were rejected": ("V12", "suspect", {"completeness.rejected": 40}, "rejected"),
+    "how the run ended is not known": ("V12", "suspect", {"completeness": {}}, "status"),
+    "the client is close to its ceiling": (
+        "V13", "suspect", {"client.ceiling": SLOW_CEILING, "client.cores_used": 0.6}, "1.05"),
+    "the client is the limit": (
+        "V13", "invalid", {"client.ceiling": SLOW_CEILING, "client.cores_used": 7.5}, "7.50"),
+    "the cores are busy": ("V13", "suspect", {"client.cores_used": 7.5}, "--certify"),
+    "the schedule is late": ("V15", "suspect", {"client.schedule_lag_p99_ms": 4.0}, "2.50 ms"),
+    "no byte touches storage": (
+        "V18", "invalid", {"amplification.storage_read_bytes": 0,
+                           "amplification.storage_written_bytes": 0}, "no byte"),
+    "hardly a byte touches storage": (
+        "V18", "invalid", {"amplification.storage_share": 0.001}, "0.1 %"),
+    "too few bytes touch storage": (
+        "V18", "suspect", {"amplification.storage_read_bytes": MIB,
+                           "amplification.storage_written_bytes": MIB}, "2.0 MiB"),
+    "most writes never reach the device": (
+        "V19", "invalid", {"ledger.write.device_bytes": 2 * GIB}, "10.0 %"),
+    "some writes lag behind": (
+        "V19", "suspect", {"ledger.write.device_bytes": 18 * GIB}, "settling"),
+    "the clocks disagree": ("V21", "suspect", {"clock.wall_s": 50.0}, "9.000 s"),
+    "wrong data was read": ("V22", "invalid", {"verification.errors": 1}, "corrupts"),
+    "verification is off": ("V22", "suspect", {"verification.mode": "off"}, "--verify stamps"),
+    "less was verified than read": (
+        "V22", "suspect", {"verification.storage_bytes": 30 * GIB}, "30.00 GiB of 60.00 GiB"),
+    "others use the device": (
+        "V23", "suspect", {"foreign.read_bytes": 40 * GIB, "foreign.processes": [
+            {"pid": 9, "name": "fio", "read_bytes": 40 * GIB, "write_bytes": 0}]}, "fio"),
+    "an I/O limit is in force": (
+        "V24", "suspect", {"throttles.io_limits": ["vda read_bps=1000"]}, "read_bps=1000"),
+    "the CPU limit stops us": (
+        "V24", "suspect", {"throttles.cpu_throttled_s": 12.0}, "12.00 s"),
+    "the harness is as slow as the device": (
+        "V25", "suspect", {"client.harness_lag_p99_ms": 15.0}, "15.00 ms"),
+    "the harness is slow throughout": (
+        "V25", "suspect", {"client.harness_lag_p50_ms": 3.0}, "3.00 ms"),
+    "nothing is real": ("V26", "invalid", {"driver": "virtual-time"}, "virtual time"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_named_by_its_rule(fault: str) -> None:
+    rule, status, values, words = FAULTS[fault]
+    verdict = judge(changed(healthy(), values), DEFAULTS)
+    found = finding(verdict, rule)
+    assert (found.status, words in found.says) == (status, True), found
+    assert verdict.verdict in (status, "invalid")
+    assert found in verdict.reasons
+
+
+def test_every_rule_but_the_steady_state_has_a_fault_that_it_names() -> None:
+    assert {rule for rule, *_ in FAULTS.values()} == RULES.keys() - {"V14"}
+
+
+def test_a_healthy_run_is_valid() -> None:
+    verdict = judge(healthy(), DEFAULTS)
+    assert (verdict.verdict, verdict.reasons) == (VALID, ())
+    open_rules = {found.rule for found in verdict.findings if found.status is not Status.PASS}
+    assert open_rules == {"V14", "V15"}  # no steady state yet; a closed loop has no schedule
+
+
+HARMLESS: Mapping[str, Mapping[str, Any]] = {
+    "a small run says nothing wrong of its counters": {
+        "ledger.read.claimed_bytes": 8 * MIB, "ledger.read.process_bytes": 1 * MIB,
+        "ledger.read.device_bytes": 1 * MIB, "ledger.read.calls_bytes": 9 * MIB},
+    "the page cache was asked for and the device answered": {
+        "engines.rows": BUFFERED, "engines.wanted": "buffered",
+        "page_cache.resident_after": 491_000,
+        "page_cache.descriptors": {"direct": 0, "buffered": 60}},
+    "writes have an engine of their own": {
+        "engines.write_wanted": "buffered",
+        "engines.rows": [{"operation": "read", "engine": "direct", "bytes": 60 * GIB},
+                         *BUFFERED[1:]]},
+    "nothing was read": {
+        "ledger.read": {"claimed_bytes": 0, "process_bytes": 9 * MIB, "device_bytes": 90 * MIB,
+                        "calls_bytes": 9 * MIB},
+        "verification": {"mode": "stamps", "objects": 0, "bytes": 0, "errors": 0,
+                         "storage_bytes": 0, "storage_read_bytes": 0},
+        "page_cache": {"sampled_objects": 0, "pages": 0, "resident_before": 0,
+                       "resident_after": 0, "descriptors": {"direct": 0, "buffered": 0}},
+        "amplification.storage_read_bytes": 0, "amplification.unique_read_bytes": 0,
+        "amplification.read_amplification": None, "client.storage_read_p50_ms": None,
+        "engines.rows": [{"operation": "write", "engine": "direct", "bytes": 20 * GIB}]},
+    "objects are read very often": {
+        "amplification.unique_read_bytes": 60 * GIB // 5000,
+        "amplification.read_amplification": 5000.0},
+    "the journal writes a little more": {"ledger.write.device_bytes": 24 * GIB},
+    "an old C library has fsync in libpthread": {
+        "interposed.foreign_symbols": ["fsync"],
+        "interposed.symbols": {"fsync": "/lib/x86_64-linux-gnu/libpthread.so.0"}},
+    "an allocator is preloaded": {"interposed.preload": "/usr/lib/libjemalloc.so.2"},
+    "the link is not known": {
+        "link.bytes_per_second": None, "link.read_bytes_per_second": 99e9},
+    "a window of no length has no rate": {
+        "completeness.window_s": 0.2, "link.read_bytes_per_second": 9e9},
+    "the load asks for no more than a null store gives": {
+        "client.ceiling": SLOW_CEILING, "client.cores_used": 0.2},
+    "an open loop keeps its schedule": {
+        "client.ceiling": SLOW_CEILING, "client.cores_used": 1.4,
+        "client.schedule_lag_p99_ms": 0.4, "completeness.unfinished": 0},
+    "ten users of sixteen are still waiting": {"completeness.unfinished": 150},
+    "ring reads are no system calls": {
+        "ledger.read.calls_bytes": 5 * MIB,
+        "engines.rows": [{"operation": "read", "engine": "uring", "bytes": 60 * GIB},
+                         {"operation": "write", "engine": "direct", "bytes": 20 * GIB}]},
+    "the records were written too": {
+        "ledger.write.process_bytes": 23 * GIB, "ledger.write.calls_bytes": 23 * GIB,
+        "ledger.other_process_write_bytes": 3 * GIB},
+    "the clock is trimmed by the network": {"clock.wall_s": 41.4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_what_is_harmless_stays_valid(case: str) -> None:
+    verdict = judge(changed(healthy(), HARMLESS[case]), DEFAULTS)
+    assert (verdict.verdict, verdict.reasons) == (VALID, ())
+
+
+def test_hidden_counters_make_a_run_suspect_with_reasons() -> None:
+    hidden: dict[str, Any] = {f"ledger.{kind}.{name}_bytes": None for kind in ("read", "write")
+              for name in ("process", "device", "calls")}  # fmt: skip
+    hidden |= {"page_cache": None, "link": None, "throttles": None, "foreign": None, "client": {}}
+    verdict = judge(changed(healthy(), hidden), DEFAULTS)
+    assert verdict.verdict == "suspect"
+    assert {found.rule for found in verdict.reasons} == {"V1", "V6"}
+
+
+def test_virtual_time_leaves_nothing_to_look_at() -> None:
+    verdict = judge({"driver": "virtual-time"}, DEFAULTS)
+    assert verdict.verdict == "invalid"
+    assert [found.rule for found in verdict.reasons] == ["V26"]
+    others = {found.status for found in verdict.findings if found.rule != "V26"}
+    assert others == {Status.NOT_APPLICABLE}
+
+
+def test_no_evidence_is_suspect_and_never_valid() -> None:
+    verdict = judge({}, DEFAULTS)
+    assert verdict.verdict == "suspect"
+    assert {"V1", "V6", "V12", "V22", "V26"} <= {found.rule for found in verdict.reasons}
+
+
+def test_what_is_wrong_says_a_way_out() -> None:
+    for fault, (rule, _, values, _) in FAULTS.items():
+        says = finding(judge(changed(healthy(), values), DEFAULTS), rule).says
+        assert ";" in says or ":" in says, fault
+        assert "\n" not in says
+        assert len(says) < 600
+
+
+def test_a_verdict_is_json_with_the_gravest_reason_first() -> None:
+    values = {"completeness.failed_requests": 1, "clock.wall_s": 99.0}
+    made = orjson.loads(orjson.dumps(judge(changed(healthy(), values), DEFAULTS).to_json()))
+    assert made["verdict"] == "invalid"
+    assert [reason.split()[0] for reason in made["reasons"]] == ["V12", "V21"]
+    assert [rule["rule"] for rule in made["rules"]] == list(RULES)
+    assert made["changed_thresholds"] == {}
+
+
+# --- thresholds ------------------------------------------------------------------------------
+
+
+def test_the_section_has_the_thresholds_of_the_rules() -> None:
+    assert PassportConfig().thresholds() == DEFAULTS
+    options = {option.path for option in describe(PassportConfig)}
+    assert {f.name for f in fields(Thresholds)} - {"enough_bytes"} <= options
+
+
+def test_a_loosened_threshold_is_told_beside_the_verdict() -> None:
+    config = from_mapping(PassportConfig, {"counter_tolerance": 0.5, "enough_mib": 1})
+    verdict = judge(
+        changed(healthy(), {"ledger.read.process_bytes": 40 * GIB}), config.thresholds()
+    )
+    assert finding(verdict, "V1").status is Status.PASS
+    assert verdict.changed_thresholds == {
+        "counter_tolerance": [0.5, 0.05], "enough_bytes": [MIB, 64 * MIB]
+    }  # fmt: skip
+
+
+def test_read_amplification_is_judged_where_a_limit_is_set() -> None:
+    verdict = judge(healthy(), Thresholds(most_read_amplification=2.0))
+    assert finding(verdict, "V11").status is Status.SUSPECT
+
+
+# --- evidence that anybody may have written --------------------------------------------------
+
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.one_of(st.none(), st.integers(), st.text(max_size=3)), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=3),
+)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values, mappings and lists themselves included."""
+    if isinstance(value, dict):
+        below = [leaf for key, item in value.items() for leaf in leaves(item, (*path, key))]
+    elif isinstance(value, list):
+        below = [leaf for n, item in enumerate(value) for leaf in leaves(item, (*path, n))]
+    else:
+        return [path]
+    return [path, *below] if path else below
+
+
+def put(value: Any, path: tuple[Any, ...], what: Any) -> None:
+    for step in path[:-1]:
+        value = value[step]
+    value[path[-1]] = what
+
+
+@given(st.data())
+def test_no_evidence_makes_a_rule_fail(data: st.DataObject) -> None:
+    evidence = healthy()
+    for _ in range(data.draw(st.integers(1, 4))):
+        put(evidence, data.draw(st.sampled_from(leaves(evidence))), data.draw(_VALUES))
+    verdict = judge(evidence, DEFAULTS)
+    assert verdict.verdict in (VALID, "suspect", "invalid")
+    assert [found.rule for found in verdict.findings] == list(RULES)
+
+
+@given(st.sampled_from(leaves(healthy())), st.sampled_from([None, -1, "x", [], {}]))
+def test_unknown_evidence_never_makes_a_bad_run_valid(path: tuple[Any, ...], value: Any) -> None:
+    evidence = changed(healthy(), {"verification.errors": 1})
+    if path[0] != "verification":
+        put(evidence, path, value)
+        assert judge(evidence, DEFAULTS).verdict == "invalid"

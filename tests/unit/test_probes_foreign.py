@@ -1,0 +1,101 @@
+"""Whose bytes went over the device beside ours."""
+
+import os
+from pathlib import Path
+
+from kv_cache.bench.probes.foreign import (
+    MOST_PROCESSES,
+    ProcessIo,
+    culprits,
+    foreign,
+    parse_process,
+    section,
+    snapshot,
+)
+
+IO = "rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n"
+
+
+def stat_of(pid: int, name: str, parent: int, started: int) -> str:
+    return f"{pid} ({name}) S {parent} {' '.join(['0'] * 17)} {started} 0 0\n"
+
+
+def process(
+    pid: int, read: int = 0, write: int = 0, *, started: int = 1, parent: int = 1
+) -> ProcessIo:
+    return ProcessIo(
+        pid=pid,
+        started=started,
+        parent=parent,
+        name=f"p{pid}",
+        read_bytes=read,
+        write_bytes=write,
+    )
+
+
+def of(*processes: ProcessIo) -> dict[int, ProcessIo]:
+    return {one.pid: one for one in processes}
+
+
+def test_what_the_device_moved_beyond_us_is_foreign() -> None:
+    assert foreign(100, 50, 70, 50) == (30, 0)
+    assert foreign(100, 50, 170, 60) == (0, 0)  # our bytes went elsewhere, or are on their way
+    assert foreign(None, 50, 70, None) == (None, None)
+
+
+def test_a_process_is_read_as_proc_describes_it() -> None:
+    assert parse_process(stat_of(12, "a) (b c", 3, 77), IO) == ProcessIo(
+        pid=12, started=77, parent=3, name="a) (b c", read_bytes=4096, write_bytes=8192
+    )
+
+
+def test_the_busiest_are_named_first_and_the_idle_not_at_all() -> None:
+    before = of(process(1, 5, 5), process(2, 10), process(3))
+    after = of(process(1, 5, 5), process(2, 20), process(3, 0, 90), process(4, 50))
+    found = culprits(before, after)
+    assert [(one.pid, one.read_bytes, one.write_bytes) for one in found] == [
+        (3, 0, 90),
+        (4, 50, 0),
+        (2, 10, 0),
+    ]
+
+
+def test_no_more_than_a_few_are_named() -> None:
+    after = of(*(process(pid, pid) for pid in range(1, 20)))
+    assert [one.pid for one in culprits({}, after)] == list(range(19, 19 - MOST_PROCESSES, -1))
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    found = culprits(of(process(7, 1000)), of(process(7, 30, started=2)))
+    assert [one.read_bytes for one in found] == [30]
+
+
+def test_a_process_that_ended_is_counted_by_its_parent_less_what_it_had_before() -> None:
+    """The kernel adds the bytes of a child's whole life to its parent when it ends."""
+    before = of(process(5, 100), process(6, 1000, parent=5))
+    assert [one.read_bytes for one in culprits(before, of(process(5, 1130)))] == [30]
+
+
+def test_the_section_names_them_with_their_bytes() -> None:
+    assert section((10, None), [process(3, 7, 8)]) == {
+        "read_bytes": 10,
+        "write_bytes": None,
+        "processes": [{"pid": 3, "name": "p3", "read_bytes": 7, "write_bytes": 8}],
+    }
+
+
+def test_processes_that_vanish_or_hide_are_left_out(tmp_path: Path) -> None:
+    for pid in (10, 11, 12):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(stat_of(pid, "x", 1, 5))
+    (tmp_path / "10/io").write_text(IO)
+    (tmp_path / "12/io").write_text(IO)
+    (tmp_path / "self").mkdir()
+    assert list(snapshot(tmp_path, own=[12])) == [10]
+
+
+def test_we_are_not_among_the_others() -> None:
+    assert os.getpid() not in snapshot()
+    mine = snapshot(own=())
+    if os.getpid() in mine:  # a kernel may hide the counters
+        assert mine[os.getpid()].parent == os.getppid()

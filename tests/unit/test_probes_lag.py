@@ -1,0 +1,93 @@
+"""The canary that measures how late the program is."""
+
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from kv_cache.bench.probes.lag import LagCanary, baseline, in_ms, wake_up
+from kv_cache.core.units import NS_PER_MS
+from kv_cache.metrics.histogram import Histogram
+
+
+def wait_until_measured(canary: LagCanary) -> Histogram:
+    """A window that is not empty."""
+    while not (lags := canary.mark()).count:
+        time.sleep(0.001)
+    return lags
+
+
+def test_a_canary_measures_between_start_and_stop() -> None:
+    with LagCanary(NS_PER_MS) as canary:
+        lags = wait_until_measured(canary)
+    assert lags.lowest is not None
+    assert lags.lowest >= 0
+    canary.mark()
+    assert canary.mark().count == 0
+
+
+def test_a_mark_begins_a_new_window() -> None:
+    with LagCanary(NS_PER_MS) as canary:
+        first = wait_until_measured(canary)
+        counted = first.count
+        wait_until_measured(canary)
+    assert first.count == counted
+
+
+def test_a_canary_that_never_started_stops() -> None:
+    canary = LagCanary()
+    canary.stop()
+    assert canary.mark().count == 0
+
+
+def test_it_can_be_stopped_twice() -> None:
+    canary = LagCanary(NS_PER_MS)
+    canary.start()
+    canary.stop()
+    canary.stop()
+
+
+def test_a_held_interpreter_lock_is_seen() -> None:
+    """While one call holds the lock nobody can wake up: the canary is late by no less."""
+    before = sys.getswitchinterval()
+    with LagCanary(NS_PER_MS) as canary:
+        wait_until_measured(canary)
+        sys.setswitchinterval(60)  # nobody takes the lock away between the two instants
+        try:
+            start_ns = time.monotonic_ns()
+            pow(7, 300_000)
+            held_ns = time.monotonic_ns() - start_ns
+        finally:
+            sys.setswitchinterval(before)
+    lags = canary.mark()
+    assert lags.highest is not None
+    assert lags.highest >= held_ns - NS_PER_MS
+
+
+def test_every_instant_that_a_stall_passed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stall of 10 intervals is 10 lags, from the longest to the shortest, and not one."""
+    lags: list[int] = []
+    once = iter([True, False])
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(seconds + 0.010))
+    wake_up(NS_PER_MS, lags.append, lambda: next(once))
+    assert len(lags) >= 10
+    steps = {earlier - later for earlier, later in pairwise(lags)}
+    assert steps == {NS_PER_MS}
+
+
+def test_a_baseline_is_measured_in_the_calling_thread() -> None:
+    lags = baseline(20 * NS_PER_MS, NS_PER_MS)
+    assert lags.count >= 1
+
+
+def test_the_evidence_is_in_milliseconds_and_null_without_values() -> None:
+    lags = Histogram()
+    assert set(in_ms(lags).values()) == {None}
+    lags.add(2 * NS_PER_MS)
+    assert in_ms(lags) == {
+        "harness_lag_p50_ms": 2.0,
+        "harness_lag_p99_ms": 2.0,
+        "harness_lag_max_ms": 2.0,
+    }

@@ -1,0 +1,382 @@
+"""Hardware profiles: read strictly, asked inside what was measured, and refused outside."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_cache.bench.probe import Probed, _Done, summarise, table
+from kv_cache.config.build import build_load, fillable_bytes, tier_specs
+from kv_cache.config.load import load_config
+from kv_cache.config.profile import HEADER, Cell, Profile, Service, profile_text, read_profile
+from kv_cache.core.effect import Chunk, Leg
+from kv_cache.core.errors import ConfigError, UsageError
+from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import KIB, MIB, NS_PER_S
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.summary import tier_rows
+from kv_cache.sim.models import Devices, MeasuredTier
+from kv_cache.sim.profile import OutsideProfileError, ProfileModel
+from kv_cache.sim.run import measured_tier, simulate
+from tests.cli import small
+
+SIZES = (256 * KIB, 2 * MIB, 32 * MIB)
+DEPTHS = (1, 4, 16)
+RATE = 200_000_000  # bytes/s of everything together
+
+
+def service(nbytes: int, depth: int, rate: float = RATE) -> Service:
+    """What a device of that bandwidth takes with so many at once."""
+    mean_ns = round(depth * nbytes / rate * NS_PER_S)
+    return Service(operations=50, mean_ns=mean_ns, p50_ns=mean_ns, p99_ns=mean_ns)
+
+
+def cells(
+    sizes: Sequence[int] = SIZES, depths: Sequence[int] = DEPTHS, rate: float = RATE
+) -> Iterator[Cell]:
+    for nbytes in sizes:
+        for depth in depths:
+            for share in (0.0, 0.5, 1.0):
+                took = service(nbytes, depth, rate)
+                yield Cell(
+                    object_bytes=nbytes,
+                    concurrency=depth,
+                    read_share=share,
+                    repeated=False,
+                    bytes_per_s=rate,
+                    in_flight=depth,
+                    reads=took if share > 0 else None,
+                    writes=took if share < 1 else None,
+                )
+
+
+def profile(*made: Cell) -> Profile:
+    return Profile(name="disk.yaml", cells=made or tuple(cells()))
+
+
+def model(*made: Cell) -> ProfileModel:
+    return ProfileModel(profile(*made))
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(SIZES[0], SIZES[-1]),
+    st.floats(1, 16),
+    st.floats(0, 1),
+    st.sampled_from([OpKind.READ, OpKind.WRITE]),
+)
+def test_a_constant_bandwidth_is_met_everywhere_inside(
+    nbytes: int, depth: float, share: float, kind: OpKind
+) -> None:
+    expected = depth * nbytes / RATE * NS_PER_S
+    assert model().service_ns(kind, nbytes, depth, share) == pytest.approx(expected, rel=1e-6)
+
+
+def test_measured_points_come_back_as_they_are() -> None:
+    for cell in cells():
+        for kind in (OpKind.READ, OpKind.WRITE):
+            told = cell.of(kind)
+            if told is not None:
+                asked = model().service_ns(
+                    kind, cell.object_bytes, cell.concurrency, cell.read_share
+                )
+                assert asked == told.mean_ns
+
+
+def test_between_two_shares_of_reads_time_is_on_a_straight_line() -> None:
+    made = [
+        replace(cell, reads=Service(operations=9, mean_ns=1000, p50_ns=1000, p99_ns=1000))
+        if cell.read_share == 0.5
+        else replace(cell, reads=Service(operations=9, mean_ns=2000, p50_ns=2000, p99_ns=2000))
+        if cell.read_share == 1
+        else cell
+        for cell in cells()
+    ]
+    shares = (0.0, 0.5, 0.75, 1.0)
+    asked = [model(*made).service_ns(OpKind.READ, MIB, 4, share) for share in shares]
+    assert asked == [1000, 1000, 1500, 2000]
+
+
+def test_data_that_was_read_before_does_not_count() -> None:
+    warm = [replace(c, repeated=True, writes=None, reads=service(1, 1)) for c in cells()]
+    assert (
+        model(*cells(), *warm).service_ns(OpKind.READ, 2 * MIB, 1, 1) == service(2 * MIB, 1).mean_ns
+    )
+
+
+# --- outside -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "depth", "asked"),
+    [
+        (4 * KIB, 1, "4 KiB at concurrency 1"),
+        (33 * MIB, 4, "33.0 MiB at concurrency 4"),
+        (MIB, 17, "1.0 MiB at concurrency 17"),
+        (MIB, 0.5, "1.0 MiB at concurrency 0.5"),
+    ],
+)
+def test_outside_the_grid_is_refused_with_what_was_asked_and_measured(
+    nbytes: int, depth: float, asked: str
+) -> None:
+    with pytest.raises(OutsideProfileError) as refused:
+        model().service_ns(OpKind.READ, nbytes, depth, 1)
+    assert isinstance(refused.value, UsageError)
+    assert f"profile disk.yaml: reads of {asked}" in str(refused.value)
+    assert "256 KiB to 32.0 MiB at concurrency 1 to 16" in str(refused.value)
+
+
+def test_a_hole_in_the_grid_is_outside_too() -> None:
+    made = [c for c in cells() if c.concurrency < 16 or c.object_bytes < 32 * MIB]
+    holed = model(*made)
+    assert holed.service_ns(OpKind.READ, MIB, 9, 1) > 0
+    with pytest.raises(OutsideProfileError, match=r"256 KiB to 2\.0 MiB at concurrency 16 to 16"):
+        holed.service_ns(OpKind.READ, 3 * MIB, 9, 1)
+    assert holed.depth(256 * KIB, 32 * MIB) == 4
+    assert holed.depth(256 * KIB, 2 * MIB) == 16
+
+
+@pytest.mark.parametrize(
+    ("smallest", "largest"), [(4 * KIB, MIB), (MIB, 64 * MIB), (64 * MIB, 64 * MIB)]
+)
+def test_sizes_that_were_not_measured_have_no_depth(smallest: int, largest: int) -> None:
+    with pytest.raises(OutsideProfileError):
+        model().depth(smallest, largest)
+
+
+def test_a_grid_that_begins_above_one_is_refused() -> None:
+    with pytest.raises(OutsideProfileError, match="at concurrency 1 are asked"):
+        model(*cells(depths=(4, 16))).depth(MIB, MIB)
+
+
+# --- the file ----------------------------------------------------------------------------------
+
+
+def write(path: Path, made: Profile) -> Path:
+    path.write_text(profile_text(made))
+    return path
+
+
+def test_a_profile_reads_back_equal(tmp_path: Path) -> None:
+    facts = {"device": {"name": "sda", "model": None}, "notes": ["a: b"], "measured_utc": "2026"}
+    file = write(tmp_path / "p.yaml", replace(profile(), facts=facts))
+    assert file.read_text().startswith(HEADER)
+    again = read_profile(file)
+    assert again.cells == profile().cells
+    assert {k: again.facts[k] for k in facts} == facts
+    assert again.describe()["device"] == "sda"
+    assert len(again.describe()["sha256"]) == 64
+
+
+Change = Callable[[Any], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda d: d.update(schema="kv-cache-profile/9"), "its schema is 'kv-cache-profile/9'"),
+        (lambda d: d.pop("schema"), "its schema is empty"),
+        (lambda d: d.update(gird=[]), "gird is not a known key"),
+        (lambda d: d.update(grid=[]), "grid is .*not empty"),
+        (lambda d: d.update(grid={}), "grid is an empty mapping"),
+        (lambda d: d["grid"].insert(0, 5), r"grid\[0\] is 5; it must be a mapping of object_bytes"),
+        (lambda d: d["grid"][2].pop("reads"), r"grid\[2\] .* reads, which is missing"),
+        (lambda d: d["grid"][2].update(raeds=1), r"raeds is not a known key. Did you mean 'reads'"),
+        (lambda d: d["grid"][0].update(object_bytes=0), "object_bytes is 0; .*above 0"),
+        (lambda d: d["grid"][0].update(object_bytes=True), "object_bytes is true"),
+        (lambda d: d["grid"][0].update(concurrency=1.5), "concurrency is 1.5; .*whole"),
+        (lambda d: d["grid"][0].update(read_share=1.5), "read_share is 1.5; it must be 0 to 1"),
+        (lambda d: d["grid"][0].update(data="warm"), "data is 'warm'; .*first or repeated"),
+        (lambda d: d["grid"][0].update(bytes_per_second=float("nan")), "bytes_per_second is nan"),
+        (lambda d: d["grid"][0].update(writes=None), r"writes is empty \(null\); it must be a map"),
+        (lambda d: d["grid"][2].update(writes=d["grid"][0]["writes"]), "must be null where"),
+        (lambda d: d["grid"][2]["reads"].update(mean_us=-1), "mean_us is -1"),
+        (lambda d: d["grid"][2]["reads"].update(p50_us=9e9), "p50_us is .* at most p99_us"),
+        (lambda d: d["grid"][2]["reads"].update(p999_us=1), "p999_us is not a known key"),
+        (lambda d: d["grid"].append(dict(d["grid"][0])), "twice"),
+        (lambda d: d.update(grid=d["grid"][2:3]), "no writes of data: first"),
+    ],
+)
+def test_a_changed_profile_is_refused_in_one_sentence(
+    tmp_path: Path, change: Change, sentence: str
+) -> None:
+    file = write(tmp_path / "p.yaml", profile())
+    data = yaml.safe_load(file.read_text())
+    change(data)
+    file.write_text(yaml.dump(data, Dumper=_Plain))
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        read_profile(file)
+    assert str(file) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors: the same mapping twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    for text in ("", "hello", "[1, 2]", "a: 1"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="its schema is"):
+            read_profile(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_profile(tmp_path / "none.yaml")
+
+
+# --- virtual time ------------------------------------------------------------------------------
+
+MODEL = "tiny-1b"  # 24,576 bytes a token
+
+
+def simulated(tmp_path: Path, **overrides: Any) -> RunOutcome:
+    config = load_config(
+        None,
+        {
+            "run.model": MODEL,
+            "run.virtual_time": True,
+            "run.num_users": 8,
+            "run.duration_s": 20,
+            "run.generation_mode": "none",
+            "run.seed": 5,
+            "tiers.gpu_mem_gib": 0,
+            "tiers.cpu_mem_gib": 0,
+            "tiers.storage_capacity_gib": 64,
+            "semantics.preset": "serving",
+            "semantics.block_tokens": 64,
+            "semantics.write_behind": False,
+            "user_templates.chatbot.think_time_range": [0, 0],
+            "user_templates.coding.think_time_range": [0, 0],
+            "user_templates.document.think_time_range": [0, 0],
+            "sim.profile": str(write(tmp_path / "disk.yaml", profile())),
+            **overrides,
+        },
+    )
+    specs = tier_specs(config, 64 << 30)
+    load = build_load(
+        config, config.model_shape(), Seed(5), None, None, fillable_bytes(config, specs)
+    )
+    return simulate(config, load, specs, 5, progress=_ignore, on_record=_ignore, on_op=_ignore)
+
+
+def _ignore(_: object) -> None:
+    """Nobody watches."""
+
+
+def test_virtual_time_reaches_the_bandwidth_of_its_profile(tmp_path: Path) -> None:
+    outcome = simulated(tmp_path)
+    storage = tier_rows(outcome)["storage"]
+    moved = storage["read"]["bytes_per_second"] + storage["write"]["bytes_per_second"]
+    assert storage["read"]["bytes"] > 0
+    assert moved == pytest.approx(RATE, rel=0.03)
+
+
+def test_the_result_says_which_profile_it_was_simulated_with(tmp_path: Path) -> None:
+    store = tier_rows(simulated(tmp_path, **{"run.duration_s": 1}))["storage"]["store"]
+    assert store["engine"] == "model"
+    assert store["profile"]["file"] == str(tmp_path / "disk.yaml")
+    assert store["servers"] == 16
+
+
+def test_a_block_size_that_was_not_measured_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(OutsideProfileError, match=r"reads of 96.0 MiB .* nothing is extrapolated"):
+        simulated(tmp_path, **{"semantics.block_tokens": 4096})
+    with pytest.raises(OutsideProfileError, match="24 KiB"):
+        simulated(tmp_path, **{"semantics.block_tokens": 1})
+
+
+def test_a_virtual_run_with_a_block_size_outside_its_profile_exits_with_2(tmp_path: Path) -> None:
+    write(tmp_path / "disk.yaml", profile())
+    (tmp_path / "small.yaml").touch()
+    ran = small(
+        tmp_path,
+        "--virtual-time",
+        "--profile=disk.yaml",
+        "--semantics=serving",
+        "--block-tokens=1",
+        "--max-requests=5",
+    )
+    assert ran.code == 2, ran.err
+    assert ran.err.count("\n") == 1
+    assert "profile disk.yaml: " in ran.err
+    assert ran.result is None
+
+
+def test_what_is_more_than_was_measured_at_once_waits(tmp_path: Path) -> None:
+    tier = MeasuredTier(profile=model(*cells(depths=(1, 4))), servers=4)
+    devices = Devices({Tier.NVME: tier})
+    from kv_cache.core.effect import CopyRef
+
+    legs = [devices.leg(CopyRef(n, b"", Tier.NVME, 2 * MIB, 0), OpKind.READ, 0) for n in range(12)]
+    each = service(2 * MIB, 1).mean_ns
+    ends = [leg.finished_ns / each for leg in legs]
+    assert ends == pytest.approx([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], rel=1e-6)
+
+
+def test_depth_is_that_of_the_sizes_which_are_asked_for(tmp_path: Path) -> None:
+    config = load_config(None, {"run.model": MODEL, "semantics.preset": "serving"})
+    load = build_load(config, config.model_shape(), Seed(1), None, None, None)
+    made = [c for c in cells() if c.concurrency < 16 or c.object_bytes < 32 * MIB]
+    assert measured_tier(config, load, profile(*made)).servers == 4
+
+
+# --- what a step of a probe comes to -------------------------------------------------------------
+
+
+def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000) -> list[_Done]:
+    return [
+        _Done(
+            kind,
+            Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (Chunk(b, nbytes),)),
+        )
+        for a, b in spans
+    ]
+
+
+def test_only_the_time_in_which_all_threads_were_at_work_counts() -> None:
+    one = legs((0, 10), (10, 30), (30, 50), (50, 70))
+    other = legs((0, 20), (20, 40), (40, 60))
+    cell = summarise([one, other], 1000, read_share=1.0, repeated=False)
+    assert cell is not None
+    # From 20 to 60: half of (10, 30), (30, 50), half of (50, 70); and the other's last two.
+    assert cell.bytes_per_s == pytest.approx(4000 / 40 * NS_PER_S)
+    assert cell.in_flight == pytest.approx(2.0)
+    assert cell.concurrency == 2
+    assert cell.reads is not None
+    assert (cell.reads.operations, cell.reads.mean_ns) == (5, 20)
+    assert cell.writes is None
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        [legs((0, 10))],
+        [legs((0, 10), (10, 20)), []],
+        [legs((0, 10), (10, 20)), legs((30, 40), (40, 50))],
+    ],
+)
+def test_threads_that_never_worked_together_measure_nothing(done: list[list[_Done]]) -> None:
+    assert summarise(done, 1000, read_share=1.0, repeated=False) is None
+
+
+def test_a_mix_without_one_of_its_kinds_measures_nothing() -> None:
+    done = [legs((0, 10), (10, 20), (20, 30))]
+    assert summarise(done, 1000, read_share=0.5, repeated=False) is None
+
+
+def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
+    lines = table(Probed(cells=list(cells()))).splitlines()
+    assert len(lines) == 1 + len(SIZES) * len(DEPTHS)
+    assert lines[1].split()[:4] == ["256", "KiB", "x1", "200"]
+    assert " - " in lines[1]  # nothing was read again

@@ -1,0 +1,323 @@
+"""All evidence in one place: where each number of the passport comes from, and what is unknown."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import orjson
+import pytest
+
+from kv_cache.config.load import load_config
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import ABORTED, Chunk, CopyRef, Leg, Move, Op, OpDone, Read, Write
+from kv_cache.core.kinds import Cause, OpKind, Outcome, Qos, Tier
+from kv_cache.core.units import GIB, MIB, NS_PER_MS, NS_PER_S
+from kv_cache.metrics.outcome import RunOutcome, TierFacts
+from kv_cache.metrics.passport import RULES
+from kv_cache.metrics.recorder import Edges, Recorder
+from kv_cache.metrics.summary import Targets
+from kv_cache.report.passport import gather, passport
+from kv_cache.tiers.payload import MISMATCH
+from tests.unit.test_recorder import record
+
+START_NS, END_NS = 2 * NS_PER_S, 12 * NS_PER_S
+"""A window of 10 s."""
+BEFORE_NS, IN_NS, AFTER_NS = NS_PER_S, 5 * NS_PER_S, 13 * NS_PER_S
+
+COPIES = count(1)
+TARGETS = Targets(
+    ms={
+        Qos.INTERACTIVE: {"p95": 50.0, "p99": 100.0},
+        Qos.RESPONSIVE: {"p95": 30.0},
+        Qos.BATCH: {"p95": 1000.0},
+    }
+)
+ENVIRONMENT: Mapping[str, Any] = {
+    "drives": [{"filesystem": {"type": "xfs"}}, {"filesystem": {"type": "ext4"}}]
+}
+
+
+def recorded() -> Recorder:
+    return Recorder(Edges(populate_end_ns=0, measure_start_ns=START_NS, measure_end_ns=END_NS))
+
+
+def copy(tier: Tier = Tier.NVME, nbytes: int = MIB) -> CopyRef:
+    number = next(COPIES)
+    return CopyRef(number, content_key(number), tier, nbytes, number)
+
+
+def leg(
+    ref: CopyRef, kind: OpKind, at_ns: int, *, engine: str = "direct", device_ns: int = NS_PER_MS
+) -> Leg:
+    chunk = Chunk(at_ns, ref.nbytes)
+    return Leg(ref.tier, kind, engine, ref.nbytes, at_ns - 1, at_ns, device_ns, (chunk,))
+
+
+def ended(op: Op, *legs: Leg, error: str | None = None, side: OpKind | None = None) -> OpDone:
+    return OpDone(op, 0, legs[-1].finished_ns, legs, error, side)
+
+
+def reading(ref: CopyRef, at_ns: int = IN_NS, **more: Any) -> OpDone:
+    return ended(Read(ref, Cause.REUSE), leg(ref, OpKind.READ, at_ns, **more))
+
+
+def writing(ref: CopyRef, at_ns: int = IN_NS, **more: Any) -> OpDone:
+    return ended(Write(ref, Cause.PREFILL), leg(ref, OpKind.WRITE, at_ns, **more))
+
+
+def outcome(recorder: Recorder, **more: Any) -> RunOutcome:
+    made = RunOutcome(
+        driver="real-io",
+        recorder=recorder,
+        submitted=0,
+        longest_queue=0,
+        tiers=(),
+        dropped_last_copies=0,
+        dropped_stores=0,
+        lost_bytes=0,
+        schedule_sha256="",
+        schedule_requests=0,
+        workload={},
+    )
+    return replace(made, **more)
+
+
+def evidence(recorder: Recorder, **more: Any) -> Any:
+    """Of a run with the configuration `options` (by dotted path) and this outcome."""
+    config = load_config(None, more.pop("options", {}))
+    return gather(config, outcome(recorder, **more), TARGETS, ENVIRONMENT)
+
+
+# --- the shape -------------------------------------------------------------------------------
+
+
+def test_a_run_of_which_nothing_is_known_can_be_judged_and_written() -> None:
+    made = passport(load_config(None), outcome(Recorder(Edges())), TARGETS, {})
+    assert made["verdict"] == "invalid"  # there was no window
+    assert {row["rule"] for row in made["rules"]} == set(RULES)
+    for number in ("V1", "V4", "V6", "V19", "V21", "V23", "V24"):
+        (row,) = (row for row in made["rules"] if row["rule"] == number)
+        assert row["status"] in ("not-judged", "not-applicable"), row
+    assert orjson.loads(orjson.dumps(made)) == made
+
+
+def test_what_the_machine_said_is_passed_on() -> None:
+    said = {
+        "page_cache": {"pages": 5}, "payload": {"pages": 6}, "interposed": {"preload": None},
+        "throttles": {"io_limits": []}, "foreign": {"read_bytes": 7}, "clock": {"wall_s": 8.0},
+        "settle_s": 0.25, "accounted": True, "cores": 3.5, "link": {"bytes_per_second": 9.0},
+        "lag": {"harness_lag_p99_ms": 1.5},
+    }  # fmt: skip
+    made = evidence(recorded(), witness=said)
+    for name in ("page_cache", "payload", "interposed", "throttles", "foreign", "clock"):
+        assert made[name] == said[name]
+    assert (made["ledger"]["settle_s"], made["ledger"]["accounted"]) == (0.25, True)
+    assert (made["client"]["cores"], made["client"]["harness_lag_p99_ms"]) == (3.5, 1.5)
+    assert made["link"]["bytes_per_second"] == 9.0
+
+
+# --- completeness ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "by"),
+    [
+        ({}, "finished", None),
+        ({"interrupted": "SIGINT"}, "interrupted", "SIGINT"),
+        ({"death": "MemoryError: "}, "broken", None),
+        ({"death": "MemoryError: ", "interrupted": "SIGTERM"}, "broken", "SIGTERM"),
+    ],
+)
+def test_how_a_run_ended_is_told(how: Mapping[str, str], status: str, by: str | None) -> None:
+    made = evidence(recorded(), **how)["completeness"]
+    assert (made["status"], made["interrupted"]) == (status, by)
+    assert made["window_s"] == 10.0
+
+
+def test_requests_are_counted_by_their_end_and_late_failures_too() -> None:
+    recorder = recorded()
+    for made in (
+        record(BEFORE_NS),
+        record(IN_NS),
+        record(IN_NS),
+        record(IN_NS, Outcome.FAILED, error="io-error"),
+        record(AFTER_NS),
+        record(AFTER_NS, Outcome.FAILED, error="io-error"),
+        record(IN_NS, Outcome.REJECTED, error="queue-full"),
+    ):
+        recorder.request(made)
+    books = evidence(recorder, submitted=7)["completeness"]
+    assert (books["completed"], books["submitted"], books["rejected"]) == (2, 7, 1)
+    assert books["failed_requests"] == 2
+    assert books["unfinished"] == 2  # the two that ended after the window
+
+
+def test_operations_that_failed_are_counted_with_their_tier_and_aborted_ones_are_not() -> None:
+    recorder = recorded()
+    for tier, error in ((Tier.NVME, "io-error"), (Tier.CPU, MISMATCH), (Tier.NVME, ABORTED)):
+        ref = copy(tier)
+        done = ended(Read(ref, Cause.REUSE), leg(ref, OpKind.READ, IN_NS), error=error,
+                     side=OpKind.READ)  # fmt: skip
+        recorder.op(done)
+    made = evidence(recorder)
+    assert made["completeness"]["failed_operations"] == 2
+    assert made["completeness"]["storage_failed_operations"] == 1
+    assert made["verification"]["errors"] == 1
+
+
+def test_only_incomplete_records_are_an_error_of_the_records() -> None:
+    lost = "records are incomplete: no space left on device"
+    made = evidence(recorded(), warnings=("--fsync: ignored", lost))
+    assert made["completeness"]["records_error"] == lost
+    assert evidence(recorded(), warnings=("ignored",))["completeness"]["records_error"] is None
+
+
+# --- bytes -----------------------------------------------------------------------------------
+
+
+def busy() -> Recorder:
+    """A copy read twice within the window and once after it, one written before it; and memory."""
+    recorder = recorded()
+    ref, new, cached = copy(), copy(nbytes=4 * MIB), copy(Tier.CPU, 2 * MIB)
+    recorder.op(writing(ref, BEFORE_NS))
+    for at_ns in (IN_NS, IN_NS, AFTER_NS):
+        recorder.op(reading(ref, at_ns, device_ns=8 * NS_PER_MS), verified=True)
+    recorder.op(writing(new, IN_NS, engine="buffered"))
+    recorder.op(writing(cached))
+    return recorder
+
+
+KERNEL: Mapping[str, Any] = {
+    "run": {
+        "device": "vda", "process_read_bytes": 1, "device_read_bytes": 2, "rchar": 3,
+        "process_write_bytes": 4, "device_write_bytes": 5, "wchar": 6,
+    },
+    "window": {"process_cpu_ns": NS_PER_S // 2},
+}  # fmt: skip
+
+
+def test_the_ledger_claims_the_bytes_of_the_whole_run_on_storage() -> None:
+    made = evidence(busy(), kernel=KERNEL)["ledger"]
+    assert made["read"] == {
+        "claimed_bytes": 3 * MIB, "process_bytes": 1, "device_bytes": 2, "calls_bytes": 3,
+    }  # fmt: skip
+    assert made["write"] == {
+        "claimed_bytes": 5 * MIB, "process_bytes": 4, "device_bytes": 5, "calls_bytes": 6,
+    }  # fmt: skip
+    assert (made["device"], made["filesystem"]) == ("vda", "ext4+xfs")
+
+
+def test_both_sides_of_a_demotion_are_in_their_own_place() -> None:
+    recorder = recorded()
+    above, below = copy(Tier.CPU), copy(Tier.NVME)
+    op = Move(above, below, Cause.DEMOTION)
+    recorder.op(ended(op, leg(above, OpKind.READ, IN_NS), leg(below, OpKind.WRITE, IN_NS)))
+    made = evidence(recorder)
+    assert made["ledger"]["read"]["claimed_bytes"] == 0
+    assert made["ledger"]["write"]["claimed_bytes"] == MIB
+    assert made["amplification"]["stored_bytes"] == 0  # it was stored as new before
+    assert made["amplification"]["storage_share"] == 0.5
+
+
+def test_engines_are_told_by_direction() -> None:
+    rows = evidence(busy(), options={"io.write_engine": "buffered"})["engines"]
+    assert rows["rows"] == [
+        {"operation": "read", "engine": "direct", "operations": 3, "bytes": 3 * MIB},
+        {"operation": "write", "engine": "buffered", "operations": 1, "bytes": 4 * MIB},
+        {"operation": "write", "engine": "direct", "operations": 1, "bytes": MIB},
+    ]
+    assert (rows["wanted"], rows["write_wanted"], rows["note"]) == ("auto", "buffered", None)
+
+
+def test_why_auto_fell_back_is_what_the_store_said() -> None:
+    facts = TierFacts(
+        tier=Tier.NVME, capacity_bytes=None, used_bytes=0, peak_bytes=0, stranded_bytes=0,
+        entries=0, store={"engine_note": "O_DIRECT is refused"},
+    )  # fmt: skip
+    assert evidence(recorded(), tiers=(facts,))["engines"]["note"] == "O_DIRECT is refused"
+
+
+def test_amplification_and_the_share_of_storage_are_of_the_whole_run() -> None:
+    made = evidence(busy())["amplification"]
+    assert (made["storage_read_bytes"], made["unique_read_bytes"]) == (3 * MIB, MIB)
+    assert made["read_amplification"] == 3.0
+    assert (made["storage_written_bytes"], made["stored_bytes"]) == (5 * MIB, 7 * MIB)
+    assert made["write_amplification"] == pytest.approx(5 / 7)
+    assert made["all_bytes"] == 10 * MIB
+    assert made["storage_share"] == pytest.approx(0.8)
+
+
+def test_rates_are_those_of_the_window() -> None:
+    made = evidence(busy())["link"]
+    assert made["read_bytes_per_second"] == pytest.approx(2 * MIB / 10)
+    assert made["write_bytes_per_second"] == pytest.approx(4 * MIB / 10)
+
+
+def test_what_was_verified_stands_beside_what_was_read() -> None:
+    made = evidence(busy(), options={"io.verify": "full"})["verification"]
+    assert made["mode"] == "full"
+    assert made["objects"] == 3
+    assert made["bytes"] == made["storage_read_bytes"] == 3 * MIB
+    assert evidence(busy(), driver="virtual-time")["verification"]["mode"] == "none"
+
+
+# --- the client ------------------------------------------------------------------------------
+
+
+def test_the_client_is_told_in_cpu_seconds_for_each_gib_of_the_window() -> None:
+    recorder = recorded()
+    recorder.op(reading(copy(nbytes=GIB), IN_NS))
+    recorder.op(writing(copy(nbytes=GIB), IN_NS))
+    recorder.op(reading(copy(nbytes=GIB), AFTER_NS))
+    made = evidence(recorder, kernel=KERNEL)["client"]
+    assert (made["cpu_s"], made["storage_gib"], made["cpu_s_per_gib"]) == (0.5, 2.0, 0.25)
+    assert made["cores_used"] == pytest.approx(0.05)
+
+
+def test_without_bytes_there_is_no_cpu_time_for_each_of_them() -> None:
+    made = evidence(recorded(), kernel=KERNEL)["client"]
+    assert (made["cpu_s"], made["cpu_s_per_gib"]) == (0.5, None)
+    unknown = evidence(busy())["client"]
+    assert (unknown["cpu_s"], unknown["cpu_s_per_gib"], unknown["cores_used"]) == (None,) * 3
+
+
+def test_the_latency_of_loads_is_the_device_time_within_the_window() -> None:
+    made = evidence(busy())["client"]
+    assert made["storage_read_p50_ms"] == pytest.approx(8, rel=0.02)
+    assert made["storage_read_p99_ms"] == pytest.approx(8, rel=0.02)
+    assert evidence(recorded())["client"]["storage_read_p50_ms"] is None
+
+
+def test_the_ceiling_is_told_as_it_was_found() -> None:
+    found = {"bytes_per_second": 5.0, "ratio": 2.0}
+    assert evidence(recorded(), ceiling=found)["client"]["ceiling"] == found
+    assert evidence(recorded())["client"]["ceiling"] is None
+
+
+def test_the_shortest_promise_of_all_classes_is_the_measure_of_lag() -> None:
+    assert evidence(recorded())["client"]["shortest_target_ms"] == 30.0
+
+
+SAMPLE = "datasets/mooncake_sample.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("options", "scheduled"),
+    [
+        ({}, False),
+        ({"arrival.mode": "open"}, True),
+        ({"arrival.request_rate": 5}, True),
+        ({"workload.trace": SAMPLE}, True),
+        ({"workload.trace": SAMPLE, "workload.trace_speedup": 0}, False),
+        ({"workload.trace": SAMPLE, "workload.trace_speedup": 0, "arrival.mode": "open"}, False),
+        ({"workload.trace": SAMPLE, "workload.trace_speedup": 0, "arrival.request_rate": 5}, True),
+    ],
+)
+def test_only_requests_with_instants_of_their_own_can_be_late(
+    options: Mapping[str, Any], scheduled: bool
+) -> None:
+    recorder = recorded()
+    recorder.request(record(IN_NS, enqueued_ns=IN_NS - 1))
+    lag = evidence(recorder, options=options)["client"]["schedule_lag_p99_ms"]
+    assert (lag is not None) is scheduled

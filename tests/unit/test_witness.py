@@ -1,0 +1,342 @@
+"""The witness of a run: what it notes at which edge, how long it waits, and what it cannot say."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, count, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.bench import witness
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.counters import Counters, device_of, read_counters
+from kv_cache.bench.probes import throttles
+from kv_cache.bench.probes.throttles import Throttles
+from kv_cache.bench.witness import Witness, disks_of
+from kv_cache.config.passport import PassportConfig
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.kinds import Tier
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import GIB, MIB, PAGE_BYTES
+from kv_cache.tiers.base import Store
+from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.memory import MemoryStore
+from kv_cache.tiers.payload import Payload
+
+SEED = Seed(5)
+FAR = 2**60  # bytes that no device gets to
+
+
+@pytest.fixture
+def made() -> Iterator[list[Witness]]:
+    """Witnesses that are stopped when the test ends."""
+    all_of_them: list[Witness] = []
+    yield all_of_them
+    for one in all_of_them:
+        one.stop()
+
+
+def begun(made: list[Witness], *directories: Path, **config: Any) -> Witness:
+    one = Witness(PassportConfig(**config), directories, MonotonicClock())
+    made.append(one)
+    one.begin()
+    return one
+
+
+def ended(one: Witness) -> dict[str, Any]:
+    one.settle(0, 0)
+    one.stop()
+    return one.evidence()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, *looks: Counters) -> "count[int]":
+    """The counters of the next looks; the last is seen for ever. Answers how often it was."""
+    seen, turn = chain(looks, repeat(looks[-1])), count()
+
+    def look(_: Sequence[str]) -> Counters:
+        next(turn)
+        return next(seen)
+
+    monkeypatch.setattr(witness, "read_counters", look)
+    return turn
+
+
+def counters(
+    read: int | None = 0, written: int | None = 0, own: tuple[int, int] = (0, 0)
+) -> Counters:
+    return replace(
+        read_counters([]),
+        device="vda",
+        device_read_bytes=read,
+        device_write_bytes=written,
+        process_read_bytes=own[0],
+        process_write_bytes=own[1],
+    )
+
+
+# --- the edges -------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_window_has_all_evidence_there_can_be(
+    made: list[Witness], tmp_path: Path
+) -> None:
+    evidence = ended(begun(made, tmp_path))
+    assert evidence["page_cache"]["sampled_objects"] == 0
+    assert evidence["payload"] == {}
+    assert evidence["lag"].keys() == {f"harness_lag_{n}_ms" for n in ("p50", "p99", "max")}
+    assert evidence["clock"]["wall_s"] == pytest.approx(evidence["clock"]["monotonic_s"], abs=0.5)
+    assert evidence["cores"] > 0
+    assert evidence["foreign"]["processes"] == []
+    assert evidence["accounted"] is (device_of(tmp_path) is not None)
+
+
+def test_the_window_and_the_run_are_counted_apart(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted(
+        monkeypatch,
+        counters(0, 0),
+        counters(100, 1000, own=(90, 900)),
+        counters(500, 3000, own=(390, 2900)),
+        counters(600, 4000, own=(400, 3000)),
+    )
+    one = begun(made, tmp_path)
+    one.open_window()
+    one.close_window()
+    evidence = ended(one)
+    run, window = one.kernel["run"], one.kernel["window"]
+    assert (run["device_read_bytes"], run["device_write_bytes"]) == (600, 4000)
+    assert (window["device_read_bytes"], window["device_write_bytes"]) == (400, 2000)
+    assert (evidence["foreign"]["read_bytes"], evidence["foreign"]["write_bytes"]) == (100, 0)
+
+
+def test_drives_on_one_file_system_are_one_device(made: list[Witness], tmp_path: Path) -> None:
+    device = device_of(tmp_path)
+    if device is None:
+        pytest.skip("the temporary directory is on no block device")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    one = begun(made, tmp_path / "a", tmp_path / "b")
+    ended(one)
+    assert one.kernel["run"]["device"] == device
+
+
+def test_one_drive_without_a_device_leaves_the_bytes_unaccounted(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {tmp_path: "vda", tmp_path / "memory": None}
+    monkeypatch.setattr(witness, "device_of", known.__getitem__)
+    assert ended(begun(made, tmp_path))["accounted"] is True
+    assert ended(begun(made, *known))["accounted"] is False
+
+
+def test_stopping_a_witness_that_never_began_returns(tmp_path: Path) -> None:
+    Witness(PassportConfig(), [tmp_path], MonotonicClock()).stop()
+
+
+# --- waiting for the kernel ------------------------------------------------------------------
+
+
+def test_counters_that_lag_behind_are_waited_for(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = counters(MIB, 10)
+    counted(monkeypatch, counters(), late, late, counters(MIB, 20))
+    one = begun(made, tmp_path, settle_s=600)
+    one.settle(MIB, 20)
+    assert one.kernel["run"]["device_write_bytes"] == 20
+    assert one.evidence()["settle_s"] > 0
+
+
+def test_counters_that_never_come_are_given_up(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = counted(monkeypatch, counters())
+    one = begun(made, tmp_path, settle_s=0.11)
+    one.settle(FAR, FAR)
+    assert next(looks) > 2
+    assert one.kernel["run"]["device_read_bytes"] == 0
+
+
+def test_what_no_device_counts_is_not_waited_for(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witness, "device_of", lambda _: None)
+    one = begun(made, tmp_path, settle_s=600)
+    one.settle(FAR, FAR)
+    assert one.kernel["run"]["device"] is None
+
+
+def test_a_clock_that_was_set_shows_beside_the_other(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = begun(made, tmp_path)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 7200)
+    clock = ended(one)["clock"]
+    assert clock["wall_s"] - clock["monotonic_s"] == pytest.approx(-7200, abs=1)
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+def tree(root: Path) -> Path:
+    """/sys of a disk with a partition, a volume on that, and a RAID of two other disks."""
+    block, devices = root / "class/block", root / "devices"
+    block.mkdir(parents=True)
+    for place in ("pci/sda", "pci/sda/sda1", "pci/sdb", "pci/sdc", "pci/nvme0n1",
+                  "pci/nvme0n1/nvme0n1p1", "virtual/dm-0", "virtual/md0"):  # fmt: skip
+        (devices / place).mkdir(parents=True)
+        (block / Path(place).name).symlink_to(devices / place)
+    for place in ("pci/sda/sda1", "pci/nvme0n1/nvme0n1p1"):
+        (devices / place / "partition").write_text("1\n")
+    for upper, lower in (("dm-0", "sda1"), ("md0", "sdb"), ("md0", "sdc")):
+        slaves = devices / "virtual" / upper / "slaves"
+        slaves.mkdir(exist_ok=True)
+        (slaves / lower).symlink_to(block / lower)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("device", "disks"),
+    [
+        ("sda", {"sda"}),
+        ("sda1", {"sda1", "sda"}),
+        ("nvme0n1p1", {"nvme0n1p1", "nvme0n1"}),
+        ("dm-0", {"dm-0", "sda1", "sda"}),
+        ("md0", {"md0", "sdb", "sdc"}),
+        ("none", {"none"}),
+    ],
+)
+def test_a_device_is_limited_by_all_that_it_lies_on(
+    device: str, disks: set[str], tmp_path: Path
+) -> None:
+    assert disks_of(device, tree(tmp_path)) == disks
+
+
+LIMITS = ("vda read_bps=5 (/a)", "vdaa read_bps=5 (/a)", "vdb write_iops=7 (/)")
+
+
+@pytest.mark.parametrize(
+    ("device", "told"), [("vda", [LIMITS[0]]), ("vdc", []), (None, sorted(LIMITS))]
+)
+def test_limits_of_other_devices_are_left_out_where_ours_is_known(
+    device: str | None,
+    told: list[str],
+    made: list[Witness],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = Throttles(
+        cpu_throttled_periods=None,
+        cpu_throttled_ns=None,
+        memory_limit_events=None,
+        io_limits=LIMITS,
+        governor=None,
+        turbo=None,
+    )
+    monkeypatch.setattr(witness, "device_of", lambda _: device)
+    monkeypatch.setattr(throttles, "read_throttles", lambda: limits)
+    assert ended(begun(made, tmp_path))["throttles"]["io_limits"] == told
+
+
+# --- the link --------------------------------------------------------------------------------
+
+
+def test_a_link_that_is_given_is_in_bytes_a_second(made: list[Witness], tmp_path: Path) -> None:
+    link = ended(begun(made, tmp_path, link_gbytes_per_s=7.5))["link"]
+    assert link == {"bytes_per_second": 7.5e9, "source": "passport.link_gbytes_per_s"}
+
+
+def test_links_of_several_drives_add_up_if_all_are_known(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {"a": (4e9, "PCIe a"), "b": (3e9, "PCIe b"), "c": None}
+    for name in links:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(witness, "device_of", lambda path: path.name)
+    monkeypatch.setattr(witness, "link_of", links.__getitem__)
+    both = ended(begun(made, tmp_path / "a", tmp_path / "b"))["link"]
+    assert both == {"bytes_per_second": 7e9, "source": "PCIe a, PCIe b"}
+    some = ended(begun(made, tmp_path / "a", tmp_path / "c"))["link"]
+    assert some == {"bytes_per_second": None, "source": None}
+
+
+# --- the payload -----------------------------------------------------------------------------
+
+
+def stored(store: Store, copies: int, nbytes: int, *, same: bool = False) -> list[CopyRef]:
+    """Copies with the payload of a run; `same`: one content, stored several times."""
+    payload, pool = Payload(SEED, nbytes), BufferPool(1, nbytes)
+    refs = []
+    for number in range(copies):
+        ref = CopyRef(number, content_key(0 if same else number), Tier.CPU, nbytes, version=1)
+        buffer = pool.take()
+        data = payload.stamp(buffer, ref, 0, nbytes)
+        sink = store.create(ref)
+        sink.write(0, data)
+        sink.commit()
+        pool.give(buffer)
+        refs.append(ref)
+    return refs
+
+
+def examined(
+    made: list[Witness], tmp_path: Path, store: Store, refs: Sequence[CopyRef], pages: int
+) -> Any:
+    one = begun(made, tmp_path, payload_pages=pages)
+    one.examine_payload(store, refs, SEED)
+    return ended(one)["payload"]
+
+
+def test_the_payload_of_a_run_neither_compresses_nor_repeats(
+    made: list[Witness], tmp_path: Path
+) -> None:
+    store = MemoryStore(Tier.CPU, 16 * MIB)
+    found = examined(made, tmp_path, store, stored(store, 4, MIB), 100)
+    assert found["pages"] == 100
+    assert found["entropy_bits_per_byte"] > 7.9
+    assert found["compressed_ratio"] > 0.99
+    assert found["duplicate_share"] == found["zero_share"] == 0
+
+
+def test_the_same_object_stored_twice_shows_as_duplicates(
+    made: list[Witness], tmp_path: Path
+) -> None:
+    store = MemoryStore(Tier.CPU, 16 * MIB)
+    refs = stored(store, 2, 16 * PAGE_BYTES, same=True)
+    assert examined(made, tmp_path, store, refs, 32)["duplicate_share"] == 0.5
+
+
+def test_small_copies_give_as_many_pages_as_they_have(made: list[Witness], tmp_path: Path) -> None:
+    store = MemoryStore(Tier.CPU, MIB)
+    refs = stored(store, 3, 2 * PAGE_BYTES)
+    assert examined(made, tmp_path, store, refs, 512)["pages"] == 6
+
+
+def test_a_copy_that_is_gone_is_left_out(made: list[Witness], tmp_path: Path) -> None:
+    store = MemoryStore(Tier.CPU, MIB)
+    refs = stored(store, 3, 2 * PAGE_BYTES)
+    store.delete(refs[1])
+    assert examined(made, tmp_path, store, refs, 512)["pages"] == 4
+
+
+def test_nothing_on_storage_is_nothing_to_examine(made: list[Witness], tmp_path: Path) -> None:
+    store = MemoryStore(Tier.CPU, MIB)
+    assert examined(made, tmp_path, store, [], 16) == {}
+    gone = CopyRef(1, content_key(1), Tier.CPU, MIB, version=1)
+    assert examined(made, tmp_path, store, [gone], 16) == {}
+
+
+def test_a_large_sample_of_large_copies_is_taken_from_all_over(
+    made: list[Witness], tmp_path: Path
+) -> None:
+    """Zeros in the second half only must not be missed."""
+    store = MemoryStore(Tier.CPU, GIB // 64)
+    ref = stored(store, 1, 4 * MIB)[0]
+    tap = store.open(ref)
+    tap.write(2 * MIB, memoryview(bytes(2 * MIB)))
+    assert 0.2 < examined(made, tmp_path, store, [ref], 256)["zero_share"] < 0.8
