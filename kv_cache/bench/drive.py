@@ -94,7 +94,10 @@ class Drive:
         background: int,
         on_record: OnRecord,
         on_op: OnOp,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
+        """`prepare` is called once by each thread, before it does anything else."""
+        self._prepare = prepare
         self._world = world
         self._intake = intake
         self._recorder = recorder
@@ -205,6 +208,7 @@ class Drive:
     def _make(self, name: str, target: Callable[[], None], count: int) -> list[threading.Thread]:
         def guarded() -> None:
             try:
+                self._prepare()
                 target()
             except BaseException as error:  # noqa: BLE001 - told in the result, ends the run
                 with self._lock:

@@ -4,10 +4,12 @@
 all of it back, also when it is interrupted. It prints nothing and writes no result.
 """
 
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir
 from types import TracebackType
@@ -29,22 +31,22 @@ from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import Load, build_intake, build_world, tier_facts, workers
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
-from kv_cache.core.errors import PlaceError
-from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import MIB, NS_PER_S, PAGE_BYTES, gib_to_bytes, s_to_ns
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.recorder import Edges, Recorder
+from kv_cache.metrics.recorder import Edges, Failure, Recorder
 from kv_cache.metrics.summary import Flows
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore, find_devices
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.null import NullStore
-from kv_cache.tiers.nvme import Striped, open_storage, uring
+from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
 from kv_cache.tiers.payload import Payload
 from kv_cache.workload.digest import schedule_digest
 
@@ -56,6 +58,8 @@ _TICK_S = 0.2
 _GRACE_S = 2.0  # of the drain when a signal ends the run: launchers kill 5 s after it
 
 Tick = Callable[["RealRun"], None]
+
+log = logging.getLogger("kv_cache")
 
 
 def drive_capacities(config: Config, directories: Sequence[Path]) -> list[int]:
@@ -132,6 +136,14 @@ def _real_gpu(config: Config) -> bool:
     return bool(devices)
 
 
+def _close(store: Store) -> None:
+    """What storage has to say now is too late for the result, and no reason to leave files."""
+    try:
+        store.close()
+    except StoreError as error:
+        log.error("storage could not be closed: %s", error)
+
+
 class RealRun:
     """A run with real bytes. Enter it to allocate, `execute` it once, leave it to clean up."""
 
@@ -162,6 +174,7 @@ class RealRun:
         self._stores: dict[Tier, Store] = {}
         self._arenas: list[MemoryStore] = []
         self._cache_dirs: list[CacheDir] = []
+        self._drives: list[NvmeStore] = []
         self._switch_interval_s = sys.getswitchinterval()
         self._abort = threading.Event()
         self.clock = MonotonicClock()
@@ -235,7 +248,13 @@ class RealRun:
             background=BACKGROUND_THREADS,
             on_record=self._on_record,
             on_op=self._on_op,
+            prepare=self._prepare_thread,
         )
+
+    def _prepare_thread(self) -> None:
+        """What a thread needs before its first operation, so that none is timed with it."""
+        if "uring" in (self._config.io.engine, self._config.io.write_engine):
+            uring.prepare()
 
     def _store(self, spec: TierSpec, pools: tuple[BufferPool, BufferPool]) -> Store:
         capacity = spec.capacity_bytes
@@ -264,7 +283,7 @@ class RealRun:
 
     def _drive_store(self, cache_dir: CacheDir, capacity: int) -> Store:
         io = self._config.io
-        return open_storage(
+        store = open_storage(
             cache_dir.objects,
             capacity_bytes=capacity,
             layout=io.layout,
@@ -273,6 +292,8 @@ class RealRun:
             fsync=self._config.fsync(),
             rename=io.rename,
         )
+        self._drives.append(store)
+        return store
 
     def _gpu_store(self, capacity: int, pools: tuple[BufferPool, BufferPool]) -> Store:
         if not _real_gpu(self._config):
@@ -293,15 +314,17 @@ class RealRun:
         return store
 
     def _give_back(self) -> None:
+        """Everything, also where a part of it fails."""
         sys.setswitchinterval(self._switch_interval_s)
-        for store in self._stores.values():
-            store.close()
-        self._stores = {}
-        for holder in ("_pools", "_drive"):  # of the buffers: their memory goes back now
-            self.__dict__.pop(holder, None)
-        uring.register([])
-        for cache_dir in self._cache_dirs:
-            cache_dir.close(keep=self._config.tiers.keep_cache)
+        stores, self._stores = self._stores, {}
+        with ExitStack() as last:
+            for cache_dir in self._cache_dirs:
+                last.callback(cache_dir.close, keep=self._config.tiers.keep_cache)
+            for store in stores.values():
+                last.callback(_close, store)
+            for holder in ("_pools", "_drive"):  # of the buffers: their memory goes back now
+                self.__dict__.pop(holder, None)
+            uring.register([])
 
     # --- the run ---------------------------------------------------------------------------
 
@@ -347,14 +370,26 @@ class RealRun:
     def _look_back(self) -> None:
         """Let the kernel's counters catch up, then read a sample of what was written."""
         flows = Flows(self.recorder.flows)
-        claimed = (flows.all_bytes(Tier.NVME, kind) for kind in (OpKind.READ, OpKind.WRITE))
-        self._witness.settle(*claimed, patient=not self._stop.is_set())
-        if self._stop.is_set() or self._drive.death is not None:
-            return  # whoever stopped us does not wait for long
+        read, written = (flows.all_bytes(Tier.NVME, kind) for kind in (OpKind.READ, OpKind.WRITE))
+        self._flush()
+        self._witness.settle(read, written, self._stop.is_set)
+        if self._drive.death is not None:
+            return
         refs = self.world.cache.sample(Tier.NVME, PAYLOAD_OBJECTS)
         seed = Seed(self._seed).child("payload-sample")
         if not self._rehearse:
-            self._witness.examine_payload(self._stores[Tier.NVME], refs, seed)
+            store = self._stores[Tier.NVME]
+            self._witness.examine_payload(store, refs, seed, self._stop.is_set)
+
+    def _flush(self) -> None:
+        """What a batch still waits for; where it fails, objects that are complete are not on the
+        device, which is a failed operation."""
+        for drive in self._drives:
+            try:
+                drive.flush()
+            except StoreError as error:
+                lost = Failure(Tier.NVME, OpKind.WRITE, Cause.PREFILL, error.reason)
+                self.recorder.failures[lost] += 1
 
     def _populate(self, tick: Tick) -> None:
         self.phase = "populate"

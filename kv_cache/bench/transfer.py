@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from threading import Event
 
+import numpy as np
+
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import PageCacheSampler, Sampled
 from kv_cache.core.effect import (
@@ -272,10 +274,10 @@ class Mover:
         if not self._has_data[ref.tier]:
             self._pretend(timer, ref, offset, self._stored)
             return
-        self._check_abort()
         n = min(self._size, ref.nbytes - offset)
         buffer = self._stored.take(self._payload.tint(ref, offset))
         try:
+            self._check_abort()  # now: the wait for a buffer can have been long
             data = self._payload.stamp(buffer, ref, offset, n)
             timer.begin()
             sink.write(offset, data)
@@ -322,9 +324,10 @@ class Mover:
         buffer = pool.take(self._payload.tint(ref, offset))
         try:
             if not loads or self._verify is not Verify.OFF:
-                self._payload.stamp(buffer, ref, offset, n)
-            if loads and self._verify is Verify.FULL:
-                self._payload.matches(buffer, ref, offset, n, full=True)
+                data = self._payload.stamp(buffer, ref, offset, n)
+                if loads and self._verify is Verify.FULL:
+                    loaded = Buffer(np.frombuffer(data, np.uint8))
+                    self._payload.matches(loaded, ref, offset, n, full=True)
             time.sleep(0)  # a system call gives the interpreter lock away
         finally:
             pool.give(buffer)

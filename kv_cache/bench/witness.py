@@ -5,7 +5,7 @@ window. It judges nothing: `metrics/passport` does, from what stands in the resu
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,17 @@ class Witness:
         told = (process.read_bytes, process.write_bytes)
         return all(n is None or m is None or n <= m for n, m in zip(told, most, strict=True))
 
-    def settle(self, read_bytes: int, write_bytes: int, *, patient: bool = True) -> None:
+    def settle(
+        self, read_bytes: int, write_bytes: int, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
         """The run is over and storage claims these bytes; the device's counters may lag behind,
         so they are given a while to get there."""
-        deadline = time.monotonic() + (self._config.settle_s if patient else 0)
+        deadline = time.monotonic() + self._config.settle_s
         began = time.monotonic()
         self._after = read_counters(self._devices)
-        while time.monotonic() < deadline and not self._caught_up(read_bytes, write_bytes):
+        while not self._caught_up(read_bytes, write_bytes):
+            if stopped() or time.monotonic() >= deadline:
+                break
             time.sleep(_SETTLE_STEP_S)
             self._after = read_counters(self._devices)
         self._settled_s = time.monotonic() - began
@@ -109,13 +113,19 @@ class Witness:
     def stop(self) -> None:
         self._canary.stop()
 
-    def examine_payload(self, store: Store, refs: Sequence[CopyRef], seed: Seed) -> None:
+    def examine_payload(
+        self, store: Store, refs: Sequence[CopyRef], seed: Seed, stopped: Callable[[], bool]
+    ) -> None:
         """Read pages of these copies back, from all over them, and look at their bytes."""
         if not refs:
             return
         dice = np.random.Generator(np.random.PCG64(seed.integer()))
         each = -(-self._config.payload_pages // len(refs))
-        pages = [page for ref in refs for page in _pages(store, ref, each, dice)]
+        pages: list[bytes] = []
+        for ref in refs:
+            if stopped():
+                return  # whoever stopped us does not wait for long
+            pages += _pages(store, ref, each, dice)
         if pages:
             self._payload = examine(pages)
 
@@ -130,7 +140,7 @@ class Witness:
     def evidence(self) -> dict[str, Any]:
         """The sections that only the machine can fill."""
         window = self._closed - self._opened
-        link = _link(self._config, self._devices)
+        link = _link(self._config, self._devices if self._accounted else ())
         wall_s, monotonic_ns = (
             later - sooner for later, sooner in zip(self._ended, self._began, strict=True)
         )

@@ -39,7 +39,6 @@ from kv_cache.core.seed import Seed, fresh_seed
 from kv_cache.core.units import GIB, gib_to_bytes
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import Flows, total_bytes
-from kv_cache.report.chain import file_digest
 from kv_cache.report.environment import capture
 from kv_cache.report.fio import HEADER, derive
 from kv_cache.report.reading import require_replaceable
@@ -224,12 +223,19 @@ class _Watchers:
         if self._transfers is not None:
             self._transfers.add(done)
 
-    def close(self) -> tuple[str, ...]:
-        """Complete the files; what could not be written."""
+    def complete(self, outcome: RunOutcome, interrupted: str | None) -> RunOutcome:
+        """Complete the files, and let the outcome say what became of them and of the run."""
+        warnings = (*self._job.warnings, *self._close())
+        return replace(
+            outcome, interrupted=interrupted, warnings=warnings, record_bytes=self.written_bytes
+        )
+
+    def _close(self) -> tuple[str, ...]:
+        """What could not be written."""
         writers = (self._requests, self._transfers, self._dump)
         closed = [writer.close() for writer in writers if writer is not None]
         self.files = {
-            w.path.name: file_digest(w.path) for w in writers[:2] if w and w.path.exists()
+            w.path.name: w.sha256 for w in writers[:2] if w is not None and w.path.exists()
         }
         self.written_bytes = sum(
             w.path.stat().st_size for w in writers if w is not None and w.path.exists()
@@ -241,8 +247,8 @@ def _run(job: Job, caught: Caught) -> int:
     watchers = _Watchers(job)
     if job.config.run.virtual_time:
         watchers.open()
-        outcome = _simulated(job, caught, watchers)
-        return _conclude(job, caught, watchers, replace(outcome, interrupted=caught.name))
+        outcome = watchers.complete(_simulated(job, caught, watchers), caught.name)
+        return _conclude(job, caught, watchers, outcome)
     with RealRun(
         job.config,
         job.load,
@@ -256,16 +262,16 @@ def _run(job: Job, caught: Caught) -> int:
         with _Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
         # A signal that comes from now on interrupts what follows, and not what was measured.
-        outcome = replace(outcome, interrupted=caught.name)
-        if not job.config.output.certify:
+        outcome = watchers.complete(outcome, caught.name)
+        certify = job.config.output.certify
+        if not certify or outcome.interrupted is not None or outcome.death is not None:
             return _conclude(job, caught, watchers, outcome)
+        _keep(job, watchers, outcome)  # whatever becomes of the certification
     return _conclude(job, caught, watchers, _certified(job, caught, outcome))
 
 
 def _certified(job: Job, caught: Caught, outcome: RunOutcome) -> RunOutcome:
     """With the client's own ceiling; the memory of the run itself has been given back."""
-    if caught.stop.is_set() or outcome.death is not None:
-        return outcome
     log.info("certifying: the same load without storage, %g s", job.config.passport.certify_s)
     try:
         found = ceiling(job.config, job.build, job.specs, job.seed, outcome, caught.stop)
@@ -291,19 +297,7 @@ def _simulated(job: Job, caught: Caught, watchers: _Watchers) -> RunOutcome:
 
 def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
-    outcome = replace(
-        outcome,
-        warnings=(*job.warnings, *watchers.close()),
-        record_bytes=watchers.written_bytes,
-    )
-    document = build_result(job.config, job.model, outcome, watchers.environment, watchers.files)
-    lost: OSError | None = None
-    try:
-        write_result(job.output, document)
-        if watchers.run_directory is not None:
-            watchers.run_directory.end(document)
-    except OSError as error:  # the summary is still told
-        lost = error
+    document, lost = _keep(job, watchers, outcome)
     print(summary_text(document, str(job.output)))
     if outcome.driver == "real-io" and job.config.output.fio_export is not None:
         _export_job(document, job.output, Path(job.config.output.fio_export))
@@ -312,6 +306,20 @@ def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome
     if lost is not None or outcome.death is not None:
         return EXIT_BROKEN
     return 0 if caught.number is None else _SIGNALS[signal.Signals(caught.number)]
+
+
+def _keep(
+    job: Job, watchers: _Watchers, outcome: RunOutcome
+) -> tuple[dict[str, Any], OSError | None]:
+    """The result, written; and why not, if it could not be: the summary is told all the same."""
+    document = build_result(job.config, job.model, outcome, watchers.environment, watchers.files)
+    try:
+        write_result(job.output, document)
+        if watchers.run_directory is not None:
+            watchers.run_directory.end(document)
+    except OSError as error:
+        return document, error
+    return document, None
 
 
 def _export_job(document: Mapping[str, Any], result: Path, path: Path) -> None:

@@ -20,6 +20,7 @@ import orjson
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.passport import Verdict
 from kv_cache.report.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
+from kv_cache.report.reading import DEEPEST, LARGEST, deeper_than
 from kv_cache.report.recheck import (
     CHECKS,
     RECORDS,
@@ -33,8 +34,6 @@ from kv_cache.report.result import SCHEMA, as_json
 EXIT_INTACT, EXIT_CHANGED = 0, 2  # a result that was changed is bad input, here and elsewhere
 
 _RESULT = "result.json"
-_LARGEST = 64 << 20
-_DEEPEST = 64  # a result has about ten levels; orjson writes 254
 _MOST_LINES = 20
 _LONGEST_LINE = 500
 
@@ -56,7 +55,7 @@ What it cannot find:
   Whoever is root on the machine of the run can have lied to the run itself: to its kernel's
   counters, its clocks, its device.
 
-Exit code: 0 intact, whatever the verdict; 1 something was changed or contradicts itself; 2 RESULT
+Exit code: 0 intact, whatever the verdict; 2 something was changed or contradicts itself, or RESULT
 is no result of this program. Rules and thresholds: docs/reference/passport.md
 """
 
@@ -178,9 +177,9 @@ def _read(file: Path) -> bytes:
     try:
         if file.exists() and not file.is_file():
             raise UsageError(f"result {file} is no regular file; name the file that run wrote")
-        if file.stat().st_size > _LARGEST:
+        if file.stat().st_size > LARGEST:
             raise UsageError(
-                f"result {file} is larger than {_LARGEST >> 20} MiB, which no result is; name the "
+                f"result {file} is larger than {LARGEST >> 20} MiB, which no result is; name the "
                 "file that run wrote to --output"
             )
         return file.read_bytes()
@@ -216,20 +215,9 @@ def _parsed(raw: bytes, file: Path) -> dict[str, Any]:
             f"result {file} is of schema {_plain(repr(schema))[:60]}, and this program knows "
             f"{SCHEMA}; verify it with the version that wrote it"
         )
-    if _deeper_than(document, _DEEPEST):
-        raise UsageError(f"result {file} is nested deeper than {_DEEPEST}, which no result is")
+    if deeper_than(document, DEEPEST):
+        raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
     return document
-
-
-def _deeper_than(value: Any, levels: int) -> bool:
-    """Level by level, without recursion."""
-    level = [value]
-    for _ in range(levels):
-        inner = (v.values() if isinstance(v, dict) else v for v in level)
-        level = [item for items in inner for item in items if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 def _twice(raw: bytes, document: Mapping[str, Any]) -> list[str]:

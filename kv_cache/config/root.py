@@ -288,6 +288,12 @@ def _check_tiers(config: Config) -> None:
             f"{_say(config, 'tiers.tensor_parallel')}, more than the cards: raise "
             f"tiers.num_gpus (--num-gpus) from {config.tiers.num_gpus}, or lower it"
         )
+    if config.io.layout == "arena" and len(config.tiers.cache_dir or ()) > 1:
+        raise ConfigError(
+            "io.layout (--layout) is 'arena' and tiers.cache_dir (--cache-dir) has several "
+            "directories: a whole object may not fit what each arena has left; use --layout file "
+            "or bucket, or one directory"
+        )
 
 
 def _check_arrival(config: Config) -> None:

@@ -99,6 +99,11 @@ def _cached_by_residency(e: Evidence, t: Thresholds) -> Look:
     found = f"{_percent(share)} of {pages:.0f} sampled pages were in the page cache before a load"
     if share <= t.most_resident_share:
         return well(found)
+    if _proven_from_device(e, t) and _moved(e, "write", cached=True):
+        return well(
+            f"{found}, left there by the run's own writes; reads were direct and came from the "
+            "device all the same"
+        )
     if _proven_from_device(e, t):
         return suspect(
             f"{found}, though reads were direct and the device delivered them: something else "
@@ -689,7 +694,10 @@ def _verified(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 
 def _foreign(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    found = [e.number(f"foreign.{kind}_bytes") for kind in ("read", "write")]
+    # Bytes written through the page cache are ours when the page is made and the device's when it
+    # is written back: their difference within a window is nobody's.
+    kinds = ["read"] if _moved(e, "write", cached=True) else ["read", "write"]
+    found = [e.number(f"foreign.{kind}_bytes") for kind in kinds]
     known = [nbytes for nbytes in found if nbytes is not None]
     if not known:
         yield unknown("what others did on the device is not known")

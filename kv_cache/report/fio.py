@@ -244,10 +244,13 @@ def _side(kind: OpKind, rows: Sequence[Mapping[str, Any]], window_s: float, file
 
 
 def _by_bytes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The engines of the rows, that which moved most first."""
+    """The engines of the rows, that which moved most first. What none of ours is called is left
+    for the caller to refuse, as the first."""
     moved: dict[str, int] = {}
     for row in rows:
         engine = str(row.get("engine"))
+        if engine not in _ENGINES:
+            return [engine]
         moved[engine] = moved.get(engine, 0) + int(row["bytes"])
     return sorted(moved, key=lambda engine: -moved[engine])
 
@@ -368,7 +371,12 @@ def job_text(
         lines += ["", *_section(twin, side, seconds)]
         if logs is not None and side.calls > 1:
             lines.append(f"write_lat_log={logs / side.kind}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{_one_line(line)}\n" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    """A line of a job file is a command to fio, so no text may bring lines of its own."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _global(seconds: float, directories: Sequence[str]) -> list[str]:

@@ -86,7 +86,6 @@ def _verification(config: Config, outcome: RunOutcome, flows: Flows) -> dict[str
 def _ledger(outcome: RunOutcome, flows: Flows, environment: Mapping[str, Any]) -> dict[str, Any]:
     kernel = outcome.kernel.get("run", {})
     calls = {OpKind.READ: "rchar", OpKind.WRITE: "wchar"}
-    records = {"read": 0, "write": outcome.record_bytes}
     sides = {
         kind.value: {
             "claimed_bytes": flows.all_bytes(Tier.NVME, kind),
@@ -98,7 +97,7 @@ def _ledger(outcome: RunOutcome, flows: Flows, environment: Mapping[str, Any]) -
     }
     return {
         **sides,
-        **{f"other_process_{kind}_bytes": nbytes for kind, nbytes in records.items()},
+        "other_process_write_bytes": outcome.record_bytes,
         "settle_s": outcome.witness.get("settle_s"),
         "device": kernel.get("device"),
         "accounted": outcome.witness.get("accounted"),

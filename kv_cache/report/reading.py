@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
+
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.metrics.histogram import BUCKETS, Histogram
 from kv_cache.report.chain import check
@@ -18,6 +20,9 @@ from kv_cache.report.chain import check
 SECTION = "kv_cache"
 RESULT_FILE = "result.json"
 """What a result is called in a run's directory; naming the directory is enough."""
+
+LARGEST = 64 << 20  # bytes of a result; records are apart
+DEEPEST = 64  # levels of nesting
 
 _SCHEMA = re.compile(r"kv-cache-result/\d+")
 
@@ -29,7 +34,7 @@ def read_result(path: Path, *, measured: bool = True) -> Mapping[str, Any]:
 
     `measured` refuses results of virtual time. Raises UsageError.
     """
-    file = path / RESULT_FILE if path.is_dir() else path
+    file = path / RESULT_FILE if os.path.isdir(path) else path  # False where nobody may look
     document = _parsed(file)
     own = document.get(SECTION) if isinstance(document, Mapping) else None
     if not isinstance(document, Mapping) or not isinstance(own, Mapping):
@@ -123,20 +128,46 @@ _NOUNS: Mapping[type, str] = {
 
 
 def _parsed(file: Path) -> Any:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"result {file} cannot be read: {reason}; name a result file") from None
+    data = _bytes(file)
     if not data.strip():
         raise UsageError(f"result {file} is empty; name the file that run wrote to --output")
     try:
-        return json.loads(data)
+        json.loads(data)  # says better than orjson where a text ends in the middle
+        document = orjson.loads(data)  # takes only what can be hashed again
+        if deeper_than(document, DEEPEST):
+            raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
+        return document
     except UnicodeDecodeError:
         raise UsageError(f"result {file} is not text; name a result file") from None
     except (ValueError, RecursionError) as error:
         what = "ends in the middle: it was cut short" if _cut(error) else f"is not JSON ({error})"
         raise UsageError(f"result {file} {what}; give an untouched result file") from None
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        if file.exists() and not file.is_file():
+            raise UsageError(f"result {file} is no regular file; name the file that run wrote")
+        if file.stat().st_size > LARGEST:
+            raise UsageError(
+                f"result {file} is larger than {LARGEST >> 20} MiB, which no result is; name the "
+                "file that run wrote to --output"
+            )
+        return file.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise UsageError(f"result {file} cannot be read: {reason}; name a result file") from None
+
+
+def deeper_than(value: Any, levels: int) -> bool:
+    """Level by level, without recursion."""
+    level = [value]
+    for _ in range(levels):
+        inner = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _cut(error: Exception) -> bool:

@@ -31,6 +31,7 @@ from kv_cache.metrics.histogram import BUCKETS, Histogram, bucket_of, merged
 from kv_cache.metrics.passport import Verdict, judge
 from kv_cache.metrics.recorder import Edges
 from kv_cache.metrics.summary import latency_ms, per_second, ratio
+from kv_cache.tiers.payload import MISMATCH
 
 SECTION = "kv_cache"
 RECORDS = ("requests.jsonl", "transfers.jsonl")
@@ -233,7 +234,7 @@ def judged_again(document: Mapping[str, Any]) -> Verdict:
 
 
 def _evidence(root: Node) -> Iterator[str]:
-    """The evidence must be of this run. What is null there is unknown, and judged as such."""
+    """The evidence must be of this run: what else the result knows must stand there."""
     own = root[SECTION]
     evidence, books = own["passport"]["evidence"], own["requests"]
     failed = [row["count"].whole() for row in own["failed_operations"].rows()]
@@ -251,8 +252,24 @@ def _evidence(root: Node) -> Iterator[str]:
         "verification.mode": own["verification"]["mode"].value,
         "verification.objects": own["verification"]["objects"].value,
         "verification.bytes": own["verification"]["bytes"].value,
+        "verification.errors": sum(
+            row["count"].whole()
+            for row in own["failed_operations"].rows()
+            if row["reason"].value == MISMATCH
+        ),
+        "engines.wanted": own["config"]["io"]["engine"].value,
+        "engines.write_wanted": own["config"]["io"]["write_engine"].value,
     }
     sums = _ledger(own)
+    cpu_ns = own.find("kernel_counters.window.process_cpu_ns")
+    if cpu_ns is not None:
+        expected["client.cpu_s"] = cpu_ns.whole() / NS_PER_S
+    for kind, name in (("read", "storage_read_bytes"), ("write", "storage_written_bytes")):
+        mine = _sum_of(sums, "storage", kind)
+        expected[f"amplification.{name}"] = mine.run_bytes
+        rate = per_second(mine.bytes, own["window_s"].number())
+        expected[f"link.{kind}_bytes_per_second"] = rate
+    yield from _engine_rows(own, evidence)
     for kind, calls in (("read", "rchar"), ("write", "wchar")):
         claimed = _sum_of(sums, "storage", kind).run_bytes
         expected[f"ledger.{kind}.claimed_bytes"] = claimed
@@ -265,9 +282,20 @@ def _evidence(root: Node) -> Iterator[str]:
             if counted is not None:
                 expected[f"ledger.{kind}.{name}_bytes"] = counted.value
     for path, value in expected.items():
-        node = evidence.find(path)
-        if node is not None:
-            yield from _compare(node, value, "the rest of the result")
+        node = evidence.find(path) or Node(None, f"{evidence.path}.{path}")
+        yield from _compare(node, value, "the rest of the result gives")
+
+
+def _engine_rows(own: Node, evidence: Node) -> Iterator[str]:
+    """What moved the bytes of storage, by direction, is what the ledger says."""
+    moved: Counter[tuple[str, str]] = Counter()
+    for row in own["operations"].rows():
+        if row["tier"].text() == "storage" and row["operation"].text() != "delete":
+            moved[row["operation"].text(), row["engine"].text()] += row["bytes"].whole()
+    rows = evidence["engines"]["rows"]
+    told = {(r["operation"].text(), r["engine"].text()): r["bytes"].whole() for r in rows.rows()}
+    if told != {key: nbytes for key, nbytes in moved.items() if nbytes}:
+        yield f"{rows.path} does not follow from the operations"
 
 
 def _window(root: Node) -> Iterator[str]:

@@ -4,6 +4,7 @@ its own so that the measured threads only append to a list.
 A file stands under its name only when it is complete: until `close` it is `<name>.partial`.
 """
 
+import hashlib
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ class LineWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._sha256 = hashlib.sha256()
         self._partial = path.with_name(path.name + ".partial")
         self._file = self._partial.open("wb")
         self._rows: list[Any] = []
@@ -49,6 +51,11 @@ class LineWriter:
             self._error = self._error or error
         return None if self._error is None else f"{self.path}: {self._error.strerror}"
 
+    @property
+    def sha256(self) -> str:
+        """Of all that was written, in hexadecimal."""
+        return self._sha256.hexdigest()
+
     def _run(self) -> None:
         while not self._stop.wait(_FLUSH_S):
             self._flush()
@@ -59,7 +66,9 @@ class LineWriter:
         if not rows or self._error is not None:
             return
         try:
-            self._file.write(b"".join(orjson.dumps(to_row(r)) + b"\n" for r in rows))
+            data = b"".join(orjson.dumps(to_row(r)) + b"\n" for r in rows)
+            self._file.write(data)
+            self._sha256.update(data)  # here, so that the end of a run has no file to read again
             self._file.flush()
             self.written += len(rows)
         except OSError as error:

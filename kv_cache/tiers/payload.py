@@ -40,6 +40,7 @@ _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, so
 _WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words stand
 _TINT = 0xD6E8FEB86659FD93
 _PLAIN = 2  # a word of a page that is no stamp
+_FARTHEST = 256  # pages: enough for neighbours to differ, and a hot buffer stays in the CPU's cache
 _STEP = 128  # pages compared at a time, so that what is left of them stays in the cache
 
 TINTS = 4
@@ -68,7 +69,7 @@ class Payload:
         self._ramps = tuple(pages * np.uint64(step) for step in _STEPS)
 
     def tint(self, ref: CopyRef, offset: int) -> int:
-        """Which variant of the noise the buffer for `ref` at `offset` shall have, if one is free."""
+        """Which variant of the noise a buffer for `ref` at `offset` should have, if one is free."""
         return self._identity(ref, offset, 0).tint
 
     def stamp(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int) -> memoryview:
@@ -131,7 +132,7 @@ class Payload:
         hashed = struct.unpack("<3Q", digest)
         tint = (hashed[0] + offset // self._buffer_bytes) % TINTS
         bases = tuple(base + page * step for base, step in zip(hashed, _STEPS, strict=True))
-        shift = hashed[1] % (len(self._noise) - pages + 1)
+        shift = hashed[1] % (min(len(self._noise) - pages, _FARTHEST) + 1)
         return _Identity(bases, tint, shift)
 
 

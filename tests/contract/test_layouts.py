@@ -1,6 +1,7 @@
 """What only one layout, engine or wrapper of storage does: buckets, arenas, batches of fsync,
 several drives, rings."""
 
+import errno
 import json
 import os
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers.buffers import BufferPool, aligned_bytes
@@ -348,6 +350,30 @@ def test_an_error_at_the_last_sync_is_told_and_everything_is_closed(
     monkeypatch.setattr(os, "fsync", broken)
     assert reason(striped.close) == "io-error"
     assert open_descriptors() == before
+
+
+def test_a_batch_whose_sync_fails_is_told_and_tries_every_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = lasting(root / "a")
+    for _ in range(3):
+        ref = copy(PAGE_BYTES)
+        sink = store.create(ref)
+        put(sink, ref)
+        sink.commit()
+    tried: list[int] = []
+
+    def broken(fd: int) -> None:
+        tried.append(fd)
+        raise OSError(errno.EIO, "the device is gone")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(StoreError) as failed:
+        store.flush()
+    assert (failed.value.reason, len(tried)) == ("io-error", 3)
+    store.flush()
+    assert len(tried) == 3, "what has failed is not waited for again"
+    store.close()
 
 
 def lasting(root: Path) -> NvmeStore:

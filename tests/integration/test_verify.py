@@ -210,6 +210,18 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
     "a class's tokens": (
         lambda d, own: own["measured"]["batch"].update(output_tokens=10**6), "output_tokens says"),
     "seed": (lambda d, own: own.update(seed=77), "kv_cache.seed is 77"),
+    "the engine that was wanted": (
+        lambda d, own: own["passport"]["evidence"]["engines"].update(wanted="buffered"),
+        "engines.wanted says 'buffered'"),
+    "the engines that moved bytes": (
+        lambda d, own: own["passport"]["evidence"]["engines"].update(rows=[]),
+        "engines.rows does not follow"),
+    "evidence that is left out": (
+        lambda d, own: own["passport"]["evidence"]["ledger"]["write"].update(process_bytes=None),
+        "ledger.write.process_bytes says"),
+    "the client's CPU time": (
+        lambda d, own: own["passport"]["evidence"]["client"].update(cpu_s=0.0),
+        "client.cpu_s says 0.0"),
     "throughput of the reference": (
         lambda d, own: d.update(storage_throughput_mbps=7000.0), "storage_throughput_mbps says"),
     "requests of the reference": (

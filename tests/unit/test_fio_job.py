@@ -316,6 +316,9 @@ def test_a_changed_result_is_refused_in_one_sentence(
         (b'{"summary": {}}', "no section 'kv_cache'"),
         (b'{"kv_cache": {"schema": "other/1"}}', "schema 'other/1'"),
         (b'{"kv_cache": {}}', "schema missing"),
+        (b'{"kv_cache": 1' + b"0" * 30 + b"}", "no section 'kv_cache'|is not JSON"),
+        (b'{"kv_cache": "\\ud800"}', "is not JSON"),
+        (b'{"kv_cache": ' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper"),
         (b'{"kv_cache": {"schema": "kv-cache-result/1", "driver": "virtual-time"}}', "virtual"),
     ],
 )
@@ -327,6 +330,31 @@ def test_what_is_no_result_is_refused_in_one_sentence(
     with pytest.raises(UsageError, match=sentence) as refused:
         read_result(file)
     assert str(file) in str(refused.value)
+
+
+def test_what_is_no_file_or_too_large_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no regular file"):
+        read_result(Path("/dev/zero"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_result(tmp_path / ("x" * 300))
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        read_result(large)
+
+
+def test_a_result_cannot_bring_commands_of_its_own_to_fio(tmp_path: Path) -> None:
+    evil = "direct\n[global]\nexec_prerun=touch pwned\n#"
+    few = reads()
+    few.update(engine=evil, cause="promotion", bytes=1)
+    with pytest.raises(UsageError) as refused:
+        derive(document([reads(), few]), tmp_path / "R.json")
+    assert "\n" not in str(refused.value)
+    made = derive(document([reads()], layout=evil), tmp_path / "a\n[global]\nexec_prerun=x.json")
+    lines = job_text(made, 1).splitlines()
+    assert not [line for line in lines if line.startswith("exec_prerun")]
+    assert lines.count("[global]") == 1
 
 
 def test_a_result_that_is_not_there_is_refused(tmp_path: Path) -> None:

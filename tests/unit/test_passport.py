@@ -290,6 +290,16 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
     "an open loop keeps its schedule": {
         "client.ceiling": SLOW_CEILING, "client.cores_used": 1.4,
         "client.schedule_lag_p99_ms": 0.4, "completeness.unfinished": 0},
+    "pages of our own writes are written back in the window": {
+        "engines.rows": BUFFERED, "engines.wanted": "buffered",
+        "page_cache.resident_after": 491_000,
+        "page_cache.descriptors": {"direct": 0, "buffered": 60},
+        "foreign.write_bytes": 40 * GIB},
+    "our own buffered writes are in the page cache and reads are direct": {
+        "engines.write_wanted": "buffered", "page_cache.resident_before": 300_000,
+        "page_cache.resident_after": 300_000,
+        "engines.rows": [{"operation": "read", "engine": "direct", "bytes": 60 * GIB},
+                         *BUFFERED[1:]]},
     "ten users of sixteen are still waiting": {"completeness.unfinished": 150},
     "ring reads are no system calls": {
         "ledger.read.calls_bytes": 5 * MIB,

@@ -2,8 +2,7 @@
 
 It sleeps in short steps and records by how much it overslept. Whatever keeps it from running
 (the interpreter lock, the scheduler, a stolen or throttled CPU) also keeps a worker from taking
-its timestamp, so its percentiles say how far latencies can be off. The same loop before the
-workers start shows what of it is the machine's.
+its timestamp, so its percentiles say how far latencies can be off.
 """
 
 import threading
@@ -76,14 +75,6 @@ def in_ms(lags: Histogram) -> dict[str, float | None]:
     return {
         f"harness_lag_{name}_ms": None if ns is None else ns_to_ms(ns) for name, ns in told.items()
     }
-
-
-def baseline(duration_ns: int, interval_ns: int = INTERVAL_NS) -> Histogram:
-    """The same in the calling thread for so long: before the workers start, the machine's share."""
-    lags = Histogram()
-    end_ns = time.monotonic_ns() + duration_ns
-    wake_up(interval_ns, lags.add, lambda: time.monotonic_ns() < end_ns)
-    return lags
 
 
 def wake_up(interval_ns: int, add: Callable[[int], None], wanted: Callable[[], bool]) -> None:

@@ -53,19 +53,27 @@ class _Syncer:
             self._waiting = [one for one in self._waiting if one[0] != ref.copy_id]
         close_all(gone)
 
-    def close(self) -> None:
-        due, self._waiting = self._waiting, []
+    def flush(self) -> None:
+        with self._lock:
+            due, self._waiting = self._waiting, []
         _sync([fd for _, fd in due])
 
 
 def _sync(fds: list[int]) -> None:
-    """Sync each file once, and close all descriptors whatever happens."""
+    """Sync each file once, and close all descriptors, whatever happens; then raise the first
+    OSError."""
+    failed: OSError | None = None
     try:
         files = {(s.st_dev, s.st_ino): fd for fd in fds for s in (os.fstat(fd),)}
         for fd in files.values():
-            os.fsync(fd)
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                failed = failed or error
     finally:
         close_all(fds)
+    if failed is not None:
+        raise failed
 
 
 class NvmeStore:
@@ -111,10 +119,15 @@ class NvmeStore:
             **self._ring_facts(),
         }
 
+    def flush(self) -> None:
+        """Wait until what a batch has collected is on the device. Raises StoreError."""
+        with store_errors():
+            self._syncer.flush()
+
     def close(self) -> None:
         with store_errors():
             try:
-                self._syncer.close()
+                self._syncer.flush()
             finally:
                 self._layout.close()
 

@@ -52,6 +52,15 @@ def register(memories: Sequence[Bytes]) -> None:
     with _lock:
         _memories[:] = memories
         _generation += 1  # other memory may lie at the address of some that is gone
+    ring = getattr(_local, "ring", None)
+    if ring is not None:  # it would keep the memory of old until this thread ends
+        ring.close()
+        _local.ring = None
+
+
+def prepare() -> None:
+    """Make this thread's ring now; else its first operation would be timed with it."""
+    _ring()
 
 
 def registered() -> bool:
@@ -183,9 +192,27 @@ class _Ring:
     def _submit(self, count: int) -> None:
         """The kernel stops at a request that it refuses to begin, and takes the rest when asked
         again."""
+        began = 0
+        try:
+            while began < count:
+                began += self._u.io_uring_submit(self._ring)
+        except OSError:
+            self._drain(began)  # the buffer is the kernel's until what has begun has ended
+            self.in_flight = count  # the rest is still in the queue: of no use any more
+            raise
         self.in_flight = count
-        while count > 0:
-            count -= self._u.io_uring_submit(self._ring)
+
+    def _drain(self, count: int) -> None:
+        entry = self._u.Cqe()
+        for _ in range(count):
+            self._poll_for_one()
+            self._u.io_uring_wait_cqe(self._ring, entry)
+            self._u.io_uring_cqe_seen(self._ring, entry[0])
+
+    def _poll_for_one(self) -> None:
+        """Wait without the interpreter lock, which the package's own wait holds."""
+        if not self._u.io_uring_cq_ready(self._ring):
+            self._poll.poll()
 
     def _finish(self, batch: list[tuple[int, int]], write: bool) -> list[tuple[int, int]]:
         """Wait for the whole batch, also if a part of it fails: the buffer is the kernel's until
@@ -193,8 +220,7 @@ class _Ring:
         rest, failed, u = [], 0, self._u
         entry = u.Cqe()
         for _ in batch:
-            if not u.io_uring_cq_ready(self._ring):
-                self._poll.poll()
+            self._poll_for_one()
             u.io_uring_wait_cqe(self._ring, entry)
             number = u.io_uring_cqe_get_data64(entry[0])
             try:
