@@ -45,7 +45,7 @@ from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore, find_devices
 from kv_cache.tiers.memory import MemoryStore
-from kv_cache.tiers.null import NullStore
+from kv_cache.tiers.null import RehearsalStore
 from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
 from kv_cache.tiers.payload import Payload
 from kv_cache.workload.digest import schedule_digest
@@ -265,7 +265,7 @@ class RealRun:
             case Tier.GPU:
                 return self._gpu_store(capacity, pools)
             case Tier.NVME:
-                return NullStore(Tier.NVME) if self._rehearse else self._storage(capacity)
+                return RehearsalStore(Tier.NVME) if self._rehearse else self._storage(capacity)
 
     def _storage(self, capacity: int) -> Store:
         """One store for each drive."""
