@@ -1,4 +1,4 @@
-"""All six figures of issue 3 in one table: what `make bench` prints.
+"""The six figures by which the I/O path is judged, in one table: what `make bench` prints.
 
     python benchmarks/all.py [--quick] [--dir D] [--only 1 4 6]
 

@@ -1,4 +1,4 @@
-"""Whole runs on devices whose speed is known (figures 4 and 5 of issue 3).
+"""Whole runs on devices whose speed is known (figures 4 and 5).
 
     python benchmarks/discrimination.py [--quick]
 

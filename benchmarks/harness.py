@@ -1,4 +1,4 @@
-"""The harness alone: the whole real driver on stores that keep nothing (figure 6 of issue 3).
+"""The harness alone: the whole real driver on stores that keep nothing (figure 6).
 
     python benchmarks/harness.py [--operations N …] [--rate R] [--seconds S]
 

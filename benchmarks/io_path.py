@@ -1,4 +1,4 @@
-"""Our I/O path beside fio's (figures 1, 2 and 3 of issue 3): the same file, the same settings.
+"""Our I/O path beside fio's (figures 1, 2 and 3): the same file, the same settings.
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
 

@@ -16,7 +16,7 @@ Below the page, noise comes again. So that a compressor whose window is longer t
 not find it there, noise comes in `TINTS` variants (a constant is added to each word). A buffer
 takes one at its first use and keeps it for good; the buffers of an object take turns where the
 pool has one of the wanted tint free, so that its noise mostly repeats only after `TINTS` buffers.
-What is smaller than a buffer begins at a place of the noise that follows from the identity of the
+What is smaller than 1 MiB begins at a place of the noise that follows from the identity of the
 data, so that many small objects side by side have nothing in common either. Reduction that looks
 below the page and that far back (delta coding of similar blocks) can still find it.
 """
@@ -40,7 +40,7 @@ _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, so
 _WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words stand
 _TINT = 0xD6E8FEB86659FD93
 _PLAIN = 2  # a word of a page that is no stamp
-_FARTHEST = 256  # pages: enough for neighbours to differ, and a hot buffer stays in the CPU's cache
+_FARTHEST = 256  # pages of a small piece's place; a large one stays where huge pages begin
 _STEP = 128  # pages compared at a time, so that what is left of them stays in the cache
 
 TINTS = 4
@@ -132,7 +132,8 @@ class Payload:
         hashed = struct.unpack("<3Q", digest)
         tint = (hashed[0] + offset // self._buffer_bytes) % TINTS
         bases = tuple(base + page * step for base, step in zip(hashed, _STEPS, strict=True))
-        shift = hashed[1] % (min(len(self._noise) - pages, _FARTHEST) + 1)
+        room = min(len(self._noise) - pages, _FARTHEST) if pages < _FARTHEST else 0
+        shift = hashed[1] % (room + 1)
         return _Identity(bases, tint, shift)
 
 
