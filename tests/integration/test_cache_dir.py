@@ -17,9 +17,11 @@ from kv_cache.core.errors import PlaceError
 ROOT = Path(__file__).parents[2]
 
 HOLD = """
+import signal
 import sys
 from pathlib import Path
 from kv_cache.bench.place import CacheDir
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 with CacheDir(Path(sys.argv[1]), run="first") as cache_dir:
     for name in ("00/a.kv", "ff/b.kv", "ff/c.kv"):
         path = cache_dir.objects / name

@@ -475,11 +475,14 @@ def test_what_a_killed_run_left_of_any_layout_goes_with_the_next_run_and_nothing
     layout: str, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    with started(tmp_path, f"--layout={layout}", "--cache-dir=cache") as process:
-        wait_for_bytes(cache, process)
-        time.sleep(0.3)
-        process.kill()
-        process.communicate()
+    for _ in range(5):  # a kill can come when every object has just been evicted
+        with started(tmp_path, f"--layout={layout}", "--cache-dir=cache") as process:
+            wait_for_bytes(cache, process)
+            time.sleep(0.3)
+            process.kill()
+            process.communicate()
+        if objects(cache):
+            break
     (left,) = cache.glob("kv-cache-run-*")
     assert objects(cache)
     foreign = [cache / "thesis.arena.kv", cache / "notes.txt", left / "00" / "mine.txt"]
