@@ -29,7 +29,7 @@ from kv_cache.core.kinds import Outcome
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
-from kv_cache.core.units import NS_PER_S
+from kv_cache.core.units import NS_PER_S, s_to_ns
 from kv_cache.lifecycle import World, lifecycle, unstarted
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.schedule.intake import Intake
@@ -39,6 +39,8 @@ OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
 
 _LONGEST_WAIT_S = 0.5  # nobody waits longer without looking around
+_LOOK_S = 0.1  # so often, at the end, whether somebody wants it to come at once
+_PATIENCE_NS = s_to_ns(1.0)  # with a device that holds on to an operation, then
 
 
 class _Aborted(Exception):  # noqa: N818 - not an error: the run ends under a life
@@ -119,6 +121,7 @@ class Drive:
         self._idle = 0
         self._open = False
         self._stopping = False
+        self._sealed = False  # the books are closed
         self.death: BaseException | None = None
         self._threads = [
             *self._make("worker", self._worker, workers),
@@ -177,8 +180,12 @@ class Drive:
             self._work.notify_all()
             self._feed.notify_all()
 
-    def stop(self) -> None:
-        """End all threads. With `abort` set, operations end at their next buffer."""
+    def stop(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End all threads. With `abort` set, operations end at their next buffer.
+
+        Once `hurried`, a thread that the device does not let go is left behind: nothing that it
+        does counts any more, and `join` waits for it.
+        """
         with self._lock:
             self._stopping = True
             self._work.notify_all()
@@ -190,12 +197,27 @@ class Drive:
             self._batches.put(None)
             self._lives.put(None)
             assert thread is not threading.current_thread(), "a worker cannot stop the drive"
-        for thread in self._threads:
-            thread.join()
+        self._wait_for_threads(hurried)
         with self._lock:
+            self._sealed = True
             for queued in self._living.values():
                 self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
             self._living.clear()
+
+    def _wait_for_threads(self, hurried: Callable[[], bool]) -> None:
+        deadline_ns: int | None = None
+        left = [thread for thread in self._threads if thread.is_alive()]
+        while left and (deadline_ns is None or self._clock.now_ns() < deadline_ns):
+            left[0].join(_LOOK_S)
+            left = [thread for thread in left if thread.is_alive()]
+            if deadline_ns is None and hurried():
+                deadline_ns = self._clock.now_ns() + _PATIENCE_NS
+
+    def join(self) -> None:
+        """Wait for the threads that `stop` left behind."""
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     @property
     def ended(self) -> bool:
@@ -252,6 +274,8 @@ class Drive:
         except _Aborted:
             return  # stays in `_living`: `stop` counts it
         with self._lock:
+            if self._sealed:
+                return
             del self._living[request.request_id]
             self._recorder.request(record)
             self._on_record(record)
@@ -310,6 +334,8 @@ class Drive:
         while True:
             event: threading.Event | None = None
             with self._lock:
+                if self._sealed:
+                    raise _Aborted
                 for result in results:
                     self._record(result)
                 if self._abort.is_set():

@@ -322,6 +322,8 @@ class RealRun:
                 last.callback(cache_dir.close, keep=self._config.tiers.keep_cache)
             for store in stores.values():
                 last.callback(_close, store)
+            if "_drive" in self.__dict__:
+                self._drive.join()  # before what its threads work on is closed and removed
             for holder in ("_pools", "_drive"):  # of the buffers: their memory goes back now
                 self.__dict__.pop(holder, None)
             uring.register([])
@@ -359,7 +361,7 @@ class RealRun:
             self._drive.close()
             self._drain(tick)
         finally:
-            self._drive.stop()
+            self._drive.stop(self._stop.is_set)
             self._witness.stop()
             sys.setswitchinterval(self._switch_interval_s)
         self.phase = "check"
@@ -371,7 +373,8 @@ class RealRun:
         """Let the kernel's counters catch up, then read a sample of what was written."""
         flows = Flows(self.recorder.flows)
         read, written = (flows.all_bytes(Tier.NVME, kind) for kind in (OpKind.READ, OpKind.WRITE))
-        self._flush()
+        if not self._stop.is_set():  # whoever stopped us does not wait for a device
+            self._flush()
         self._witness.settle(read, written, self._stop.is_set)
         if self._drive.death is not None:
             return

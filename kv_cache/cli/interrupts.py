@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -10,11 +11,17 @@ EXITS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class Interrupts:
-    """The first signal that came; whoever wants to be told at once sets `on_signal`."""
+    """The first signal that came. `stop` is set by it; whoever has to do something at once sets
+    `on_signal`."""
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.stop = threading.Event()
         self.on_signal: Callable[[], None] = _nothing
+
+    @property
+    def name(self) -> str | None:
+        return None if self.number is None else signal.Signals(self.number).name
 
     @property
     def exit_code(self) -> int:
@@ -32,6 +39,7 @@ def interrupts() -> Iterator[Interrupts]:
 
     def handler(number: int, frame: FrameType | None) -> None:
         found.number = found.number or number
+        found.stop.set()
         found.on_signal()
 
     before = {number: signal.signal(number, handler) for number in EXITS}

@@ -30,6 +30,7 @@ from kv_cache.bench.probe import (
     table,
 )
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.parsing import CommandParser
 from kv_cache.config.profile import HEADER, Profile, profile_text
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
@@ -85,15 +86,8 @@ def main(argv: Sequence[str]) -> int:
         return _probe(directory, plan, environment, output, signals)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Bad usage is one sentence like any other bad input."""
-
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"probe: {message}; see probe --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="kv-cache.py probe",
         description=_ABOUT,
         epilog=_EXAMPLES,

@@ -4,17 +4,13 @@ Everything that can be wrong with the input is found before the first byte is wr
 is written before the cache files are removed: a launcher may kill us 5 s after its signal.
 """
 
-import contextlib
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from shutil import get_terminal_size
-from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
@@ -24,6 +20,7 @@ from kv_cache.bench.place import check_output_file, check_results_dir
 from kv_cache.bench.run import RealRun, check_places, storage_directories
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.flags import Invocation, parse
+from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.twin import export_job
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
@@ -57,7 +54,6 @@ from kv_cache.workload.formats.opening import (
 
 QUICK = Path("quick")
 EXIT_BROKEN = 1
-_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 log = logging.getLogger("kv_cache")
 
@@ -86,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     job = prepare(invocation, quick=not argv)
     for warning in job.warnings:
         log.warning(warning)
-    with _caught_signals() as caught:
+    with interrupts() as caught:
         return _run(job, caught)
 
 
@@ -157,35 +153,6 @@ def _output(config: Config) -> Path:
 # --- running ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class Caught:
-    """The signal that ended the run, if one did."""
-
-    stop: threading.Event
-    number: int | None = None
-
-    @property
-    def name(self) -> str | None:
-        return None if self.number is None else signal.Signals(self.number).name
-
-
-@contextlib.contextmanager
-def _caught_signals() -> Iterator[Caught]:
-    """SIGINT and SIGTERM end the run with a result; a second one changes nothing."""
-    caught = Caught(threading.Event())
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        caught.number = caught.number or number
-        caught.stop.set()
-
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
-    try:
-        yield caught
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
 class _Watchers:
     """Who is told of each request and operation: the files that were asked for.
 
@@ -243,7 +210,7 @@ class _Watchers:
         return tuple(f"records are incomplete: {error}" for error in closed if error is not None)
 
 
-def _run(job: Job, caught: Caught) -> int:
+def _run(job: Job, caught: Interrupts) -> int:
     watchers = _Watchers(job)
     if job.config.run.virtual_time:
         watchers.open()
@@ -270,7 +237,7 @@ def _run(job: Job, caught: Caught) -> int:
     return _conclude(job, caught, watchers, _certified(job, caught, outcome))
 
 
-def _certified(job: Job, caught: Caught, outcome: RunOutcome) -> RunOutcome:
+def _certified(job: Job, caught: Interrupts, outcome: RunOutcome) -> RunOutcome:
     """With the client's own ceiling; the memory of the run itself has been given back."""
     log.info("certifying: the same load without storage, %g s", job.config.passport.certify_s)
     try:
@@ -281,7 +248,7 @@ def _certified(job: Job, caught: Caught, outcome: RunOutcome) -> RunOutcome:
     return replace(outcome, ceiling=found)
 
 
-def _simulated(job: Job, caught: Caught, watchers: _Watchers) -> RunOutcome:
+def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
     with _bar(job.config, desc="virtual time", unit=" requests") as bar:
         return simulate(
             job.config,
@@ -295,7 +262,7 @@ def _simulated(job: Job, caught: Caught, watchers: _Watchers) -> RunOutcome:
         )
 
 
-def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome) -> int:
+def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
     document, lost = _keep(job, watchers, outcome)
     print(summary_text(document, str(job.output)))
@@ -305,7 +272,7 @@ def _conclude(job: Job, caught: Caught, watchers: _Watchers, outcome: RunOutcome
         log.error("the result could not be written: %s", lost)
     if lost is not None or outcome.death is not None:
         return EXIT_BROKEN
-    return 0 if caught.number is None else _SIGNALS[signal.Signals(caught.number)]
+    return caught.exit_code
 
 
 def _keep(

@@ -14,6 +14,7 @@ from kv_cache.bench.counters import device_of
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.place import CacheDir, check_cache_dir, obtainable_bytes
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.units import human_bytes
 from kv_cache.report.fio import (
@@ -76,15 +77,8 @@ def main(argv: Sequence[str]) -> int:
         return _compare(twin, directories, options.seconds, signals)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Bad usage is one sentence like any other bad input."""
-
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"twin: {message}; see twin --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="kv-cache.py twin",
         description=_ABOUT,
         epilog=_EXAMPLES,

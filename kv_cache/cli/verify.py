@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 
+from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.passport import Verdict
 from kv_cache.report.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
-from kv_cache.report.reading import DEEPEST, LARGEST, deeper_than
+from kv_cache.report.reading import DEEPEST, deeper_than, result_bytes
 from kv_cache.report.recheck import (
     CHECKS,
     RECORDS,
@@ -117,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
 def verify(path: Path, *, expected: str | None = None) -> Report:
     """Everything about a result file or a run's directory. Raises UsageError."""
     file, directory = _place(path)
-    raw = _read(file)
+    raw = result_bytes(file)
     document = _parsed(raw, file)
     digests = {} if directory is None else _digests(document, directory)
     changes = [*check(document, digests), *_missing(document, directory, digests)]
@@ -136,15 +137,8 @@ def verify(path: Path, *, expected: str | None = None) -> Report:
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Errors are raised as one sentence, not printed with the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"verify: {message}; see verify --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="kv-cache.py verify",
         description="Check a result offline: was it changed, do its numbers follow from each "
         "other, and what do they prove?",
@@ -171,23 +165,6 @@ def _place(path: Path) -> tuple[Path, Path | None]:
     except (OSError, ValueError) as error:
         raise UsageError(f"result {path} cannot be looked at: {_reason(error)}") from None
     return path, path.parent if in_run else None
-
-
-def _read(file: Path) -> bytes:
-    try:
-        if file.exists() and not file.is_file():
-            raise UsageError(f"result {file} is no regular file; name the file that run wrote")
-        if file.stat().st_size > LARGEST:
-            raise UsageError(
-                f"result {file} is larger than {LARGEST >> 20} MiB, which no result is; name the "
-                "file that run wrote to --output"
-            )
-        return file.read_bytes()
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"result {file} cannot be read: {_reason(error)}; name a result file or a run's "
-            "directory"
-        ) from None
 
 
 def _reason(error: Exception) -> str:

@@ -128,23 +128,32 @@ _NOUNS: Mapping[type, str] = {
 
 
 def _parsed(file: Path) -> Any:
-    data = _bytes(file)
+    data = result_bytes(file)
     if not data.strip():
         raise UsageError(f"result {file} is empty; name the file that run wrote to --output")
     try:
-        json.loads(data)  # says better than orjson where a text ends in the middle
         document = orjson.loads(data)  # takes only what can be hashed again
-        if deeper_than(document, DEEPEST):
-            raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
-        return document
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"result {file} {_flaw(data, error)}") from None
+    if deeper_than(document, DEEPEST):
+        raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
+    return document
+
+
+def _flaw(data: bytes, refused: ValueError) -> str:
+    """Why it is no JSON; the standard library tells better where a text ends in the middle."""
+    try:
+        json.loads(data)
     except UnicodeDecodeError:
-        raise UsageError(f"result {file} is not text; name a result file") from None
+        return "is not text; name a result file"
     except (ValueError, RecursionError) as error:
-        what = "ends in the middle: it was cut short" if _cut(error) else f"is not JSON ({error})"
-        raise UsageError(f"result {file} {what}; give an untouched result file") from None
+        if _cut(error):
+            return "ends in the middle: it was cut short; give an untouched result file"
+    return f"is not JSON ({refused}); give an untouched result file"
 
 
-def _bytes(file: Path) -> bytes:
+def result_bytes(file: Path) -> bytes:
+    """What stands in a file that may be a result. Raises UsageError."""
     try:
         if file.exists() and not file.is_file():
             raise UsageError(f"result {file} is no regular file; name the file that run wrote")
@@ -156,7 +165,9 @@ def _bytes(file: Path) -> bytes:
         return file.read_bytes()
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise UsageError(f"result {file} cannot be read: {reason}; name a result file") from None
+        raise UsageError(
+            f"result {file} cannot be read: {reason}; name a result file or a run's directory"
+        ) from None
 
 
 def deeper_than(value: Any, levels: int) -> bool:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -32,7 +33,7 @@ from kv_cache.bench.run import RealRun
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import MIB, NS_PER_MS, PAGE_BYTES
+from kv_cache.core.units import MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
 from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer
 from kv_cache.tiers.nvme import uring
@@ -43,6 +44,7 @@ from tests.stores import mounted
 
 LAYOUTS = ("file", "arena", "bucket")
 SEED = 3  # of `SMALL`
+_MAIN = threading.main_thread()
 CHECKED = [*SMALL, "--output=R.json", "--verify=full"]
 
 
@@ -221,6 +223,31 @@ def test_what_fails_is_told_by_operation_and_reason(
     # A write that the end of the run met before it could fail is not a failure of the storage.
     assert told.reasons <= injected
     assert (injected - told.reasons).total() <= 8
+
+
+def test_a_device_that_holds_an_operation_does_not_hold_the_result_of_a_stopped_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall_s, began = 12.0, list[float]()
+
+    def fault(kind: OpKind, ref: CopyRef) -> Stall | None:
+        if kind is not OpKind.READ or began or threading.current_thread() is _MAIN:
+            return None
+        began.append(time.time())
+        return Stall(round(stall_s * NS_PER_S))
+
+    def stop(cache: Path, ended: threading.Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    told = watched_run(
+        tmp_path, monkeypatch, "--max-requests=0", "--duration=60", fault=fault, meanwhile=stop
+    )
+    assert told.code == 143
+    assert told.own["status"] == "interrupted"
+    books = told.own["requests"]
+    ends = ("completed", "failed", "rejected", "unfinished")
+    assert books["submitted"] == sum(books[end] for end in ends)
+    assert Path("R.json").stat().st_mtime < began[0] + stall_s  # it was still going on
 
 
 def test_a_stall_delays_and_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
