@@ -1,10 +1,11 @@
-"""The six figures by which the I/O path is judged, in one table: what `make bench` prints.
+"""The figures by which the I/O path and the search for the limit are judged, in one table: what
+`make bench` prints.
 
     python benchmarks/all.py [--quick] [--dir D] [--only 1 4 6]
 
 Sets up the throttled devices itself and takes them down again; needs root, fio, nbdkit and nbdfuse
-for figures 1 to 5. In full about 50 minutes on a machine with nothing else to do (a busy one makes
-units noisy, and they are repeated); --quick about 10. Exits with 1 when a figure is not met.
+for figures 1 to 5 and 8. In full about 110 minutes on a machine with nothing else to do (a busy one
+makes units noisy, and they are repeated); --quick about 35. Exits with 1 when a figure is not met.
 """
 
 import argparse
@@ -16,7 +17,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import discrimination, distortion, harness, io_path
+from benchmarks import (
+    capacity,
+    discrimination,
+    distortion,
+    harness,
+    io_path,
+    monitors,
+    resize,
+)
 from benchmarks.devices import leave_cleanly_on_sigterm
 from benchmarks.figures import Figure, table
 from kv_cache.core.errors import UsageError
@@ -24,6 +33,7 @@ from kv_cache.core.errors import UsageError
 STEADY_RATE = 1000  # block operations/s of figure 6
 STEADY_S = 20.0
 USERS = 4
+MONITOR_TICKS = 200
 
 Section = tuple[str, Callable[[], Sequence[Figure]]]
 
@@ -32,9 +42,12 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     """By the figures that they measure. The shortest first, so that what is broken shows soon."""
     plan = io_path.plan_of(quick=quick, directory=directory)
     return {
+        "9": ("the monitors", lambda: [monitors.tell(MONITOR_TICKS, 1.0, directory)]),
+        "7": ("users who come and go", resize.figures),
         "6": ("the harness alone", lambda: [harness.steady(STEADY_RATE, STEADY_S, USERS)]),
         "4": ("two devices told apart", lambda: discrimination.discriminate(quick=quick)),
         "5": ("the same run again", lambda: discrimination.repeat(quick=quick)),
+        "8": ("the capacity of two devices", lambda: capacity.figures(quick=quick)),
         "1": ("the I/O path beside fio (1, 2, 3)", lambda: io_path.run(io_path.PLACES, plan)),
     }
 
@@ -54,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    parser.add_argument("--only", nargs="+", choices=("1", "4", "5", "6"))
+    parser.add_argument("--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9"))
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
     began = time.monotonic()

@@ -69,6 +69,8 @@ def _unpaced(config: Config) -> Config:
         "semantics": {"prefill_ms_per_token": 0.0},
         "arrival": {"mode": "closed", "request_rate": 0.0, "process": "fixed"},
         "workload": {"trace_speedup": 0.0, "replay_cycles": 0},
+        "autoscaler": {"enabled": False},
+        "precondition": {"enabled": False},
         "user_templates": dict.fromkeys(("chatbot", "coding", "document"), at_once),
         "passport": {"settle_s": 0.0},  # no device will ever have moved these bytes
     }  # fmt: skip

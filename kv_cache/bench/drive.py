@@ -32,11 +32,17 @@ from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_S, s_to_ns
 from kv_cache.lifecycle import World, lifecycle, unstarted
 from kv_cache.metrics.recorder import Recorder
+from kv_cache.metrics.window import Bins, Gauges
 from kv_cache.schedule.intake import Intake
 from kv_cache.schedule.queue import Queued
 
 OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
+
+
+def _ignore(_: object) -> None:
+    """Nobody is told."""
+
 
 _LONGEST_WAIT_S = 0.5  # nobody waits longer without looking around
 _LOOK_S = 0.1  # so often, at the end, whether somebody wants it to come at once
@@ -119,6 +125,13 @@ class Drive:
         self._living: dict[int, Queued] = {}
         self._background_left = 0
         self._idle = 0
+        self._workers = workers
+        self._leaving = 0  # workers that end at the next opportunity
+        self._started = False
+        self._users: int | None = None  # as they were wanted, if they were changed
+        self._made = itertools.count()
+        self._submitted_before = 0
+        self._told = on_record
         self._open = False
         self._stopping = False
         self._sealed = False  # the books are closed
@@ -134,7 +147,9 @@ class Drive:
     # --- what the run does ---------------------------------------------------------------
 
     def start(self) -> None:
-        for thread in self._threads:
+        with self._lock:  # whoever resizes from now on starts those who come
+            self._started, threads = True, list(self._threads)
+        for thread in threads:
             thread.start()
 
     def populate(
@@ -153,6 +168,50 @@ class Drive:
             if stop.is_set():
                 self._abort.set()
             tick()
+
+    def switch(self, intake: Intake, *, told: bool) -> None:
+        """Serve another intake from the next `open` on. The one before must be closed and nothing
+        of it in flight. `told`: whether its requests are records of the run."""
+        with self._lock:
+            assert not self._intake.in_flight, "requests of the intake before are still served"
+            self._submitted_before += self._intake.submitted
+            self._intake, self._open = intake, False
+            if self._users is not None:
+                intake.resize(self._users, 0)
+            self._told = self._on_record if told else _ignore
+
+    def resize(self, workers: int, users: int | None) -> None:
+        """So many workers from now on and, where users make the load, so many users. A worker who
+        is not wanted any more ends when it has answered what it serves."""
+        with self._lock:
+            if users is not None:
+                self._users = users
+                self._intake.resize(users, self._clock.now_ns())
+            alive = sum(t.name.startswith("worker") for t in self._threads)
+            self._workers = workers
+            self._leaving = max(0, alive - workers)
+            coming = self._make("worker", self._worker, max(0, workers - alive))
+            self._threads += coming
+            self._work.notify_all()
+            self._feed.notify_all()
+            started = self._started
+        for thread in coming if started else ():
+            thread.start()
+
+    def take(self) -> tuple[Bins, Gauges]:
+        """What was collected since the last time, and how things stand."""
+        with self._lock:
+            now_ns, intake = self._clock.now_ns(), self._intake
+            gauges = Gauges(
+                users=intake.users,
+                workers=self._workers,
+                in_flight=intake.in_flight,
+                queued=intake.queued,
+                oldest_queued_ns=intake.oldest_ns(now_ns),
+                behind=self._world.behind.holders,
+                submitted=self._submitted_before + intake.submitted,
+            )
+            return self._recorder.meter.take(now_ns), gauges
 
     def open(self) -> None:
         """Arrivals may come in; the source's time begins."""
@@ -193,7 +252,7 @@ class Drive:
             if self._abort.is_set():
                 for event in itertools.chain(*self._parked.values()):
                     event.set()
-        for thread in self._threads:
+        for thread in list(self._threads):
             self._batches.put(None)
             self._lives.put(None)
             assert thread is not threading.current_thread(), "a worker cannot stop the drive"
@@ -206,7 +265,7 @@ class Drive:
 
     def _wait_for_threads(self, hurried: Callable[[], bool]) -> None:
         deadline_ns: int | None = None
-        left = [thread for thread in self._threads if thread.is_alive()]
+        left = [thread for thread in list(self._threads) if thread.is_alive()]
         while left and (deadline_ns is None or self._clock.now_ns() < deadline_ns):
             left[0].join(_LOOK_S)
             left = [thread for thread in left if thread.is_alive()]
@@ -215,9 +274,16 @@ class Drive:
 
     def join(self) -> None:
         """Wait for the threads that `stop` left behind."""
-        for thread in self._threads:
+        for thread in list(self._threads):
             if thread.ident is not None:
                 thread.join()
+
+    def fail(self, error: BaseException) -> None:
+        """The run cannot go on: end all operations at their next buffer, and tell why."""
+        with self._lock:
+            self.death = self.death or error
+            self._abort.set()
+            self._changed.notify_all()
 
     @property
     def ended(self) -> bool:
@@ -233,13 +299,11 @@ class Drive:
                 self._prepare()
                 target()
             except BaseException as error:  # noqa: BLE001 - told in the result, ends the run
-                with self._lock:
-                    self.death = self.death or error
-                    self._abort.set()
-                    self._changed.notify_all()
+                self.fail(error)
 
         return [
-            threading.Thread(target=guarded, name=f"{name}-{i}", daemon=True) for i in range(count)
+            threading.Thread(target=guarded, name=f"{name}-{next(self._made)}", daemon=True)
+            for _ in range(count)
         ]
 
     def _worker(self) -> None:
@@ -255,6 +319,10 @@ class Drive:
         """Under the lock: the next request, or None when there will be none."""
         while True:
             if self._stopping:
+                return None
+            if self._leaving:
+                self._leaving -= 1
+                self._threads.remove(threading.current_thread())
                 return None
             if self._open:
                 queued = self._intake.take(self._clock.now_ns())
@@ -278,7 +346,7 @@ class Drive:
                 return
             del self._living[request.request_id]
             self._recorder.request(record)
-            self._on_record(record)
+            self._told(record)
             self._intake.finish(request, self._clock.now_ns())
             self._next_arrivals(request)
 
@@ -395,7 +463,7 @@ class Drive:
     def _refuse(self, queued: Queued, outcome: Outcome, reason: str) -> None:
         record = unstarted(queued.request, queued.enqueued_ns, outcome, reason)
         self._recorder.request(record)
-        self._on_record(record)
+        self._told(record)
 
     @property
     def _over(self) -> bool:

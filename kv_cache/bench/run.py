@@ -4,6 +4,7 @@
 all of it back, also when it is interrupted. It prints nothing and writes no result.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -11,13 +12,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from tempfile import gettempdir
 from types import TracebackType
 from typing import Any, Self
 
 from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
+from kv_cache.bench.fill import Filled, check_fill, fill
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
 from kv_cache.bench.place import (
     CacheDir,
     check_cache_dir,
@@ -25,22 +30,44 @@ from kv_cache.bench.place import (
     nearest_existing,
     obtainable_bytes,
 )
+from kv_cache.bench.tracing import Tracer
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.bench.witness import Witness
 from kv_cache.cache.manager import TierSpec
-from kv_cache.config.build import Load, build_intake, build_world, tier_facts, workers
+from kv_cache.config.build import (
+    Load,
+    build_control,
+    build_intake,
+    build_world,
+    endless,
+    tier_facts,
+    workers,
+)
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.errors import PlaceError, StoreError
-from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
-from kv_cache.core.units import MIB, NS_PER_S, PAGE_BYTES, gib_to_bytes, s_to_ns
+from kv_cache.core.units import (
+    MIB,
+    NS_PER_MS,
+    NS_PER_S,
+    PAGE_BYTES,
+    gib_to_bytes,
+    ns_to_ms,
+    s_to_ns,
+)
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Failure, Recorder
+from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.steady import Round, proof
 from kv_cache.metrics.summary import Flows
+from kv_cache.metrics.window import Window
+from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.control import Watch
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore, find_devices
@@ -53,8 +80,11 @@ from kv_cache.workload.digest import schedule_digest
 FREE_SHARE = 0.95  # of the free space, when no capacity is given (the reference's rule)
 BACKGROUND_THREADS = 8  # that store what was written behind, and populate
 SWITCH_INTERVAL_S = 0.0001  # the default of 5 ms shows in every short operation: decision 0009
+_SHORTEST_NS = NS_PER_MS  # less than this is no window
+_NOT_YET_NS = 2**62  # later than any run: an edge that is not known yet
 PAYLOAD_OBJECTS = 64  # whose pages are looked at after the run
 _TICK_S = 0.2
+_ROUNDS_DRAIN_S = 60.0  # for requests of the rounds to end, at least
 _GRACE_S = 2.0  # of the drain when a signal ends the run: launchers kill 5 s after it
 
 Tick = Callable[["RealRun"], None]
@@ -104,7 +134,10 @@ def check_places(config: Config) -> int:
     if config.tiers.cache_dir is not None:
         for directory in directories:
             check_cache_dir(directory)
-    capacity = sum(drive_capacities(config, directories))
+    capacities = drive_capacities(config, directories)
+    capacity = sum(capacities)
+    if config.precondition.enabled:
+        check_fill(gib_to_bytes(config.precondition.size_gib), capacities, directories)
     gpu = gib_to_bytes(config.tiers.gpu_mem_gib) * config.tiers.num_gpus
     emulated = gpu if gpu and not _real_gpu(config) else 0
     pool = (config.io.load_buffers + config.io.store_buffers) * config.io.buffer_mib * MIB
@@ -112,10 +145,52 @@ def check_places(config: Config) -> int:
         {
             "cpu tier": gib_to_bytes(config.tiers.cpu_mem_gib),
             "gpu tier (emulated in RAM)": emulated,
-            "buffers": pool,
+            "buffers": max(pool, _fill_buffers(config)),
         }
     )
     return capacity
+
+
+def _fill_buffers(config: Config) -> int:
+    """Bytes that a fill takes: it ends before the run's own are taken."""
+    if not config.precondition.enabled:
+        return 0
+    return (config.precondition.threads or os.cpu_count() or 1) * 4 * MIB
+
+
+def fill_drives(
+    config: Config, seed: int, stop: threading.Event, progress: Callable[[int], None]
+) -> Filled:
+    """The workload-independent half of preconditioning, in run directories that are gone again
+    when it returns: the storage tier may take all the room for itself. Raises PlaceError."""
+    with ExitStack() as taken:
+        drives = _cache_dirs(config, f"seed {seed}")
+        for drive in drives:
+            taken.callback(drive.close, keep=False)
+        paths = [drive.path for drive in drives]
+        return fill(
+            [drive.objects for drive in drives],
+            drive_capacities(config, paths),
+            seed=Seed(seed).child("fill"),
+            stop=stop,
+            size_bytes=gib_to_bytes(config.precondition.size_gib),
+            threads=config.precondition.threads,
+            progress=progress,
+        )
+
+
+def _cache_dirs(config: Config, run: str) -> list[CacheDir]:
+    if config.tiers.cache_dir is None:
+        return [CacheDir.temporary(run=run)]
+    made: list[CacheDir] = []
+    try:
+        for directory in config.tiers.cache_dir:
+            made.append(CacheDir(Path(directory), run=run))
+    except BaseException:
+        for drive in made:
+            drive.close(keep=False)
+        raise
+    return made
 
 
 def _check_apart(directories: Sequence[Path]) -> None:
@@ -144,6 +219,26 @@ def _close(store: Store) -> None:
         log.error("storage could not be closed: %s", error)
 
 
+def _round_of(windows: Sequence[Window]) -> Round:
+    """A p95 is the median of the windows', as percentiles do not add up."""
+    sides = {
+        kind: [w.ops[Tier.NVME, kind] for w in windows if (Tier.NVME, kind) in w.ops]
+        for kind in (OpKind.READ, OpKind.WRITE)
+    }
+    p95 = {
+        kind: [ns_to_ms(ops.latency.p95_ns) for ops in seen if ops.latency.p95_ns is not None]
+        for kind, seen in sides.items()
+    }
+    return Round(
+        seconds=sum(window.seconds for window in windows),
+        read_bytes=sum(ops.bytes for ops in sides[OpKind.READ]),
+        write_bytes=sum(ops.bytes for ops in sides[OpKind.WRITE]),
+        read_p95_ms=median(p95[OpKind.READ]) if p95[OpKind.READ] else None,
+        write_p95_ms=median(p95[OpKind.WRITE]) if p95[OpKind.WRITE] else None,
+        completed=sum(window.completed for window in windows),
+    )
+
+
 class RealRun:
     """A run with real bytes. Enter it to allocate, `execute` it once, leave it to clean up."""
 
@@ -159,9 +254,15 @@ class RealRun:
         on_op: Callable[[OpDone], None],
         wrap: Callable[[Store], Store] = lambda store: store,
         rehearse: bool = False,
+        filled: Filled | None = None,
+        rounds: Load | None = None,
+        promises: Sequence[Promise] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """`wrap` puts something around each store; `rehearse` runs on storage that keeps nothing
-        and takes no time, with all the rest as it is."""
+        and takes no time, with all the rest as it is. `filled` is what was done to the drives
+        before, `rounds` the load of the preconditioning, endless and under other names. `promises`
+        and `watch` as in `build_control`."""
         self._rehearse = rehearse
         self._config = config
         self._load = load
@@ -180,8 +281,18 @@ class RealRun:
         self.clock = MonotonicClock()
         self.phase = "starting"
         self.signals = Signals()
-        self.recorder = Recorder(Edges())
-        self.intake = build_intake(config, load.source)
+        self._meter, self._control = build_control(config, promises, watch)
+        self.recorder = Recorder(Edges(), self._meter)
+        self.intake = self.serving = build_intake(config, load.source)
+        self._rounds = None if rounds is None else build_intake(endless(config), rounds.source)
+        self._preconditioning = None if filled is None else {"fill": filled.to_json()}
+        self._tick_ns = s_to_ns(config.monitor.tick_s)
+        self._next_cut_ns: int | None = None
+        self._enough = False  # the control has seen all that it needs
+        self.latest: Window | None = None
+        self._recent: list[Window] = []  # of the round that goes on
+        self.rounds: Sequence[Round] = ()
+        self._traced: Mapping[str, Any] | None = None
         self.world = build_world(config, specs, self.signals)
 
     # --- what is taken, and given back -----------------------------------------------------
@@ -209,11 +320,7 @@ class RealRun:
 
     def _take(self) -> None:
         config = self._config
-        name = f"seed {self._seed}"
-        if config.tiers.cache_dir is None:
-            self._cache_dirs.append(CacheDir.temporary(run=name))
-        for directory in config.tiers.cache_dir or ():
-            self._cache_dirs.append(CacheDir(Path(directory), run=name))
+        self._cache_dirs += _cache_dirs(config, f"seed {self._seed}")
         size = config.io.buffer_mib * MIB
         payload = Payload(Seed(self._seed).child("payload"), size)
         loads = BufferPool(config.io.load_buffers, size)
@@ -224,6 +331,9 @@ class RealRun:
         uring.register([loads.memory, stored.memory])
         objects = [cache_dir.objects for cache_dir in self._cache_dirs]
         self._witness = Witness(config.passport, objects, self.clock)
+        devices = [device for path in objects if (device := device_of(path)) is not None]
+        self._monitor = self._machine_monitor(devices)
+        self._tracer = Tracer(devices) if config.monitor.latency_tracing else None
         mover = Mover(
             self._stores,
             payload,
@@ -250,6 +360,11 @@ class RealRun:
             on_op=self._on_op,
             prepare=self._prepare_thread,
         )
+
+    def _machine_monitor(self, devices: Sequence[str]) -> MachineMonitor:
+        cards = range(self._config.tiers.num_gpus)
+        gpu = any(isinstance(store, GpuStore) for store in self._stores.values())
+        return MachineMonitor(devices, gpu_used_bytes(cards) if gpu else None)
 
     def _prepare_thread(self) -> None:
         """What a thread needs before its first operation, so that none is timed with it."""
@@ -322,6 +437,8 @@ class RealRun:
                 last.callback(cache_dir.close, keep=self._config.tiers.keep_cache)
             for store in stores.values():
                 last.callback(_close, store)
+            if (tracer := self.__dict__.get("_tracer")) is not None:
+                last.push(tracer)
             if "_drive" in self.__dict__:
                 self._drive.join()  # before what its threads work on is closed and removed
             for holder in ("_pools", "_drive"):  # of the buffers: their memory goes back now
@@ -330,44 +447,185 @@ class RealRun:
 
     # --- the run ---------------------------------------------------------------------------
 
-    def execute(self, tick: Tick) -> RunOutcome:
-        """All phases. `tick` is called a few times a second, to show progress."""
+    def execute(self, tick: Tick, *, measure: bool = True) -> RunOutcome:
+        """All phases; without `measure`, those before the warm-up. `tick` is called a few times a
+        second, to show progress."""
         config, edges = self._config, self.recorder.edges
         digest = schedule_digest(self._load.source.plan(), config.run.max_requests)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()  # else a collection of all that was there before stops every thread for 40 ms
         self.phase = "allocate"
         for arena in self._arenas:
             arena.touch(self._stop.is_set)
-        self._witness.begin()
-        self._drive.start()
         try:
+            self._witness.begin()
+            self._next_cut_ns = self.clock.now_ns() + self._tick_ns
+            self._drive.start()
             self._populate(tick)
             edges.populate_end_ns = self.clock.now_ns()
-            edges.measure_start_ns = edges.populate_end_ns + s_to_ns(config.run.warmup_s)
-            self._drive.open()
-            self.phase = "warmup"
-            self._wait(edges.measure_start_ns, tick)
-            self._witness.open_window()
-            self.phase = "measure"
-            window_s = config.window_s()
-            end_ns = None if window_s is None else edges.measure_start_ns + s_to_ns(window_s)
-            edges.measure_end_ns = end_ns  # what ends later is the drain's from now on
-            self._wait(end_ns, tick)
-            now_ns = self.clock.now_ns()
-            edges.measure_end_ns = now_ns if end_ns is None else min(now_ns, end_ns)
-            edges.measure_start_ns = min(edges.measure_start_ns, edges.measure_end_ns)
-            self._witness.close_window()
+            self._cut()
+            self._run_rounds(tick)
+            if measure:
+                self._measure(tick)
+            else:
+                edges.measure_start_ns = edges.measure_end_ns = self.clock.now_ns()
             self.phase = "drain"
             self._drive.close()
             self._drain(tick)
         finally:
             self._drive.stop(self._stop.is_set)
             self._witness.stop()
+            gc.unfreeze()
             sys.setswitchinterval(self._switch_interval_s)
+        self._cut()
+        self._end_tracing()
         self.phase = "check"
         self._look_back()
         self.phase = "done"
         return self._outcome(digest.sha256, digest.requests)
+
+    def _measure(self, tick: Tick) -> None:
+        """Warm-up and window."""
+        config, edges = self._config, self.recorder.edges
+        self._begin_tracing()
+        edges.measure_start_ns = self.clock.now_ns() + s_to_ns(config.run.warmup_s)
+        self._drive.open()
+        self.phase = "warmup"
+        self._wait(edges.measure_start_ns, tick)
+        self._cut()
+        self._witness.open_window()
+        self.phase = "measure"
+        window_s = config.window_s()
+        end_ns = None if window_s is None else edges.measure_start_ns + s_to_ns(window_s)
+        edges.measure_end_ns = end_ns  # what ends later is the drain's from now on
+        self._wait(end_ns, tick)
+        now_ns = self.clock.now_ns()
+        edges.measure_end_ns = now_ns if end_ns is None else min(now_ns, end_ns)
+        edges.measure_start_ns = min(edges.measure_start_ns, edges.measure_end_ns)
+        self._cut(last=True)
+        self._witness.close_window()
+
+    # --- windows ---------------------------------------------------------------------------
+
+    def _cut(self, *, last: bool = False) -> None:
+        """A window ends: let the control see it, and do what it says, unless it was the `last`.
+        A window is of the phase that it lies in for the most part."""
+        if self.clock.now_ns() - self._meter.start_ns < _SHORTEST_NS:
+            return
+        bins, gauges = self._drive.take()
+        self._next_cut_ns = bins.end_ns + self._tick_ns
+        phase = self.recorder.edges.phase_of((bins.start_ns + bins.end_ns) // 2)
+        window = self._meter.read(bins, phase, gauges, self._monitor.sample())
+        self.latest = window
+        if phase is Phase.PRECONDITION:
+            self._recent.append(window)
+        orders = self._control.see(window, last=last)
+        if orders.users is not None:
+            self.resize(orders.users)
+        self._enough = self._enough or orders.stop
+
+    def resize(self, users: int) -> None:
+        """So many users from now on, and the workers that serve them."""
+        self._drive.resize(workers(self._config, users), users)
+
+    def _cut_when_due(self, until_ns: int | None = None) -> None:
+        """Unless the window would end at `until_ns` anyway, and leave a scrap before it."""
+        now_ns = self.clock.now_ns()
+        if self._next_cut_ns is None or now_ns < self._next_cut_ns:
+            return
+        if until_ns is None or until_ns - now_ns > self._tick_ns // 2:
+            self._cut()
+
+    def _wait(self, until_ns: int | None, tick: Tick) -> None:
+        """Until an instant, the end of all requests, a death, a signal, or until it is enough."""
+        while not self._stop.is_set() and not self._enough:
+            due_s = ((self._next_cut_ns or 0) - self.clock.now_ns()) / NS_PER_S
+            if self._drive.wait(until_ns, min(_TICK_S, due_s) if due_s > 0 else _TICK_S):
+                return
+            self._cut_when_due(until_ns)
+            tick(self)
+
+    def _rounds_until_steady(self, tick: Tick) -> dict[str, Any]:
+        config, rounds = self._config, list[Round]()
+        judged: Mapping[str, Any] | None = None
+        thresholds = config.passport.thresholds()
+        while len(rounds) < config.precondition.max_rounds and not self._stop.is_set():
+            begin_ns = self.clock.now_ns()
+            self._recent.clear()
+            self._wait(begin_ns + s_to_ns(config.precondition.round_s), tick)
+            self._cut()
+            rounds.append(_round_of(self._recent))
+            self.rounds = rounds
+            judged = proof(
+                rounds,
+                open_loop=config.has_schedule,
+                most_range=thresholds.most_round_range,
+                most_change=thresholds.most_round_change,
+            )
+            if self._drive.ended or (judged is not None and judged["steady"]):
+                break
+        return {
+            "rounds": [each.row(number) for number, each in enumerate(rounds, 1)],
+            "proof": judged,
+            "open_loop": config.has_schedule,
+        }
+
+    # --- tracing of the block layer: from the first arrival to the end of the drain ----------
+
+    def _begin_tracing(self) -> None:
+        if self._tracer is None or self._stop.is_set():
+            return
+        self.phase = "attach"
+        reason = self._tracer.start()
+        if reason is not None:
+            log.warning("--enable-latency-tracing: %s", reason)
+
+    def _end_tracing(self) -> None:
+        """Whoever stopped us does not wait until bpftrace has printed."""
+        if self._tracer is None:
+            return
+        with self._tracer:
+            if not self._stop.is_set():
+                traced = self._tracer.stop()
+                self._traced = {"keys": traced.reference_keys(), "section": traced.section()}
+
+    # --- before anything is measured -------------------------------------------------------
+
+    def _populate(self, tick: Tick) -> None:
+        self.phase = "populate"
+        lives = (populate(blocks, self.world) for blocks in self._load.populate)
+
+        def look() -> None:
+            self._cut_when_due()
+            tick(self)
+
+        self._drive.populate(lives, self._stop, look)
+
+    def _run_rounds(self, tick: Tick) -> None:
+        """The very workload under other names, round by round, until its speed is steady."""
+        if self._rounds is None:
+            return
+        edges, self.phase, self.serving = self.recorder.edges, "precondition", self._rounds
+        edges.precondition_end_ns = None
+        edges.measure_start_ns = _NOT_YET_NS
+        self._drive.switch(self._rounds, told=False)
+        self._drive.open()
+        self._cut()
+        self._preconditioning = {**(self._preconditioning or {}), **self._rounds_until_steady(tick)}
+        self._drive.close()
+        late_ns = self.clock.now_ns() + s_to_ns(max(_ROUNDS_DRAIN_S, self._config.run.drain_s))
+        while not self._stop.is_set() and not self._drive.wait(late_ns, _TICK_S):
+            self._cut_when_due()
+            tick(self)
+        if not self._stop.is_set() and not self._drive.ended:
+            self._drive.fail(TimeoutError("requests of the preconditioning did not end"))
+        ended = not self._stop.is_set() and self._drive.death is None
+        if ended:  # else what still runs goes on being the rounds'
+            edges.precondition_end_ns = self.clock.now_ns()
+            self._drive.switch(self.intake, told=True)
+        self._cut()
+        self.serving = self.intake
 
     def _look_back(self) -> None:
         """Let the kernel's counters catch up, then read a sample of what was written."""
@@ -394,22 +652,13 @@ class RealRun:
                 lost = Failure(Tier.NVME, OpKind.WRITE, Cause.PREFILL, error.reason)
                 self.recorder.failures[lost] += 1
 
-    def _populate(self, tick: Tick) -> None:
-        self.phase = "populate"
-        lives = (populate(blocks, self.world) for blocks in self._load.populate)
-        self._drive.populate(lives, self._stop, lambda: tick(self))
-
-    def _wait(self, until_ns: int | None, tick: Tick) -> None:
-        """Until an instant, the end of all requests, a death or a signal."""
-        while not self._stop.is_set() and not self._drive.wait(until_ns, _TICK_S):
-            tick(self)
-
     def _drain(self, tick: Tick) -> None:
         """Let requests in flight finish for a while, then end them at their next buffer."""
         grace_s = _GRACE_S if self._stop.is_set() else self._config.run.drain_s
         deadline_ns = self.clock.now_ns() + s_to_ns(grace_s)
         stopped = self._stop.is_set()
         while not self._drive.wait(deadline_ns, _TICK_S):
+            self._cut_when_due()
             tick(self)
             if self._stop.is_set() and not stopped:
                 stopped, deadline_ns = True, self.clock.now_ns() + s_to_ns(_GRACE_S)
@@ -437,6 +686,13 @@ class RealRun:
             death=None if death is None else f"{type(death).__name__}: {death}",
             kernel=self._witness.kernel,
             witness=self._witness.evidence(),
+            series=self._control.series,
+            promises=[str(promise) for promise in self._meter.promises],
+            initial_users=self._config.run.num_users if self._config.autoscaler.enabled else None,
+            decisions=[decision_row(decision) for decision in self._control.decisions],
+            standing=self._control.standing,
+            preconditioning=self._preconditioning,
+            tracing=self._traced,
             buffers=self._buffer_facts(),
             cpu_count=os.cpu_count(),
             kept_in=", ".join(map(str, self.directories))

@@ -40,8 +40,36 @@ def _probe(argv: Sequence[str]) -> int:
     return probe(argv)
 
 
+def _capacity(argv: Sequence[str]) -> int:
+    from kv_cache.cli.capacity import main as capacity
+
+    return capacity(argv)
+
+
+def _compare(argv: Sequence[str]) -> int:
+    from kv_cache.cli.compare import main as compare
+
+    return compare(argv)
+
+
+def _plot(argv: Sequence[str]) -> int:
+    from kv_cache.cli.plot import main as plot
+
+    return plot(argv)
+
+
+def _precondition(argv: Sequence[str]) -> int:
+    from kv_cache.cli.precondition import main as precondition
+
+    return precondition(argv)
+
+
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
+    "capacity": _capacity,
+    "compare": _compare,
+    "precondition": _precondition,
+    "plot": _plot,
     "verify": _verify,
     "twin": _twin,
     "probe": _probe,

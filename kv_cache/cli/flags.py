@@ -28,6 +28,8 @@ _GROUPS: Mapping[str, str] = {
     "Semantics": "what a request does: like the reference (mlperf) or like an engine (serving)",
     "Who asks": "synthetic users, or the requests of a trace",
     "Arrivals": "when requests come, and whether users wait for their answers",
+    "Preconditioning": "what is done to the device before anything is measured",
+    "Finding the limit": "users come and go during the run; see also the command capacity",
     "Limits": "how long the run is and how much may happen at once",
     "Output": "the result and what is written beside it",
     "Not in this version": "flags of the reference that are recognised and refused, with a reason",
@@ -47,6 +49,11 @@ _GROUP_OF: Mapping[str, str] = {
     "run.drain_s": "Limits",
     "run.max_requests": "Limits",
     "output": "Output",
+    "monitor": "Output",
+    "precondition": "Preconditioning",
+    "autoscaler": "Finding the limit",
+    "run.trials": "Limits",
+    "run.trial_cooldown_s": "Limits",
     "sim.profile": "What to run",
 }
 """By the option's path, else by its section."""
@@ -64,10 +71,6 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
         "would add retrieval-augmented requests that read shared document chunks",
         "leave it out; shared prefixes are in --semantics serving",
     ),
-    "--enable-autoscaling": (
-        "would add and remove users while the run goes on",
-        "run once for each --num-users that you want to compare",
-    ),
     "--validation-trace": (
         "would compare the hit rate with the one of a recorded trace",
         "replay the trace with --trace and compare the results",
@@ -80,37 +83,19 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
         "would write the result as a spreadsheet",
         "use --output and convert the JSON",
     ),
-    "--precondition": (
-        "would fill the device before the run",
-        "fill it with a run of its own first, or use --warmup",
-    ),
     "--io-trace-log": (
         "would write a trace of the I/O without doing any",
         "use --virtual-time for a run without I/O, or --results-dir with --records",
     ),
-    "--enable-latency-tracing": (
-        "would trace the block layer of the kernel",
-        "run a tracer such as biolatency beside the benchmark",
-    ),
 }
 """Flag of the reference -> what it would do, what to do instead."""
 
-_SWITCHES = frozenset(
-    ("--enable-rag", "--enable-autoscaling", "--precondition", "--enable-latency-tracing")
-)
+_SWITCHES = frozenset(("--enable-rag",))
 """Those of `_REFUSED` that take no value."""
 
 _MODIFIERS: Mapping[str, tuple[str, type, Rule]] = {
     "--rag-num-docs": ("--enable-rag", int, Rule(help="Documents", low=0)),
-    "--autoscaler-mode": (
-        "--enable-autoscaling",
-        str,
-        Rule(help="Goal", choices=("qos", "capacity", "predictive")),
-    ),
-    "--target-saturation": ("--enable-autoscaling", float, Rule(help="Goal", low=0, high=1)),
     "--max-conversations": ("--dataset-path", int, Rule(help="Conversations", low=1)),
-    "--precondition-size-gb": ("--precondition", float, Rule(help="Size", unit="GiB", low=0)),
-    "--precondition-threads": ("--precondition", int, Rule(help="Threads", low=0)),
 }
 """Flag -> the refused flag without which it does nothing; accepted with a warning."""
 

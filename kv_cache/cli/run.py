@@ -4,45 +4,51 @@ Everything that can be wrong with the input is found before the first byte is wr
 is written before the cache files are removed: a launcher may kill us 5 s after its signal.
 """
 
+import hashlib
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any
+from typing import Any, Protocol
 
+import orjson
 from tqdm import tqdm
 
 from kv_cache.bench.certify import ceiling
+from kv_cache.bench.fill import Filled
 from kv_cache.bench.place import check_output_file, check_results_dir
-from kv_cache.bench.run import RealRun, check_places, storage_directories
+from kv_cache.bench.run import RealRun, check_places, fill_drives, storage_directories
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.twin import export_job
-from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
+from kv_cache.config.build import Load, build_load, endless, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.profile import read_profile
-from kv_cache.config.root import Config
+from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.schema import print_config
 from kv_cache.core.effect import OpDone
-from kv_cache.core.errors import UsageError
+from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.model import ModelShape
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed, fresh_seed
-from kv_cache.core.units import GIB, gib_to_bytes
+from kv_cache.core.units import GIB, gib_to_bytes, ns_to_ms
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.summary import Flows, total_bytes
+from kv_cache.metrics.window import Window
 from kv_cache.report.environment import capture
 from kv_cache.report.fio import HEADER, derive
+from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.records import LineWriter, dump_row
 from kv_cache.report.result import build_result, write_result
 from kv_cache.report.rundir import RunDirectory
 from kv_cache.report.table import summary_text
+from kv_cache.report.trials import aggregate, trial_seed, trials_text
+from kv_cache.schedule.saturation import storage_p95_ns
 from kv_cache.sim.run import measured_tier, simulate
 from kv_cache.workload.formats.opening import (
     Survey,
@@ -54,6 +60,7 @@ from kv_cache.workload.formats.opening import (
 
 QUICK = Path("quick")
 EXIT_BROKEN = 1
+EXIT_USAGE = 2
 
 log = logging.getLogger("kv_cache")
 
@@ -66,11 +73,17 @@ class Job:
     model: ModelShape
     seed: int
     load: Load
-    build: Callable[[Config], Load]  # the same load again, for a configuration that differs
+    build: "Build"  # the same load again, for a configuration that differs
     specs: tuple[TierSpec, ...]
     output: Path
     directories: tuple[Path, ...]  # of the storage tier, or the temporary directory's parent
     warnings: tuple[str, ...]
+
+
+class Build(Protocol):
+    """The load of a configuration with the same trace; with a salt, the same under other names."""
+
+    def __call__(self, config: Config, salt: str = "") -> Load: ...
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     for warning in job.warnings:
         log.warning(warning)
     with interrupts() as caught:
-        return _run(job, caught)
+        return _run(job, caught) if job.config.run.trials == 1 else _run_trials(job, caught)
 
 
 def prepare(invocation: Invocation, *, quick: bool) -> Job:
@@ -98,6 +111,8 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     check_output_file(output)
     if config.output.results_dir is not None:
         check_results_dir(Path(config.output.results_dir))
+    for number in range(1, config.run.trials + 1) if config.run.trials > 1 else ():
+        check_output_file(_numbered(output, number))
     for asked in (config.output.latency_dump, config.output.fio_export):
         if asked is not None:
             check_output_file(Path(asked))
@@ -105,9 +120,10 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
         require_replaceable(Path(config.output.fio_export), HEADER, "--fio-export")
     specs = tier_specs(config, _storage_bytes(config))
 
-    def build(changed: Config) -> Load:
-        room = fillable_bytes(changed, specs)
-        return build_load(changed, model, Seed(seed), trace, found, room)
+    def build(config: Config, salt: str = "") -> Load:
+        own = seed if config.run.seed is None else config.run.seed
+        room = fillable_bytes(config, specs)
+        return build_load(config, model, Seed(own), trace, found, room, salt)
 
     load = build(config)
     if config.run.virtual_time and config.sim.profile is not None:
@@ -125,6 +141,20 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     )
 
 
+def refuse_given(
+    invocation: Invocation, command: str, useless: Mapping[str, str], always: Sequence[str]
+) -> None:
+    """Options that a command sets itself or has no use for (path -> why) may not be given as flags,
+    and those of `always` not in the file either. Raises ConfigError."""
+    config = load_config(invocation.config_path, invocation.overrides)
+    for path, why in useless.items():
+        option = options()[path]
+        in_file = path in always and value_at(config, path) != option.default
+        if in_file or path in invocation.overrides:
+            flag = f" ({option.flag})" if option.flag else ""
+            raise ConfigError(f"{path}{flag} cannot be given to {command}: {why}; leave it out")
+
+
 def _storage_bytes(config: Config) -> int | None:
     if not config.run.virtual_time:
         return check_places(config)
@@ -138,8 +168,8 @@ def _survey(config: Config) -> tuple[Trace | None, Survey | None]:
         return None, None
     wanted = "burstgpt" if config.workload.use_burst_trace else config.workload.trace_format
     trace = open_trace(str(path), wanted, skip_bad_rows=config.workload.skip_bad_rows)
-    with _bar(config, desc="reading trace", unit=" rows") as bar:
-        found = survey(trace, progress=lambda rows: _to(bar, rows))
+    with bar_for(config, desc="reading trace", unit=" rows") as bar:
+        found = survey(trace, progress=lambda rows: to(bar, rows))
     require_usable(trace, found)
     return trace, found
 
@@ -148,6 +178,72 @@ def _output(config: Config) -> Path:
     if config.output.output is not None:
         return Path(config.output.output)
     return Path(f"benchmark_results_{datetime.now():%Y%m%d_%H%M%S}.json")
+
+
+# --- trials ----------------------------------------------------------------------------------
+
+
+def _run_trials(job: Job, caught: Interrupts) -> int:
+    """Whole runs one after the other; what each was stands in its own result, and what they have
+    in common in the result of all."""
+    planned, cooldown_s = job.config.run.trials, job.config.run.trial_cooldown_s
+    documents: list[Mapping[str, Any]] = []
+    files: dict[str, str] = {}
+    code = 0
+    for number in range(1, planned + 1):
+        if number > 1 and (caught.stop.wait(cooldown_s) or code):
+            break
+        trial = _trial(job, number)
+        log.info("trial %d of %d, seed %d", number, planned, trial.seed)
+        before = _changed_ns(trial.output)
+        try:
+            code = _run(trial, caught)
+        except UsageError as error:  # what other trials measured stands all the same
+            log.error("trial %d: %s", number, error)
+            code = EXIT_USAGE
+        if _changed_ns(trial.output) != before:  # else it was not written
+            data = trial.output.read_bytes()
+            documents.append(orjson.loads(data))
+            files[trial.output.name] = hashlib.sha256(data).hexdigest()
+    if not documents:
+        return code or caught.exit_code
+    document = aggregate(
+        documents, files, master_seed=job.seed, planned=planned, cooldown_s=cooldown_s
+    )
+    try:
+        write_result(job.output, document)
+    except OSError as error:
+        log.error("the result of all trials could not be written: %s", error)
+        code = EXIT_BROKEN
+    print(trials_text(document, str(job.output)))
+    return code or caught.exit_code
+
+
+def _changed_ns(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _trial(job: Job, number: int) -> Job:
+    """The job of one trial: another seed, and files of its own."""
+    seed = trial_seed(job.seed, number)
+    output = _numbered(job.output, number)
+    told = job.config.output
+    own: dict[str, Any] = {
+        name: str(_numbered(Path(path), number))
+        for name in ("latency_dump", "fio_export")
+        if (path := getattr(told, name)) is not None
+    }
+    config = replace(
+        job.config,
+        run=replace(job.config.run, seed=seed),
+        output=replace(told, output=str(output), **own),
+    )
+    return replace(job, config=config, seed=seed, output=output, load=job.build(config))
+
+
+def _numbered(path: Path, number: int) -> Path:
+    """`R.json` of the second trial is `R.trial2.json`."""
+    return path.with_name(f"{path.stem}.trial{number}{path.suffix}")
 
 
 # --- running ---------------------------------------------------------------------------------
@@ -216,6 +312,7 @@ def _run(job: Job, caught: Interrupts) -> int:
         watchers.open()
         outcome = watchers.complete(_simulated(job, caught, watchers), caught.name)
         return _conclude(job, caught, watchers, outcome)
+    filled = fill_first(job, caught) if job.config.precondition.enabled else None
     with RealRun(
         job.config,
         job.load,
@@ -224,9 +321,11 @@ def _run(job: Job, caught: Interrupts) -> int:
         stop=caught.stop,
         on_record=watchers.on_record,
         on_op=watchers.on_op,
+        filled=filled,
+        rounds=load_of_rounds(job),
     ) as run:
         watchers.open()
-        with _Progress(job.config) as progress:
+        with Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
         # A signal that comes from now on interrupts what follows, and not what was measured.
         outcome = watchers.complete(outcome, caught.name)
@@ -235,6 +334,19 @@ def _run(job: Job, caught: Interrupts) -> int:
             return _conclude(job, caught, watchers, outcome)
         _keep(job, watchers, outcome)  # whatever becomes of the certification
     return _conclude(job, caught, watchers, _certified(job, caught, outcome))
+
+
+def fill_first(job: Job, caught: Interrupts) -> Filled:
+    with bar_for(job.config, desc="filling", unit="B", unit_scale=True) as bar:
+        return fill_drives(job.config, job.seed, caught.stop, lambda done: to(bar, done))
+
+
+def load_of_rounds(job: Job) -> Load | None:
+    """The load of the preconditioning's rounds: the very workload, of other users."""
+    wanted = job.config.precondition
+    if not wanted.enabled or not wanted.max_rounds:
+        return None
+    return job.build(endless(job.config), "precondition")
 
 
 def _certified(job: Job, caught: Interrupts, outcome: RunOutcome) -> RunOutcome:
@@ -249,13 +361,13 @@ def _certified(job: Job, caught: Interrupts, outcome: RunOutcome) -> RunOutcome:
 
 
 def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
-    with _bar(job.config, desc="virtual time", unit=" requests") as bar:
+    with bar_for(job.config, desc="virtual time", unit=" requests") as bar:
         return simulate(
             job.config,
             job.load,
             job.specs,
             job.seed,
-            progress=lambda requests: _to(bar, requests),
+            progress=lambda requests: to(bar, requests),
             on_record=watchers.on_record,
             on_op=watchers.on_op,
             stopped=caught.stop.is_set,
@@ -266,6 +378,10 @@ def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOut
     """Write what there is, tell it, and choose the exit code."""
     document, lost = _keep(job, watchers, outcome)
     print(summary_text(document, str(job.output)))
+    if job.config.autoscaler.enabled or outcome.preconditioning is not None:
+        picture = plot_beside(document, job.output)
+        if picture is not None:
+            print(f"plot    {picture}")
     if outcome.driver == "real-io" and job.config.output.fio_export is not None:
         _export_job(document, job.output, Path(job.config.output.fio_export))
     if lost is not None:
@@ -301,26 +417,28 @@ def _export_job(document: Mapping[str, Any], result: Path, path: Path) -> None:
 # --- for whoever watches ---------------------------------------------------------------------
 
 
-def _bar(config: Config, **options: Any) -> "tqdm[Any]":
+def bar_for(config: Config, **options: Any) -> "tqdm[Any]":
+    """A progress bar, off where nobody looks."""
     quiet = not (config.output.progress and sys.stderr.isatty())
     width = get_terminal_size((100, 24)).columns  # some terminals say 0, which tqdm would believe
     return tqdm(disable=quiet, leave=False, ncols=width, **options)
 
 
-def _to(bar: "tqdm[Any]", done: int) -> None:
+def to(bar: "tqdm[Any]", done: int) -> None:
+    """The bar at so much."""
     bar.update(done - bar.n)
 
 
-class _Progress:
+class Progress:
     """One line on stderr: the phase, how far it is, and what storage does right now."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, prefix: str = "") -> None:
+        self._prefix = prefix
         self._window_s = config.window_s()
         self._requests = config.run.max_requests or None
-        self._bar = _bar(config, bar_format="{bar:24} {desc}", total=1.0)
-        self._last = (0, 0, 0.0)
+        self._bar = bar_for(config, bar_format="{bar:24} {desc}", total=1.0)
 
-    def __enter__(self) -> "_Progress":
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -329,24 +447,19 @@ class _Progress:
     def tick(self, run: RealRun) -> None:
         if self._bar.disable:
             return
-        flows = Flows(run.recorder.flows.copy())
-        read = total_bytes(flows.measured(None, OpKind.READ))
-        written = total_bytes(flows.measured(None, OpKind.WRITE))
-        at_s = run.elapsed_s
-        before_read, before_written, before_s = self._last
-        if at_s - before_s >= 1:
-            self._last = (read, written, at_s)
-        span_s = max(at_s - before_s, 1e-9)
         self._bar.n = self._share(run)
         behind = run.world.behind.holders
-        self._bar.set_description_str(
-            f"{run.phase:<8} {at_s:5.1f} s  {run.recorder.all.completed} done  "
-            f"{run.intake.in_flight} running  {run.intake.queued} queued  "
-            f"{f'{behind} behind  ' if behind else ''}"
-            f"read {(read - before_read) / span_s / GIB:.2f} "
-            f"write {(written - before_written) / span_s / GIB:.2f} GiB/s",
-            refresh=True,
-        )
+        parts = [
+            *([self._prefix] if self._prefix else []),
+            f"{run.phase:<8} {run.elapsed_s:5.1f} s",
+            f"{run.recorder.all.completed} done",
+            f"{run.serving.in_flight} running",
+            f"{run.serving.queued} queued",
+            *([f"{behind} behind"] if behind else []),
+            *([] if run.latest is None else _now(run.latest)),
+            *([f"round {len(run.rounds) + 1}"] if run.phase == "precondition" else []),
+        ]
+        self._bar.set_description_str("  ".join(parts), refresh=True)
 
     def _share(self, run: RealRun) -> float:
         shares = [0.0]
@@ -355,3 +468,18 @@ class _Progress:
         if self._requests is not None:
             shares.append((run.intake.submitted - run.intake.in_flight) / self._requests)
         return min(1.0, max(shares))
+
+
+def _now(window: Window) -> list[str]:
+    """The last window, as far as a line has room."""
+    seconds = max(window.seconds, 1e-9)
+    told = []
+    for kind in (OpKind.READ, OpKind.WRITE):
+        p95_ns = storage_p95_ns(window, kind)
+        late = "" if p95_ns is None else f" (p95 {ns_to_ms(p95_ns):.0f} ms)"
+        told.append(f"{kind} {window.storage_bytes(kind) / seconds / GIB:.2f} GiB/s{late}")
+    if window.gauges.users is not None:
+        told.append(f"{window.gauges.users} users")
+    if window.saturation is not None:
+        told.append(f"saturation {window.saturation.level:.2f}")
+    return told

@@ -102,6 +102,10 @@ class Report:
 def main(argv: Sequence[str]) -> int:
     """Verify one result; the exit code. UsageError is the caller's to print."""
     given = _parser().parse_args(list(argv))
+    file, _ = _place(Path(given.result))
+    document = _document(result_bytes(file), file)
+    if str(document[SECTION].get("schema")).startswith(_ONLY_CHAINED):
+        return _look_at_chain(document, file, given)
     report = verify(Path(given.result), expected=given.fingerprint)
     if given.json:
         sys.stdout.write(as_json(report.to_json()).decode())
@@ -113,6 +117,37 @@ def main(argv: Sequence[str]) -> int:
     print(f"kv-cache: {_plain(given.result)} is not as its run left it; run again, or get the "
           "original", file=sys.stderr)  # fmt: skip
     return EXIT_CHANGED
+
+
+_ONLY_CHAINED = ("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/")
+"""Schemas of documents that are not one run's result: their chain can be checked, and the results
+that they name."""
+
+
+def _look_at_chain(document: Mapping[str, Any], file: Path, given: argparse.Namespace) -> int:
+    own = document[SECTION]
+    changes = check(document, _digests(document, file.parent) if sealed_files(document) else {})
+    if given.fingerprint is not None and fingerprint(document) != given.fingerprint:
+        changes.append(Change("fingerprint", f"is not {given.fingerprint}"))
+    if given.json:
+        told = {
+            "result": _plain(str(file)), "schema": own["schema"], "intact": not changes,
+            "fingerprint": fingerprint(document),
+            "changed": [{"link": link, "says": says} for link, says in changes],
+        }  # fmt: skip
+        sys.stdout.write(as_json(told).decode())
+    else:
+        state = [f"  ! {link} {says}" for link, says in changes] or [
+            "intact    nothing was changed"
+        ]
+        lines = [
+            f"verify    {file} ({own['schema']})",
+            f"chain     fingerprint {fingerprint(document) or 'none'}",
+            *state,
+            "          numbers are not computed again: verify the results of single runs",
+        ]
+        print("\n".join(_plain(line) for line in lines))
+    return EXIT_CHANGED if changes else EXIT_INTACT
 
 
 def verify(path: Path, *, expected: str | None = None) -> Report:
@@ -174,6 +209,18 @@ def _reason(error: Exception) -> str:
 
 
 def _parsed(raw: bytes, file: Path) -> dict[str, Any]:
+    """A run's result."""
+    document = _document(raw, file)
+    schema = document[SECTION].get("schema")
+    if schema != SCHEMA:
+        raise UsageError(
+            f"result {file} is of schema {_plain(repr(schema))[:60]}, and this program knows "
+            f"{SCHEMA}; verify it with the version that wrote it"
+        )
+    return document
+
+
+def _document(raw: bytes, file: Path) -> dict[str, Any]:
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -185,12 +232,6 @@ def _parsed(raw: bytes, file: Path) -> dict[str, Any]:
         raise UsageError(
             f"result {file} is JSON, but no result of this program: it has no section {SECTION}; "
             "name the file that run wrote to --output"
-        )
-    schema = document[SECTION].get("schema")
-    if schema != SCHEMA:
-        raise UsageError(
-            f"result {file} is of schema {_plain(repr(schema))[:60]}, and this program knows "
-            f"{SCHEMA}; verify it with the version that wrote it"
         )
     if deeper_than(document, DEEPEST):
         raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")

@@ -1,22 +1,27 @@
 """From names and numbers to objects: the parts that both drivers are made of."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kv_cache.cache.manager import CacheManager, TierSpec
 from kv_cache.config.root import Config
 from kv_cache.core.block import Block
-from kv_cache.core.kinds import RunMode, Tier
+from kv_cache.core.kinds import Qos, RunMode, Tier
 from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
-from kv_cache.core.units import gib_to_bytes, s_to_ns
+from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
 from kv_cache.lifecycle import World
 from kv_cache.metrics.outcome import TierFacts
+from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.window import Meter
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.schedule.admission import Gate
+from kv_cache.schedule.autoscale import Autoscaler, AutoscaleRules, ScaleMode
+from kv_cache.schedule.control import Control, Watch
 from kv_cache.schedule.intake import Intake
+from kv_cache.schedule.saturation import Saturation, SaturationRules
 from kv_cache.workload.formats.opening import Survey, Trace
 from kv_cache.workload.paced import Pace, Paced
 from kv_cache.workload.prepopulated import (
@@ -25,6 +30,7 @@ from kv_cache.workload.prepopulated import (
     objects_to_populate,
 )
 from kv_cache.workload.qos import QosMix
+from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
@@ -47,9 +53,10 @@ def build_load(
     trace: Trace | None,
     found: Survey | None,
     capacity_bytes: int | None,
+    salt: str = "",
 ) -> Load:
     """The source of requests. `found` is the survey of `trace`; `capacity_bytes` is what the tiers
-    can be filled with."""
+    can be filled with; with `salt` the same is asked under other names."""
     own = found.block_tokens if found is not None else 0
     geometry = Geometry(
         model=model,
@@ -68,6 +75,8 @@ def build_load(
             cv=config.arrival.cv,
         )
         source = Paced(source, pace, seed)
+    if salt:
+        source = Renamed(source, salt)
     if config.mode is not RunMode.DECODE_ONLY:
         return Load(source=source, geometry=geometry)
     users = config.run.num_users
@@ -86,6 +95,71 @@ def build_intake(config: Config, source: Source) -> Intake:
         queue_limit=max(limit, config.run.num_users) if waiting else limit,
         ageing_ns=s_to_ns(config.schedule.ageing_s),
         max_requests=config.run.max_requests,
+        users_wait=waiting,
+    )
+
+
+def build_control(
+    config: Config, promises: Sequence[Promise] | None = None, watch: Watch | None = None
+) -> tuple[Meter, Control]:
+    """What sees the windows of a run. `promises`: those of the classes, if not given; `watch` may
+    end the measured window."""
+    kept = class_promises(config) if promises is None else tuple(promises)
+    found = config.saturation_detection
+    saturation = Saturation(
+        SaturationRules(
+            read_p95_limit_ns=round(found.read_latency_p95_threshold_ms * NS_PER_MS),
+            write_p95_limit_ns=round(found.write_latency_p95_threshold_ms * NS_PER_MS),
+            queued_limit=found.queue_depth_threshold,
+            history_windows=found.history_window_size,
+            release_level=found.release_level,
+        )
+    )
+    control = Control(saturation, _autoscaler(config, kept))
+    if watch is not None:
+        control.watch = watch
+    return Meter(kept), control
+
+
+def class_promises(config: Config) -> tuple[Promise, ...]:
+    """The P95 that each class is promised."""
+    return tuple(
+        Promise(
+            qos=qos,
+            percent=95.0,
+            limit_ns=round(
+                getattr(config.qos_profiles, qos.value).target_latency_p95_ms * NS_PER_MS
+            ),
+        )
+        for qos in Qos
+    )
+
+
+def _autoscaler(config: Config, promises: Sequence[Promise]) -> Autoscaler | None:
+    given = config.autoscaler
+    if not given.enabled:
+        return None
+    rules = AutoscaleRules(
+        min_users=given.min_users,
+        max_users=given.max_users,
+        scale_up_factor=given.scale_up_factor,
+        scale_down_factor=given.scale_down_factor,
+        consecutive_samples_required=given.consecutive_samples_required,
+        cooldown_samples=given.cooldown_samples,
+        longest_samples=given.longest_samples,
+        target_saturation=given.target_saturation,
+        windows_per_sample=given.windows_per_sample,
+    )
+    mode = ScaleMode.CAPACITY if given.mode == "capacity" else ScaleMode.QOS
+    return Autoscaler(rules, mode, promises, config.run.num_users)
+
+
+def endless(config: Config) -> Config:
+    """The same load with nothing that ends it."""
+    return replace(
+        config,
+        run=replace(config.run, max_requests=0),
+        workload=replace(config.workload, replay_cycles=0),
     )
 
 
@@ -123,9 +197,12 @@ def fillable_bytes(config: Config, specs: tuple[TierSpec, ...]) -> int | None:
     return storage.capacity_bytes + sum(int((s.capacity_bytes or 0) * share) for s in upper)
 
 
-def workers(config: Config) -> int:
-    """How many requests are served at once: one a user, up to a limit (the reference's 500)."""
-    return min(config.run.num_users, config.schedule.max_workers)
+def workers(config: Config, users: int | None = None) -> int:
+    """How many requests are served at once: one a user, up to a limit (the reference's 500).
+    `users`: how many there are, if not as many as the run begins with."""
+    if config.schedule.workers is not None:
+        return config.schedule.workers
+    return min(config.run.num_users if users is None else users, config.schedule.max_workers)
 
 
 def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[TierFacts, ...]:
@@ -165,6 +242,7 @@ def _users(config: Config, geometry: Geometry, seed: Seed) -> SyntheticUsers:
         ("coding", templates.coding),
         ("document", templates.document),
     )
+    people = config.workload.population_seed
     prompts = tuple(config.prefix_cache.prompt_tokens) if config.workload.prefix_caching else ()
     users = UsersConfig(
         num_users=config.run.num_users,
@@ -187,8 +265,11 @@ def _users(config: Config, geometry: Geometry, seed: Seed) -> SyntheticUsers:
         end_probability=config.conversation.end_conversation_probability,
         prompt_probability=config.prefix_cache.system_prompt_hit_probability,
         prompt_tokens=prompts,
+        population=None if people is None else Seed(people).child("users"),
     )
-    return SyntheticUsers(users, seed.child("users"), config.run.max_requests)
+    # Requests that are planned user by user need users who stay; else the intake counts alone.
+    planned = 0 if config.autoscaler.enabled else config.run.max_requests
+    return SyntheticUsers(users, seed.child("users"), planned)
 
 
 def _replay(

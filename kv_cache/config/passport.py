@@ -87,6 +87,25 @@ class PassportConfig:
         _T.idle_cores, "V13: a client that uses less is never the limit", unit="cores", low=0,
         high=1,
     )  # fmt: skip
+    least_fill_times: float = opt(
+        _T.least_fill_times, "V14: bytes of the fill over the capacity under test, at least",
+        low=0, high=100,
+    )  # fmt: skip
+    most_round_range: float = opt(
+        _T.most_round_range, "V14: range of five rounds over their average", low=0, high=10
+    )
+    most_round_change: float = opt(
+        _T.most_round_change, "V14: change of the best-fit line of five rounds over their average",
+        low=0, high=10,
+    )  # fmt: skip
+    most_bandwidth_trend: float = opt(
+        _T.most_bandwidth_trend, "V14: change of the bandwidth while measured, over its mean",
+        low=0, high=100,
+    )  # fmt: skip
+    most_backlog_growth: float = opt(
+        _T.most_backlog_growth, "V14: growth of the backlog while measured, over the requests",
+        low=0, high=1,
+    )  # fmt: skip
     most_schedule_lag_share: float = opt(
         _T.most_schedule_lag_share, "V15: p99 of lateness over the shortest promised latency",
         low=0, high=10,

@@ -15,9 +15,7 @@ _NO_EFFECT = "the key has no effect in the reference either"
 
 NOT_YET: Mapping[str, str] = {
     "rag": "RAG is not in this version",
-    "autoscaler": "the number of users stays fixed during a run in this version",
     "sharegpt": "ShareGPT datasets are not read by this version",
-    "saturation_detection": "only an autoscaler would ask for it, and this version has none",
     "gpu_backend.max_eviction_attempts": "room in the GPU tier is planned at once, not attempted",
     "gpu_backend.free_memory_threshold": "the GPU tier takes its memory once, when a run starts",
     "eviction.max_recursion_depth": "demotions are planned at once, through two tiers at most",
@@ -180,13 +178,39 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaler:
-    """Users that come and go during a run: not in this version, leave the defaults."""
+    """Users that come and go during a run."""
 
-    min_users: int = opt(1, "Fewest users", low=1)
-    max_users: int = opt(10_000, "Most users", low=1)
-    scale_up_factor: float = opt(1.2, "Growth in one step", above=0)
-    scale_down_factor: float = opt(0.8, "Shrinking in one step", above=0)
-    consecutive_samples_required: int = opt(2, "Samples before a step", low=1)
+    enabled: bool = opt(
+        False, "Change the number of users during the run, to find how many storage carries",
+        flag="--enable-autoscaling",
+    )  # fmt: skip
+    mode: str = opt(
+        "qos", "What is looked for: the most users whose classes all keep their promises (qos), or "
+        "the most throughput whatever the latency (capacity); predictive = qos",
+        choices=("qos", "capacity", "predictive"),
+        flag="--autoscaler-mode",
+    )  # fmt: skip
+    target_saturation: float = opt(
+        0.8, "Share of the promised limits that qos uses; 1 = all of it", low=0, high=1,
+        flag="--target-saturation",
+    )  # fmt: skip
+    min_users: int = opt(1, "Fewest users", low=1, high=100_000)
+    max_users: int = opt(10_000, "Most users", low=1, high=100_000)
+    scale_up_factor: float = opt(1.2, "Growth in one step", above=1, high=100)
+    scale_down_factor: float = opt(0.8, "Shrinking in one step", above=0, high=0.99)
+    consecutive_samples_required: int = opt(
+        2, "Samples that must say the same before users leave", low=1, high=1000
+    )
+    windows_per_sample: int = opt(
+        2, "Windows (monitor.tick_s) that make one sample", low=1, high=3600
+    )
+    cooldown_samples: int = opt(
+        3, "Samples that are not looked at after the number was changed", low=0, high=1000
+    )
+    longest_samples: int = opt(
+        30, "Samples after which a number of users is judged by what they show, sure or not", low=1,
+        high=10_000,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,12 +233,19 @@ class ShareGpt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaturationDetection:
-    """When the autoscaler calls the storage saturated: not in this version, leave the defaults."""
+    """When storage is called saturated: each signal over its threshold is a level of 1."""
 
-    read_latency_p95_threshold_ms: float = opt(100.0, "Read latency", unit="ms", above=0)
-    write_latency_p95_threshold_ms: float = opt(50.0, "Write latency", unit="ms", above=0)
-    queue_depth_threshold: int = opt(100, "Waiting requests", low=1)
-    history_window_size: int = opt(10, "Samples that are looked at", low=1)
+    read_latency_p95_threshold_ms: float = opt(
+        100.0, "P95 of reads from storage", unit="ms", above=0, high=1e9
+    )
+    write_latency_p95_threshold_ms: float = opt(
+        50.0, "P95 of writes to storage", unit="ms", above=0, high=1e9
+    )
+    queue_depth_threshold: int = opt(100, "Waiting requests", low=1, high=10**9)
+    history_window_size: int = opt(10, "Windows whose median counts", low=1, high=3600)
+    release_level: float = opt(
+        0.8, "Below this level it is not saturated any more", above=0, high=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

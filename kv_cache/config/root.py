@@ -81,6 +81,8 @@ class Config:
     arrival: s.ArrivalConfig = field(default_factory=s.ArrivalConfig)
     workload: s.WorkloadConfig = field(default_factory=s.WorkloadConfig)
     output: s.OutputConfig = field(default_factory=s.OutputConfig)
+    monitor: s.MonitorConfig = field(default_factory=s.MonitorConfig)
+    precondition: s.PreconditionConfig = field(default_factory=s.PreconditionConfig)
     sim: s.SimConfig = field(default_factory=s.SimConfig)
     passport: PassportConfig = field(default_factory=PassportConfig)
     user_templates: r.UserTemplates = field(default_factory=r.UserTemplates)
@@ -118,6 +120,12 @@ class Config:
     def replays(self) -> bool:
         """Whether a trace is replayed; otherwise the users are synthetic."""
         return self.workload.trace is not None or self.workload.use_burst_trace
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether requests have instants of their own; a trace "as fast as served" has none."""
+        own = self.workload.trace_speedup > 0 if self.replays else self.arrival.mode == "open"
+        return own or self.arrival.request_rate > 0
 
     def window_s(self) -> float | None:
         """Length of the measured window in seconds; None = bounded by requests or cycles alone."""
@@ -203,6 +211,7 @@ class Config:
         _check_arrival(self)
         _check_trace(self)
         _check_qos(self)
+        _check_scaling(self)
 
     def warnings(self) -> list[str]:
         """One sentence for each thing that is allowed but may surprise."""
@@ -339,6 +348,29 @@ def _check_qos(config: Config) -> None:
                 )
 
 
+def _check_scaling(config: Config) -> None:
+    scaler = config.autoscaler
+    if scaler.min_users > scaler.max_users:
+        raise ConfigError(
+            f"{_say(config, 'autoscaler.min_users')}, above autoscaler.max_users of "
+            f"{scaler.max_users}; raise the second or lower the first"
+        )
+    if not scaler.enabled:
+        return
+    if config.replays or config.arrival.request_rate > 0:
+        path = "arrival.request_rate" if config.arrival.request_rate > 0 else "workload.trace"
+        raise ConfigError(
+            f"{_say(config, 'autoscaler.enabled')}, but {_say(config, path)}: the load is not "
+            "made by users, so more or fewer of them change nothing; leave one of them out, or "
+            "use kv-cache.py capacity, which changes the rate"
+        )
+    if not scaler.min_users <= config.run.num_users <= scaler.max_users:
+        raise ConfigError(
+            f"{_say(config, 'run.num_users')}, outside autoscaler.min_users and max_users "
+            f"({scaler.min_users} to {scaler.max_users}); begin inside"
+        )
+
+
 def _warnings(config: Config) -> Iterator[str]:
     ranks, work = config.tiers.tensor_parallel, config.workload
     if ranks & (ranks - 1):
@@ -367,10 +399,31 @@ def _warnings(config: Config) -> Iterator[str]:
     elif config.sim.profile is not None:
         yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
     yield from _not_like_the_connector(config)
+    yield from _without_effect(config)
     if config.io.layout != "file" and not config.io.rename:
         yield f"{_say(config, 'io.rename')}: no effect, as io.layout is not file"
     if config.arrival.process != "gamma" and config.arrival.cv != options()["arrival.cv"].default:
         yield f"{_say(config, 'arrival.cv')}: no effect, as arrival.process is not gamma"
+
+
+def _without_effect(config: Config) -> Iterator[str]:
+    """Options of a feature that is off."""
+    for section, switch in (("autoscaler", "enabled"), ("precondition", "enabled")):
+        if value_at(config, f"{section}.{switch}"):
+            continue
+        for path, option in options().items():
+            flagged = path.startswith(f"{section}.") and option.flag is not None
+            if flagged and value_at(config, path) != option.default:
+                flag = options()[f"{section}.{switch}"].flag
+                yield f"{_say(config, path)}: no effect without {flag}"
+    if config.autoscaler.enabled and config.autoscaler.mode == "predictive":
+        yield f"{_say(config, 'autoscaler.mode')}: the same as qos, as nothing is predicted here"
+    if config.run.virtual_time:
+        for path in ("precondition.enabled", "monitor.latency_tracing"):
+            if value_at(config, path):
+                yield f"{_say(config, path)}: there is no device in virtual time, so no effect"
+    if config.run.trials == 1 and config.run.trial_cooldown_s:
+        yield f"{_say(config, 'run.trial_cooldown_s')}: no effect with one trial"
 
 
 def _not_like_the_connector(config: Config) -> Iterator[str]:

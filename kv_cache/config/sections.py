@@ -66,6 +66,13 @@ class RunConfig:
         0.0, "Response time of which the result says how many requests kept it; 0 = none",
         unit="ms", low=0, high=86_400_000, flag="--slo-ms",
     )  # fmt: skip
+    trials: int = opt(
+        1, "Whole runs, one after the other, each with a seed derived from the seed", low=1,
+        high=1000, flag="--trials",
+    )  # fmt: skip
+    trial_cooldown_s: float = opt(
+        0.0, "Pause between two trials", unit="s", low=0, high=86_400, flag="--trial-cooldown"
+    )
     virtual_time: bool = opt(
         False, "Simulate with the models of section sim, with no I/O at all", flag="--virtual-time"
     )
@@ -214,6 +221,10 @@ class ScheduleConfig:
     max_workers: int = opt(
         500, "Requests that are served at the same time, at most", low=1, high=10_000
     )
+    workers: int | None = opt(
+        None, "Requests that are served at the same time, however many users there are; if not "
+        "given, one for each user, up to max_workers", low=1, high=10_000,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,9 +283,53 @@ class WorkloadConfig:
         True, "Users hold conversations whose earlier turns are looked up",
         flag="--disable-multi-turn",
     )  # fmt: skip
+    population_seed: int | None = opt(
+        None, "Seed of who the synthetic users are (kind, class, pace), if not the run's: the same "
+        "people ask for other things", low=0, high=2**32 - 1,
+    )  # fmt: skip
     prefix_caching: bool = opt(
         True, "Requests may share a system prompt, see prefix_cache",
         flag="--disable-prefix-caching",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """What is looked at while the run goes on."""
+
+    tick_s: float = opt(
+        1.0, "Length of a window: percentiles, rates and the machine's counters are told for each",
+        unit="s", low=0.05, high=3600,
+    )  # fmt: skip
+    latency_tracing: bool = opt(
+        False, "Trace the block layer with bpftrace: what the kernel and the device each took",
+        flag="--enable-latency-tracing",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreconditionConfig:
+    """What is done to the device before anything is measured."""
+
+    enabled: bool = opt(
+        False, "Fill the device twice, then run the workload until its speed is steady (SNIA PTS), "
+        "then measure", flag="--precondition",
+    )  # fmt: skip
+    size_gib: float = opt(
+        0.0, "Bytes that the fill writes in all; 0 = twice storage_capacity_gib", unit="GiB", low=0,
+        high=2**30, flag="--precondition-size-gb",
+    )  # fmt: skip
+    threads: int = opt(
+        0, "Threads that fill; 0 = one for each core", low=0, high=1024,
+        flag="--precondition-threads",
+    )  # fmt: skip
+    round_s: float = opt(
+        60.0, "Length of a round of the workload", unit="s", low=0.1, high=86_400,
+        flag="--round",
+    )  # fmt: skip
+    max_rounds: int = opt(
+        25, "Rounds after which the device is called not steady; 0 = only fill", low=0, high=1000,
+        flag="--max-rounds",
     )  # fmt: skip
 
 

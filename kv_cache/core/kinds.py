@@ -60,6 +60,7 @@ class Phase(StrEnum):
     """The phases of a run, in order. Only `MEASURE` counts for the headline."""
 
     POPULATE = "populate"
+    PRECONDITION = "precondition"
     WARMUP = "warmup"
     MEASURE = "measure"
     DRAIN = "drain"

@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from kv_cache.core.units import MIB
+from kv_cache.metrics.steady import FILL_TIMES, MOST_CHANGE, MOST_RANGE
 
 _LONGEST = 120  # characters of one piece of text that a sentence takes up
 
@@ -71,6 +72,11 @@ class Thresholds:
     client_bound_ratio: float = 1.1
     most_cores_share: float = 0.8
     idle_cores: float = 0.5
+    least_fill_times: float = FILL_TIMES
+    most_round_range: float = MOST_RANGE
+    most_round_change: float = MOST_CHANGE
+    most_bandwidth_trend: float = 0.2
+    most_backlog_growth: float = 0.05
     most_schedule_lag_share: float = 0.05
     least_storage_share: float = 0.01
     least_device_share: float = 0.5

@@ -80,14 +80,29 @@ class Histogram:
         The rank is exact: 99.9 is not a binary number, and a rounding would take the maximum for
         the P99.9 of 1000 values.
         """
-        if self.lowest is None or self.highest is None:
+        if not self.count:
             return None
-        rank = max(1, ceil(Fraction(str(percent)) * self.count / 100))
-        if rank >= self.count:
-            return float(self.highest)
-        bucket = int(np.searchsorted(np.cumsum(self._array()), rank))
-        low, high = bucket_bounds(bucket)
-        return float(min(max((low + high) / 2, self.lowest), self.highest))
+        return self.percentiles((percent,))[0]
+
+    def percentiles(self, percents: Iterable[float]) -> list[float]:
+        """Several at the price of one. There must be values."""
+        assert self.lowest is not None
+        assert self.highest is not None
+        below, found = np.cumsum(self._array()), []
+        for percent in percents:
+            rank = max(1, ceil(Fraction(str(percent)) * self.count / 100))
+            if rank >= self.count:
+                found.append(float(self.highest))
+                continue
+            low, high = bucket_bounds(int(np.searchsorted(below, rank)))
+            found.append(float(min(max((low + high) / 2, self.lowest), self.highest)))
+        return found
+
+    def clear(self) -> None:
+        """As new, in the same memory."""
+        self._array().fill(0)
+        self.count = self.total = 0
+        self.lowest = self.highest = None
 
     def share_at_most(self, limit: int) -> float | None:
         """The share of values of at most `limit`, counting the limit's own bucket as within."""

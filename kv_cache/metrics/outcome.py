@@ -7,6 +7,10 @@ from typing import Any
 from kv_cache.core.kinds import Outcome, Phase, Tier
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.recorder import Recorder
+from kv_cache.metrics.window import Series
+
+_RUN = (Phase.WARMUP, Phase.MEASURE, Phase.DRAIN)
+"""What was asked before them was asked by the preconditioning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,13 @@ class RunOutcome:
     record_bytes: int = 0  # that the program wrote to files of records
     buffers: Mapping[str, Any] = field(default_factory=dict)
     cpu_count: int | None = None
+    series: Series = field(default_factory=Series)
+    promises: Sequence[str] = ()  # those that the windows count `over` for
+    initial_users: int | None = None  # where an autoscaler may change their number
+    decisions: Sequence[Mapping[str, Any]] = ()  # of the autoscaler
+    standing: Mapping[str, Any] | None = None  # how far it has come
+    preconditioning: Mapping[str, Any] | None = None
+    tracing: Mapping[str, Any] | None = None  # the reference's keys, where the kernel was traced
     kept_in: str | None = None  # the directory of cache files that were left on purpose
 
     @property
@@ -74,12 +85,12 @@ class RunOutcome:
 
         drained = count(Outcome.COMPLETED, (Phase.DRAIN,))
         failed_late = count(Outcome.FAILED, (Phase.DRAIN,))
-        abandoned = count(Outcome.UNFINISHED, tuple(Phase))
+        abandoned = count(Outcome.UNFINISHED, _RUN)
         return {
             "submitted": self.submitted,
             "completed": count(Outcome.COMPLETED, live),
             "failed": count(Outcome.FAILED, live),
-            "rejected": count(Outcome.REJECTED, tuple(Phase)),
+            "rejected": count(Outcome.REJECTED, _RUN),
             "unfinished": drained + failed_late + abandoned,
             "completed_in_warmup": count(Outcome.COMPLETED, (Phase.WARMUP,)),
             "completed_in_window": count(Outcome.COMPLETED, (Phase.MEASURE,)),

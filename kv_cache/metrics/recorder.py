@@ -15,6 +15,7 @@ from kv_cache.core.effect import ABORTED, CopyRef, Delete, Move, Op, OpDone, Ste
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.window import Meter
 
 SAMPLE_LIMIT = 50_000
 """How many single latencies a result keeps for the reference's lists; histograms keep all."""
@@ -57,12 +58,15 @@ class Edges:
     """Where the phases meet. Unknown ends are None: then the earlier phase is still running."""
 
     populate_end_ns: int | None = None
+    precondition_end_ns: int | None = 0  # None while it goes on
     measure_start_ns: int = 0
     measure_end_ns: int | None = None
 
     def phase_of(self, at_ns: int) -> Phase:
         if self.populate_end_ns is None or at_ns < self.populate_end_ns:
             return Phase.POPULATE
+        if self.precondition_end_ns is None or at_ns < self.precondition_end_ns:
+            return Phase.PRECONDITION
         if at_ns < self.measure_start_ns:
             return Phase.WARMUP
         if self.measure_end_ns is None or at_ns <= self.measure_end_ns:
@@ -187,8 +191,9 @@ class Reuse:
 class Recorder:
     """The driver tells it every operation and every request, under its lock."""
 
-    def __init__(self, edges: Edges) -> None:
+    def __init__(self, edges: Edges, meter: Meter | None = None) -> None:
         self.edges = edges
+        self.meter = meter or Meter()
         self.flows: dict[Flow, OpStats] = {}
         self._index: dict[tuple[Phase, Tier, OpKind, Cause, str], OpStats] = {}  # by plain tuples
         self.steps: dict[StepFlow, Histogram] = {}
@@ -211,6 +216,7 @@ class Recorder:
 
     def op(self, done: OpDone, *, verified: bool = False) -> None:
         """One physical operation has ended, well or badly."""
+        self.meter.op(done)
         for leg in done.legs:
             phase = self.edges.phase_of(leg.finished_ns)
             stats = self._flow(phase, leg.tier, leg.kind, done.op.cause, leg.engine)
@@ -248,10 +254,11 @@ class Recorder:
 
     def request(self, record: RequestRecord) -> None:
         """One request has ended; only what ended inside the window is measured."""
+        self.meter.request(record)
         at = record.finished_ns if record.finished_ns is not None else record.enqueued_ns
         phase = self.edges.phase_of(at)
         self.outcomes[phase][record.outcome] += 1
-        if record.error is not None:
+        if record.error is not None and phase is not Phase.PRECONDITION:
             self.request_errors[record.error] += 1
         if phase is not Phase.MEASURE:
             return

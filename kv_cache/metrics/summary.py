@@ -244,6 +244,13 @@ def notes(outcome: RunOutcome) -> list[str]:
             )
         elif facts.tier is Tier.NVME and store.get("engine") in ("buffered", "mmap"):
             found.append(f"storage goes through the page cache ({store['engine']})")
+    if outcome.tracing is not None:
+        traced = outcome.tracing["section"]
+        found.append(
+            "the block layer was traced, which slows small I/O down"
+            if traced["traced"]
+            else f"the block layer was not traced: {traced['reason']}"
+        )
     books = outcome.accounting()
     if books["failed"]:
         reasons = sorted(outcome.recorder.request_errors.keys() - _NOT_FAILURES)

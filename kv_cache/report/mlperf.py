@@ -5,6 +5,8 @@ everybody's scripts go on working; where the reference's value was wrong in mean
 stands under the same key, and `docs/metrics.md` says what changed.
 """
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from kv_cache.core.kinds import Cause, OpKind, Phase, Qos, Tier
@@ -23,6 +25,7 @@ from kv_cache.metrics.summary import (
     total_bytes,
     total_operations,
 )
+from kv_cache.schedule.autoscale import Unit
 
 _TIERS = (Tier.GPU, Tier.CPU, Tier.NVME)
 _KINDS = (OpKind.READ, OpKind.WRITE)
@@ -59,7 +62,7 @@ def mlperf_keys(
         "end_to_end_latencies": recorder.end_to_end_s.kept(),
         "storage_latencies": recorder.storage_s.kept(),
         "generation_latencies": recorder.generation_s.kept(),
-        "throughput_timeline": [],
+        "throughput_timeline": _timeline(outcome),
         "prefill_latencies": recorder.prefill_s.kept(),
         "decode_latencies": recorder.decode_s.kept(),
         "multi_turn_cache_hits": recorder.reuse.history_hits,
@@ -78,9 +81,66 @@ def mlperf_keys(
         "fabric_rx_bytes": outcome.kernel.get("window", {}).get("network_rx_bytes"),
         "fabric_tx_bytes": outcome.kernel.get("window", {}).get("network_tx_bytes"),
     }
+    if outcome.tracing is not None and outcome.tracing["keys"]:
+        document["device_latency_tracing"] = dict(outcome.tracing["keys"])
     if done.completed:
         document["summary"] = _summary(outcome, targets, stats)
     return document
+
+
+def _timeline(outcome: RunOutcome) -> list[dict[str, float]]:
+    """Tokens per second up to the end of each measured window, where an autoscaler changed the
+    load (the reference has none elsewhere)."""
+    if outcome.initial_users is None:
+        return []
+    start_ns, tokens, rows = outcome.recorder.edges.measure_start_ns, 0, []
+    for window in outcome.series.of(Phase.MEASURE):
+        tokens += window.output_tokens
+        seconds = ns_to_s(window.end_ns - start_ns)
+        rows.append(
+            {"timestamp": seconds, "throughput_tokens_per_sec": per_second(tokens, seconds)}
+        )
+    return rows
+
+
+def _decision(outcome: RunOutcome, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A decision as the reference tells it; all of it stands in `kv_cache.autoscaling`."""
+    seen = row["evidence"]
+    told = {
+        "timestamp": datetime.fromtimestamp(outcome.started_unix_s + row["at_s"], UTC).isoformat(),
+        "mode": row["mode"],
+        "action": row["action"],
+        "users": row["users"],
+        "saturation_level": seen["saturation"]["level"],
+    }
+    if row["action"] == "stop":
+        return {**told, "peak_throughput_tokens_per_sec": _tokens(seen["peak"])}
+    return {
+        **told,
+        "read_latency_p95_ms": seen["read_p95_ms"],
+        "write_latency_p95_ms": seen["write_p95_ms"],
+        "throughput_tokens_per_sec": seen["output_tokens_per_s"],
+    }
+
+
+def _tokens(peak: Mapping[str, Any]) -> float | None:
+    """None where no tokens were generated: the peak is of requests or bytes then."""
+    return peak["per_s"] if peak["unit"] == Unit.TOKENS else None
+
+
+def _scaling(outcome: RunOutcome) -> dict[str, Any] | None:
+    rows, users = outcome.decisions, outcome.initial_users
+    if users is None:
+        return None
+    told = {
+        "initial_users": users,
+        "final_users": rows[-1]["users"] if rows else users,
+        "total_scale_events": sum(row["users"] != row["users_before"] for row in rows),
+    }
+    if rows and rows[-1]["action"] == "stop":
+        told["peak_user_count"] = rows[-1]["users"]
+        told["peak_throughput_tokens_per_sec"] = _tokens(rows[-1]["evidence"]["peak"])
+    return told
 
 
 def _summary(outcome: RunOutcome, targets: Targets, stats: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +172,8 @@ def _summary(outcome: RunOutcome, targets: Targets, stats: dict[str, Any]) -> di
         }
         if reuse.shared_looked_up
         else {},
-        "autoscaling_stats": [],
-        "autoscaling_summary": None,
+        "autoscaling_stats": [_decision(outcome, row) for row in outcome.decisions],
+        "autoscaling_summary": _scaling(outcome),
         "multi_turn_stats": {
             "cache_hits": reuse.history_hits,
             "cache_misses": reuse.history_looked_up - reuse.history_hits,

@@ -14,6 +14,8 @@ from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import judge
+from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.steady import stationarity
 from kv_cache.metrics.summary import Flows, Targets, per_second, ratio, total_bytes
 from kv_cache.tiers.payload import MISMATCH
 
@@ -34,7 +36,7 @@ def gather(
     flows, said = Flows(outcome.recorder.flows), outcome.witness
     return {
         "driver": outcome.driver,
-        "preconditioned": False,
+        "steady": _steady(outcome),
         "completeness": _completeness(outcome),
         "verification": _verification(config, outcome, flows),
         "ledger": _ledger(outcome, flows, environment),
@@ -48,6 +50,23 @@ def gather(
         "foreign": said.get("foreign"),
         "client": _client(config, outcome, flows, targets),
         "clock": said.get("clock"),
+    }
+
+
+def _steady(outcome: RunOutcome) -> dict[str, Any]:
+    """What was done before the measured window, and whether the window was level."""
+    done = outcome.preconditioning or {}
+    filled, rounds = done.get("fill") or {}, done.get("rounds") or ()
+    storage = next((facts for facts in outcome.tiers if facts.tier is Tier.NVME), None)
+    return {
+        "preconditioned": bool(done),
+        "filled_bytes": filled.get("bytes"),
+        "capacity_bytes": None if storage is None else storage.capacity_bytes,
+        "filesystem_bytes": filled.get("filesystem_bytes"),
+        "discard": filled.get("discard"),
+        "rounds": len(rounds),
+        "proof": done.get("proof"),
+        "stationarity": stationarity(outcome.series.of(Phase.MEASURE)),
     }
 
 
@@ -161,9 +180,11 @@ def _client(config: Config, outcome: RunOutcome, flows: Flows, targets: Targets)
     )
     cpu_ns = window.get("process_cpu_ns")
     cpu_s = None if cpu_ns is None else cpu_ns / NS_PER_S
-    scheduled = _has_a_schedule(config)
+    scheduled = config.has_schedule
     loads = merged(stats.device for stats in flows.measured(Tier.NVME, OpKind.READ))
-    promised = [ms for names in targets.ms.values() for ms in names.values()]
+    promised = _promised_ms(outcome) or [
+        ms for names in targets.ms.values() for ms in names.values()
+    ]
     return {
         "cpu_s": cpu_s,
         "storage_gib": moved / GIB,
@@ -179,10 +200,11 @@ def _client(config: Config, outcome: RunOutcome, flows: Flows, targets: Targets)
     }
 
 
-def _has_a_schedule(config: Config) -> bool:
-    """Whether requests have instants of their own; a trace "as fast as served" has none."""
-    own = config.workload.trace_speedup > 0 if config.replays else config.arrival.mode == "open"
-    return own or config.arrival.request_rate > 0
+def _promised_ms(outcome: RunOutcome) -> list[float]:
+    """The limits of classes that somebody is of."""
+    promises = parse_promises(",".join(outcome.promises)) if outcome.promises else ()
+    classes = outcome.recorder.classes
+    return [ns_to_ms(p.limit_ns) for p in promises if classes[p.qos].completed]
 
 
 def _ms(histogram: Histogram, percent: float) -> float | None:

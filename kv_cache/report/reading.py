@@ -209,6 +209,8 @@ def require_replaceable(path: Path, mark: str, flag: str) -> None:
             if not os.access(path.parent, os.W_OK | os.X_OK):
                 raise PlaceError(f"{where}: {path.parent} is not writable; name another file")
             return
+        if not path.is_file():  # reading a pipe would wait for a writer
+            raise PlaceError(f"{where}: it is no regular file; name another file")
         with path.open("rb") as file:
             begins = file.read(len(mark.encode()))
     except OSError as error:

@@ -30,6 +30,7 @@ from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.histogram import BUCKETS, Histogram, bucket_of, merged
 from kv_cache.metrics.passport import Verdict, judge
 from kv_cache.metrics.recorder import Edges
+from kv_cache.metrics.steady import Sample, trends
 from kv_cache.metrics.summary import latency_ms, per_second, ratio
 from kv_cache.tiers.payload import MISMATCH
 
@@ -286,6 +287,36 @@ def _evidence(root: Node) -> Iterator[str]:
         yield from _compare(node, value, "the rest of the result gives")
 
 
+def _steady(root: Node) -> Iterator[str]:
+    """The trends follow from the measured windows, and the rounds that are judged are those that
+    were run."""
+    own = root[SECTION]
+    steady = own["passport"]["evidence"]["steady"]
+    rows = [row for row in own["series"]["windows"].rows() if row["phase"].value == _MEASURE]
+    found = trends([_sample(row) for row in rows])
+    for name, value in found.items():
+        yield from _compare(steady["stationarity"][name], value, "the measured windows give")
+    rounds = own.find("preconditioning.rounds")
+    rates = [] if rounds is None else [r["bytes_per_second"].number() for r in rounds.rows()]
+    yield from _compare(steady["rounds"], len(rates), "the preconditioning has")
+    judged = steady.find("proof.values")
+    if judged is not None:
+        told = [value.number() for value in judged.rows()]
+        if told != rates[-len(told) :]:
+            yield f"{judged.path} are not the last rounds of the preconditioning"
+
+
+def _sample(row: Node) -> Sample:
+    sides = [row.find(f"tiers.storage.{kind}.bytes") for kind in ("read", "write")]
+    return Sample(
+        start_s=row["start_s"].number(),
+        end_s=row["end_s"].number(),
+        nbytes=sum(side.whole() for side in sides if side is not None),
+        backlog=row["queued"].whole() + row["in_flight"].whole(),
+        submitted=row["submitted"].whole(),
+    )
+
+
 def _engine_rows(own: Node, evidence: Node) -> Iterator[str]:
     """What moved the bytes of storage, by direction, is what the ledger says."""
     moved: Counter[tuple[str, str]] = Counter()
@@ -494,6 +525,7 @@ Check = Callable[[Node], Iterator[str]]
 CHECKS: Mapping[str, Check] = {
     "the verdict follows from the evidence": _verdict,
     "the evidence is of this run": _evidence,
+    "the steady state follows from windows and rounds": _steady,
     "window and seed": _window,
     "latencies of operations follow from their histograms": _operations,
     "latencies of metadata follow from their histograms": _metadata,
@@ -602,9 +634,13 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _edges(own: Node) -> Edges:
     phases = own["phases_ns"]
-    ends = {name: phases[name].value for name in ("populate_end", "measure_end")}
+    names = ("populate_end", "precondition_end", "measure_end")
+    ends = {name: phases[name].value for name in names}
     return Edges(
         populate_end_ns=None if ends["populate_end"] is None else phases["populate_end"].whole(),
+        precondition_end_ns=(
+            None if ends["precondition_end"] is None else phases["precondition_end"].whole()
+        ),
         measure_start_ns=phases["measure_start"].whole(),
         measure_end_ns=None if ends["measure_end"] is None else phases["measure_end"].whole(),
     )

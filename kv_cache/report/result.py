@@ -29,12 +29,13 @@ from kv_cache.metrics.summary import (
     reuse_numbers,
     tier_rows,
 )
+from kv_cache.metrics.window import window_row
 from kv_cache.report.chain import seal
 from kv_cache.report.mlperf import mlperf_keys
 from kv_cache.report.passport import passport
 from kv_cache.report.writing import write_atomically
 
-SCHEMA = "kv-cache-result/2"
+SCHEMA = "kv-cache-result/3"
 SECTION = "kv_cache"
 
 
@@ -104,6 +105,7 @@ def _own_section(
         },
         "phases_ns": {
             "populate_end": edges.populate_end_ns,
+            "precondition_end": edges.precondition_end_ns,
             "measure_start": edges.measure_start_ns,
             "measure_end": edges.measure_end_ns,
         },
@@ -128,6 +130,7 @@ def _own_section(
         "operations": flow_rows(recorder.flows),
         "metadata": metadata_rows(recorder.steps),
         "failed_operations": failure_rows(outcome),
+        **_over_time(config, outcome),
         "verification": {
             "mode": config.io.verify if real else "none",
             "objects": recorder.verified_objects,
@@ -149,6 +152,22 @@ def _own_section(
         "latency_lists_truncated": recorder.end_to_end_s.seen > SAMPLE_LIMIT,
         "config": to_mapping(config),
         "environment": dict(environment),
+    }
+
+
+def _over_time(config: Config, outcome: RunOutcome) -> dict[str, Any]:
+    """What happened when, before the measured window too."""
+    return {
+        "series": {
+            "tick_s": config.monitor.tick_s,
+            "together": outcome.series.together,
+            "promises": list(outcome.promises),
+            "windows": [window_row(window) for window in outcome.series.windows],
+        },
+        "autoscaling": [dict(row) for row in outcome.decisions],
+        "autoscaler": None if outcome.standing is None else dict(outcome.standing),
+        "preconditioning": outcome.preconditioning,
+        "latency_tracing": None if outcome.tracing is None else outcome.tracing["section"],
     }
 
 

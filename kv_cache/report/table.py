@@ -13,10 +13,41 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     """A few lines: what ran, how fast storage was, what users felt, what to know first."""
     own = document["kv_cache"]
     lines = [*_head(own), "", *_tiers(own), "", *_requests(own)]
-    lines += ["", *_verdict(own["passport"])]
+    lines += [*_users(own), *_before(own), "", *_verdict(own["passport"])]
     lines += [f"  ! {note}" for note in own["notes"]]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
+
+
+def _users(own: Mapping[str, Any]) -> list[str]:
+    """What the autoscaler did and where it ended."""
+    if own["autoscaler"] is None:
+        return []
+    rows = own["autoscaling"]
+    settled = "settled" if own["autoscaler"]["settled"] else "not settled yet"
+    first = own["config"]["run"]["num_users"]
+    if not rows:
+        return [f"users     {first}, {settled}: the autoscaler changed nothing"]
+    path = " ".join(str(row["users"]) for row in rows[-8:])
+    more = "" if len(rows) <= 8 else f"{len(rows) - 8} more, "
+    last = rows[-1]
+    head = f"users     {first} -> {last['users']}, {settled}, by {len(rows)} decisions"
+    return [f"{head} ({more}{path})", f"          {last['reason']}"]
+
+
+def _before(own: Mapping[str, Any]) -> list[str]:
+    """What was done before anything was measured."""
+    done = own["preconditioning"]
+    if done is None:
+        return []
+    proof, rounds = done.get("proof"), done.get("rounds") or []
+    steady = "too few to tell" if proof is None else "steady" if proof["steady"] else "NOT steady"
+    fill = done.get("fill") or {"bytes": 0}
+    return [
+        f"before    filled {fill['bytes'] / GIB:.1f} GiB; {len(rounds)} rounds: {steady}"
+        if rounds
+        else f"before    filled {fill['bytes'] / GIB:.1f} GiB; no rounds"
+    ]
 
 
 def _verdict(passport: Mapping[str, Any]) -> list[str]:

@@ -12,15 +12,23 @@ from kv_cache.workload.source import Source
 
 
 class Intake:
-    """`max_requests` (0 = no limit) counts submissions, and is exact."""
+    """`max_requests` (0 = no limit) counts submissions, and is exact. Where `users_wait` for their
+    answers, `queue_limit` must hold all of them, and goes on doing so when users come."""
 
     def __init__(
-        self, source: Source, *, queue_limit: int, ageing_ns: int, max_requests: int
+        self,
+        source: Source,
+        *,
+        queue_limit: int,
+        ageing_ns: int,
+        max_requests: int,
+        users_wait: bool = False,
     ) -> None:
         self._source = source
         self._queue = QosQueue(ageing_ns)
         self._queue_limit = queue_limit
         self._max_requests = max_requests
+        self._users_wait = users_wait
         self._origin_ns = 0
         self._closed = False
         self.submitted = 0
@@ -35,6 +43,21 @@ class Intake:
     @property
     def queued(self) -> int:
         return len(self._queue)
+
+    @property
+    def users(self) -> int | None:
+        return self._source.users
+
+    def oldest_ns(self, now_ns: int) -> int:
+        """How long the request has waited that has waited longest; 0 when none waits."""
+        enqueued_ns = self._queue.oldest_ns()
+        return 0 if enqueued_ns is None else now_ns - enqueued_ns
+
+    def resize(self, users: int, now_ns: int) -> None:
+        """Users come or go; those who wait for their answers still never fill the queue."""
+        if self._users_wait:
+            self._queue_limit = max(self._queue_limit, users + len(self._queue))
+        self._source.resize(users, now_ns - self._origin_ns)
 
     @property
     def no_more_arrivals(self) -> bool:

@@ -31,5 +31,9 @@ class QosQueue:
     def pop(self) -> Queued | None:
         return heapq.heappop(self._heap)[2] if self._heap else None
 
+    def oldest_ns(self) -> int | None:
+        """When the request was enqueued that has waited longest."""
+        return min((queued.enqueued_ns for _, _, queued in self._heap), default=None)
+
     def __len__(self) -> int:
         return len(self._heap)

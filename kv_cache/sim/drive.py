@@ -32,8 +32,11 @@ from kv_cache.core.kinds import OpKind, Outcome
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
+from kv_cache.core.units import NS_PER_S
 from kv_cache.lifecycle import World, lifecycle, unstarted
 from kv_cache.metrics.recorder import Recorder
+from kv_cache.metrics.window import Gauges
+from kv_cache.schedule.control import Control
 from kv_cache.schedule.intake import Intake
 from kv_cache.sim.models import Devices
 
@@ -63,13 +66,23 @@ class Simulation:
         workers: int,
         on_record: OnRecord = _ignore,
         on_op: OnOp = _ignore,
+        control: Control | None = None,
+        tick_ns: int = NS_PER_S,
+        workers_for: Callable[[int], int] | None = None,
     ) -> None:
+        """`control` sees a window every `tick_ns`; `workers_for` tells how many workers serve so
+        many users, where their number may change."""
         self._world = world
         self._intake = intake
         self._recorder = recorder
         self._devices = devices
         self._signals = signals
-        self._idle = workers
+        self._workers = self._idle = workers  # fewer than none idle: some leave when they can
+        self._control = control
+        self._tick_ns = tick_ns
+        self._workers_for = workers_for
+        self._tick_at: int | None = None
+        self._enough = False
         self._on_record = on_record
         self._on_op = on_op
         self._clock = VirtualClock()
@@ -109,31 +122,92 @@ class Simulation:
         self._progress = progress
         self._stopped = stopped
         self._intake.begin(self.now_ns)
+        self._cut()
         self._recorder.edges.measure_start_ns = start_ns
         self._recorder.edges.measure_end_ns = end_ns
+        self._tick_at = None if self._control is None else self._next_tick(self.now_ns)
         self._admit()
         self._run_until(end_ns)
-        if end_ns is None or self._intake.finished or stopped():
-            edges = self._recorder.edges
+        edges = self._recorder.edges
+        if end_ns is None or self._intake.finished or self._enough or stopped():
             edges.measure_end_ns = self.now_ns
             edges.measure_start_ns = min(edges.measure_start_ns, self.now_ns)
         else:
             self._clock.advance_to(max(end_ns, self.now_ns))
+        self._cut(last=True)
+        self._tick_at, self._enough = None, False
         for queued in self._intake.close():
             self._end(
                 unstarted(queued.request, queued.enqueued_ns, Outcome.UNFINISHED, "window-closed")
             )
-        self._run_until(None if end_ns is None else end_ns + drain_ns)
+        self._run_until(None if end_ns is None else (edges.measure_end_ns or 0) + drain_ns)
         for request, enqueued_ns in self._living.values():
             self._end(unstarted(request, enqueued_ns, Outcome.UNFINISHED, "drain-ended"))
+        self._cut()
 
     def _run_until(self, end_ns: int | None) -> None:
-        while self._events and (end_ns is None or self._events[0][0] <= end_ns):
-            if self._stopped():
+        while not (self._stopped() or self._enough):
+            due_ns = self._events[0][0] if self._events else None
+            if due_ns is not None and end_ns is not None and due_ns > end_ns:
+                due_ns = None
+            if self._tick_at is not None and self._ticks_before(self._tick_at, due_ns, end_ns):
+                self._tick(self._tick_at)
+            elif due_ns is None:
                 return
-            at_ns, _, action = heapq.heappop(self._events)
-            self._clock.advance_to(at_ns)
-            action()
+            else:
+                at_ns, _, action = heapq.heappop(self._events)
+                self._clock.advance_to(at_ns)
+                action()
+
+    def _ticks_before(self, tick_ns: int, due_ns: int | None, end_ns: int | None) -> bool:
+        """Before the next event, or before the end where nothing happens until then."""
+        if due_ns is not None:
+            return tick_ns <= due_ns
+        return end_ns is not None and tick_ns < end_ns and not self._intake.finished
+
+    # --- windows ---------------------------------------------------------------------------
+
+    def _next_tick(self, now_ns: int) -> int:
+        """The measured window begins with a tick of its own."""
+        start_ns = self._recorder.edges.measure_start_ns
+        due_ns = now_ns + self._tick_ns
+        return start_ns if now_ns < start_ns < due_ns else due_ns
+
+    def _tick(self, at_ns: int) -> None:
+        self._clock.advance_to(at_ns)
+        self._tick_at = self._next_tick(at_ns)
+        self._cut()
+
+    def _cut(self, *, last: bool = False) -> None:
+        """Let the control see what happened since the last time, and do what it says."""
+        if self._control is None:
+            return
+        meter, intake = self._recorder.meter, self._intake
+        if meter.start_ns == self.now_ns:
+            return
+        bins = meter.take(self.now_ns)
+        gauges = Gauges(
+            users=intake.users,
+            workers=self._workers,
+            in_flight=intake.in_flight,
+            queued=intake.queued,
+            oldest_queued_ns=intake.oldest_ns(self.now_ns),
+            behind=self._world.behind.holders,
+            submitted=intake.submitted,
+        )
+        phase = self._recorder.edges.phase_of((bins.start_ns + bins.end_ns) // 2)
+        orders = self._control.see(meter.read(bins, phase, gauges), last=last)
+        if orders.users is not None:
+            self._resize(orders.users)
+        self._enough = self._enough or orders.stop
+
+    def _resize(self, users: int) -> None:
+        assert self._workers_for is not None, "nobody said how many workers serve users"
+        self._intake.resize(users, self.now_ns)
+        workers = self._workers_for(users)
+        self._idle += workers - self._workers
+        self._workers = workers
+        self._at(self.now_ns, self._admit)
 
     def _at(self, at_ns: int, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_ns, self._sequence, action))
@@ -141,7 +215,7 @@ class Simulation:
 
     def _admit(self) -> None:
         """Give idle workers what is due, and wake up for what is due next."""
-        while self._idle:
+        while self._idle > 0:
             queued = self._intake.take(self.now_ns)
             self._reject()
             if queued is None:

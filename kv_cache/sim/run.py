@@ -1,11 +1,12 @@
 """One run in virtual time, from a configuration to an outcome. No I/O at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import (
     Load,
+    build_control,
     build_intake,
     build_world,
     tier_facts,
@@ -21,6 +22,9 @@ from kv_cache.core.units import NS_PER_US, PAGE_BYTES, round_up, s_to_ns
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
+from kv_cache.metrics.slo import Promise
+from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.control import Watch
 from kv_cache.sim.drive import Simulation
 from kv_cache.sim.models import ENGINE, Devices, MeasuredTier, Model, TierModel
 from kv_cache.sim.profile import ProfileModel
@@ -81,13 +85,16 @@ def simulate(
     on_record: Callable[[RequestRecord], None],
     on_op: Callable[[OpDone], None],
     stopped: Callable[[], bool] = lambda: False,
+    promises: Sequence[Promise] | None = None,
+    watch: Watch | None = None,
 ) -> RunOutcome:
     """Serve the whole load on the models, or until `stopped`; the same configuration and seed give
-    the same records, byte for byte."""
+    the same records, byte for byte. `promises` and `watch` as in `build_control`."""
     signals = Signals()
     world = build_world(config, specs, signals)
     intake = build_intake(config, load.source)
-    recorder = Recorder(Edges())
+    meter, control = build_control(config, promises, watch)
+    recorder = Recorder(Edges(), meter)
     models = tier_models(config)
     facts: dict[Tier, dict[str, object]] = {spec.tier: {"engine": ENGINE} for spec in specs}
     if config.sim.profile is not None:
@@ -103,6 +110,9 @@ def simulate(
         workers=workers(config),
         on_record=on_record,
         on_op=on_op,
+        control=control,
+        tick_ns=s_to_ns(config.monitor.tick_s),
+        workers_for=lambda users: workers(config, users),
     )
     digest = schedule_digest(load.source.plan(), config.run.max_requests)
     simulation.populate(populate(blocks, world) for blocks in load.populate)
@@ -129,4 +139,9 @@ def simulate(
         schedule_requests=digest.requests,
         workload=load.source.describe(),
         seed=seed,
+        series=control.series,
+        initial_users=config.run.num_users if config.autoscaler.enabled else None,
+        promises=[str(promise) for promise in meter.promises],
+        decisions=[decision_row(decision) for decision in control.decisions],
+        standing=control.standing,
     )

@@ -54,6 +54,10 @@ class Paced:
     def exhausted(self) -> bool:
         return self._source.exhausted
 
+    @property
+    def users(self) -> int | None:
+        return self._source.users
+
     def next_ns(self) -> int | None:
         inner = self._source.next_ns()
         return None if inner is None else max(inner, self._slot_ns)
@@ -66,6 +70,9 @@ class Paced:
 
     def after(self, request: Request, finished_ns: int) -> None:
         self._source.after(request, finished_ns)
+
+    def resize(self, users: int, now_ns: int) -> None:
+        self._source.resize(users, now_ns)
 
     def plan(self) -> Iterator[Request]:
         slot_ns = 0

@@ -59,6 +59,10 @@ class Prepopulated:
     def exhausted(self) -> bool:
         return self._source.exhausted
 
+    @property
+    def users(self) -> int | None:
+        return self._source.users
+
     def next_ns(self) -> int | None:
         return self._source.next_ns()
 
@@ -67,6 +71,9 @@ class Prepopulated:
 
     def after(self, request: Request, finished_ns: int) -> None:
         self._source.after(request, finished_ns)
+
+    def resize(self, users: int, now_ns: int) -> None:
+        self._source.resize(users, now_ns)
 
     def plan(self) -> Iterator[Request]:
         return map(self._swap, self._source.plan())

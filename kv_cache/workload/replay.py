@@ -67,6 +67,8 @@ class TraceReplay:
     def on_demand(self) -> bool:
         return self._config.speedup == 0
 
+    users = None
+
     @property
     def exhausted(self) -> bool:
         return self._ended and not self._outstanding
@@ -88,6 +90,9 @@ class TraceReplay:
         self._outstanding -= 1
         if self._next is None and not self._outstanding:
             self._advance(finished_ns)
+
+    def resize(self, users: int, now_ns: int) -> None:
+        raise AssertionError("a trace says itself who asks")
 
     def plan(self) -> Iterator[Request]:
         """Cycles in planned time: each begins where the one before had its last arrival."""

@@ -10,7 +10,12 @@ A source tells one arrival at a time; the driver tells it what has ended. The la
  4. Once `exhausted` is true it stays true, and `next_ns` is None.
  5. What is asked (everything but the instants of a closed loop) depends on the seed alone.
  6. `plan` is a fresh walk over the same requests in planned order, as if every request were
-    answered at once; it changes nothing.
+    answered at once; it changes nothing, and knows nothing of `resize`.
+ 7. `users` is how many users ask now; None where the load is not made by users. Only where it is
+    not None may `resize` be called. Users who leave ask nothing more, but what they have asked is
+    answered; users who come think first, and share no name and no conversation with anybody who
+    was there before, though as many users are always the same mix of classes. Who stays is not
+    touched.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +32,16 @@ class Source(Protocol):
     @property
     def exhausted(self) -> bool: ...
 
+    @property
+    def users(self) -> int | None: ...
+
     def next_ns(self) -> int | None: ...
 
     def pop(self, now_ns: int) -> Request: ...
 
     def after(self, request: Request, finished_ns: int) -> None: ...
+
+    def resize(self, users: int, now_ns: int) -> None: ...
 
     def plan(self) -> Iterator[Request]: ...
 

@@ -49,6 +49,7 @@ class UsersConfig:
     end_probability: float = 0.2
     prompt_probability: float = 0.2
     prompt_tokens: tuple[int, ...] = ()
+    population: Seed | None = None  # of who the users are, if not the seed of what they ask
 
 
 class _Turn(NamedTuple):
@@ -68,12 +69,18 @@ class _Turn(NamedTuple):
 class _User:
     """One user's endless series of turns, independent of time."""
 
-    def __init__(self, index: int, config: UsersConfig, seed: Seed) -> None:
+    def __init__(self, index: int, config: UsersConfig, seed: Seed, before: int = 0) -> None:
+        """`before`: how many have had this index and left. A newcomer is of the same kind, class
+        and pace, so that as many users are always the same mix, and shares nothing else."""
         self._rng = rng = seed.child("user", index).rng()
+        if config.population is not None:
+            rng = config.population.child("user", index).rng()
+        if before:
+            self._rng = seed.child("user", index, before).rng()
         self._config = config
-        self._index = index
         persona = config.personas[rng.randrange(len(config.personas))]
-        self.name = f"user_{index:04d}"
+        self.index = index
+        self.name = f"user_{index:04d}.{before}" if before else f"user_{index:04d}"
         self.qos: Qos = config.qos.draw(rng)
         self._context = rng.randint(*persona.context_range)
         self._generation = rng.randint(*persona.generation_range)
@@ -184,35 +191,60 @@ class SyntheticUsers:
     def __init__(self, config: UsersConfig, seed: Seed, max_requests: int = 0) -> None:
         self._config = config
         self._seed = seed
-        self._users = [_User(i, config, seed) for i in range(config.num_users)]
-        self._ready: list[tuple[int, int, int, _Turn]] = []
+        self._users: list[_User] = []
+        self._had: Counter[int] = Counter()  # how many people have had an index
+        self._ready: list[tuple[int, int, _User, _Turn]] = []
         self._scheduled = 0
         self._popped = 0
-        self._waiting: dict[int, int] = {}
+        self._waiting: dict[int, _User] = {}
         self._quota = _Quota(self.plan(), max_requests) if max_requests else None
-        for index in range(config.num_users):
-            self._schedule(index, 0)
+        self._come(config.num_users, 0)
 
     @property
     def exhausted(self) -> bool:
         return not self._ready and not self._waiting
 
+    @property
+    def users(self) -> int:
+        return len(self._users)
+
+    def resize(self, users: int, now_ns: int) -> None:
+        """The last to come are the first to leave."""
+        assert users >= 1, "with nobody left a source would be exhausted"
+        assert self._quota is None, "requests that are planned user by user need fixed users"
+        if users > len(self._users):
+            self._come(users, now_ns)
+            return
+        del self._users[users:]
+        self._ready = [entry for entry in self._ready if self._stays(entry[2])]
+        heapq.heapify(self._ready)
+
+    def _come(self, users: int, now_ns: int) -> None:
+        for index in range(len(self._users), users):
+            user = _User(index, self._config, self._seed, self._had[index])
+            self._had[index] += 1
+            self._users.append(user)
+            self._schedule(user, now_ns)
+
+    def _stays(self, user: _User) -> bool:
+        return user.index < len(self._users) and self._users[user.index] is user
+
     def next_ns(self) -> int | None:
         return self._ready[0][0] if self._ready else None
 
     def pop(self, now_ns: int) -> Request:
-        intended_ns, _, index, turn = heapq.heappop(self._ready)
-        request = self._request(self._popped, intended_ns, index, turn)
-        self._waiting[self._popped] = index
+        intended_ns, _, user, turn = heapq.heappop(self._ready)
+        request = self._request(self._popped, intended_ns, user, turn)
+        self._waiting[self._popped] = user
         self._popped += 1
         if not self._config.closed:
-            self._schedule(index, intended_ns)
+            self._schedule(user, intended_ns)
         return request
 
     def after(self, request: Request, finished_ns: int) -> None:
-        index = self._waiting.pop(request.request_id)
-        if self._config.closed:
-            self._schedule(index, finished_ns)
+        user = self._waiting.pop(request.request_id)
+        if self._config.closed and self._stays(user):
+            self._schedule(user, finished_ns)
 
     def plan(self) -> Iterator[Request]:
         """Every user answered at once: the order that `max_requests` and the digest go by."""
@@ -230,18 +262,21 @@ class SyntheticUsers:
             "personas": [p.name for p in self._config.personas],
             "multi_turn": self._config.multi_turn,
             "shared_prompt_tokens": list(self._config.prompt_tokens),
+            **self._classes(),
         }
 
-    def _schedule(self, index: int, from_ns: int) -> None:
-        user = self._users[index]
+    def _classes(self) -> dict[str, int]:
+        found = Counter(user.qos for user in self._users)
+        return {f"{qos}_users": found[qos] for qos in Qos}
+
+    def _schedule(self, user: _User, from_ns: int) -> None:
         if self._quota is not None and not self._quota.take(user.name):
             return
         turn = user.draw()
-        heapq.heappush(self._ready, (from_ns + turn.think_ns, self._scheduled, index, turn))
+        heapq.heappush(self._ready, (from_ns + turn.think_ns, self._scheduled, user, turn))
         self._scheduled += 1
 
-    def _request(self, number: int, intended_ns: int, index: int, turn: _Turn) -> Request:
-        user = self._users[index]
+    def _request(self, number: int, intended_ns: int, user: _User, turn: _Turn) -> Request:
         return Request(
             request_id=number,
             intended_ns=intended_ns,

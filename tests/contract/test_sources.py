@@ -31,6 +31,7 @@ from kv_cache.workload.prepopulated import (
     objects_to_populate,
 )
 from kv_cache.workload.qos import QosMix
+from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
@@ -130,9 +131,15 @@ def prepopulated(make: Make) -> Make:
     return lambda seed, most: Prepopulated(make(seed, most), objects, seed.child("pre"), 30)
 
 
+def renamed(make: Make) -> Make:
+    return lambda seed, most: Renamed(make(seed, most), "again")
+
+
 def all_makers() -> Iterator[tuple[str, Make]]:
     plain = {**dict(users_makers()), **dict(replay_makers())}
     yield from plain.items()
+    for name, make in plain.items():
+        yield f"renamed-{name}", renamed(make)
     for name, make in plain.items():
         for process in ("fixed", "poisson", "gamma"):
             yield f"{process}-{name}", paced(make, process)
@@ -305,6 +312,81 @@ def test_a_source_describes_itself_in_plain_values(make: Make) -> None:
     facts = make(Seed(1), 0).describe()
     assert facts["source"] in ("synthetic-users", "trace")
     assert all(isinstance(value, str | int | float | list | None) for value in facts.values())
+
+
+# --- users who come and go ---------------------------------------------------------------
+
+
+def served(source: Source, chance: Seed, sizes: tuple[int, ...]) -> dict[str, list[Ask]]:
+    """Every so many requests the number of users changes; all that was asked, by user."""
+    rng, now_ns = chance.rng(), 0
+    outstanding: list[Request] = []
+    asked: list[Request] = []
+    for users in sizes:
+        assert source.users is not None
+        source.resize(users, now_ns)
+        assert source.users == users, "law 7: as many as were asked for"
+        for _ in range(60):
+            due_ns = source.next_ns()
+            if due_ns is not None and (not outstanding or rng.random() < 0.6):
+                now_ns = max(now_ns, due_ns)
+                asked.append(source.pop(now_ns))
+                outstanding.append(asked[-1])
+            else:
+                assert outstanding, "law 7: with users left, somebody asks or waits"
+                source.after(outstanding.pop(rng.randrange(len(outstanding))), now_ns)
+                now_ns += rng.randrange(10**7)
+    return by_user(asked)
+
+
+RESIZED = [name for name, make in SOURCES.items() if make(Seed(1), 0).users is not None]
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_users_who_stay_ask_the_same_whoever_comes_and_goes(name: str) -> None:
+    steady = by_user(drive(SOURCES[name](Seed(1), 0), Seed(2), pops=600).requests)
+    moving = served(SOURCES[name](Seed(1), 0), Seed(3), (USERS, 20, 3, 9, USERS, 12, 2))
+    first = sorted(steady)[:2]  # the last to come are the first to leave
+    for user in first:
+        assert each_begins_the_other(steady[user], moving[user])
+        assert len(moving[user]) > 5
+
+
+@pytest.mark.parametrize("name", [n for n in RESIZED if n.startswith(("users", "renamed"))])
+def test_who_comes_back_is_somebody_else_and_finds_nothing_of_whom_was_there(name: str) -> None:
+    source = SOURCES[name](Seed(1), 0)
+    asked = served(source, Seed(3), (USERS, 2, USERS, 2, USERS))
+    came = {user for user in asked if "." in user}
+    assert came, "nobody came back"
+    owners: dict[bytes, set[str]] = defaultdict(set)
+    for user, series in asked.items():
+        for each in series:
+            for block in each.blocks[each.shared :]:
+                owners[block.key].add(user)
+    assert all(len(users) == 1 for users in owners.values())
+
+
+def test_who_has_left_asks_nothing_more_even_when_answered_late() -> None:
+    source = SyntheticUsers(users_config(), Seed(1))
+    first = [source.pop(source.next_ns() or 0) for _ in range(USERS)]
+    assert source.next_ns() is None
+    source.resize(1, 5)
+    for request in first:
+        source.after(request, 10)
+    assert source.pop(source.next_ns() or 0).user == "user_0000"
+    assert source.next_ns() is None
+    assert not source.exhausted
+
+
+def test_the_same_work_under_other_names_shares_no_block_with_it() -> None:
+    for name in ("users-closed-talk-0", "trace-hashed-x1-1-256"):
+        plain = drive(SOURCES[name](Seed(1), 0), Seed(2)).requests
+        other = drive(SOURCES[f"renamed-{name}"](Seed(1), 0), Seed(2)).requests
+        mine = {block.key for request in plain for block in request.blocks}
+        theirs = {block.key for request in other for block in request.blocks}
+        assert not mine & theirs
+        assert len(mine) == len(theirs), "what was one block is one block"
+        assert [r.intended_ns for r in plain] == [r.intended_ns for r in other]
 
 
 # --- users ---------------------------------------------------------------------------------------

@@ -302,6 +302,7 @@ class Asked:
     def __init__(self, source: SyntheticUsers) -> None:
         self._source = source
         self.on_demand = source.on_demand
+        self.users = source.users
         self.times = 0
 
     @property
@@ -317,6 +318,9 @@ class Asked:
 
     def after(self, request: Request, finished_ns: int) -> None:
         self._source.after(request, finished_ns)
+
+    def resize(self, users: int, now_ns: int) -> None:
+        self._source.resize(users, now_ns)
 
     def plan(self) -> Iterator[Request]:
         return self._source.plan()

@@ -69,18 +69,27 @@ MAPPED = {
     "--certify": ("output.certify", True),
     "--fio-export job.fio": ("output.fio_export", "job.fio"),
     "--profile p.yaml": ("sim.profile", "p.yaml"),
+    "--enable-autoscaling": ("autoscaler.enabled", True),
+    "--autoscaler-mode capacity": ("autoscaler.mode", "capacity"),
+    "--autoscaler-mode predictive": ("autoscaler.mode", "predictive"),
+    "--target-saturation 0.9": ("autoscaler.target_saturation", 0.9),
+    "--precondition": ("precondition.enabled", True),
+    "--precondition-size-gb 8": ("precondition.size_gib", 8.0),
+    "--precondition-threads 3": ("precondition.threads", 3),
+    "--round 30": ("precondition.round_s", 30.0),
+    "--max-rounds 0": ("precondition.max_rounds", 0),
+    "--enable-latency-tracing": ("monitor.latency_tracing", True),
+    "--trials 5": ("run.trials", 5),
+    "--trial-cooldown 20": ("run.trial_cooldown_s", 20.0),
     "--gpu emulated": ("tiers.gpu", "emulated"),
 }
 
 REFUSED = [
     "--enable-rag",
-    "--enable-autoscaling",
     "--validation-trace x",
     "--dataset-path x",
     "--xlsx-output x",
-    "--precondition",
     "--io-trace-log x",
-    "--enable-latency-tracing",
     "--nvme-backend cpcs",
     "--cpcs-mode noop",
     *(
@@ -108,12 +117,7 @@ REFUSED = [
 
 WITHOUT_EFFECT = [
     "--rag-num-docs 10",
-    "--autoscaler-mode qos",
-    "--autoscaler-mode predictive",
-    "--target-saturation 0.8",
     "--max-conversations 5",
-    "--precondition-size-gb 0",
-    "--precondition-threads 0",
 ]
 
 

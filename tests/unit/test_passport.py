@@ -89,6 +89,16 @@ def healthy() -> dict[str, Any]:
             "storage_read_p50_ms": 14.0, "storage_read_p99_ms": 31.0,
         },
         "clock": {"wall_s": 41.02, "monotonic_s": 41.0},
+        "steady": {
+            "preconditioned": False, "filled_bytes": None, "capacity_bytes": 100 * GIB,
+            "rounds": 0, "proof": None, "discard": False,
+            "stationarity": {
+                "windows": 30, "seconds": 30.0, "bytes": read + written, "submitted": 416,
+                "bandwidth_trend": 0.08, "bandwidth_falls": True, "bandwidth_t": 1.3,
+                "bandwidth_step_s": None, "backlog_growth": 0.0, "backlog_growth_share": 0.0,
+                "backlog_t": 0.0,
+            },
+        },
     }  # fmt: skip
 
 
@@ -107,6 +117,21 @@ def changed(evidence: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 def finding(verdict: Verdict, rule: str) -> Finding:
     return next(found for found in verdict.findings if found.rule == rule)
 
+
+def proven(*speeds: float, read_ms: list[float] | None = None) -> dict[str, Any]:
+    """A proof whose own word is that all is well."""
+    return {
+        "rule": "SNIA PTS", "values": list(speeds), "average": 1e9, "range_share": 0.01,
+        "slope_share": 0.0, "steady": True, "since_round": 5,
+        "latencies": {"read_p95_ms": {"values": read_ms}, "write_p95_ms": {"values": [None] * 5}},
+    }  # fmt: skip
+
+
+STEADY: Mapping[str, Any] = {
+    "steady.preconditioned": True, "steady.filled_bytes": 200 * GIB, "steady.rounds": 7,
+    "steady.proof": proven(228.90, 240.21, 240.60, 240.71, 240.71),
+}  # fmt: skip
+"""A whole fill, and rounds that are steady."""
 
 BUFFERED = [
     {"operation": "read", "engine": "buffered", "operations": 10, "bytes": 60 * GIB},
@@ -197,6 +222,32 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "the client is the limit": (
         "V13", "invalid", {"client.ceiling": SLOW_CEILING, "client.cores_used": 7.5}, "7.50"),
     "the cores are busy": ("V13", "suspect", {"client.cores_used": 7.5}, "--certify"),
+    "a preconditioned drive is not steady": (
+        "V14", "suspect",
+        {**STEADY, "steady.proof": proven(900.0, 700.0, 500.0, 400.0, 300.0)}, "107.14 %"),
+    "a drive is called steady after too few rounds": (
+        "V14", "suspect", {**STEADY, "steady.rounds": 4, "steady.proof": proven(1, 1, 1, 1)},
+        "too few"),
+    "the rounds of a proof stood still": (
+        "V14", "suspect", {**STEADY, "steady.proof": proven(0, 0, 0, 0, 0)}, "above 0"),
+    "reads get slower in an open loop that is served all the same": (
+        "V14", "suspect",
+        {**STEADY, "client.schedule_lag_p99_ms": 0.1,
+         "steady.proof": proven(1, 1, 1, 1, 1, read_ms=[1.0, 2.0, 3.0, 4.0, 5.0])},
+        "p95 of reads"),
+    "the bandwidth falls while it is measured": (
+        "V14", "suspect",
+        {**STEADY, "steady.stationarity.bandwidth_trend": 0.6,
+         "steady.stationarity.bandwidth_t": 30.0, "steady.stationarity.bandwidth_step_s": 12.0},
+        "fell by 60.0 % of its mean, after about 12 s"),
+    "the bandwidth rises while a fresh cache is measured": (
+        "V14", "suspect",
+        {"steady.stationarity.bandwidth_trend": 0.6, "steady.stationarity.bandwidth_t": 30.0,
+         "steady.stationarity.bandwidth_falls": False}, "rose by 60.0 %"),
+    "more is asked than is served": (
+        "V14", "suspect",
+        {"steady.stationarity.backlog_growth_share": 0.3, "steady.stationarity.backlog_t": 9.0},
+        "30.0 %"),
     "the schedule is late": ("V15", "suspect", {"client.schedule_lag_p99_ms": 4.0}, "2.50 ms"),
     "no byte touches storage": (
         "V18", "invalid", {"amplification.storage_read_bytes": 0,
@@ -240,15 +291,15 @@ def test_each_fault_is_named_by_its_rule(fault: str) -> None:
     assert found in verdict.reasons
 
 
-def test_every_rule_but_the_steady_state_has_a_fault_that_it_names() -> None:
-    assert {rule for rule, *_ in FAULTS.values()} == RULES.keys() - {"V14"}
+def test_every_rule_has_a_fault_that_it_names() -> None:
+    assert {rule for rule, *_ in FAULTS.values()} == RULES.keys()
 
 
 def test_a_healthy_run_is_valid() -> None:
     verdict = judge(healthy(), DEFAULTS)
     assert (verdict.verdict, verdict.reasons) == (VALID, ())
     open_rules = {found.rule for found in verdict.findings if found.status is not Status.PASS}
-    assert open_rules == {"V14", "V15"}  # no steady state yet; a closed loop has no schedule
+    assert open_rules == {"V14", "V15"}  # not preconditioned; a closed loop has no schedule
 
 
 HARMLESS: Mapping[str, Mapping[str, Any]] = {
@@ -309,6 +360,14 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "ledger.write.process_bytes": 23 * GIB, "ledger.write.calls_bytes": 23 * GIB,
         "ledger.other_process_write_bytes": 3 * GIB},
     "the clock is trimmed by the network": {"clock.wall_s": 41.4},
+    "a short window is bursty": {
+        "steady.stationarity.seconds": 20.0, "steady.stationarity.bandwidth_trend": 2.0,
+        "steady.stationarity.bandwidth_t": 40.0},
+    "noise has a trend that may be none": {
+        "steady.stationarity.bandwidth_trend": 0.5, "steady.stationarity.bandwidth_t": 3.0,
+        "steady.stationarity.backlog_growth_share": 0.2, "steady.stationarity.backlog_t": 1.0},
+    "a trend is certain and small": {
+        "steady.stationarity.bandwidth_trend": 0.1, "steady.stationarity.bandwidth_t": 100.0},
 }  # fmt: skip
 
 
@@ -316,6 +375,54 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
 def test_what_is_harmless_stays_valid(case: str) -> None:
     verdict = judge(changed(healthy(), HARMLESS[case]), DEFAULTS)
     assert (verdict.verdict, verdict.reasons) == (VALID, ())
+
+
+def test_a_whole_fill_steady_rounds_and_a_level_window_prove_a_steady_state() -> None:
+    found = finding(judge(changed(healthy(), STEADY), DEFAULTS), "V14")
+    assert found.status is Status.PASS
+    assert "after 7 rounds" in found.says
+    assert "4.96 %" in found.says
+    assert "4.05 %" in found.says
+
+
+UNPROVEN: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "nothing was done": ({"steady.preconditioned": False}, "was not preconditioned"),
+    "only the flag is there": ({"steady": None, "preconditioned": True}, "nothing proves"),
+    "it was only filled": ({"steady.rounds": 0, "steady.proof": None}, "nothing proves"),
+    "the fill is not known": ({"steady.filled_bytes": None}, "not known"),
+    "the capacity is not known": ({"steady.capacity_bytes": None}, "not known"),
+    "the fill was too small": ({"steady.filled_bytes": 120 * GIB}, "1.20 times"),
+    "deleting the fill undid it": ({"steady.discard": True}, "mount option discard"),
+    "the window is short": ({"steady.stationarity.seconds": 12.0}, "at least 30 s"),
+    "the window has no trend": ({"steady.stationarity.bandwidth_trend": None}, "too little"),
+    "no window was looked at": ({"steady.stationarity": None}, "too little"),
+}
+
+
+@pytest.mark.parametrize("case", UNPROVEN)
+def test_a_steady_state_is_not_proven_by_less(case: str) -> None:
+    values, words = UNPROVEN[case]
+    found = finding(judge(changed(changed(healthy(), STEADY), values), DEFAULTS), "V14")
+    assert (found.status, words in found.says) == (Status.NOT_JUDGED, True), found
+
+
+def test_what_is_printed_as_the_finding_on_rounds_is_not_believed() -> None:
+    """And an honest proof may be judged by other limits."""
+    rounds = {**STEADY, "steady.proof": proven(90.0, 110.0, 110.0, 90.0, 85.0)}
+    strict = finding(judge(changed(healthy(), rounds), DEFAULTS), "V14")
+    loose = Thresholds(most_round_range=0.3, most_round_change=0.2)
+    verdict = judge(changed(healthy(), rounds), loose)
+    assert strict.status is Status.SUSPECT
+    assert finding(verdict, "V14").status is Status.PASS
+    assert verdict.changed_thresholds == {
+        "most_round_range": [0.3, 0.2], "most_round_change": [0.2, 0.1]
+    }  # fmt: skip
+
+
+def test_a_latency_that_nobody_promised_to_judge_is_only_told_in_a_closed_loop() -> None:
+    rising = proven(1, 1, 1, 1, 1, read_ms=[1.0, 2.0, 3.0, 4.0, 5.0])
+    found = finding(judge(changed(healthy(), {**STEADY, "steady.proof": rising}), DEFAULTS), "V14")
+    assert found.status is Status.PASS
 
 
 def test_hidden_counters_make_a_run_suspect_with_reasons() -> None:
@@ -415,7 +522,7 @@ def put(value: Any, path: tuple[Any, ...], what: Any) -> None:
 
 @given(st.data())
 def test_no_evidence_makes_a_rule_fail(data: st.DataObject) -> None:
-    evidence = healthy()
+    evidence = changed(healthy(), deepcopy(data.draw(st.sampled_from([{}, dict(STEADY)]))))
     for _ in range(data.draw(st.integers(1, 4))):
         put(evidence, data.draw(st.sampled_from(leaves(evidence))), data.draw(_VALUES))
     verdict = judge(evidence, DEFAULTS)

@@ -1,0 +1,476 @@
+"""Fills the area under test before anything is measured: the workload-independent part of
+preconditioning (SNIA SSS PTS: twice the capacity, sequentially).
+
+A fresh drive has free blocks and caches that it will not have later. So as many bytes as the cache
+may hold are written there twice, past the cache and its policies: in files of our own, in large
+pieces, front to back, with data that does not compress or repeat, the second pass over the first.
+
+    <directory>/00/fill-<number>.kv     matches `FILES_PATTERN`: what a kill leaves is removed by
+                                        the owner of the directory
+
+It must never leave a file behind that it made, nor remove one that it did not.
+"""
+
+import errno
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kv_cache.bench.counters import device_of, read_counters
+from kv_cache.bench.place import nearest_existing, obtainable_bytes
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.kinds import Tier
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes
+from kv_cache.metrics.steady import FILL_TIMES
+from kv_cache.tiers.base import Span
+from kv_cache.tiers.buffers import Buffer, aligned_bytes
+from kv_cache.tiers.nvme.engines import Engine, choose_engine
+from kv_cache.tiers.payload import TINTS, Payload
+
+BLOCK_BYTES = MIB
+"""Of one write. Large enough for a drive's full speed from a few threads."""
+
+MOST_TIMES = 2
+"""A fill may write this many times the size of the file system; more shows nothing more."""
+
+LONGEST = 3600
+"""Rows of bandwidth that are kept; of a longer fill, neighbours are put together two by two."""
+
+_DIRTY_BYTES = 64 * MIB  # of a thread in the page cache, where the fill has to go through it
+_ROW_S = 1.0
+_TICK_S = 0.1
+_GRACE_S = 2.0  # for writes in flight when the fill is given up: launchers kill 5 s after a signal
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+Progress = Callable[[int], None]
+
+log = logging.getLogger("kv_cache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillRow:
+    """What was written between two instants, in seconds since the fill began."""
+
+    start_s: float
+    end_s: float
+    bytes: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / (self.end_s - self.start_s) if self.end_s > self.start_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "bytes_per_second": self.bytes_per_second}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What a fill did. `bytes` are fewer than `wanted_bytes` where it was stopped.
+
+    `device_write_bytes` is the kernel's count for all drives; None where one of them has none.
+    `discard`: whether the file system hands deleted blocks back to the drive, which undoes the
+    fill when its files are removed; None where no mount tells.
+    """
+
+    wanted_bytes: int
+    bytes: int
+    seconds: float
+    passes: int
+    area_bytes: int
+    filesystem_bytes: int
+    engine: str
+    engine_note: str | None
+    threads: int
+    discard: bool | None
+    device_write_bytes: int | None
+    rows: tuple[FillRow, ...]
+
+    @property
+    def complete(self) -> bool:
+        return self.bytes >= self.wanted_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in self.__slots__ if name != "rows"}
+        return {**told, "rows": [row.to_json() for row in self.rows]}
+
+
+def check_fill(size_bytes: int, capacities: Sequence[int], directories: Sequence[Path]) -> None:
+    """Refuse a fill that makes no sense, or has no room; creates nothing. `size_bytes` 0 is
+    `FILL_TIMES` the capacity. The directories (one for each capacity) need not exist yet.
+
+    Raises PlaceError.
+    """
+    wanted, areas = _plan(size_bytes, capacities)
+    if not sum(areas):
+        raise PlaceError(
+            f"--precondition-size-gb: a fill of {human_bytes(wanted)} is less than a page for each "
+            "directory; write at least 1 MiB, or leave it out for twice the capacity"
+        )
+    for total, free, share, directory in _file_systems(areas, directories):
+        written = wanted * share // sum(areas)
+        if written > MOST_TIMES * total:
+            raise PlaceError(
+                f"--precondition-size-gb: {human_bytes(written)} would be written to "
+                f"the file system of {directory}, more than {MOST_TIMES} times its size of "
+                f"{human_bytes(total)}; leave it out for twice the capacity under test"
+            )
+        if share > free:
+            raise PlaceError(
+                f"cache directory {directory}: the fill needs {human_bytes(share)} there, but "
+                f"{human_bytes(free)} are free; lower --storage-capacity-gb, or make room"
+            )
+
+
+def fill(
+    directories: Sequence[Path],
+    capacities: Sequence[int],
+    *,
+    seed: Seed,
+    stop: threading.Event,
+    size_bytes: int = 0,
+    threads: int = 0,
+    progress: Progress = lambda done: None,
+) -> Filled:
+    """Write `size_bytes` (0 = twice the capacity) to files in existing directories that are ours,
+    at most `capacities[i]` of each at a time; remove the files, however it ends.
+
+    `threads` 0 is one for each core. `progress` is told the bytes written so far, a few times a
+    second. `stop` ends it early, without an error. Raises PlaceError when the disk is full or
+    fails.
+    """
+    check_fill(size_bytes, capacities, directories)
+    wanted, areas = _plan(size_bytes, capacities)
+    existed = [(directory / "00").exists() for directory in directories]
+    try:
+        return _Fill(directories, areas, wanted, seed, stop, threads).run(progress)
+    finally:
+        for directory, there in zip(directories, existed, strict=True):
+            if not there:
+                with suppress(OSError):  # somebody else's file is in it by now
+                    os.rmdir(directory / "00")
+
+
+def _plan(size_bytes: int, capacities: Sequence[int]) -> tuple[int, list[int]]:
+    """Bytes to write in all, and the area in each directory: its capacity, or its share of a size
+    that is less. Whole pages."""
+    whole = sum(capacities)
+    size = min(size_bytes or whole, whole)
+    areas = [_pages(size * each // max(1, whole)) for each in capacities]
+    return _pages(size_bytes or FILL_TIMES * sum(areas)), areas
+
+
+def _pages(nbytes: int) -> int:
+    return nbytes // PAGE_BYTES * PAGE_BYTES
+
+
+def _file_systems(
+    areas: Sequence[int], directories: Sequence[Path]
+) -> Iterator[tuple[int, int, int, Path]]:
+    """Of each file system: its size, what is free, what of the area lies there, a directory."""
+    shares: dict[int, int] = {}
+    for directory, area in zip(directories, areas, strict=True):
+        place = os.stat(nearest_existing(directory)).st_dev
+        shares[place] = shares.get(place, 0) + area
+    for directory in directories:
+        base = nearest_existing(directory)
+        share = shares.pop(os.stat(base).st_dev, None)
+        if share is not None:
+            yield _size_of(base), obtainable_bytes(directory), share, directory
+
+
+def _size_of(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_blocks * found.f_frsize
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """One thread's file: so long, and so many bytes to write to it. `written` is the thread's."""
+
+    number: int
+    directory: Path
+    engine: Engine
+    length: int
+    quota: int
+    written: int = 0
+    created: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "00" / f"fill-{self.number:04d}.kv"
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Bandwidth over time, of bounded number."""
+
+    rows: list[FillRow] = field(default_factory=list)
+    every_s: float = _ROW_S
+    _start_s: float = 0.0
+    _bytes: int = 0
+
+    def see(self, now_s: float, nbytes: int, *, last: bool = False) -> None:
+        if now_s - self._start_s < self.every_s and not (last and nbytes > self._bytes):
+            return
+        row = FillRow(start_s=self._start_s, end_s=now_s, bytes=nbytes - self._bytes)
+        if self.rows and now_s - self._start_s < self.every_s / 2:  # a scrap at the end
+            row = _joined([self.rows.pop(), row])
+        self.rows.append(row)
+        self._start_s, self._bytes = now_s, nbytes
+        if len(self.rows) > LONGEST:
+            self.rows = [_joined(self.rows[i : i + 2]) for i in range(0, len(self.rows), 2)]
+            self.every_s *= 2
+
+
+def _joined(rows: Sequence[FillRow]) -> FillRow:
+    nbytes = sum(row.bytes for row in rows)
+    return FillRow(start_s=rows[0].start_s, end_s=rows[-1].end_s, bytes=nbytes)
+
+
+class _Fill:
+    """The threads of one fill and their files."""
+
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        areas: Sequence[int],
+        wanted: int,
+        seed: Seed,
+        stop: threading.Event,
+        threads: int,
+    ) -> None:
+        chosen = [choose_engine("auto", directory) for directory in directories]
+        self._directories = directories
+        self._payload = Payload(seed.child("fill"), BLOCK_BYTES)
+        self._stop = stop
+        self._abort = threading.Event()
+        self._ended = threading.Semaphore(0)
+        self._errors: list[BaseException] = []
+        self._wanted = wanted
+        self._area = sum(areas)
+        self._engines = "+".join(sorted({engine.name for engine, _ in chosen}))
+        self._note = next((note for _, note in chosen if note), None)
+        each = -(-(threads or len(os.sched_getaffinity(0))) // len(directories))
+        self._parts: list[_Part] = []
+        for directory, (engine, _), area in zip(directories, chosen, areas, strict=True):
+            for length in _cut(area, each):
+                self._parts.append(self._part(directory, engine, length))
+        self._parts[0].quota += wanted - sum(part.quota for part in self._parts)
+
+    def _part(self, directory: Path, engine: Engine, length: int) -> _Part:
+        """A file of this length, and its share of the bytes to write."""
+        return _Part(
+            number=len(self._parts),
+            directory=directory,
+            engine=engine,
+            length=length,
+            quota=_pages(self._wanted * length // self._area),
+        )
+
+    # --- the whole of it ---------------------------------------------------------------------
+
+    def run(self, progress: Progress) -> Filled:
+        found = [device_of(directory) for directory in self._directories]
+        devices = tuple(dict.fromkeys(name for name in found if name is not None))
+        before = read_counters(devices)
+        rows, began_s = _Rows(), time.monotonic()
+        try:
+            self._write_all(rows, began_s, progress)
+            seconds = time.monotonic() - began_s
+            moved = read_counters(devices) - before
+        finally:
+            self._remove()
+        counted = None if None in found else moved.device_write_bytes
+        return self._filled(seconds, tuple(rows.rows), counted)
+
+    def _filled(self, seconds: float, rows: tuple[FillRow, ...], counted: int | None) -> Filled:
+        known = [discards(directory) for directory in self._directories]
+        places = {os.stat(each).st_dev: _size_of(each) for each in self._directories}
+        return Filled(
+            wanted_bytes=self._wanted,
+            bytes=self._written(),
+            seconds=seconds,
+            passes=max(-(-part.written // part.length) for part in self._parts),
+            area_bytes=self._area,
+            filesystem_bytes=sum(places.values()),
+            engine=self._engines,
+            engine_note=self._note,
+            threads=len(self._parts),
+            discard=True if True in known else None if None in known else False,
+            device_write_bytes=counted,
+            rows=rows,
+        )
+
+    def _written(self) -> int:
+        return sum(part.written for part in self._parts)
+
+    def _write_all(self, rows: _Rows, began_s: float, progress: Progress) -> None:
+        workers = [
+            threading.Thread(target=self._work, args=(part,), name="fill", daemon=True)
+            for part in self._parts
+        ]
+        left = 0
+        try:
+            for worker in workers:
+                worker.start()
+                left += 1
+            while left and not self._over():
+                left -= self._ended.acquire(timeout=_TICK_S)
+                done = self._written()
+                rows.see(time.monotonic() - began_s, done)
+                progress(done)
+        finally:
+            self._abort.set()
+            deadline = time.monotonic() + _GRACE_S
+            for worker in workers:
+                if worker.ident is not None:
+                    # A device may hold a write for good: its file goes all the same.
+                    worker.join(max(0.0, deadline - time.monotonic()))
+        rows.see(time.monotonic() - began_s, self._written(), last=True)
+        if self._errors:
+            raise self._errors[0]
+        progress(self._written())
+
+    def _over(self) -> bool:
+        return self._stop.is_set() or self._abort.is_set()
+
+    def _remove(self) -> None:
+        for part in self._parts:
+            if part.created:
+                try:
+                    os.unlink(part.path)
+                except FileNotFoundError:
+                    pass  # somebody else was quicker: it is gone, as wished
+                except OSError as error:  # its directory's owner tries again
+                    log.warning("%s could not be removed: %s", part.path, error.strerror)
+
+    # --- one thread ----------------------------------------------------------------------------
+
+    def _work(self, part: _Part) -> None:
+        try:
+            self._write(part)
+        except (OSError, StoreError) as error:
+            self._fail(_place_error(part.directory, self._written(), error))
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits for us
+            self._fail(error)
+        finally:
+            self._ended.release()
+
+    def _fail(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._abort.set()
+
+    def _write(self, part: _Part) -> None:
+        if self._over():
+            return
+        _allocate(part)
+        fd = os.open(part.path, os.O_RDWR | os.O_CLOEXEC | part.engine.open_flags)
+        try:
+            self._write_to(fd, part)
+        finally:
+            os.close(fd)
+
+    def _write_to(self, fd: int, part: _Part) -> None:
+        region = part.engine.region(Span(fd, 0, part.length), writable=True)
+        buffers = [Buffer(aligned_bytes(BLOCK_BYTES)) for _ in range(TINTS)]
+        dirty = 0
+        try:
+            while part.written < part.quota and not self._over():
+                turn, offset = divmod(part.written, part.length)
+                nbytes = min(BLOCK_BYTES, part.length - offset, part.quota - part.written)
+                ref = _ref(part, turn)
+                buffer = buffers[self._payload.tint(ref, offset)]
+                region.write(offset, self._payload.stamp(buffer, ref, offset, nbytes))
+                part.written += nbytes
+                dirty += nbytes
+                if dirty >= _DIRTY_BYTES and not part.engine.open_flags & os.O_DIRECT:
+                    # Else the second pass would meet the first in memory, and both be written once.
+                    os.fdatasync(fd)
+                    dirty = 0
+            if not self._over():
+                region.flush()
+                os.fsync(fd)
+        finally:
+            region.close()
+
+
+def _allocate(part: _Part) -> None:
+    """A full disk is known before the first byte. Without O_DIRECT: where a file system cannot
+    allocate, the C library writes a byte to each block instead."""
+    part.path.parent.mkdir(exist_ok=True)
+    fd = os.open(part.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    part.created = True
+    try:
+        os.posix_fallocate(fd, 0, part.length)
+    finally:
+        os.close(fd)
+
+
+def _cut(area: int, most: int) -> list[int]:
+    """Lengths of the files of an area: of about one size, none below a block."""
+    pages, count = area // PAGE_BYTES, max(1, min(most, area // BLOCK_BYTES))
+    ends = [pages * part // count * PAGE_BYTES for part in range(count + 1)]
+    return [end - begin for begin, end in pairwise(ends) if end > begin]
+
+
+def _ref(part: _Part, turn: int) -> CopyRef:
+    """What is written in one pass: no pass has a page of another."""
+    return CopyRef(part.number, content_key("fill", part.number), Tier.NVME, part.length, turn)
+
+
+def _place_error(directory: Path, written: int, error: OSError | StoreError) -> PlaceError:
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return PlaceError(
+            f"cache directory {directory}: the disk is full after {human_bytes(written)} of the "
+            "fill; make room, or lower --storage-capacity-gb"
+        )
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return PlaceError(
+        f"cache directory {directory}: the fill failed after {human_bytes(written)} ({why}); check "
+        "the device, or name another --cache-dir"
+    )
+
+
+# --- what becomes of deleted blocks ----------------------------------------------------------
+
+
+def discards(directory: Path) -> bool | None:
+    """Whether deleting files there tells the drive that their blocks are free (mount option
+    `discard`); None where no mount is found."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return None
+    options = mount_options(mounts, os.path.realpath(directory))
+    if options is None:
+        return None
+    return any(option == "discard" or option.startswith("discard=") for option in options)
+
+
+def mount_options(mountinfo: str, path: str) -> list[str] | None:
+    """The options of the deepest mount above `path`, the file system's own among them; of two on
+    one point the later. Takes the text of /proc/self/mountinfo (proc(5))."""
+    found: Mapping[str, list[str]] = {
+        _unescaped(left[4]): f"{left[5]},{right[-1]}".split(",")
+        for line in mountinfo.splitlines()
+        for left, right in [tuple(half.split() for half in line.partition(" - ")[::2])]
+        if len(left) > 5 and right
+    }
+    above = [point for point in found if Path(path).is_relative_to(point)]
+    return found[max(above, key=len)] if above else None
+
+
+def _unescaped(text: str) -> str:
+    """Blanks and such stand as octal numbers there."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

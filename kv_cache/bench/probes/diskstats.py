@@ -1,0 +1,73 @@
+"""What the block layer counted of a device: operations, bytes, waiting and working time.
+
+Source: kernel documentation, admin-guide/iostats.rst, whose fields are numbered from 1 behind the
+device's name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from kv_cache.bench.probes import text_of
+
+SECTOR_BYTES = 512
+"""The unit of /proc/diskstats, whatever the device's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskStats:
+    """Since the machine's start, or the difference of two. `in_flight` is a level: a difference
+    carries the later one.
+
+    An operation is a request that has ended; what was merged into another is none. `read_ms` and
+    `write_ms` add up the operations' times, `busy_ms` is the time in which there was any, and
+    `waiting_ms` the times of all that ended, flushes and discards too.
+    """
+
+    reads: int
+    writes: int
+    reads_merged: int
+    writes_merged: int
+    read_bytes: int
+    write_bytes: int
+    read_ms: int
+    write_ms: int
+    in_flight: int
+    busy_ms: int
+    waiting_ms: int
+
+    def __sub__(self, earlier: Self) -> Self:
+        values = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTERS}
+        return type(self)(in_flight=self.in_flight, **values)
+
+
+_COUNTERS = tuple(field.name for field in fields(DiskStats) if field.name != "in_flight")
+
+
+def read_diskstats(devices: Sequence[str], root: Path = Path("/")) -> dict[str, DiskStats] | None:
+    """By device; None where one of them is not there, as the others alone would mislead."""
+    found = parse(text_of(root / "proc/diskstats") or "", devices) if devices else {}
+    return found if found and len(found) == len(set(devices)) else None
+
+
+def parse(text: str, devices: Sequence[str]) -> dict[str, DiskStats]:
+    """Those of `devices` that are in it."""
+    rows = (line.split() for line in text.splitlines())
+    return {row[2]: _stats([int(n) for n in row[3:14]]) for row in rows if row[2] in devices}
+
+
+def _stats(row: Sequence[int]) -> DiskStats:
+    return DiskStats(
+        reads=row[0],
+        reads_merged=row[1],
+        read_bytes=row[2] * SECTOR_BYTES,
+        read_ms=row[3],
+        writes=row[4],
+        writes_merged=row[5],
+        write_bytes=row[6] * SECTOR_BYTES,
+        write_ms=row[7],
+        in_flight=row[8],
+        busy_ms=row[9],
+        waiting_ms=row[10],
+    )

@@ -1,0 +1,116 @@
+"""`kv-cache.py precondition`: bring a device into a steady state, and prove it.
+
+The fill and the rounds of `run --precondition`, with nothing measured after them.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from kv_cache.bench.run import RealRun
+from kv_cache.cli.flags import parse
+from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.run import (
+    EXIT_BROKEN,
+    Job,
+    Progress,
+    fill_first,
+    load_of_rounds,
+    prepare,
+    refuse_given,
+)
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.report.environment import capture
+from kv_cache.report.plot import plot_beside
+from kv_cache.report.precondition import precondition_document, precondition_text
+from kv_cache.report.result import write_result
+
+log = logging.getLogger("kv_cache")
+
+_HELP = """\
+usage: kv-cache.py precondition [option of run ...]
+
+Fill the device: --precondition-size-gb GiB in all (0 = twice --storage-capacity-gb), written
+sequentially into files that are removed again. Then run the workload that the other options
+describe, in rounds of --round seconds, until the bandwidth of five rounds is steady by the rule of
+the SNIA Performance Test Specification (range at most 20 % of the average, best-fit line at most
+10 %), or --max-rounds are over. What was done and found is printed and written to --output.
+
+examples:
+  kv-cache.py precondition --cache-dir /mnt/nvme/kv --storage-capacity-gb 400 --model llama3.1-8b
+  kv-cache.py precondition --cache-dir /mnt/nvme/kv --storage-capacity-gb 400 --max-rounds 0
+
+The same before a measurement, in one go: kv-cache.py run --precondition. All options: run --help.
+
+exit code: 0 done (the verdict says whether it is steady), 1 broken, 2 bad input, 130, 143
+"""
+
+_USELESS = {
+    "run.duration_s": "nothing is measured; --round sets the length of a round",
+    "run.warmup_s": "nothing is measured",
+    "run.virtual_time": "there is no device in virtual time",
+    "run.trials": "one is enough",
+    "run.max_requests": "rounds end by time",
+    "autoscaler.enabled": "a steady state needs a steady load",
+    "output.results_dir": "everything stands in --output",
+    "output.latency_dump": "requests of the rounds are not recorded",
+    "output.fio_export": "nothing is measured",
+    "output.certify": "nothing is measured",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Precondition; the exit code. UsageError is the caller's to print."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(_HELP, end="")
+        return 0
+    invocation = parse(argv)
+    refuse_given(invocation, "precondition", _USELESS, ("run.virtual_time", "autoscaler.enabled"))
+    logging.basicConfig(
+        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    given: Mapping[str, Any] = invocation.overrides
+    ours: dict[str, Any] = {"precondition.enabled": True}
+    if "output.output" not in given:
+        ours |= {"output.output": f"precondition_{datetime.now():%Y%m%d_%H%M%S}.json"}
+    job = prepare(replace(invocation, overrides={**given, **ours}), quick=False)
+    for warning in job.warnings:
+        log.warning(warning)
+    with interrupts() as caught:
+        return _precondition(job, caught)
+
+
+def _precondition(job: Job, caught: Interrupts) -> int:
+    environment = capture(*job.directories)
+    outcome = replace(_done(job, caught), interrupted=caught.name)
+    document = precondition_document(job.config, outcome, environment)
+    try:
+        write_result(job.output, document)
+    except OSError as error:
+        log.error("the result could not be written: %s", error)
+        return EXIT_BROKEN
+    print(precondition_text(document, str(job.output)))
+    picture = plot_beside(document, job.output)
+    if picture is not None:
+        print(f"plot      {picture}")
+    return EXIT_BROKEN if outcome.death is not None else caught.exit_code
+
+
+def _done(job: Job, caught: Interrupts) -> RunOutcome:
+    filled = fill_first(job, caught)
+    with (
+        RealRun(
+            job.config, job.load, job.specs, job.seed,
+            stop=caught.stop, on_record=_ignore, on_op=_ignore,
+            filled=filled, rounds=load_of_rounds(job),
+        ) as run,
+        Progress(job.config) as progress,
+    ):  # fmt: skip
+        return run.execute(progress.tick, measure=False)
+
+
+def _ignore(_: object) -> None:
+    """Nobody watches."""

@@ -1,0 +1,142 @@
+"""A curve of latency over throughput: where its knee is, and what ends it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kv_cache.core.units import ns_to_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One load that was run: how much ended, and how long it took on average from the intended
+    instant. `response_ns` is None where nothing ended."""
+
+    load: float
+    throughput_per_s: float
+    response_ns: float | None
+
+    @property
+    def power(self) -> float | None:
+        """Throughput over mean response (Kleinrock, "Power and deterministic rules of thumb",
+        ICC 1979): it grows while a load adds throughput, and falls when it only adds waiting."""
+        return self.throughput_per_s / self.response_ns if self.response_ns else None
+
+
+def knee(points: Iterable[CurvePoint]) -> CurvePoint | None:
+    """The point of the greatest power, the lower load of equals; None where nothing ended."""
+    told = [(p.power, -p.load, p) for p in points if p.power]
+    return max(told, key=lambda row: row[:2])[2] if told else None
+
+
+class Limit(StrEnum):
+    """What stands in the way of more load."""
+
+    DEVICE_BANDWIDTH = "device-bandwidth"
+    LATENCY = "latency"
+    CLIENT = "client"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limited:
+    by: Limit
+    why: str
+
+
+MOST_LATENESS = 0.05
+"""Of the promised latency: requests that come later than this by our own doing falsify the 95th
+percentile by more than capacity is told to."""
+MOST_CORES = 0.9
+"""Of the cores: above, a thread that has its data waits for a core often enough to show."""
+MOST_MEMORY_STALL = 0.1
+"""Of the time, some thread waited for memory to be freed (PSI "some"). What is stalled so pages
+in and out, and its latencies are not the storage's."""
+DEVICE_BUSY = 0.9
+"""Utilisation is the share of time with anything in flight: a device below has idled, and did not
+limit. One above need not be full, as it may serve many at once; so the rate is looked at too."""
+NEAR_PEAK = 0.95
+"""Of the highest rate seen: repeated runs at one load differ by about as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """What one probe looked like. None is not known.
+
+    `lateness_p99_ns` is from the intended instant until we had the request in our queue;
+    `limit_ns` the tightest promise. `peak_bytes_per_s` is the most that any probe moved to and
+    from storage, lower loads and higher ones.
+    """
+
+    bytes_per_s: float
+    peak_bytes_per_s: float
+    utilisation: float | None
+    cores_used: float | None
+    cores: float
+    lateness_p99_ns: float | None
+    limit_ns: float
+    rejected_share: float = 0.0
+    memory_stall_share: float | None = None
+
+
+def limit_of(probe: Pressure) -> Limited:
+    """What limited the lowest load that missed its promises (or the highest that was run).
+
+    Our own faults come first, as no other number is the storage's while they last. What remains
+    when nothing is full is latency: single requests are too slow for their promise.
+    """
+    for look in (_client, _memory, _device):
+        if why := look(probe):
+            return why
+    return Limited(by=Limit.LATENCY, why=_latency(probe))
+
+
+def _client(p: Pressure) -> Limited | None:
+    late = p.lateness_p99_ns
+    if late is not None and late > MOST_LATENESS * p.limit_ns:
+        return Limited(
+            by=Limit.CLIENT,
+            why=f"1 % of the requests came {ns_to_ms(late):.3g} ms late or more by the client's "
+            f"own doing, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms promised",
+        )
+    if p.cores_used is not None and p.cores_used >= MOST_CORES * p.cores:
+        return Limited(
+            by=Limit.CLIENT,
+            why=f"the client used {p.cores_used:.1f} of {p.cores:g} cores",
+        )
+    return None
+
+
+def _memory(p: Pressure) -> Limited | None:
+    stalled = p.memory_stall_share
+    if stalled is None or stalled < MOST_MEMORY_STALL:
+        return None
+    return Limited(
+        by=Limit.MEMORY, why=f"threads waited for memory to be freed {stalled:.0%} of the time"
+    )
+
+
+def _device(p: Pressure) -> Limited | None:
+    near = p.bytes_per_s >= NEAR_PEAK * p.peak_bytes_per_s > 0
+    if not near or (p.utilisation is not None and p.utilisation < DEVICE_BUSY):
+        return None
+    busy = "unknown" if p.utilisation is None else f"{p.utilisation:.0%}"
+    return Limited(
+        by=Limit.DEVICE_BANDWIDTH,
+        why=f"storage moved {_rate(p.bytes_per_s)} of at most {_rate(p.peak_bytes_per_s)} that "
+        f"were seen at any load (utilisation {busy})",
+    )
+
+
+def _latency(p: Pressure) -> str:
+    of_peak = p.bytes_per_s / p.peak_bytes_per_s if p.peak_bytes_per_s else 0.0
+    busy = "unknown" if p.utilisation is None else f"{p.utilisation:.0%}"
+    rejected = f"; {p.rejected_share:.1%} were rejected by a full queue" if p.rejected_share else ""
+    return (
+        f"requests took too long though storage moved {of_peak:.0%} of the highest rate seen, "
+        f"with utilisation {busy}, and the client had cores to spare{rejected}"
+    )
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"

@@ -1,0 +1,139 @@
+"""What a class of requests is promised, and how a promise is written."""
+
+import re
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from enum import StrEnum
+
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.kinds import Outcome, Qos
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+
+class Measure(StrEnum):
+    """Which latency of a request is promised; both count from the intended instant."""
+
+    RESPONSE = "response"
+    TTFT = "ttft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """`percent` of a class's requests answer within `limit_ns`."""
+
+    qos: Qos
+    percent: float  # above 0 and below 100
+    limit_ns: int
+    measure: Measure = Measure.RESPONSE
+
+    @property
+    def allowed_share(self) -> float:
+        """The share of requests that may be over the limit."""
+        return 1 - self.percent / 100
+
+    def broken_by(self, record: RequestRecord) -> bool:
+        """Whether a request that has ended was over the limit. One that was not answered was."""
+        if record.outcome is not Outcome.COMPLETED:
+            return True
+        if self.measure is Measure.TTFT and record.ttft_ns is not None:
+            return record.ttft_ns > self.limit_ns
+        return record.response_ns is None or record.response_ns > self.limit_ns
+
+    def __str__(self) -> str:
+        """As `parse_promises` reads it, without loss."""
+        measure = "" if self.measure is Measure.RESPONSE else f"{self.measure}:"
+        percent = _plain(Decimal(str(self.percent)))
+        limit_ms = _plain(Decimal(self.limit_ns).scaleb(-6, _EXACT))
+        return f"{self.qos}:{measure}p{percent}<{limit_ms}ms"
+
+
+# --- as they are written ---------------------------------------------------------------------
+
+_CLASSES, _MEASURES = ([word.value for word in words] for words in (Qos, Measure))
+_EXACT = Context(prec=60)
+_UNITS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+_LEAST_PERCENT, _MOST_PERCENT = Decimal(50), Decimal("99.99")
+_PERCENT = re.compile(r"p([0-9]{1,3}(?:\.[0-9]{1,9})?)")
+_LIMIT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([^0-9.\s]*)")
+_LONGEST_NS = 2**63 - 1  # what a histogram can hold
+_EXAMPLE = "'interactive:p95<50ms'"
+
+
+def parse_promises(text: str) -> tuple[Promise, ...]:
+    """`CLASS:[ttft:|response:]pPERCENT<LIMIT` with commas between, LIMIT in us, ms or s.
+
+    Raises `ConfigError` for what is not a promise, and for two of the same latency.
+    """
+    if not text.strip():
+        raise ConfigError(f"the SLO is empty; write a promise such as {_EXAMPLE}")
+    promises: dict[tuple[Qos, Measure, float], Promise] = {}
+    for part in text.split(","):
+        promise = _promise(part.strip(), text)
+        key = (promise.qos, promise.measure, promise.percent)
+        if key in promises:
+            raise _bad(part.strip(), f"is about the same as {str(promises[key])!r}; keep one")
+        promises[key] = promise
+    return tuple(promises.values())
+
+
+def _promise(part: str, text: str) -> Promise:
+    if not part:
+        raise ConfigError(f"SLO {text!r} has nothing on one side of a comma; take the comma away")
+    what, found, limit = (word.strip() for word in part.lower().partition("<"))
+    if not found or not limit:
+        raise _bad(part, f"has no limit; write one after '<', in quotes, as in {_EXAMPLE}")
+    names = [name.strip() for name in what.split(":")]
+    if len(names) not in (2, 3):
+        raise _bad(part, f"is not CLASS:pPERCENT or CLASS:MEASURE:pPERCENT, as in {_EXAMPLE}")
+    return Promise(
+        qos=_qos(part, names[0]),
+        measure=_measure(part, names[1]) if len(names) == 3 else Measure.RESPONSE,
+        percent=_percent(part, names[-1]),
+        limit_ns=_limit_ns(part, limit),
+    )
+
+
+def _qos(part: str, name: str) -> Qos:
+    if name not in _CLASSES:
+        raise _bad(part, f"names no class of requests with {name!r}.{did_you_mean(name, _CLASSES)}")
+    return Qos(name)
+
+
+def _measure(part: str, name: str) -> Measure:
+    if name not in _MEASURES:
+        raise _bad(part, f"names no latency with {name!r}.{did_you_mean(name, _MEASURES)}")
+    return Measure(name)
+
+
+def _percent(part: str, word: str) -> float:
+    found = _PERCENT.fullmatch(word)
+    if not found or not _LEAST_PERCENT <= Decimal(found[1]) <= _MOST_PERCENT:
+        raise _bad(part, f"has {word!r} for a percentile, which is one of p50 to p99.99; use p95")
+    return float(found[1])
+
+
+def _limit_ns(part: str, word: str) -> int:
+    found = _LIMIT.fullmatch(word)
+    if not found:
+        raise _bad(part, f"has {word!r} for a limit, which is a number and a unit, as 50ms")
+    number, unit = found.groups()
+    if not unit:
+        raise _bad(part, f"has a limit without a unit; write {number}ms, or us or s")
+    if unit not in _UNITS:
+        raise _bad(part, f"has the unit {unit!r} for a limit, which is in us, ms or s")
+    limit_ns = round(Decimal(number) * _UNITS[unit])
+    if limit_ns < 1:
+        raise _bad(part, "has a limit below 1 ns, which nothing keeps; write one above 0")
+    if limit_ns > _LONGEST_NS:
+        raise _bad(part, "has a limit of centuries, which everything keeps; write a shorter one")
+    return limit_ns
+
+
+def _bad(part: str, what: str) -> ConfigError:
+    return ConfigError(f"SLO {part!r} {what}")
+
+
+def _plain(number: Decimal) -> str:
+    """Without exponent and closing zeros."""
+    return f"{number.normalize(_EXACT):f}"

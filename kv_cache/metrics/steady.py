@@ -1,0 +1,362 @@
+"""Whether a device is in a steady state, and whether a measured run kept level.
+
+Rounds before the measurement are judged by the rule of the SNIA Solid State Storage Performance
+Test Specification: over the last five, the range is at most 20 % of the average and the best-fit
+line changes by at most 10 % of it. A fresh drive is steady by that rule too, as long as it is
+fresh. So the rule proves nothing by itself: rule V14 takes it only after a fill of `FILL_TIMES`
+the capacity under test.
+
+What is judged is the bandwidth of storage. p95 latencies of reads and writes are told beside it;
+in an open loop they are judged too, because bandwidth is then what the load asks for, however fast
+the device is.
+
+The measured window has no rounds: it is cut into ten segments, which are asked for a trend of
+bandwidth and of the backlog.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, inf, isfinite, sqrt
+from typing import Any, NamedTuple
+
+from kv_cache.core.units import MIB
+from kv_cache.metrics.window import Window
+
+ROUNDS = 5
+MOST_RANGE = 0.2
+MOST_CHANGE = 0.1
+FILL_TIMES = 2
+"""SNIA SSS PTS: the window, its two limits, and the workload-independent preconditioning."""
+
+_ROUNDING = 1e-9  # 1.1 - 0.9 is more than 0.2
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steadiness:
+    """The last five values. The shares are of the average; None where that is 0 or no number.
+    `slope_share` is what the least-squares line changes by from the first value to the last."""
+
+    values: tuple[float, ...]
+    average: float | None
+    range_share: float | None
+    slope_share: float | None
+    steady: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "values": [value if isfinite(value) else None for value in self.values],
+            "average": self.average,
+            "range_share": self.range_share,
+            "slope_share": self.slope_share,
+            "steady": self.steady,
+        }
+
+
+def steady_state(
+    values: Sequence[float], *, most_range: float = MOST_RANGE, most_change: float = MOST_CHANGE
+) -> Steadiness | None:
+    """The rule on the last five of `values`, in the order of the rounds; None of fewer."""
+    if len(values) < ROUNDS:
+        return None
+    window = tuple(float(value) for value in values[-ROUNDS:])
+    average = sum(value / ROUNDS for value in window)
+    if not (isfinite(average) and average > 0 and min(window) >= 0):
+        return Steadiness(
+            values=window, average=None, range_share=None, slope_share=None, steady=False
+        )
+    shares = [value / average for value in window]
+    spread, change = (
+        max(shares) - min(shares),
+        abs(_line(range(ROUNDS), shares).slope) * (ROUNDS - 1),
+    )
+    return Steadiness(
+        values=window,
+        average=average,
+        range_share=spread,
+        slope_share=change,
+        steady=spread <= most_range + _ROUNDING and change <= most_change + _ROUNDING,
+    )
+
+
+def first_steady(values: Sequence[float]) -> int | None:
+    """The index of the value with which the rule first held; None if it never did."""
+    ends = range(ROUNDS, len(values) + 1)
+    return next((end - 1 for end in ends if _holds(steady_state(values[:end]))), None)
+
+
+def _holds(found: Steadiness | None) -> bool:
+    return found is not None and found.steady
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round of the workload did on storage; a p95 is None where nothing ended."""
+
+    seconds: float
+    read_bytes: int
+    write_bytes: int
+    read_p95_ms: float | None
+    write_p95_ms: float | None
+    completed: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        moved = self.read_bytes + self.write_bytes
+        return moved / self.seconds if self.seconds > 0 else 0.0
+
+    def row(self, number: int) -> dict[str, Any]:
+        """As a result tells it; rounds are counted from 1."""
+        return {
+            "round": number,
+            "seconds": self.seconds,
+            "read_bytes": self.read_bytes,
+            "write_bytes": self.write_bytes,
+            "bytes_per_second": self.bytes_per_second,
+            "read_p95_ms": self.read_p95_ms,
+            "write_p95_ms": self.write_p95_ms,
+            "completed": self.completed,
+        }
+
+
+BANDWIDTH = "bytes_per_second"
+LATENCIES = ("read_p95_ms", "write_p95_ms")
+"""The variables that rounds are looked at for."""
+
+
+def proof(
+    rounds: Sequence[Round],
+    *,
+    open_loop: bool = False,
+    most_range: float = MOST_RANGE,
+    most_change: float = MOST_CHANGE,
+) -> dict[str, Any] | None:
+    """What the rule finds in the last five rounds, as a result tells it; None of fewer.
+
+    `steady` is the finding on everything judged: bandwidth, and in an open loop the latencies.
+    `since_round` (from 1) is the round with which that first held.
+    """
+    looks = [
+        _looks(rounds[:end], most_range, most_change) for end in range(ROUNDS, len(rounds) + 1)
+    ]
+    if not looks:
+        return None
+    held = [all(_holds(look[name]) for name in _judged(look, open_loop)) for look in looks]
+    bandwidth = looks[-1][BANDWIDTH]
+    assert bandwidth is not None, "five rounds have a bandwidth each"
+    return {
+        "rule": f"SNIA PTS: of the last {ROUNDS} rounds the range is at most {most_range:.0%} of "
+        f"the average, and the best-fit line changes by at most {most_change:.0%} of it",
+        **bandwidth.to_json(),
+        "steady": held[-1],
+        "since_round": held.index(True) + ROUNDS if True in held else None,
+        "latencies": {
+            name: _latency_json(rounds, name, looks[-1], judged=open_loop) for name in LATENCIES
+        },
+    }
+
+
+_Looks = Mapping[str, Steadiness | None]
+
+
+def _looks(rounds: Sequence[Round], most_range: float, most_change: float) -> _Looks:
+    """The rule on each variable; None of a latency that a round has not got."""
+    columns = {
+        name: [getattr(each, name) for each in rounds[-ROUNDS:]] for name in (BANDWIDTH, *LATENCIES)
+    }
+    return {
+        name: None
+        if None in values
+        else steady_state(values, most_range=most_range, most_change=most_change)
+        for name, values in columns.items()
+    }
+
+
+def _judged(looks: _Looks, open_loop: bool) -> list[str]:
+    known = [name for name in LATENCIES if looks[name] is not None]
+    return [BANDWIDTH, *known] if open_loop else [BANDWIDTH]
+
+
+def _latency_json(
+    rounds: Sequence[Round], name: str, looks: _Looks, *, judged: bool
+) -> dict[str, Any]:
+    found = looks[name]
+    if found is None:
+        return {"values": [getattr(each, name) for each in rounds[-ROUNDS:]], "judged": False}
+    return {**found.to_json(), "judged": judged}
+
+
+# --- the measured window ---------------------------------------------------------------------
+
+SEGMENTS = 10
+LEAST_WINDOWS = 10
+_LEAST_SEGMENTS = 8  # of ten, that have windows of their own
+_LEAST_PART = 2  # segments: the first tenth alone may be a burst, as all users ask at once
+ENOUGH_BYTES = 64 * MIB
+_MOST_T = 1000.0  # where there is no noise at all
+
+SIGNIFICANT_T = 5.0
+"""|t| of a trend of bandwidth. With ten segments, and as many ways to place a step, noise is above
+it in fewer than 1 % of runs, and exponentially distributed noise in fewer than 2 %."""
+
+SIGNIFICANT_BACKLOG_T = 2.5
+"""t of the backlog's growth, whose error already allows for a queue that only wanders."""
+
+
+class Sample(NamedTuple):
+    """What the trends are found from: one window. `backlog` is what waits or is in flight at its
+    end."""
+
+    start_s: float
+    end_s: float
+    nbytes: int
+    backlog: int
+    submitted: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+def sample(window: Window) -> Sample:
+    gauges = window.gauges
+    return Sample(
+        window.start_ns / 1e9,
+        window.end_ns / 1e9,
+        window.storage_bytes(),
+        gauges.queued + gauges.in_flight,
+        window.submitted,
+    )
+
+
+def stationarity(windows: Sequence[Window], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
+    """The trends over the windows of the measured phase, in order; see `trends`."""
+    return trends([sample(window) for window in windows], enough_bytes)
+
+
+def trends(samples: Sequence[Sample], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
+    """How bandwidth and backlog changed over the samples, and how sure that is.
+
+    `bandwidth_trend` is the size of the change over the whole window as a share of the mean, by
+    the least-squares line through the segments or by the one step (at `bandwidth_step_s` after the
+    beginning; null of a line) that they fit better. `backlog_growth` is that of the line in
+    requests, 0 where it shrinks, and its share is of those submitted. Both `_t` are the change
+    over its standard error; that of the backlog allows for a queue that is just kept up with,
+    which wanders by the square root of what comes and goes. Null is too little to tell: fewer
+    than ten windows, hardly any bytes, nothing submitted.
+    """
+    some = [each for each in samples if each.seconds > 0]
+    told: dict[str, Any] = {
+        "windows": len(some),
+        "seconds": fsum(each.seconds for each in some),
+        "bytes": sum(each.nbytes for each in some),
+        "submitted": sum(each.submitted for each in some),
+        **dict.fromkeys(("bandwidth_trend", "bandwidth_falls", "bandwidth_t", "bandwidth_step_s")),
+        **dict.fromkeys(("backlog_growth", "backlog_growth_share", "backlog_t")),
+    }
+    segments = _segments(some) if len(some) >= LEAST_WINDOWS else {}
+    if len(segments) >= _LEAST_SEGMENTS:
+        if told["bytes"] >= max(1, enough_bytes):
+            told |= _bandwidth(segments, some[-1].end_s - some[0].start_s)
+        if told["submitted"]:
+            told |= _backlog(segments, told["submitted"])
+    return told
+
+
+def bandwidth_drifts(share: float | None, t: float | None, most_share: float) -> bool:
+    return share is not None and t is not None and share > most_share and t >= SIGNIFICANT_T
+
+
+def backlog_grows(share: float | None, t: float | None, most_share: float) -> bool:
+    return share is not None and t is not None and share > most_share and t >= SIGNIFICANT_BACKLOG_T
+
+
+def _segments(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+    """Ten parts of equal length in time; a window belongs where its middle is."""
+    begin, end = samples[0].start_s, samples[-1].end_s
+    parts: dict[int, list[Sample]] = {}
+    for each in samples:
+        middle = (each.start_s + each.end_s) / 2
+        number = int((middle - begin) / (end - begin) * SEGMENTS) if end > begin else 0
+        parts.setdefault(min(max(number, 0), SEGMENTS - 1), []).append(each)
+    return dict(sorted(parts.items()))
+
+
+def _bandwidth(segments: Mapping[int, Sequence[Sample]], length_s: float) -> dict[str, Any]:
+    rates = [
+        sum(each.nbytes for each in part) / fsum(each.seconds for each in part)
+        for part in segments.values()
+    ]
+    change, at = max(_changes(list(segments), rates), key=lambda found: found[0].t)
+    return {
+        "bandwidth_trend": abs(change.size) * len(rates) / fsum(rates),
+        "bandwidth_falls": change.size < 0,
+        "bandwidth_t": change.t,
+        "bandwidth_step_s": None if at is None else at / SEGMENTS * length_s,
+    }
+
+
+def _backlog(segments: Mapping[int, Sequence[Sample]], submitted: int) -> dict[str, Any]:
+    levels = [sum(each.backlog for each in part) / len(part) for part in segments.values()]
+    line = _line(list(segments), levels)
+    growth = max(0.0, line.slope * SEGMENTS)
+    # Poisson arrivals and as irregular service, at a load of exactly 1: each adds its count.
+    error = sqrt((line.error * SEGMENTS) ** 2 + 2 * submitted)
+    return {
+        "backlog_growth": growth,
+        "backlog_growth_share": growth / submitted,
+        "backlog_t": min(_MOST_T, growth / error),
+    }
+
+
+class _Change(NamedTuple):
+    """Of the whole window, and its standard error."""
+
+    size: float
+    error: float
+
+    @property
+    def t(self) -> float:
+        if not self.size:
+            return 0.0
+        return min(_MOST_T, abs(self.size) / self.error if self.error else inf)
+
+
+def _changes(
+    places: Sequence[int], values: Sequence[float]
+) -> Iterator[tuple[_Change, int | None]]:
+    """As a line, and as a step at each place that leaves enough on both sides of it."""
+    line = _line(places, values)
+    yield _Change(line.slope * SEGMENTS, line.error * SEGMENTS), None
+    for cut in range(_LEAST_PART, len(values) - _LEAST_PART + 1):
+        yield _step(values[:cut], values[cut:]), places[cut]
+
+
+def _step(before: Sequence[float], after: Sequence[float]) -> _Change:
+    """The difference of two means, with the spread that both parts have in common."""
+    means = [fsum(part) / len(part) for part in (before, after)]
+    squares = fsum(
+        (value - mean) ** 2
+        for part, mean in zip((before, after), means, strict=True)
+        for value in part
+    )
+    spread = squares / (len(before) + len(after) - 2)
+    return _Change(means[1] - means[0], sqrt(spread * (1 / len(before) + 1 / len(after))))
+
+
+class _Line(NamedTuple):
+    """A least-squares line's slope and its standard error."""
+
+    slope: float
+    error: float
+
+
+def _line(places: Sequence[int], values: Sequence[float]) -> _Line:
+    count = len(values)
+    middle, mean = sum(places) / count, fsum(values) / count
+    spread = fsum((place - middle) ** 2 for place in places)
+    slope = fsum((p - middle) * (v - mean) for p, v in zip(places, values, strict=True)) / spread
+    left = [v - mean - slope * (p - middle) for p, v in zip(places, values, strict=True)]
+    return _Line(slope, sqrt(fsum(each * each for each in left) / (count - 2) / spread))

@@ -1,0 +1,438 @@
+"""What happened between two ticks, and the series of it: percentiles of that time alone, not of
+the whole run so far.
+
+The driver tells the meter of every operation and request under its lock, and takes what was
+collected at each tick (`take`, under the lock too); what it means is worked out outside (`read`).
+An operation counts where it ended, with all its bytes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kv_cache.core.effect import ABORTED, OpDone
+from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.slo import Promise
+
+_PERCENTS = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Percentiles in ns; `highest_ns` is exact. All None where nothing ended."""
+
+    count: int
+    p50_ns: float | None
+    p95_ns: float | None
+    p99_ns: float | None
+    highest_ns: int | None
+
+
+NO_LATENCY = Latency(count=0, p50_ns=None, p95_ns=None, p99_ns=None, highest_ns=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpWindow:
+    """One tier's operations of one kind. `latency` is the device's for storage, and all of it for
+    the memory tiers."""
+
+    operations: int
+    failed: int
+    bytes: int
+    calls: int
+    latency: Latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassWindow:
+    """Requests of one class. `over[i]` of the `ended` were over the limit of the i-th promise that
+    the meter was made with (0 for promises of other classes)."""
+
+    completed: int
+    failed: int
+    rejected: int
+    prompt_tokens: int
+    output_tokens: int
+    response: Latency
+    ttft: Latency
+    over: tuple[int, ...] = ()
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed + self.rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """How things stand at a tick. `submitted` counts from the beginning of the run. `users` is
+    None where the load is not made by users (a trace)."""
+
+    users: int | None
+    workers: int
+    in_flight: int
+    queued: int
+    oldest_queued_ns: int
+    behind: int
+    submitted: int
+
+
+class Level(NamedTuple):
+    """How near the load is to what may be: 1.0 is at the limit of the signal `by` (None where no
+    signal was seen). `saturated` has hysteresis."""
+
+    level: float
+    by: str | None
+    saturated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """`machine` is what the machine said (`bench/monitor`); empty in virtual time. The level of
+    saturation is filled in by whoever follows it (`schedule/saturation`)."""
+
+    start_ns: int
+    end_ns: int
+    phase: Phase
+    gauges: Gauges
+    submitted: int  # in this window
+    ops: Mapping[tuple[Tier, OpKind], OpWindow]
+    classes: Mapping[Qos, ClassWindow]
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    saturation: Level | None = None
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / NS_PER_S
+
+    @property
+    def completed(self) -> int:
+        return sum(c.completed for c in self.classes.values())
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(c.output_tokens for c in self.classes.values())
+
+    def storage_bytes(self, *kinds: OpKind) -> int:
+        """Of these kinds, or of reads and writes."""
+        wanted = kinds or (OpKind.READ, OpKind.WRITE)
+        return sum(w.bytes for (t, k), w in self.ops.items() if t is Tier.NVME and k in wanted)
+
+
+class _Ops:
+    __slots__ = ("bytes", "calls", "failed", "latency", "operations")
+
+    def __init__(self) -> None:
+        self.latency = Histogram()
+        self.operations = self.failed = self.bytes = self.calls = 0
+
+    def clear(self) -> None:
+        self.latency.clear()
+        self.operations = self.failed = self.bytes = self.calls = 0
+
+
+class _Class:
+    __slots__ = ("ends", "output", "over", "prompt", "response", "ttft")
+
+    def __init__(self, promises: int) -> None:
+        self.response, self.ttft = Histogram(), Histogram()
+        self.ends = dict.fromkeys(Outcome, 0)
+        self.over = [0] * promises
+        self.prompt = self.output = 0
+
+    def clear(self) -> None:
+        self.response.clear()
+        self.ttft.clear()
+        self.ends = dict.fromkeys(Outcome, 0)
+        self.over = [0] * len(self.over)
+        self.prompt = self.output = 0
+
+
+class Bins:
+    """What was collected since a tick. Only the meter looks inside."""
+
+    def __init__(self, promises: int) -> None:
+        self.start_ns = self.end_ns = 0
+        self.ops: dict[tuple[Tier, OpKind], _Ops] = {}
+        self.classes = {qos: _Class(promises) for qos in Qos}
+
+
+class Meter:
+    """Two sets of bins take turns, so that their memory stays the same and is cleared outside the
+    driver's lock."""
+
+    def __init__(self, promises: Sequence[Promise] = ()) -> None:
+        self.promises = tuple(promises)
+        self._of = {
+            qos: [(i, p) for i, p in enumerate(self.promises) if p.qos is qos] for qos in Qos
+        }
+        self._live, self._spare = Bins(len(self.promises)), Bins(len(self.promises))
+        self._submitted = 0
+
+    # --- under the driver's lock -----------------------------------------------------------
+
+    def op(self, done: OpDone) -> None:
+        for leg in done.legs:
+            bins = self._ops(leg.tier, leg.kind)
+            for chunk in leg.chunks:
+                bins.bytes += chunk.nbytes
+                bins.calls += 1
+            if done.error is None:
+                bins.operations += 1
+                bins.latency.add(leg.device_ns if leg.tier is Tier.NVME else leg.total_ns)
+        if done.failed is not None and done.error != ABORTED:
+            self._ops(_tier_of(done), done.failed).failed += 1
+
+    def request(self, record: RequestRecord) -> None:
+        bins = self._live.classes[record.qos]
+        bins.ends[record.outcome] += 1
+        if record.outcome is Outcome.UNFINISHED:
+            return
+        for index, promise in self._of[record.qos]:
+            bins.over[index] += promise.broken_by(record)
+        if record.outcome is not Outcome.COMPLETED:
+            return
+        bins.prompt += record.prompt_tokens
+        bins.output += record.output_tokens
+        if record.response_ns is not None:
+            bins.response.add(record.response_ns)
+        if record.ttft_ns is not None:
+            bins.ttft.add(record.ttft_ns)
+
+    @property
+    def start_ns(self) -> int:
+        """When the window began that is collected now."""
+        return self._live.start_ns
+
+    def take(self, now_ns: int) -> Bins:
+        """What was collected until now; `read` must be called before the next `take`."""
+        full, self._live = self._live, self._spare
+        full.end_ns = self._live.start_ns = now_ns
+        return full
+
+    # --- outside ---------------------------------------------------------------------------
+
+    def read(
+        self, bins: Bins, phase: Phase, gauges: Gauges, machine: Mapping[str, Any] | None = None
+    ) -> Window:
+        """The window that `bins` are of; they are emptied for the one after the next."""
+        window = Window(
+            start_ns=bins.start_ns,
+            end_ns=bins.end_ns,
+            phase=phase,
+            gauges=gauges,
+            submitted=gauges.submitted - self._submitted,
+            ops={key: _op_window(ops) for key, ops in bins.ops.items() if _any(ops)},
+            classes={qos: _class_window(c) for qos, c in bins.classes.items()},
+            machine=machine or {},
+        )
+        self._submitted = gauges.submitted
+        for ops in bins.ops.values():
+            ops.clear()
+        for each in bins.classes.values():
+            each.clear()
+        self._spare = bins
+        return window
+
+    def _ops(self, tier: Tier, kind: OpKind) -> _Ops:
+        bins = self._live.ops.get((tier, kind))
+        if bins is None:
+            bins = self._live.ops[tier, kind] = _Ops()
+        return bins
+
+
+def _tier_of(done: OpDone) -> Tier:
+    op = done.op
+    if done.failed is OpKind.READ and hasattr(op, "source"):
+        tier: Tier = op.source.tier
+    else:
+        tier = op.target.tier if hasattr(op, "target") else op.copy.tier
+    return tier
+
+
+def _any(ops: _Ops) -> bool:
+    return bool(ops.operations or ops.failed or ops.bytes)
+
+
+def _op_window(ops: _Ops) -> OpWindow:
+    return OpWindow(
+        operations=ops.operations,
+        failed=ops.failed,
+        bytes=ops.bytes,
+        calls=ops.calls,
+        latency=_latency(ops.latency),
+    )
+
+
+def _class_window(bins: _Class) -> ClassWindow:
+    return ClassWindow(
+        completed=bins.ends[Outcome.COMPLETED],
+        failed=bins.ends[Outcome.FAILED],
+        rejected=bins.ends[Outcome.REJECTED],
+        prompt_tokens=bins.prompt,
+        output_tokens=bins.output,
+        response=_latency(bins.response),
+        ttft=_latency(bins.ttft),
+        over=tuple(bins.over),
+    )
+
+
+def _latency(histogram: Histogram) -> Latency:
+    if not histogram.count:
+        return NO_LATENCY
+    p50, p95, p99 = histogram.percentiles(_PERCENTS)
+    return Latency(
+        count=histogram.count, p50_ns=p50, p95_ns=p95, p99_ns=p99, highest_ns=histogram.highest
+    )
+
+
+# --- the series ------------------------------------------------------------------------------
+
+LONGEST = 3600
+"""Windows that a result keeps; of a longer run, neighbours are put together two by two."""
+
+
+class Series:
+    """The windows of a run in order, of bounded number."""
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self._longest = longest
+        self.windows: list[Window] = []
+        self.together = 1  # how many ticks one window is, at most
+
+    def add(self, window: Window) -> None:
+        self.windows.append(window)
+        if len(self.windows) > self._longest:
+            self.windows = _in_pairs(self.windows)
+            self.together *= 2
+
+    def of(self, phase: Phase) -> list[Window]:
+        return [window for window in self.windows if window.phase is phase]
+
+
+def _in_pairs(windows: Sequence[Window]) -> list[Window]:
+    """Neighbours of one phase put together, two by two."""
+    kept: list[Window] = []
+    single = False  # whether the last one waits for its neighbour
+    for window in windows:
+        if single and kept[-1].phase is window.phase:
+            kept[-1], single = joined(kept[-1], window), False
+        else:
+            kept.append(window)
+            single = True
+    return kept
+
+
+def joined(first: Window, second: Window) -> Window:
+    """Two neighbours as one: counts add up, levels are the second's, and a percentile is the larger
+    of the two, as nothing better can be known."""
+    return Window(
+        start_ns=first.start_ns,
+        end_ns=second.end_ns,
+        phase=second.phase,
+        gauges=second.gauges,
+        submitted=first.submitted + second.submitted,
+        ops={
+            key: _joined_ops([w.ops[key] for w in (first, second) if key in w.ops])
+            for key in {**first.ops, **second.ops}
+        },
+        classes={qos: _joined_class(first.classes[qos], second.classes[qos]) for qos in Qos},
+        machine=second.machine,
+        saturation=max(
+            (w.saturation for w in (first, second) if w.saturation is not None),
+            key=lambda level: level.level,
+            default=None,
+        ),
+    )
+
+
+def _joined_ops(parts: Sequence[OpWindow]) -> OpWindow:
+    return OpWindow(
+        operations=sum(p.operations for p in parts),
+        failed=sum(p.failed for p in parts),
+        bytes=sum(p.bytes for p in parts),
+        calls=sum(p.calls for p in parts),
+        latency=_larger(p.latency for p in parts),
+    )
+
+
+def _joined_class(first: ClassWindow, second: ClassWindow) -> ClassWindow:
+    names = ("completed", "failed", "rejected", "prompt_tokens", "output_tokens")
+    return ClassWindow(
+        **{name: getattr(first, name) + getattr(second, name) for name in names},
+        response=_larger((first.response, second.response)),
+        ttft=_larger((first.ttft, second.ttft)),
+        over=tuple(a + b for a, b in zip(first.over, second.over, strict=True)),
+    )
+
+
+def _larger(parts: Iterable[Latency]) -> Latency:
+    some = [part for part in parts if part.count]
+    if not some:
+        return NO_LATENCY
+    return Latency(
+        count=sum(p.count for p in some),
+        p50_ns=max(p.p50_ns or 0.0 for p in some),
+        p95_ns=max(p.p95_ns or 0.0 for p in some),
+        p99_ns=max(p.p99_ns or 0.0 for p in some),
+        highest_ns=max(p.highest_ns or 0 for p in some),
+    )
+
+
+# --- as a result tells it --------------------------------------------------------------------
+
+
+def window_row(window: Window) -> dict[str, Any]:
+    """One row of `kv_cache.series.windows`. Instants are seconds since the run's origin."""
+    gauges = window.gauges
+    tiers: dict[str, dict[str, Any]] = {}
+    for (tier, kind), ops in sorted(window.ops.items()):
+        tiers.setdefault(tier.label, {})[kind.value] = {
+            "operations": ops.operations,
+            "failed": ops.failed,
+            "bytes": ops.bytes,
+            "system_calls": ops.calls,
+            **_ms(ops.latency),
+        }
+    return {
+        "start_s": ns_to_s(window.start_ns),
+        "end_s": ns_to_s(window.end_ns),
+        "phase": window.phase.value,
+        "users": gauges.users,
+        "workers": gauges.workers,
+        "in_flight": gauges.in_flight,
+        "queued": gauges.queued,
+        "oldest_queued_s": ns_to_s(gauges.oldest_queued_ns),
+        "behind": gauges.behind,
+        "submitted": window.submitted,
+        "completed": window.completed,
+        "output_tokens": window.output_tokens,
+        "tiers": tiers,
+        "classes": {qos.value: _class_row(c) for qos, c in window.classes.items() if c.ended},
+        "saturation": None if window.saturation is None else window.saturation._asdict(),
+        "machine": dict(window.machine),
+    }
+
+
+def _class_row(window: ClassWindow) -> dict[str, Any]:
+    return {
+        "completed": window.completed,
+        "failed": window.failed,
+        "rejected": window.rejected,
+        "output_tokens": window.output_tokens,
+        "response_ms": _ms(window.response),
+        "ttft_ms": _ms(window.ttft),
+        "over": list(window.over),
+    }
+
+
+def _ms(latency: Latency) -> dict[str, float | None]:
+    values = {
+        "p50_ms": latency.p50_ns,
+        "p95_ms": latency.p95_ns,
+        "p99_ms": latency.p99_ns,
+        "max_ms": latency.highest_ns,
+    }
+    return {name: None if ns is None else ns_to_ms(ns) for name, ns in values.items()}

@@ -1,0 +1,451 @@
+"""The result of a capacity search: the answer, its interval, the curve, and what limited it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kv_cache import __version__
+from kv_cache.config.root import Config
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
+from kv_cache.core.model import ModelShape
+from kv_cache.core.units import NS_PER_MS, ns_to_ms
+from kv_cache.metrics.curve import (
+    DEVICE_BUSY,
+    CurvePoint,
+    Limit,
+    Limited,
+    Pressure,
+    knee,
+    limit_of,
+)
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.passport import VALID, Status
+from kv_cache.metrics.recorder import RequestStats
+from kv_cache.metrics.slo import Measure, Promise
+from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
+from kv_cache.metrics.window import Window
+from kv_cache.report.chain import seal
+from kv_cache.schedule.capacity import (
+    CapacityAnswer,
+    CapacitySearch,
+    Ended,
+    Judged,
+    Look,
+    ProbeVerdict,
+    SearchRules,
+    decided,
+)
+
+SCHEMA = "kv-cache-capacity/1"
+SECTION = "kv_cache"
+_KINDS = (OpKind.READ, OpKind.WRITE)
+
+
+class Probe(NamedTuple):
+    """What is kept of one probe: its load, what was promised to those who were there, what came
+    out, its row in the result, and what its passport found."""
+
+    load: float
+    promises: Sequence[Promise]
+    verdict: ProbeVerdict
+    row: Mapping[str, Any]
+    pressure: Pressure  # with the probe's own rate as its peak
+    findings: Sequence[Mapping[str, Any]]
+
+
+def probe_of(
+    number: int,
+    load: float,
+    why: str,
+    promises: Sequence[Promise],
+    verdict: ProbeVerdict,
+    outcome: RunOutcome,
+    document: Mapping[str, Any],
+) -> Probe:
+    """`document` is the result of the probe's run. Neither it nor the outcome is kept."""
+    return Probe(
+        load=load,
+        promises=promises,
+        verdict=verdict,
+        row=_row(number, load, why, promises, verdict, outcome, document[SECTION]),
+        pressure=_pressure(outcome, promises),
+        findings=document[SECTION]["passport"]["rules"],
+    )
+
+
+def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
+    """Whether the client's doing is why a load was not carried: requests came late, and would have
+    kept their promise otherwise; or its cores were full while the device was not."""
+    missed = [look.promise for look in judged.looks if not look.kept]
+    if outcome.driver != "real-io" or not (missed or overloaded):
+        return False
+    pressure = _pressure(outcome, missed or [look.promise for look in judged.looks])
+    if limit_of(pressure).by is not Limit.CLIENT:
+        return False
+    late_ns = pressure.lateness_p99_ns or 0.0
+    kept = [_latency_ns(outcome, promise) - late_ns <= promise.limit_ns for promise in missed]
+    full = (pressure.utilisation or 0.0) < DEVICE_BUSY <= _cores_share(pressure)
+    return full or (bool(missed) and all(kept))
+
+
+def _latency_ns(outcome: RunOutcome, promise: Promise) -> float:
+    stats = outcome.recorder.classes[promise.qos]
+    histogram = stats.ttft if promise.measure is Measure.TTFT else stats.response
+    return histogram.percentile(promise.percent) or 0.0
+
+
+def _cores_share(pressure: Pressure) -> float:
+    return (pressure.cores_used or 0.0) / pressure.cores
+
+
+def capacity_document(
+    config: Config,
+    model: ModelShape,
+    *,
+    search: CapacitySearch,
+    rules: SearchRules,
+    promises: Sequence[Promise],
+    unit: str,
+    probes: Sequence[Probe],
+    seed: int,
+    environment: Mapping[str, Any],
+    interrupted: str | None,
+    death: str | None,
+) -> dict[str, Any]:
+    """The sealed document. Instants are seconds since each probe's own origin."""
+    answer = search.answer
+    rows = [probe.row for probe in probes]
+    at_answer = [row for row in rows if row["load"] == answer.load]
+    limited = _limited(answer, probes)
+    found = knee(
+        CurvePoint(
+            load=row["load"],
+            throughput_per_s=row["completed_per_s"],
+            response_ns=row["response_ms"]["mean"] * NS_PER_MS,
+        )
+        for row in rows
+    )
+    real = not config.run.virtual_time
+    own = {
+        "schema": SCHEMA,
+        "program_version": __version__,
+        "driver": "real-io" if real else "virtual-time",
+        "contains_performance": real,
+        "status": _status(interrupted, death),
+        "semantics_preset": config.semantics.preset,
+        "seed": seed,
+        "slo": [str(promise) for promise in promises],
+        "unit": unit,
+        "rules": asdict(rules),
+        "answer": {
+            "load": answer.load,
+            "unit": unit,
+            "confirmed": answer.confirmed,
+            "confidence": rules.confidence,
+            "low": answer.low,
+            "high": answer.high,
+            "ended": answer.ended.value,
+            "broken_above": None if answer.limited is None else str(answer.limited),
+            "reason": answer.reason,
+            "requests_per_s": _mean(at_answer, "offered_per_s"),
+            "output_tokens_per_s": _mean(at_answer, "output_tokens_per_s"),
+            "storage_read_bytes_per_s": _mean(at_answer, "storage_read_bytes_per_s"),
+            "storage_write_bytes_per_s": _mean(at_answer, "storage_write_bytes_per_s"),
+            "goodput_per_s": {
+                qos.value: _mean([row["classes"][qos.value] for row in at_answer], "goodput_per_s")
+                for qos in Qos
+                if at_answer and at_answer[0]["classes"][qos.value]["goodput_per_s"] is not None
+            },
+            "users_by_class": at_answer[0]["users_by_class"] if at_answer else None,
+        },
+        "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
+        "knee": None if found is None else {"load": found.load, "power": found.power},
+        **_verdict(answer, promises, probes, interrupted, death),
+        "probes": rows,
+        "model": {**asdict(model), "bytes_per_token": model.bytes_per_token},
+        "config": to_mapping(config),
+        "environment": dict(environment),
+    }
+    return seal({SECTION: own}, {})
+
+
+def _status(interrupted: str | None, death: str | None) -> str:
+    if death is not None:
+        return "broken"
+    return "finished" if interrupted is None else "interrupted"
+
+
+def _verdict(
+    answer: CapacityAnswer,
+    promises: Sequence[Promise],
+    probes: Sequence[Probe],
+    interrupted: str | None,
+    death: str | None,
+) -> dict[str, Any]:
+    """`client-bound` is a word of its own: the number is true, but only a lower bound."""
+    reasons = [] if interrupted is None else [f"{interrupted} ended the search before its end"]
+    reasons += [] if death is None else [f"the program broke: {death}"]
+    if not answer.confirmed and answer.load:
+        reasons.append(f"{answer.load:g} was not confirmed by as many probes as were wanted")
+    if answer.ended is Ended.CLIENT:
+        reasons.append("the client makes no more load: the capacity is a lower bound")
+    deciding = [p for p in probes if p.load == answer.load] or list(probes[-1:])
+    for word in (Status.INVALID, Status.SUSPECT):
+        for rule, said in _findings(deciding, word).items():
+            one = f"in {len(said)} of the {len(deciding)} probes at the answer"
+            reasons.append(f"{rule} is {word} {one}: {said[0]}")
+    if answer.load and not answer.low:
+        reasons.append(
+            "no load passed with confidence: too few requests ended in the probes; raise --probe"
+        )
+    nobody = _nobody(answer, promises, deciding)
+    reasons += [
+        f"nobody of the {answer.load:g} users is {qos}: what was promised to that class was not "
+        "put to the test"
+        for qos in nobody
+    ]
+    silent = {
+        str(look.promise)
+        for probe in deciding
+        for look in probe.verdict.judged.looks
+        if not look.ended
+    }
+    reasons += [f"no request of the class of {told} ended: it was not judged" for told in silent]
+    words = {row["status"] for probe in deciding for row in probe.findings}
+    if death is not None or interrupted is not None or "invalid" in words or not probes:
+        verdict = "invalid"
+    elif answer.ended is Ended.CLIENT:
+        verdict = "client-bound"
+    elif (
+        "suspect" in words
+        or nobody
+        or silent
+        or (answer.load and not (answer.confirmed and answer.low))
+    ):
+        verdict = "suspect"
+    else:
+        verdict = VALID
+    return {"verdict": verdict, "reasons": reasons}
+
+
+def _nobody(
+    answer: CapacityAnswer, promises: Sequence[Promise], deciding: Sequence[Probe]
+) -> list[Qos]:
+    """Classes with a promise that none of the users at the answer is of."""
+    at_answer = [probe for probe in deciding if probe.load == answer.load]
+    wanted = dict.fromkeys(promise.qos for promise in promises)
+    there = {promise.qos for probe in at_answer for promise in probe.promises}
+    return [qos for qos in wanted if at_answer and qos not in there]
+
+
+def _findings(probes: Sequence[Probe], word: str) -> dict[str, list[str]]:
+    """What each rule says of these probes."""
+    found: dict[str, list[str]] = {}
+    for probe in probes:
+        for row in probe.findings:
+            if row["status"] == word:
+                found.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
+    return found
+
+
+def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
+    """What limited the lowest load above the answer that missed; None where none did."""
+    above = [p for p in probes if p.load > answer.load and not p.verdict.inside]
+    if not above:
+        return None
+    nearest = min(above, key=lambda probe: probe.load)
+    peak = max(probe.pressure.bytes_per_s for probe in probes)
+    return limit_of(replace(nearest.pressure, peak_bytes_per_s=peak))
+
+
+def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
+    windows = outcome.series.of(Phase.MEASURE)
+    evidence, rate = _means(windows), _storage_rate(outcome)
+    ended = sum(c.ended for w in windows for c in w.classes.values())
+    rejected = sum(c.rejected for w in windows for c in w.classes.values())
+    return Pressure(
+        bytes_per_s=rate,
+        peak_bytes_per_s=rate,
+        utilisation=evidence.get("device_utilisation"),
+        cores_used=evidence.get("process_cores"),
+        cores=evidence.get("cores") or 1.0,
+        lateness_p99_ns=outcome.recorder.all.lateness.percentile(99),
+        limit_ns=min((p.limit_ns for p in promises), default=1),
+        rejected_share=rejected / ended if ended else 0.0,
+        memory_stall_share=evidence.get("memory_pressure_some"),
+    )
+
+
+def _means(windows: Sequence[Window]) -> dict[str, float]:
+    """Of what the machine said in each window, by the windows' length."""
+    names = ("device_utilisation", "process_cores", "cores", "memory_pressure_some")
+    told = {}
+    for name in names:
+        some = [(w.machine[name], w.seconds) for w in windows if w.machine.get(name) is not None]
+        if some:
+            told[name] = sum(v * s for v, s in some) / (sum(s for _, s in some) or 1.0)
+    return told
+
+
+def _storage_rate(outcome: RunOutcome, *kinds: OpKind) -> float:
+    flows = Flows(outcome.recorder.flows)
+    moved = sum(total_bytes(flows.measured(Tier.NVME, kind)) for kind in kinds or _KINDS)
+    return per_second(moved, outcome.window_s)
+
+
+def _row(
+    number: int,
+    load: float,
+    why: str,
+    promises: Sequence[Promise],
+    verdict: ProbeVerdict,
+    outcome: RunOutcome,
+    own: Mapping[str, Any],
+) -> dict[str, Any]:
+    recorder, seconds = outcome.recorder, outcome.window_s
+    windows = outcome.series.of(Phase.MEASURE)
+    return {
+        "probe": number,
+        "load": load,
+        "why": why,
+        "inside": verdict.inside,
+        "status": verdict.judged.status.value,
+        "decided": decided(verdict.judged).value,
+        "overloaded": verdict.overloaded,
+        "client_bound": verdict.client_bound,
+        "promises": [_look(look) for look in verdict.judged.looks],
+        "seconds": seconds,
+        "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
+        "completed_per_s": per_second(recorder.all.completed, seconds),
+        "output_tokens_per_s": per_second(recorder.all.output_tokens, seconds),
+        "storage_read_bytes_per_s": _storage_rate(outcome, OpKind.READ),
+        "storage_write_bytes_per_s": _storage_rate(outcome, OpKind.WRITE),
+        "response_ms": latency_ms(recorder.all.response),
+        "classes": {
+            qos.value: _class(qos, recorder.classes[qos], windows, promises, seconds) for qos in Qos
+        },
+        "users_by_class": {
+            qos.value: users
+            for qos in Qos
+            if (users := outcome.workload.get(f"{qos}_users")) is not None
+        },
+        "lateness_p99_ms": _ms(recorder.all.lateness.percentile(99)),
+        "queued_at_end": windows[-1].gauges.queued if windows else 0,
+        "machine": _means(windows),
+        "seed": outcome.seed,
+        "schedule_sha256": outcome.schedule_sha256,
+        "verdict": own["passport"]["verdict"],
+        "reasons": own["passport"]["reasons"],
+        "reuse_hit_ratio": own["reuse"]["reuse_hit_ratio"],
+    }
+
+
+def _look(look: Look) -> dict[str, Any]:
+    interval = look.interval() if look.ended else None
+    return {
+        "promise": str(look.promise),
+        "ended": look.ended,
+        "over": look.over,
+        "share": look.share,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+        "allowed": look.promise.allowed_share,
+        "inflation": look.inflation,
+    }
+
+
+def _class(
+    qos: Qos,
+    stats: RequestStats,
+    windows: Sequence[Window],
+    promises: Sequence[Promise],
+    seconds: float,
+) -> dict[str, Any]:
+    """Goodput is of requests within every limit of their class, None where it has none. Which of
+    several one missed is not kept, so those that missed most count: one promise is exact."""
+    mine = [window.classes[qos] for window in windows]
+    ended = sum(c.ended for c in mine)
+    over = [sum(c.over[i] for c in mine) for i, p in enumerate(promises) if p.qos is qos]
+    return {
+        "ended": ended,
+        "completed_per_s": per_second(stats.completed, seconds),
+        "goodput_per_s": per_second(ended - max(over), seconds) if over else None,
+        "response_ms": latency_ms(stats.response),
+        "ttft_ms": latency_ms(stats.ttft),
+    }
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return sum(row[name] for row in rows) / len(rows) if rows else None
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns_to_ms(ns)
+
+
+# --- for a person ----------------------------------------------------------------------------
+
+
+def capacity_text(document: Mapping[str, Any], path: str, picture: Path | None) -> str:
+    """The answer, the curve, the verdict."""
+    own = document[SECTION]
+    lines = [*_head(own), "", *_curve(own), "", *_said(own), "", f"result    {path}"]
+    if picture is not None:
+        lines.append(f"plot      {picture}")
+    return "\n".join(lines)
+
+
+def _head(own: Mapping[str, Any]) -> list[str]:
+    answer = own["answer"]
+    load, unit = answer["load"], own["unit"]
+    high = "more" if answer["high"] is None else f"{answer['high']:g}"
+    time = "" if own["contains_performance"] else ", virtual time"
+    lines = [
+        f"capacity  {load:g} {unit} with {', '.join(own['slo'])}",
+        f"          {own['model']['name']}, {own['semantics_preset']} semantics, seed {own['seed']}"
+        + time,
+        f"          {answer['confidence']:.0%} interval {answer['low']:g} to {high} {unit}, "
+        + ("confirmed" if answer["confirmed"] else "not confirmed")
+        + f"; {answer['reason']}",
+    ]
+    if answer["requests_per_s"] is not None:
+        kept = answer["goodput_per_s"].items()
+        goodput = ", ".join(f"{qos} {rate:.2f}/s" for qos, rate in kept if rate is not None)
+        lines.append(
+            f"          {answer['requests_per_s']:.2f} requests/s, "
+            f"{answer['output_tokens_per_s']:,.0f} tokens/s; goodput {goodput}"
+        )
+    if own["limited_by"] is not None:
+        lines.append(f"limit     {own['limited_by']['what']}: {own['limited_by']['why']}")
+    if own["knee"] is not None:
+        lines.append(f"knee      {own['knee']['load']:g} {unit} (throughput over response)")
+    return lines
+
+
+def _curve(own: Mapping[str, Any]) -> list[str]:
+    heads = (("req/s", 9), ("done/s", 9), ("p50 ms", 10), ("p95 ms", 10), ("p99 ms", 10))
+    titles = "".join(f"{title:>{width}}" for title, width in (*heads, ("GB/s", 8), ("busy", 6)))
+    lines = [f"{own['unit']:>10}{titles}  probe"]
+    for row in sorted(own["probes"], key=lambda row: (row["load"], row["probe"])):
+        moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / 1e9
+        busy = row["machine"].get("device_utilisation")
+        response = row["response_ms"]
+        lines.append(
+            f"{row['load']:>10g}{row['offered_per_s']:>9.2f}{row['completed_per_s']:>9.2f}"
+            f"{response['p50']:>10.1f}{response['p95']:>10.1f}{response['p99']:>10.1f}"
+            f"{moved:>8.2f}{'' if busy is None else f'{busy:.0%}':>6}  "
+            f"{row['probe']} {'inside' if row['inside'] else _outside(row)}"
+        )
+    return lines
+
+
+def _outside(row: Mapping[str, Any]) -> str:
+    if row["client_bound"]:
+        return "client-bound"
+    return "overloaded" if row["overloaded"] else "outside"
+
+
+def _said(own: Mapping[str, Any]) -> list[str]:
+    return [f"verdict   {own['verdict'].upper()}", *(f"  ! {why}" for why in own["reasons"])]

@@ -1,0 +1,194 @@
+"""Pictures of documents, drawn by matplotlib (the extra `plot`).
+
+The same document gives the same bytes, on every machine with the same matplotlib: no date, no
+random identifiers, and none of the user's own settings of matplotlib.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import orjson
+
+from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.report import capacity, precondition, trials
+from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
+from kv_cache.report.pictures.capacity import capacity_picture
+from kv_cache.report.pictures.rounds import precondition_picture
+from kv_cache.report.pictures.run import run_picture
+from kv_cache.report.pictures.trials import trials_picture
+from kv_cache.report.reading import (
+    DEEPEST,
+    RESULT_FILE,
+    SECTION,
+    deeper_than,
+    read_result,
+    require_intact,
+    require_replaceable,
+    result_bytes,
+)
+from kv_cache.report.result import as_json
+from kv_cache.report.writing import write_atomically
+
+log = logging.getLogger("kv_cache")
+
+FORMATS = ("svg", "png", "pdf")
+MARK = "kv-cache plot"
+"""In the metadata of each picture: one that says so may be replaced."""
+
+HOW_TO_GET_IT = "pip install 'kv-cache-bench[plot]'"
+
+PICTURES: Mapping[str, Callable[[Json], Picture]] = {
+    capacity.SCHEMA: capacity_picture,
+    precondition.SCHEMA: precondition_picture,
+    trials.SCHEMA: trials_picture,
+}
+"""Each schema with its picture, beside that of a run."""
+
+_RUN = "kv-cache-result/"
+_METADATA: Mapping[str, Mapping[str, str | None]] = {
+    "svg": {"Creator": MARK, "Date": None},
+    "png": {"Software": MARK},
+    "pdf": {"Creator": MARK, "Producer": "matplotlib", "CreationDate": None},
+}
+_DOTS_PER_INCH = 160  # of a PNG
+_EDGE_BYTES = 4096  # of a file, in which its metadata stand
+
+
+def plot_beside(document: Mapping[str, Any], result: Path) -> Path | None:
+    """The picture of a document beside its file; None where there is none, which is logged."""
+    if not installed():
+        log.info("no picture: matplotlib is missing; get it with %s", HOW_TO_GET_IT)
+        return None
+    target = picture_of(result)
+    try:
+        require_ours(target)
+        # As it is read back, so that `plot RESULT` draws the same picture.
+        data = draw(orjson.loads(as_json(document)), result, "svg")
+        write_picture(target, data)
+    except UsageError as error:
+        log.warning("no picture: %s", error)
+        return None
+    return target
+
+
+def installed() -> bool:
+    """Whether matplotlib is there. It is imported only to draw."""
+    return find_spec("matplotlib") is not None
+
+
+def picture_of(result: Path) -> Path:
+    """Where the picture of a result, or of a run's directory, belongs."""
+    file = result / RESULT_FILE if os.path.isdir(result) else result
+    return file.with_suffix(".svg")
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def read_document(path: Path) -> Json:
+    """A document of any kind that has a picture, as it was written. Raises UsageError."""
+    file = path / RESULT_FILE if os.path.isdir(path) else path
+    try:
+        document: Any = orjson.loads(result_bytes(file))
+    except orjson.JSONDecodeError:
+        return read_result(path, measured=False)  # it says what is wrong
+    own = document.get(SECTION) if isinstance(document, dict) else None
+    if not isinstance(own, dict) or own.get("schema") not in PICTURES:
+        document = read_result(path, measured=False)
+    elif deeper_than(document, DEEPEST):
+        raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
+    made: Json = document
+    require_intact(made, path)
+    return made
+
+
+# --- drawing ---------------------------------------------------------------------------------
+
+
+def draw(document: Json, path: Path, form: str) -> bytes:
+    """The picture of a document as a file's bytes. `path` names the document in errors, `form` is
+    one of FORMATS. Raises UsageError."""
+    own = document[SECTION]
+    schema = str(own.get("schema"))
+    make = run_picture if schema.startswith(_RUN) else PICTURES.get(schema)
+    if make is None:
+        raise UsageError(f"{path}: there is no picture of schema {schema!r}; give a result of ours")
+    try:
+        return _drawn(make(own), form)
+    except BadDocumentError as error:
+        raise UsageError(
+            f"{path}: {SECTION}: {error}; the file was cut or changed, so give an untouched result"
+        ) from None
+    except NothingToDrawError as error:
+        raise UsageError(
+            f"{path}: there is nothing to draw, as {error}; give a result that has data"
+        ) from None
+
+
+def _drawn(picture: Picture, form: str) -> bytes:
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rc("font", family="DejaVu Sans")  # which matplotlib brings along
+        matplotlib.rc("svg", hashsalt=MARK, fonttype="path")  # looks the same everywhere
+        matplotlib.rc("text", parse_math=False)  # a "$" in a model's name is a "$"
+        matplotlib.rc("savefig", dpi=_DOTS_PER_INCH)
+        made = BytesIO()
+        paint(picture).savefig(made, format=form, metadata=dict(_METADATA[form]))
+    return made.getvalue()
+
+
+def _matplotlib() -> ModuleType:
+    """Raises UsageError."""
+    try:
+        return import_module("matplotlib")
+    except ImportError as error:
+        raise UsageError(
+            f"pictures are drawn by matplotlib, which cannot be used here ({error}); get it: "
+            f"{HOW_TO_GET_IT}"
+        ) from None
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def require_ours(target: Path) -> None:
+    """Refuse a place that cannot be written, or holds something that is no picture of ours.
+    Raises PlaceError."""
+    try:
+        if target.exists() and not target.is_dir() and not target.is_file():
+            raise PlaceError(f"picture {target}: it is no regular file; name another file")
+        require_replaceable(target, "", "picture")  # what it holds is looked at below
+        if target.exists() and not _ours(target):
+            raise PlaceError(
+                f"picture {target}: a file of that name is there which plot did not write; name "
+                "another one with --output, or move that one away"
+            )
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise PlaceError(f"picture {target}: it cannot be looked at ({reason})") from None
+
+
+def _ours(target: Path) -> bool:
+    with target.open("rb") as file:
+        begin = file.read(_EDGE_BYTES)
+        file.seek(max(0, target.stat().st_size - _EDGE_BYTES))
+        return MARK.encode() in begin or MARK.encode() in file.read()
+
+
+def write_picture(target: Path, data: bytes) -> None:
+    """Raises PlaceError."""
+    try:
+        write_atomically(target, data)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise PlaceError(
+            f"picture {target}: it cannot be written ({reason}); name another file with --output"
+        ) from None

@@ -1,0 +1,58 @@
+"""What is decided at each tick of a run, the same in both drivers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from kv_cache.core.kinds import Phase
+from kv_cache.metrics.window import Level, Series, Window
+from kv_cache.schedule.autoscale import Autoscaler, Decision
+from kv_cache.schedule.saturation import Saturation
+
+Watch = Callable[[Window], bool]
+
+
+class Orders(NamedTuple):
+    """What the driver has to do now: change the number of users, or end the window."""
+
+    users: int | None = None
+    stop: bool = False
+
+
+def _on(window: Window) -> bool:
+    return False
+
+
+@dataclass(slots=True, eq=False)
+class Control:
+    """Sees every window of a run. `watch` is asked at each measured one whether it was the last
+    that is needed."""
+
+    saturation: Saturation
+    autoscaler: Autoscaler | None = None
+    watch: Watch = _on
+    series: Series = field(default_factory=Series)
+    decisions: list[Decision] = field(default_factory=list)
+
+    @property
+    def standing(self) -> dict[str, Any] | None:
+        """How far the autoscaler has come; None where there is none."""
+        return None if self.autoscaler is None else self.autoscaler.standing()
+
+    def see(self, window: Window, *, last: bool = False) -> Orders:
+        """Nothing is decided on the `last` window: there is none left to carry it out in."""
+        state = self.saturation.see(window)
+        level = Level(state.level, state.by, state.saturated)
+        window = replace(window, saturation=level)
+        self.series.add(window)
+        if window.phase is not Phase.MEASURE:
+            return Orders()
+        stop = self.watch(window)
+        if last:
+            return Orders()
+        decision = None if self.autoscaler is None else self.autoscaler.see(window, state)
+        if decision is None:
+            return Orders(stop=stop)
+        self.decisions.append(decision)
+        self.saturation.reset()
+        return Orders(decision.users, stop or decision.action == "stop")

@@ -1,0 +1,394 @@
+"""The command `capacity`, end to end: in virtual time on a queue whose limit can be computed, on a
+real directory, and with what it cannot use."""
+
+import json
+import signal
+import time
+from math import exp, factorial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.cli import main
+from tests.cli import Ran, finish, prepare, run, start
+
+SERVICE_S = 0.01
+UNIFORM = f"""
+user_templates:
+  chatbot: &same {{context_range: [100, 100], generation_range: [1, 1], think_time_range: [1, 1]}}
+  coding: *same
+  document: *same
+qos_distribution: {{interactive_probability: 1.0, responsive_threshold: 1.0}}
+workload: {{multi_turn: false, prefix_caching: false}}
+sim:
+  nvme: {{read_latency_us: {SERVICE_S * 1e6}, write_latency_us: {SERVICE_S * 1e6},
+         read_gbytes_per_s: 1000000, write_gbytes_per_s: 1000000, servers: 1}}
+"""
+"""Each request writes one object of one size, which takes one server 10 ms."""
+
+MODEL = ["--model=tiny-1b", "--gpu-mem-gb=0", "--generation-mode=none", "--seed=3"]
+QUEUE = [*MODEL, "--config=queue.yaml", "--cpu-mem-gb=0", "--prefill-only", "--virtual-time"]
+SLO = "--slo=interactive:p95<50ms"
+SHORT = ["--probe=10", "--probe-warmup=1", "--most-probes=4", "--confirmations=1"]
+
+
+def capacity(cwd: Path, *args: str, config: str = "", timeout: float = 60) -> Ran:
+    (cwd / "queue.yaml").write_text(UNIFORM + config)
+    return run(cwd, "capacity", "--output=R.json", *args, timeout=timeout)
+
+
+def found(ran: Ran) -> Any:
+    assert ran.code == 0, ran.err
+    assert "Traceback" not in ran.err
+    own = ran.own
+    assert own["schema"] == "kv-cache-capacity/1"
+    assert own["status"] == "finished"
+    answer = own["answer"]
+    assert answer["reason"] in ran.out
+    assert answer["low"] <= answer["load"] or not answer["load"]
+    assert answer["high"] is None or answer["high"] > answer["load"]
+    assert len(own["probes"]) <= own["rules"]["most_probes"]
+    return own
+
+
+def refused(ran: Ran, *words: str) -> None:
+    """One sentence, and nothing written."""
+    assert ran.code == 2, ran.err + ran.out
+    assert len(ran.err.strip().splitlines()) == 1, ran.err
+    for word in words:
+        assert word in ran.err
+    assert ran.result is None
+
+
+# --- a limit that can be computed --------------------------------------------------------------
+
+
+def kept_share(load: float, times: int) -> float:
+    """M/D/1: how many wait for at most so many service times (Erlang 1909; see Tijms, A First
+    Course in Stochastic Models, 9.6.2), where the server is busy for this share of the time."""
+    terms = (
+        ((j - times) * load) ** j / factorial(j) * exp((times - j) * load) for j in range(times + 1)
+    )
+    return (1 - load) * sum(terms)
+
+
+def limit_per_s() -> float:
+    """The most requests/s of which 95 % are answered within 50 ms: 40 ms of waiting, 10 of
+    service."""
+    low, high = 0.1, 0.99
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept_share(middle, 4) >= 0.95 else (low, middle)
+    return low / SERVICE_S
+
+
+def test_the_rate_that_is_found_is_the_limit_of_the_queue(tmp_path: Path) -> None:
+    own = found(capacity(tmp_path, SLO, *QUEUE, "--by=rate", "--probe=90"))
+    answer = own["answer"]
+    assert answer["load"] == pytest.approx(limit_per_s(), rel=0.1)
+    assert answer["low"] <= limit_per_s() <= answer["high"]
+    assert answer["confirmed"]
+    assert answer["ended"] == "limit"
+    assert answer["unit"] == own["unit"] == "requests/s"
+    assert answer["requests_per_s"] == pytest.approx(answer["load"], rel=0.1)
+    assert answer["goodput_per_s"].keys() == {"interactive"}
+    assert own["contains_performance"] is False
+    assert own["verdict"] == "invalid"  # nothing was measured
+
+
+def test_the_users_who_are_found_are_between_the_queue_s_two_limits(tmp_path: Path) -> None:
+    """Users who ask once a second are a little more even than Poisson's arrivals, and the server
+    cannot do more than one request in its time."""
+    own = found(capacity(tmp_path, SLO, *QUEUE, "--probe=60"))
+    answer = own["answer"]
+    assert 0.93 * limit_per_s() <= answer["load"] < 1 / SERVICE_S
+    assert answer["load"] == int(answer["load"])
+    assert answer["requests_per_s"] == pytest.approx(answer["load"], rel=0.05)  # one a second each
+    assert answer["users_by_class"] == {
+        "interactive": answer["load"], "responsive": 0, "batch": 0
+    }  # fmt: skip
+
+
+def test_the_same_seed_gives_the_same_answer_and_probes(tmp_path: Path) -> None:
+    seen = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        own = dict(found(capacity(tmp_path / name, SLO, *QUEUE, *SHORT)))
+        for what in ("environment", "passport", "chain"):
+            own.pop(what, None)
+        seen.append(own)
+    assert seen[0] == seen[1]
+
+
+def test_another_seed_asks_for_other_things(tmp_path: Path) -> None:
+    digests = []
+    for name, seed in (("a", 3), ("b", 4)):
+        (tmp_path / name).mkdir()
+        own = found(capacity(tmp_path / name, SLO, *QUEUE, *SHORT, f"--seed={seed}"))
+        digests.append([row["schedule_sha256"] for row in own["probes"]])
+        assert len(set(digests[-1])) == len(digests[-1])  # each probe has its own requests
+    assert digests[0] != digests[1]
+
+
+def test_a_promise_that_nobody_can_keep_is_answered_with_0_and_the_reason(tmp_path: Path) -> None:
+    own = found(capacity(tmp_path, "--slo=interactive:p95<1ms", *QUEUE, *SHORT))
+    answer = own["answer"]
+    assert answer["load"] == answer["low"] == 0
+    assert not answer["confirmed"]
+    assert "even the lowest load misses" in answer["reason"]
+    assert "interactive:p95<1ms" in answer["reason"]
+
+
+def test_the_highest_load_that_passes_is_a_lower_bound(tmp_path: Path) -> None:
+    own = found(capacity(tmp_path, SLO, *QUEUE, *SHORT, "--probe=60", "--highest=12"))
+    answer = own["answer"]
+    assert (answer["load"], answer["high"], answer["ended"]) == (12, None, "highest-load")
+    assert "more" in own["answer"]["reason"] or "highest" in answer["reason"]
+
+
+def test_few_users_begin_where_somebody_is_promised_something(tmp_path: Path) -> None:
+    """The first users may all be of classes that are promised nothing."""
+    mixed = "\nqos_profiles: {interactive: {priority: 3}}\n"
+    text = UNIFORM.replace("interactive_probability: 1.0", "interactive_probability: 0.15")
+    (tmp_path / "mixed.yaml").write_text(text + mixed)
+    own = found(capacity(tmp_path, SLO, *QUEUE, "--config=mixed.yaml", *SHORT, "--first=1"))
+    assert own["probes"]
+    for row in own["probes"]:
+        assert row["users_by_class"]["interactive"] >= 1
+        assert sum(row["users_by_class"].values()) == row["load"]
+        assert [look["promise"] for look in row["promises"]] == ["interactive:p95<50ms"]
+
+
+def test_users_who_only_generate_can_be_searched_for(tmp_path: Path) -> None:
+    words = [word for word in QUEUE if word != "--prefill-only"]
+    own = found(capacity(tmp_path, SLO, *words, "--decode-only", *SHORT))
+    assert own["answer"]["load"] > 0
+
+
+def test_a_trace_is_searched_by_rate(tmp_path: Path) -> None:
+    trace = "--trace=datasets/mooncake_sample.jsonl"
+    refused(capacity(tmp_path, SLO, *QUEUE, trace), "--by rate")
+    slo = "--slo=interactive:p90<2s"
+    own = found(
+        capacity(tmp_path, slo, *QUEUE, "--by=rate", "--first=1", *SHORT, "--probe-warmup=2", trace)
+    )
+    assert own["unit"] == "requests/s"
+    assert own["answer"]["users_by_class"] in (None, {})
+
+
+# --- a class of which nobody is ----------------------------------------------------------------
+
+NOBODY = UNIFORM.replace("interactive_probability: 1.0", "interactive_probability: 0.0")
+
+
+@pytest.mark.parametrize("by", ["users", "rate"])
+def test_a_promise_to_a_class_of_which_nobody_is_is_refused(by: str, tmp_path: Path) -> None:
+    (tmp_path / "nobody.yaml").write_text(NOBODY)
+    ran = capacity(tmp_path, SLO, *QUEUE, "--config=nobody.yaml", f"--by={by}", *SHORT, timeout=20)
+    refused(ran, "--slo")
+
+
+def test_a_rate_of_users_of_whom_none_is_promised_anything_is_refused(tmp_path: Path) -> None:
+    """Seed 3's first user is not interactive."""
+    text = UNIFORM.replace("interactive_probability: 1.0", "interactive_probability: 0.15")
+    (tmp_path / "mixed.yaml").write_text(text)
+    ran = capacity(
+        tmp_path, SLO, *QUEUE, "--config=mixed.yaml", "--by=rate", "--num-users=1", *SHORT
+    )
+    refused(ran, "--slo")
+
+
+# --- a configuration that was made for runs ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "arrival: {request_rate: 5}",
+        "arrival: {request_rate: 5, process: poisson}",
+        "run: {max_requests: 20}",
+        "run: {duration_s: 2, warmup_s: 1, trials: 3, num_users: 7}",
+        "autoscaler: {enabled: true}",
+        "precondition: {enabled: true}",
+        "schedule: {workers: 1}",
+    ],
+)
+def test_a_configuration_made_for_runs_is_refused_or_changes_nothing(
+    section: str, tmp_path: Path
+) -> None:
+    """What ends or scales a run is the search's own, wherever it stands."""
+    ran = capacity(tmp_path, SLO, *QUEUE, *SHORT, config=f"{section}\n")
+    if ran.code == 2:
+        refused(ran)
+        return
+    (tmp_path / "plain").mkdir()
+    plain = found(capacity(tmp_path / "plain", SLO, *QUEUE, *SHORT))
+    own = found(ran)
+    rows = ("load", "offered_per_s", "completed_per_s", "schedule_sha256")
+    assert [[row[n] for n in rows] for row in own["probes"]] == [
+        [row[n] for n in rows] for row in plain["probes"]
+    ]
+    assert own["answer"] == plain["answer"]
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+BAD = {
+    "": "promise",
+    "interactive": "no limit",
+    "nobody:p95<50ms": "nobody",
+    "interactive:p95<50": "unit",
+    "interactive:p95<50h": "'h'",
+    "interactive:95<50ms": "'95'",
+    "interactive:p100<50ms": "p100",
+    "interactive:p95<0ms": "limit",
+    "interactive:first:p95<1s": "'first'",
+    "interactive:p95<50ms,": "comma",
+    "interactive:p95<50ms,interactive:p95<60ms": "same",
+}
+
+
+class Here:
+    """The command in this process, in an empty directory."""
+
+    def __init__(self, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._cwd, self._capsys = cwd, capsys
+        (cwd / "queue.yaml").write_text(UNIFORM)
+
+    def refuses(self, *args: str) -> str:
+        assert main(["capacity", "--output=R.json", *args]) == 2
+        said = self._capsys.readouterr().err.strip()
+        assert len(said.splitlines()) == 1, said
+        assert {path.name for path in self._cwd.iterdir()} == {"queue.yaml"}
+        return said
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Here:
+    monkeypatch.chdir(tmp_path)
+    return Here(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("slo", BAD)
+def test_a_promise_that_is_none_is_refused_in_one_sentence(slo: str, here: Here) -> None:
+    assert BAD[slo] in here.refuses(f"--slo={slo}", *QUEUE)
+
+
+def test_without_a_promise_there_is_nothing_to_search_for(here: Here) -> None:
+    assert "--slo" in here.refuses(*QUEUE)
+
+
+OWN = {
+    "--duration=5": "duration",
+    "--warmup=1": "warmup",
+    "--max-requests=5": "max_requests",
+    "--num-users=5": "--num-users",
+    "--trials=2": "trials",
+    "--request-rate=2": "request_rate",
+    "--arrival=closed": "arrival",
+    "--enable-autoscaling": "autoscaler",
+    "--precondition": "precondition",
+    "--results-dir=x": "results_dir",
+    "--latency-dump=x": "latency_dump",
+    "--fio-export=x": "fio_export",
+    "--certify": "certify",
+    "--replay-cycles=2": "replay_cycles",
+}
+
+
+@pytest.mark.parametrize("flag", OWN)
+def test_what_is_the_search_s_own_is_refused_by_name(flag: str, here: Here) -> None:
+    assert OWN[flag] in here.refuses(SLO, *QUEUE, flag)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--first=0", "--first=-3", "--first=nan", "--first=1.5", "--first=1e9"),
+        *("--lowest=0", "--lowest=-1", "--highest=0", "--highest=inf", "--highest=5"),
+        *("--resolution=0", "--most-probes=0", "--most-probes=2", "--confirmations=0"),
+        *("--probe=0", "--probe=nan", "--probe-warmup=-1", "--concurrency=0", "--by=both"),
+        *("--output=nowhere/R.json", "--output=.", "--such=1"),
+    ],
+)
+def test_numbers_and_places_that_cannot_be_are_refused(flag: str, here: Here) -> None:
+    first = ["--first=10"] if flag.startswith("--highest=5") else []
+    if flag.startswith("--probe"):
+        assert flag.split("=")[0] in here.refuses(SLO, *QUEUE, flag)
+    else:
+        here.refuses(SLO, *QUEUE, "--probe=1", "--probe-warmup=1", *first, flag)
+
+
+# --- a real directory ----------------------------------------------------------------------------
+
+REAL = [
+    *(*MODEL, "--config=site.yaml", "--cpu-mem-gb=0.0625", "--storage-capacity-gb=0.1"),
+    *("--cache-dir=cache", "--output=R.json", "--probe-warmup=1"),
+]
+SITE = """
+io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
+run: {drain_s: 2}
+monitor: {tick_s: 0.2}
+user_templates:
+  chatbot: &same {context_range: [64, 128], generation_range: [4, 8], think_time_range: [0.2, 0.4]}
+  coding: *same
+  document: *same
+"""
+
+
+def site(cwd: Path) -> None:
+    prepare(cwd)
+    (cwd / "site.yaml").write_text(SITE)
+
+
+def test_a_small_search_on_a_real_directory_is_whole_and_leaves_no_file(tmp_path: Path) -> None:
+    site(tmp_path)
+    ran = run(
+        tmp_path, "capacity", "--slo=responsive:p90<400ms,batch:ttft:p90<400ms", *REAL,
+        "--probe=2.5", "--first=2", "--highest=4", "--most-probes=3", "--confirmations=1",
+    )  # fmt: skip
+    own = found(ran)
+    assert own["driver"] == "real-io"
+    assert own["contains_performance"] is True
+    assert own["verdict"] in ("valid", "suspect", "invalid", "client-bound")
+    assert own["slo"] == ["responsive:p90<400ms", "batch:ttft:p90<400ms"]
+    limited = own["limited_by"]
+    assert limited["what"] if limited else own["answer"]["ended"] == "highest-load"
+    for row in own["probes"]:
+        assert row["completed_per_s"] > 0
+        assert row["storage_write_bytes_per_s"] >= 0
+        assert row["machine"]["process_cores"] > 0
+        assert len(row["schedule_sha256"]) == 64
+    for word in ("capacity", "users", "interval", "verdict", "R.json"):
+        assert word in ran.out
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_signal_in_a_probe_ends_the_search_with_what_there_is(tmp_path: Path) -> None:
+    site(tmp_path)
+    process = start(
+        tmp_path, ["capacity", "--slo=responsive:p90<400ms", *REAL, "--first=2", "--probe=60"]
+    )
+    while not list((tmp_path / "cache").glob("*/*/*.kv")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    ran = finish(process, tmp_path, timeout=30)
+    assert ran.code == 130, ran.err
+    assert "Traceback" not in ran.err
+    own = ran.own
+    assert own["status"] == "interrupted"
+    assert own["verdict"] == "invalid"
+    assert any("SIGINT" in reason for reason in own["reasons"])
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_document_is_sealed(tmp_path: Path) -> None:
+    from kv_cache.report.chain import fingerprint
+
+    ran = capacity(tmp_path, SLO, *QUEUE, *SHORT)
+    found(ran)
+    assert fingerprint(json.loads((tmp_path / "R.json").read_bytes())) is not None

@@ -1,0 +1,424 @@
+"""Pictures: what is drawn of which document, what is refused, and that nothing else is touched."""
+
+import json
+import logging
+import os
+import sys
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.report.chain import seal
+from kv_cache.report.pictures.base import (
+    BadDocumentError,
+    Picture,
+    figures,
+    number,
+    round_numbers,
+    spread,
+)
+from kv_cache.report.pictures.capacity import capacity_picture
+from kv_cache.report.pictures.rounds import precondition_picture
+from kv_cache.report.pictures.run import run_picture
+from kv_cache.report.pictures.trials import trials_picture
+from kv_cache.report.plot import MARK, draw, picture_of, plot_beside, read_document, require_ours
+from tests import trials
+
+pytest.importorskip("matplotlib")
+
+
+# --- documents -------------------------------------------------------------------------------
+
+
+def window(start_s: float, phase: str = "measure", **more: Any) -> dict[str, Any]:
+    latency = {"p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 4.0, "max_ms": 4.0}
+    storage = {"read": {"operations": 4, "bytes": 2_000_000_000, **latency}}
+    return {
+        "start_s": start_s,
+        "end_s": start_s + 1,
+        "phase": phase,
+        "users": 4,
+        "in_flight": 2,
+        "queued": 0,
+        "completed": 3,
+        "output_tokens": 300,
+        "tiers": {"storage": storage},
+        "classes": {"interactive": {"completed": 3, "response_ms": latency}},
+        "saturation": {"level": 0.5, "by": "queue", "saturated": False},
+        "machine": {"device_utilisation": 0.5},
+        **more,
+    }
+
+
+def run(windows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {
+        "schema": "kv-cache-result/2",
+        "driver": "real-io",
+        "status": "finished",
+        "semantics_preset": "serving",
+        "seed": 3,
+        "model": {"name": "Tiny 1B"},
+        "passport": {"verdict": "valid", "reasons": []},
+        "series": {"tick_s": 1.0, "together": 1, "promises": [], "windows": windows},
+        "autoscaling": [],
+        "preconditioning": None,
+        "config": {"qos_profiles": {"interactive": {"target_latency_p95_ms": 50.0}}},
+        **more,
+    }
+
+
+def rounds(rates: list[float], proof: dict[str, Any] | None = None) -> dict[str, Any]:
+    rows = [
+        {"round": k, "bytes_per_second": rate, "read_p95_ms": 5.0, "write_p95_ms": None}
+        for k, rate in enumerate(rates, start=1)
+    ]
+    fill = [
+        {"start_s": 0.0, "end_s": 1.0, "bytes": 10**9, "bytes_per_second": 1e9},
+        {"start_s": 1.0, "end_s": 3.0, "bytes": 10**9, "bytes_per_second": 5e8},
+    ]
+    return {
+        "fill": {"bytes": 2 * 10**9, "area_bytes": 10**9, "rows": fill},
+        "rounds": rows,
+        "proof": proof,
+        "open_loop": False,
+    }
+
+
+STEADY = {"average": 1e9, "range_share": 0.04, "slope_share": 0.01, "steady": True}
+
+
+def precondition(**more: Any) -> dict[str, Any]:
+    return {
+        "schema": "kv-cache-precondition/1",
+        "driver": "real-io",
+        "status": "finished",
+        "seed": 3,
+        "verdict": "steady",
+        "reasons": [],
+        "preconditioning": rounds([0.5e9, 1e9, 1.02e9, 0.98e9, 1e9, 1e9], STEADY),
+        "config": {"passport": {"most_round_range": 0.2, "most_round_change": 0.1}},
+        **more,
+    }
+
+
+def probe(load: float, **more: Any) -> dict[str, Any]:
+    look = {"promise": "interactive:p95<50ms", "share": 0.01, "low": 0.0, "high": 0.03}
+    return {
+        "load": load,
+        "inside": True,
+        "overloaded": False,
+        "client_bound": False,
+        "promises": [look],
+        "offered_per_s": load,
+        "completed_per_s": load,
+        "storage_read_bytes_per_s": 1e8 * load,
+        "storage_write_bytes_per_s": 0.0,
+        "response_ms": {"p50": 1.0 * load, "p95": 2.0 * load, "p99": 3.0 * load},
+        **more,
+    }
+
+
+def capacity(*probes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    answer = {"load": 10.0, "confirmed": True, "confidence": 0.95, "low": 9.0, "high": None}
+    return {
+        "schema": "kv-cache-capacity/1",
+        "driver": "real-io",
+        "seed": 3,
+        "slo": ["interactive:p95<50ms"],
+        "unit": "users",
+        "verdict": "valid",
+        "model": {"name": "Tiny 1B"},
+        "answer": answer,
+        "knee": {"load": 5.0},
+        "limited_by": {"what": "latency", "why": "requests took too long"},
+        "probes": list(probes),
+        **more,
+    }
+
+
+EACH = {
+    "run": run([window(0, "warmup"), *(window(k) for k in range(1, 9)), window(9, "drain")]),
+    "capacity": capacity(
+        probe(5.0),
+        probe(10.0),
+        probe(10.0),
+        probe(20.0, inside=False),
+        probe(80.0, inside=False, overloaded=True),
+        probe(90.0, inside=False, client_bound=True),
+    ),
+    "precondition": precondition(),
+    "trials": trials.of([trials.result(1), trials.result(2), trials.result(3)])["kv_cache"],
+}
+
+
+def titles(picture: Picture) -> list[str]:
+    return [panel.title for panel in picture.panels if not panel.bare]
+
+
+def drawn(own: Any, form: str = "svg") -> bytes:
+    return draw({"kv_cache": own}, Path("R.json"), form)
+
+
+# --- what is drawn ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_same_document_gives_the_same_bytes_and_well_formed_xml(name: str) -> None:
+    first = drawn(EACH[name])
+    assert first == drawn(json.loads(json.dumps(EACH[name])))
+    ET.fromstring(first)
+    assert MARK.encode() in first
+    assert b"<dc:date>" not in first
+
+
+@pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_other_formats_are_the_same_bytes_each_time_too(form: str, begins: bytes) -> None:
+    data = drawn(EACH["trials"], form)
+    assert data.startswith(begins)
+    assert MARK.encode() in data
+    assert data == drawn(EACH["trials"], form)
+
+
+def test_a_users_own_settings_of_matplotlib_change_nothing() -> None:
+    import matplotlib
+
+    usual = drawn(EACH["trials"])
+    with matplotlib.rc_context():
+        matplotlib.rc("lines", linewidth=9)
+        matplotlib.rc("font", size=20)
+        matplotlib.rc("svg", hashsalt="other")
+        assert drawn(EACH["trials"]) == usual
+
+
+def test_a_run_has_a_panel_for_what_it_has_data_of_and_no_other() -> None:
+    assert titles(run_picture(EACH["run"])) == [
+        "Storage throughput",
+        "Output tokens",
+        "Time of one storage read (percentiles of each window)",
+        "Response p95 of each class; dashed: its limit",
+        "Requests in service and waiting in the queue",
+        "Time in which the device had work",
+        "Saturation: above 1 (dashed) a signal is over its limit",
+    ]
+    bare = run([window(k, tiers={}, machine={}, saturation=None, classes={}) for k in range(3)])
+    assert titles(run_picture(bare)) == [
+        "Output tokens",
+        "Requests in service and waiting in the queue",
+    ]
+
+
+def test_users_are_drawn_where_they_change_and_a_trace_has_none() -> None:
+    moving = run([window(0), window(1, users=6)])
+    assert titles(run_picture(moving))[0] == "Users"
+    decision = {"at_s": 1.0, "action": "scale_up", "users_before": 4, "users": 6}
+    scaled = run([window(0), window(1, users=6)], autoscaling=[decision])
+    assert titles(run_picture(scaled))[0].startswith("Users, with each decision")
+    assert "Users" not in titles(run_picture(run([window(0, users=None)])))
+    drawn(scaled)
+
+
+def test_the_phases_are_named_with_their_lengths() -> None:
+    assert "Phases: warmup 1 s, measure 8 s, drain 1 s." in run_picture(EACH["run"]).lines
+
+
+def test_many_windows_become_few_points_and_the_picture_says_so() -> None:
+    long = run([window(k) for k in range(1000)])
+    assert any("Each point is 4 windows" in line for line in run_picture(long).lines)
+    drawn(long)
+
+
+def test_a_runs_preconditioning_follows_its_series() -> None:
+    own = run([window(0)], preconditioning=rounds([1e9] * 5, STEADY))
+    assert titles(run_picture(own))[-2:] == [
+        "The fill: 2 GB in 3 s, 2 passes",
+        "Steady: range 4 % (20 % allowed), trend 1 % (10 % allowed)",
+    ]
+
+
+def test_preconditioning_says_its_verdict_in_words() -> None:
+    steady = precondition_picture(EACH["precondition"])
+    assert steady.title == "Preconditioning: the device is steady"
+    few = precondition(verdict="not-steady", preconditioning=rounds([1e9] * 3))
+    assert titles(precondition_picture(few))[-1] == ("3 rounds: too few to judge (five are needed)")
+    drawn(few)
+
+
+def test_latencies_of_rounds_are_drawn_where_they_are_judged() -> None:
+    done = {**rounds([1e9] * 5, STEADY), "open_loop": True}
+    own = precondition(preconditioning=done)
+    assert titles(precondition_picture(own))[-1].startswith("p95 of storage reads and writes")
+    drawn(own)
+
+
+def test_a_capacity_shows_what_each_promise_was_judged_by() -> None:
+    picture = capacity_picture(EACH["capacity"])
+    assert picture.title == "Capacity: 10 users within the promises"
+    assert (
+        "95% interval 9 to more than was tried users, confirmed by probes at 10." in picture.lines
+    )
+    assert titles(picture) == [
+        "Response of all requests: p50, p95, p99 of each probe",
+        "Requests over interactive:p95<50ms (95 % intervals)",
+        "Requests asked and completed",
+        "Storage throughput",
+    ]
+
+
+def test_a_capacity_of_no_load_says_so() -> None:
+    answer = {"load": 0.0, "confirmed": False, "confidence": 0.95, "low": 0.0, "high": 5.0}
+    own = capacity(probe(5.0, inside=False), answer=answer, knee=None, limited_by=None)
+    assert capacity_picture(own).title == "Capacity: no load kept the promises"
+    drawn(own)
+
+
+def test_trials_have_a_row_for_each_number_that_is_above_zero() -> None:
+    (panel,) = trials_picture(EACH["trials"]).panels
+    assert panel.height == pytest.approx(0.34 * 7)  # nothing was written to storage
+
+
+def test_a_name_that_looks_like_a_formula_or_has_other_letters_is_drawn_as_text() -> None:
+    drawn({**EACH["run"], "model": {"name": "$\\frac{ \u4e2d\u6587 \n"}})
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (run([]), "there is nothing to draw, as kv_cache.series.windows has no window"),
+        (run([window(0, phase="lunch")]), "a window's phase is 'lunch', which no run has"),
+        (run([window(1), window(0)]), "series.windows do not follow each other in time"),
+        (run([window(0, end_s=None)]), "end_s is missing"),
+        (run([window(0, queued="many")]), "queued is 'many', not a number that a result has"),
+        (run([window(0, queued=1e300)]), "queued is 1e+300, not a number that a result has"),
+        (run([window(0)], autoscaling={"a": 1}), "autoscaling is no list of rows"),
+        (capacity(), "there is nothing to draw, as no probe came to its end"),
+        (capacity(probe(0.0)), "a probe's load is not above 0"),
+        (capacity(probe(1.0), slo=["fast"]), "slo: "),
+        (precondition(preconditioning={}), "there is nothing to draw, as neither a fill nor"),
+        ({"schema": "kv-cache-trials/1", "metrics": {}}, "no trial has a number above 0"),
+        ({"schema": "kv-cache-profile/1"}, "there is no picture of schema 'kv-cache-profile/1'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence_with_the_files_name(own: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        drawn(own)
+    text = str(caught.value)
+    assert says in text
+    assert text.startswith("R.json: ")
+    assert "\n" not in text
+
+
+def test_a_result_that_was_changed_is_refused(tmp_path: Path) -> None:
+    document = seal({"kv_cache": dict(EACH["run"])}, {})
+    file = tmp_path / "R.json"
+    file.write_text(json.dumps(document))
+    assert read_document(file)["kv_cache"]["seed"] == 3
+    document["kv_cache"]["seed"] = 4
+    file.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="was changed after its run"):
+        read_document(file)
+
+
+# --- beside a result -------------------------------------------------------------------------
+
+
+def test_the_picture_beside_a_result_is_that_of_the_result_read_back(tmp_path: Path) -> None:
+    result = tmp_path / "R.json"
+    document = seal({"kv_cache": dict(EACH["capacity"])}, {})
+    result.write_text(json.dumps(document))
+    assert plot_beside(document, result) == tmp_path / "R.svg"
+    again = draw(read_document(result), result, "svg")
+    assert (tmp_path / "R.svg").read_bytes() == again
+    assert plot_beside(document, result) == tmp_path / "R.svg"  # our own may be replaced
+
+
+def test_a_file_of_others_is_left_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = tmp_path / "R.svg"
+    theirs.write_text("<svg/>")
+    assert plot_beside({"kv_cache": EACH["capacity"]}, tmp_path / "R.json") is None
+    assert theirs.read_text() == "<svg/>"
+    assert "which plot did not write" in caplog.text
+
+
+def test_a_document_without_data_has_no_picture_beside_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert plot_beside({"kv_cache": capacity()}, tmp_path / "R.json") is None
+    assert "no picture: " in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_one_line_names_the_extra(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with caplog.at_level(logging.INFO, "kv_cache"):
+        assert plot_beside({"kv_cache": EACH["capacity"]}, tmp_path / "R.json") is None
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "kv-cache-bench[plot]" in record.getMessage()
+    with pytest.raises(UsageError, match="kv-cache-bench"):
+        drawn(EACH["capacity"])
+
+
+def test_a_place_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.svg")
+    for name, why in (("pipe.svg", "no regular file"), ("no/R.svg", "there is no directory")):
+        with pytest.raises(PlaceError, match=why):
+            require_ours(tmp_path / name)
+    (tmp_path / "R.svg").mkdir()
+    with pytest.raises(PlaceError, match="it is a directory"):
+        require_ours(tmp_path / "R.svg")
+
+
+def test_the_picture_of_a_runs_directory_stands_in_it(tmp_path: Path) -> None:
+    assert picture_of(tmp_path) == tmp_path / "result.svg"
+    assert picture_of(Path("a/b.c.json")) == Path("a/b.c.svg")
+
+
+# --- parts -----------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_a_gap_and_what_is_wrong_is_an_error() -> None:
+    assert isnan(number({"a": None}, "a"))
+    assert isnan(number({}, "a.b"))
+    assert number({"a": {"b": 2}}, "a.b") == 2.0
+    wrongs: list[object] = [True, "1", [], 1e19]
+    for wrong in wrongs:
+        with pytest.raises(BadDocumentError):
+            number({"a": wrong}, "a")
+
+
+@given(st.lists(st.floats(0, 1), max_size=8), st.floats(0.01, 0.1))
+def test_labels_keep_their_order_and_distance(places: list[float], gap: float) -> None:
+    moved = spread(sorted(places), gap)
+    assert all(b - a >= gap * (1 - 1e-9) for a, b in pairwise(moved))
+    assert all(place <= 1 for place in moved)
+    assert spread([0.1, 0.5], 0.1) == [0.1, 0.5]
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1.6, 1e9))
+@settings(max_examples=200)
+def test_ticks_are_few_and_inside(low: float, times: float) -> None:
+    found = round_numbers(low, low * times, most=5)
+    assert len(found) <= 5
+    assert all(low <= tick <= low * times for tick in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (1, "1"), (1.5, "1.5"), (12.34, "12.3"), (1234.5, "1,234")],
+)
+def test_numbers_have_three_figures_that_count(value: float, text: str) -> None:
+    assert figures(value) == text

@@ -1,0 +1,138 @@
+"""The document of several trials: numbers, verdict, and what is left out."""
+
+import pytest
+
+from kv_cache.metrics.intervals import mean_interval
+from kv_cache.report.chain import check, sealed_files
+from kv_cache.report.trials import METRICS, trial_seed, trials_text
+from tests.trials import GB, of, result
+
+
+def test_each_metric_has_every_value_and_what_they_say_together() -> None:
+    own = of([result(1, 1.00 * GB), result(2, 1.02 * GB), result(3, 1.01 * GB)])["kv_cache"]
+    read = own["metrics"]["storage.read.bytes_per_second"]
+    values = [1.00 * GB, 1.02 * GB, 1.01 * GB]
+    interval = mean_interval(values)
+    assert interval is not None
+    assert read == {
+        "unit": "bytes/s",
+        "better": "higher",
+        "values": values,
+        "median": 1.01 * GB,
+        "mean": pytest.approx(1.01 * GB),
+        "interval": {"low": interval.low, "high": interval.high},
+        "coefficient_of_variation": pytest.approx(0.01 / 1.01),
+        "min": 1.00 * GB,
+        "max": 1.02 * GB,
+    }
+    assert own["metrics"]["requests_per_second"]["median"] == 10
+    assert own["metrics"]["output_tokens_per_second"]["median"] == 500
+    assert own["metrics"]["interactive.response_ms.p95"]["better"] == "lower"
+    assert own["passport"]["verdict"] == "valid"
+
+
+def test_what_nothing_was_measured_of_is_no_metric_and_not_zero_milliseconds() -> None:
+    metrics = of([result(1), result(2)])["kv_cache"]["metrics"]
+    assert "batch.response_ms.p95" not in metrics
+    assert "storage.write.device_ms.p50" not in metrics
+    assert metrics["storage.write.bytes_per_second"]["values"] == [0.0, 0.0]
+    assert metrics["storage.write.bytes_per_second"]["coefficient_of_variation"] is None
+
+
+def test_one_trial_has_values_and_no_interval() -> None:
+    own = of([result(1)])["kv_cache"]
+    assert own["metrics"]["hit_ratio"]["interval"] is None
+    assert own["passport"]["verdict"] == "valid"
+    assert own["passport"]["rules"][2]["status"] == "not-judged"
+
+
+@pytest.mark.parametrize("status", ["broken", "interrupted"])
+def test_a_trial_that_did_not_finish_is_named_and_gives_no_numbers(status: str) -> None:
+    own = of([result(1), result(2, 5 * GB, status=status), result(3)], planned=5)["kv_cache"]
+    assert own["metrics"]["storage.read.bytes_per_second"]["values"] == [GB, GB]
+    assert [row["counted"] for row in own["trials"]] == [True, False, True]
+    assert (own["finished"], own["planned"]) == (2, 5)
+    assert own["passport"]["verdict"] == "invalid"
+    (reason,) = own["passport"]["reasons"]
+    assert reason == (
+        f"T1 completeness: 2 of 5 trials finished: trial 2 was {status}, trials 4 to 5 have no "
+        "result; run all of them again"
+    )
+
+
+def test_no_finished_trial_gives_no_numbers_and_is_told() -> None:
+    document = of([result(1, status="interrupted")], planned=2)
+    assert document["kv_cache"]["metrics"] == {}
+    assert document["kv_cache"]["headline"] is None
+    assert "no trial finished: there are no numbers" in trials_text(document, "R.json")
+
+
+@pytest.mark.parametrize("word", ["suspect", "invalid"])
+def test_the_whole_is_worth_what_its_worst_trial_is(word: str) -> None:
+    passport = of([result(1), result(2, verdict=word)])["kv_cache"]["passport"]
+    assert passport["verdict"] == word
+    assert passport["reasons"] == [f"T2 trials: trial 2 is {word} (V9 clock: it jumped)"]
+
+
+def test_trials_that_disagree_are_suspect_and_the_furthest_is_named() -> None:
+    slow = of([result(1), result(2), result(3, 0.5 * GB), result(4)])["kv_cache"]
+    assert slow["passport"]["verdict"] == "suspect"
+    assert "trial 3 with 0.4657 GiB/s is furthest" in slow["passport"]["reasons"][0]
+    # A bound that was declared wider is told with the one that it replaces.
+    wide = of([result(1), result(2, 0.9 * GB)], most_cv=0.5)["kv_cache"]["passport"]
+    assert wide["verdict"] == "valid"
+    assert wide["changed_thresholds"] == {"most_cv": [0.5, 0.05]}
+
+
+def test_without_storage_traffic_requests_are_the_headline() -> None:
+    quiet = of([result(1, 0.0), result(2, 0.0)])["kv_cache"]
+    assert quiet["headline"] == "requests_per_second"
+
+
+def test_seeds_schedules_and_files_are_named_and_sealed() -> None:
+    document = of([result(trial_seed(7, k)) for k in (1, 2)], cooldown_s=3.0)
+    own = document["kv_cache"]
+    assert (own["seed"], own["cooldown_s"]) == (7, 3.0)
+    assert [row["seed"] for row in own["trials"]] == [trial_seed(7, 1), trial_seed(7, 2)]
+    assert len({row["schedule_sha256"] for row in own["trials"]}) == 2
+    assert [row["file"] for row in own["trials"]] == ["R.trial1.json", "R.trial2.json"]
+    assert sealed_files(document) == {row["file"]: row["sha256"] for row in own["trials"]}
+    assert check(document, {}) == []
+    own["metrics"]["hit_ratio"]["median"] = 0.9
+    assert [change.link for change in check(document, {})] == ["measurements"]
+
+
+def test_seeds_are_of_32_bits_and_differ_between_trials_and_masters() -> None:
+    seeds = {trial_seed(master, k) for master in range(50) for k in range(1, 51)}
+    assert len(seeds) == 2500
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_runs_of_other_configurations_are_no_trials_of_each_other() -> None:
+    with pytest.raises(ValueError, match="trial 2 differs"):
+        of([result(1), result(2, driver="virtual-time")])
+    with pytest.raises(ValueError, match="0 results"):
+        of([], planned=2)
+    with pytest.raises(ValueError, match="3 results in 3 files of 2 trials"):
+        of([result(1), result(2), result(3)], planned=2)
+
+
+def test_the_summary_is_read_in_ten_seconds() -> None:
+    text = trials_text(of([result(1), result(2, 1.02 * GB)]), "R.json").splitlines()
+    assert text[0] == "trials    2 of 2 finished: Tiny 1B, serving semantics, seed 7"
+    read = next(line for line in text if line.startswith("storage read   "))
+    assert read.split() == [
+        *("storage", "read", "GiB/s", "0.9406", "0.9406", "0.8223", "to", "1.059", "1.4", "%")
+    ]
+    assert "verdict   VALID" in text
+    assert text[-1] == "trials  R.json"
+    assert len(text) < 25
+    assert max(map(len, text)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0"), (0.00123456, "0.001235"), (12.3456, "12.35"), (1e6, "1,000,000")],
+)
+def test_numbers_are_shown_with_four_digits_that_count(value: float | None, text: str) -> None:
+    assert METRICS["ttft_ms.p50"].shown(value) == text
