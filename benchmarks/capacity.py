@@ -70,7 +70,7 @@ def search(directory: Path, seed: int, probe_s: int) -> dict[str, Any]:
 
 
 def figures(*, quick: bool) -> Sequence[Figure]:
-    times, probe_s = (2, 20) if quick else (3, 40)
+    times, probe_s = (2, 15) if quick else (3, 40)
     answers: dict[int, list[float]] = {SLOW: [], FAST: []}
     for turn in range(times):
         for rate in (SLOW, FAST) if turn % 2 == 0 else (FAST, SLOW):

@@ -5,7 +5,8 @@
 A whole real run on memory and a directory; while it serves, its users are changed from few to many
 and back, several times. Told are the times until the last thread has come or gone, and threads and
 resident memory with few users before and after. The first round is thrown away: it has the memory
-taken that a thread needs at its first use.
+taken that a thread needs at its first use. Users think for 1 to 2 s, so that many of them are no
+overload: who leaves is answered first, and that takes as long as the queue is.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def measure(few: int, many: int, times: int) -> Changes:
     stop = threading.Event()
     found: list[Changes] = []
     template = {"context_range": [64, 512], "generation_range": [10, 40]}
-    thinks = {**template, "think_time_range": [0.1, 0.5]}
+    thinks = {**template, "think_time_range": [1.0, 2.0]}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory:
         config = load_config(
             None,
