@@ -568,9 +568,9 @@ class CapacitySearch:
         A device whose latency breaks off is not on that line. So where it has not about halved the
         bracket, the next load is in the middle.
         """
-        beyond = self._beyond_what_was_served(below.load, above.load)
-        if beyond is not None:
-            return beyond, f"just above {below.load:g}, which is all that overloaded probes served"
+        near = self._near_what_was_served(below.load, above.load)
+        if near is not None:
+            return near, f"near what overloaded probes served, above {below.load:g}, which passed"
         low, high = below.load, self._served_at_most(below.load, above.load)
         step = self._rules.resolution
         why = f"between {low:g}, which passed, and {above.load:g}, which did not"
@@ -586,15 +586,21 @@ class CapacitySearch:
         aimed = root * (1 + side * step / 3)
         return self._within(aimed, low, high), why
 
-    def _beyond_what_was_served(self, low: float, high: float) -> float | None:
-        """What an overloaded device serves is near its capacity. Once as much has passed, a little
-        more is tried before anything far above it."""
+    def _near_what_was_served(self, low: float, high: float) -> float | None:
+        """What an overloaded device serves is near its capacity, once a probe with as much load has
+        passed. Then a little more is tried before anything far above it, or a little less where
+        that probe had been lucky."""
         step = self._rules.resolution
-        overloaded = [t.served for t in self._tried.values() if t.served * (1 + 4 * step) < t.load]
-        if not any(low >= served * (1 - 2 * step) for served in overloaded):
+        tried = self._tried.values()
+        overloaded = [t.served for t in tried if t.served * (1 + 4 * step) < t.load]
+        served = min(overloaded, default=0.0)
+        as_much = [t for t in tried if t.load >= served * (1 - 2 * step)]
+        if not served or not any(v.inside for t in as_much for v in t.verdicts):
             return None
-        load = self._rounded(low * (1 + 4 * step))
-        return load if low < load < high * (1 - step) and self._can_try(load) else None
+        more = low >= served * (1 - 2 * step)
+        load = self._rounded(low * (1 + 4 * step) if more else served * (1 - step))
+        within = low * (1 + step) < load < high * (1 - step)
+        return load if within and self._can_try(load) else None
 
     def _served_at_most(self, low: float, high: float) -> float:
         """The lowest load above `low` that an overloaded probe served, if any is below `high`."""

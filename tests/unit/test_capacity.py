@@ -242,6 +242,24 @@ def test_a_backlog_that_grows_is_outside_whatever_the_latencies() -> None:
     assert "the backlog grows" in answer.reason
 
 
+def test_a_load_just_above_the_capacity_that_passes_by_chance_does_not_lead_far_away() -> None:
+    """A device of 310 requests/s, of which a short probe at 320 once looks good; all that is above
+    is overloaded, and serves 310."""
+    lucky = [320.0]
+
+    def device(load: float) -> ProbeVerdict:
+        if load in lucky:
+            lucky.remove(load)
+            return ProbeVerdict(judged=judged(0.01), served_share=1.0)
+        if load <= 310:
+            return ProbeVerdict(judged=judged(0.01), served_share=1.0)
+        return ProbeVerdict(judged=judged(0.9), overloaded=True, served_share=310 / load)
+
+    search = searched(device, first=40, highest=10_000, whole=False)
+    assert 0.95 * 310 <= search.answer.load <= 310, [step.load for step in search.steps]
+    assert len(search.steps) <= 12
+
+
 def test_a_load_that_fails_its_confirmation_gives_way_to_a_lower_one() -> None:
     """Above 38, a load passes the first time only, as on a drive whose cache is not full yet."""
     seen: list[float] = []
