@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
 
 # --- checking --------------------------------------------------------------------------------
 
+_LEFT_OVER = 0.1  # of what was asked
+_SURE_ERRORS = 4.0  # standard errors of asked - answered at a load of exactly 1, as of two counts
 _PROMISES_LONG = 5  # a probe lasts so many times the longest promise, at least
 
 _OURS = {
@@ -371,9 +374,15 @@ class _Probing:
 
 
 def _overloaded(windows: Sequence[Window], config: Config) -> bool:
+    """The backlog grows throughout; or so much less was answered than asked that ten windows need
+    not be waited for."""
     found = stationarity(windows)
     most = config.passport.thresholds().most_backlog_growth
-    return backlog_grows(found["backlog_growth_share"], found["backlog_t"], most)
+    if backlog_grows(found["backlog_growth_share"], found["backlog_t"], most):
+        return True
+    asked = sum(window.submitted for window in windows)
+    left = asked - sum(c.ended for window in windows for c in window.classes.values())
+    return left > _LEFT_OVER * asked and left > _SURE_ERRORS * sqrt(2 * asked)
 
 
 def _ignore(_: object) -> None:
