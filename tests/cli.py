@@ -89,3 +89,11 @@ def finish(process: "subprocess.Popen[str]", cwd: Path, timeout: float = 120) ->
 def small(cwd: Path, *args: str, timeout: float = 120) -> Ran:
     """A small run below `cwd/cache`, with its result."""
     return run(cwd, *SMALL, "--cache-dir=cache", "--output=R.json", *args, timeout=timeout)
+
+
+def anything(directory: Path, pattern: str) -> bool:
+    """Whether something of that name is there; directories may go while they are looked at."""
+    try:
+        return any(directory.glob(pattern))
+    except FileNotFoundError:
+        return False

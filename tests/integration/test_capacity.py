@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kv_cache.cli import main
-from tests.cli import Ran, finish, prepare, run, start
+from tests.cli import Ran, anything, finish, prepare, run, start
 
 SERVICE_S = 0.01
 UNIFORM = f"""
@@ -372,7 +372,7 @@ def test_a_signal_in_a_probe_ends_the_search_with_what_there_is(tmp_path: Path) 
     process = start(
         tmp_path, ["capacity", "--slo=responsive:p90<400ms", *REAL, "--first=2", "--probe=60"]
     )
-    while not list((tmp_path / "cache").glob("*/*/*.kv")):
+    while not anything(tmp_path / "cache", "*/*/*.kv"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli import SMALL, Ran, environment, finish, prepare, run, small, start
+from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, small, start
 from tests.integration.test_runs import sound
 from tests.integration.test_series import assert_in_order, assert_sums, windows_of
 
@@ -136,7 +136,7 @@ def test_errors_are_those_of_the_run_s_own_requests(tmp_path: Path) -> None:
 
 
 def wait_for(pattern: str, cache: Path, process: "subprocess.Popen[str]") -> None:
-    while not list(cache.glob(pattern)):
+    while not anything(cache, pattern):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 

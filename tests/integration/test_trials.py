@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kv_cache.report.trials import trial_seed
-from tests.cli import SMALL, Ran, environment, finish, prepare, run, small, start
+from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, small, start
 
 VIRTUAL = ["--virtual-time", "--duration=3"]
 MASTER = 3  # of `SMALL`
@@ -134,7 +134,7 @@ def gone_and_back(cache: Path, process: "subprocess.Popen[str]") -> None:
     while not result.exists() or cache.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.002)
-    while not any(cache.glob("*/*/*.kv")):
+    while not anything(cache, "*/*/*.kv"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
