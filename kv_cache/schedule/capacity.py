@@ -598,9 +598,10 @@ class CapacitySearch:
         if not served or not any(v.inside for t in as_much for v in t.verdicts):
             return None
         more = low >= served * (1 - 2 * step)
-        load = self._rounded(low * (1 + 4 * step) if more else served * (1 - step))
-        within = low * (1 + step) < load < high * (1 - step)
-        return load if within and self._can_try(load) else None
+        aims = [low * (1 + 4 * step)] if more else [served * (1 - n * step) for n in (1, 4, 8)]
+        loads = [self._rounded(aim) for aim in aims]
+        within = (n for n in loads if low * (1 + step) < n < high * (1 - step))
+        return next((load for load in within if self._can_try(load)), None)
 
     def _served_at_most(self, low: float, high: float) -> float:
         """The lowest load above `low` that an overloaded probe served, if any is below `high`."""
