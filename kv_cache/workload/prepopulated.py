@@ -4,7 +4,7 @@ The reference's rule: ten objects of 2048 tokens for each user. As many as fit t
 which one a request reads is drawn from the seed and the request's own name.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import PAGE_BYTES, round_up
+from kv_cache.workload.mapped import Mapped
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 
@@ -40,53 +41,26 @@ def objects_to_populate(
     )
 
 
-class Prepopulated:
+class Prepopulated(Mapped):
     """`source`, with its requests' blocks replaced by prepopulated ones."""
 
     def __init__(
         self, source: Source, objects: tuple[tuple[Block, ...], ...], seed: Seed, wanted: int
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._objects = objects
         self._seed = seed
         self._wanted = wanted
 
-    @property
-    def on_demand(self) -> bool:
-        return self._source.on_demand
-
-    @property
-    def exhausted(self) -> bool:
-        return self._source.exhausted
-
-    @property
-    def users(self) -> int | None:
-        return self._source.users
-
-    def next_ns(self) -> int | None:
-        return self._source.next_ns()
-
-    def pop(self, now_ns: int) -> Request:
-        return self._swap(self._source.pop(now_ns))
-
-    def after(self, request: Request, finished_ns: int) -> None:
-        self._source.after(request, finished_ns)
-
-    def resize(self, users: int, now_ns: int) -> None:
-        self._source.resize(users, now_ns)
-
-    def plan(self) -> Iterator[Request]:
-        return map(self._swap, self._source.plan())
-
     def describe(self) -> Mapping[str, Any]:
         return {
-            **self._source.describe(),
+            **super().describe(),
             "prepopulated_objects": len(self._objects),
             "prepopulated_objects_wanted": self._wanted,
             "prepopulated_object_tokens": sum(b.tokens for b in self._objects[0]),
         }
 
-    def _swap(self, request: Request) -> Request:
+    def _change(self, request: Request) -> Request:
         name = (request.user, request.conversation, request.turn)
         chosen = self._seed.child(*name).integer() % len(self._objects)
         blocks = self._objects[chosen]
