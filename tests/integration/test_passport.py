@@ -756,7 +756,8 @@ def test_a_run_that_measures_the_client_is_named(
 
     slowed("matches")
     slowed("stamp")
-    wide = {"certify_s": 1, "least_ceiling_ratio": 3, "idle_cores": 0}  # others use the CPU too
+    # Far above what any ratio is when the client is most of the time; others use the CPU too.
+    wide = {"certify_s": 1, "least_ceiling_ratio": 20, "idle_cores": 0}
     made = job(tmp_path, "--duration=1.5", passport=wide)
     own = told(tmp_path, made, certified(made, performed(made, untouched)))
     assert named(own).get("V13") in ("suspect", "invalid"), rule(own, "V13")
