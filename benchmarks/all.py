@@ -25,6 +25,7 @@ from benchmarks import (
     io_path,
     monitors,
     resize,
+    trace_stats,
 )
 from benchmarks.devices import leave_cleanly_on_sigterm
 from benchmarks.figures import Figure, table
@@ -42,6 +43,7 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     """By the figures that they measure. The shortest first, so that what is broken shows soon."""
     plan = io_path.plan_of(quick=quick, directory=directory)
     return {
+        "12": ("looking at traces", trace_stats.figures),
         "9": ("the monitors", lambda: [monitors.tell(MONITOR_TICKS, 1.0, directory)]),
         "7": ("users who come and go", resize.figures),
         "6": ("the harness alone", lambda: [harness.steady(STEADY_RATE, STEADY_S, USERS)]),
@@ -67,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    parser.add_argument("--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9"))
+    parser.add_argument("--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9", "12"))
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
     began = time.monotonic()
@@ -78,7 +80,7 @@ def main() -> None:
     for number, section in sections(quick=options.quick, directory=options.dir).items():
         if options.only is None or number in options.only:
             rows += measured(number, section)
-    rows.sort(key=lambda row: row.number)
+    rows.sort(key=lambda row: int(row.number.split()[0]))
     print(f"\n{table(rows)}\n\n{(time.monotonic() - began) / 60:.0f} minutes")
     sys.exit(0 if all(row.met for row in rows) else 1)
 

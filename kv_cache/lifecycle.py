@@ -31,10 +31,13 @@ from kv_cache.core.effect import (
     Transfer,
     Write,
 )
-from kv_cache.core.kinds import Cause, OpKind, Outcome, RunMode, Tier
+from kv_cache.core.kinds import Cause, Lookup, OpKind, Outcome, RunMode, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.schedule.admission import Gate
+
+_KNOWN = (Lookup.TURNS, Lookup.OPERATION)  # `Request.new_from` says what others may have left
+_SEQUENCES = (Lookup.TURNS, Lookup.CONTENT)  # each block attends over those before it
 
 NOWHERE = "fits-nowhere"
 ROOM_LOST = "room-not-made"
@@ -88,7 +91,7 @@ class _Progress:
         self.now_ns = started_ns
         self.error: str | None = None
         self.first_token_ns: int | None = None
-        self.looked_up = self.hits = 0
+        self.looked_up = self.hits = self.hit_tokens = 0
         self.history_looked_up = self.history_hits = 0
         self.shared_looked_up = self.shared_hits = self.shared_hit_bytes = 0
         self.decode_looked_up = self.decode_hits = 0
@@ -125,8 +128,9 @@ def populate(blocks: Sequence[Block], world: World) -> Life:
 def _reuse(p: _Progress) -> Step:
     """Load what earlier turns, or other requests with the same prefix, have left behind."""
     request, cache = p.request, p.world.cache
-    prefix = p.world.semantics.reuse_prefix
-    asked = request.blocks if prefix else request.blocks[: request.new_from]
+    prefix = _by_prefix(p)
+    known = request.lookup in _KNOWN and not prefix
+    asked = request.blocks[: request.new_from] if known else request.blocks
     yield from _await_stores(p, asked, prefix=prefix)
     found: list[CopyRef | None] = []
     for block in asked:
@@ -145,6 +149,7 @@ def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
     """`hit` tells of the first blocks of the sequence which were resident and could be read."""
     request = p.request
     p.hits = sum(hit)
+    p.hit_tokens = sum(block.tokens for block, was in zip(request.blocks, hit, strict=False) if was)
     p.shared_looked_up = request.shared
     p.shared_hits = sum(hit[: request.shared])
     p.shared_hit_bytes = sum(
@@ -160,9 +165,12 @@ def _prefill(p: _Progress) -> Step:
     """Compute the blocks that nobody has, and store them."""
     request, semantics = p.request, p.world.semantics
     cache = p.world.cache
-    if semantics.reuse_prefix:
+    if _by_prefix(p):
         needed = request.blocks[p.prefix_hits :]
         computed = needed  # what is resident behind a gap is of no use: it attends over the gap
+    elif request.lookup not in _KNOWN:
+        needed = request.blocks
+        computed = tuple(b for b in needed if cache.resident(b.key) is None)
     else:  # lost history is not made again, as in the reference; a shared prompt is
         needed = request.blocks[: request.shared] + request.blocks[request.new_from :]
         computed = tuple(b for b in needed if cache.resident(b.key) is None)
@@ -180,8 +188,11 @@ def _prefill(p: _Progress) -> Step:
 def _decode(p: _Progress) -> Step:
     """Generate: the reference re-reads its object once, then once for each batch of tokens."""
     request, semantics = p.request, p.world.semantics
+    if not request.output_tokens and p.world.mode is RunMode.STANDARD:
+        return
     limit = semantics.prefill_only_from_tokens
-    if limit and request.prompt_tokens >= limit and p.world.mode is RunMode.STANDARD:
+    ends = limit and request.prompt_tokens >= limit and not request.retrieved
+    if ends and p.world.mode is RunMode.STANDARD:
         return
     p.decoded = True
     if not semantics.decode_rereads:
@@ -211,6 +222,11 @@ STAGES: Mapping[RunMode, tuple[Callable[[_Progress], Step], ...]] = {
 
 
 # --- the steps that stages share -------------------------------------------------------------
+
+
+def _by_prefix(p: _Progress) -> bool:
+    """Whether only the longest resident prefix is of use."""
+    return p.world.semantics.reuse_prefix and p.request.lookup in _SEQUENCES
 
 
 def _own(p: _Progress) -> int:
@@ -473,8 +489,13 @@ def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
         first_token_ns=p.first_token_ns,
         finished_ns=p.now_ns,
         blocks=len(request.blocks),
+        context_tokens=request.context_tokens,
         looked_up=p.looked_up,
         hits=p.hits,
+        hit_tokens=p.hit_tokens,
+        offered_blocks=request.offered_blocks,
+        offered_tokens=request.offered_tokens,
+        retrieved=request.retrieved,
         history_looked_up=p.history_looked_up,
         history_hits=p.history_hits,
         shared_looked_up=p.shared_looked_up,
@@ -508,4 +529,8 @@ def unstarted(request: Request, enqueued_ns: int, outcome: Outcome, reason: str)
         intended_ns=request.intended_ns,
         enqueued_ns=enqueued_ns,
         blocks=len(request.blocks),
+        context_tokens=request.context_tokens,
+        offered_blocks=request.offered_blocks,
+        offered_tokens=request.offered_tokens,
+        retrieved=request.retrieved,
     )

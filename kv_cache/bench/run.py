@@ -68,6 +68,7 @@ from kv_cache.metrics.summary import Flows
 from kv_cache.metrics.window import Window
 from kv_cache.schedule.autoscale import decision_row
 from kv_cache.schedule.control import Watch
+from kv_cache.schedule.intake import OnArrival, nobody
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore, find_devices
@@ -252,6 +253,7 @@ class RealRun:
         stop: threading.Event,
         on_record: Callable[[RequestRecord], None],
         on_op: Callable[[OpDone], None],
+        on_arrival: OnArrival = nobody,
         wrap: Callable[[Store], Store] = lambda store: store,
         rehearse: bool = False,
         filled: Filled | None = None,
@@ -261,8 +263,9 @@ class RealRun:
     ) -> None:
         """`wrap` puts something around each store; `rehearse` runs on storage that keeps nothing
         and takes no time, with all the rest as it is. `filled` is what was done to the drives
-        before, `rounds` the load of the preconditioning, endless and under other names. `promises`
-        and `watch` as in `build_control`."""
+        before, `rounds` the load of the preconditioning, endless and under other names.
+        `on_arrival` as in `Intake`, but not of these rounds; `promises` and `watch` as in
+        `build_control`."""
         self._rehearse = rehearse
         self._config = config
         self._load = load
@@ -283,8 +286,8 @@ class RealRun:
         self.signals = Signals()
         self._meter, self._control = build_control(config, promises, watch)
         self.recorder = Recorder(Edges(), self._meter)
-        self.intake = self.serving = build_intake(config, load.source)
-        self._rounds = None if rounds is None else build_intake(endless(config), rounds.source)
+        self.intake = self.serving = build_intake(config, load, on_arrival)
+        self._rounds = None if rounds is None else build_intake(endless(config), rounds)
         self._preconditioning = None if filled is None else {"fill": filled.to_json()}
         self._tick_ns = s_to_ns(config.monitor.tick_s)
         self._next_cut_ns: int | None = None
@@ -550,6 +553,7 @@ class RealRun:
         config, rounds = self._config, list[Round]()
         judged: Mapping[str, Any] | None = None
         thresholds = config.passport.thresholds()
+        open_loop = config.has_schedule(sessions=self._load.sessions)
         while len(rounds) < config.precondition.max_rounds and not self._stop.is_set():
             begin_ns = self.clock.now_ns()
             self._recent.clear()
@@ -559,7 +563,7 @@ class RealRun:
             self.rounds = rounds
             judged = proof(
                 rounds,
-                open_loop=config.has_schedule,
+                open_loop=open_loop,
                 most_range=thresholds.most_round_range,
                 most_change=thresholds.most_round_change,
             )
@@ -568,7 +572,7 @@ class RealRun:
         return {
             "rounds": [each.row(number) for number, each in enumerate(rounds, 1)],
             "proof": judged,
-            "open_loop": config.has_schedule,
+            "open_loop": open_loop,
         }
 
     # --- tracing of the block layer: from the first arrival to the end of the drain ----------
@@ -674,6 +678,7 @@ class RealRun:
             recorder=self.recorder,
             submitted=self.intake.submitted,
             longest_queue=self.intake.longest_queue,
+            offered_forgotten=self.intake.offered.forgotten,
             tiers=tier_facts(self.world, {t: s.describe() for t, s in self._stores.items()}),
             dropped_last_copies=self.world.cache.dropped_last_copies,
             dropped_stores=self.world.dropped_stores,

@@ -58,6 +58,18 @@ def _plot(argv: Sequence[str]) -> int:
     return plot(argv)
 
 
+def _trace(argv: Sequence[str]) -> int:
+    from kv_cache.cli.trace import main as trace
+
+    return trace(argv)
+
+
+def _datasets(argv: Sequence[str]) -> int:
+    from kv_cache.cli.datasets import main as datasets
+
+    return datasets(argv)
+
+
 def _precondition(argv: Sequence[str]) -> int:
     from kv_cache.cli.precondition import main as precondition
 
@@ -70,6 +82,8 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "compare": _compare,
     "precondition": _precondition,
     "plot": _plot,
+    "trace": _trace,
+    "datasets": _datasets,
     "verify": _verify,
     "twin": _twin,
     "probe": _probe,

@@ -169,6 +169,9 @@ _OURS = {
     "schedule.workers": "--concurrency sets it",
     "output.results_dir": "each probe stands in the result of the search",
     "output.latency_dump": "each probe stands in the result of the search",
+    "output.record": "each probe stands in the result of the search",
+    "output.io_trace_log": "each probe stands in the result of the search",
+    "output.validation_trace": "each probe stands in the result of the search",
     "output.fio_export": "each probe stands in the result of the search",
     "output.certify": "a probe that the client limits is told",
 }
@@ -202,6 +205,9 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
         "arrival.process": "fixed",
         "output.results_dir": None,
         "output.latency_dump": None,
+        "output.record": None,
+        "output.io_trace_log": None,
+        "output.validation_trace": None,
         "output.fio_export": None,
         "output.certify": False,
         "schedule.workers": options.concurrency,
@@ -459,6 +465,7 @@ def _document(
         environment=environment,
         interrupted=caught.name,
         death=died,
+        workload=plan.job.load.source.describe(),
     )
 
 

@@ -1,8 +1,8 @@
 """The flags of `run`: the MLPerf reference's, by their exact names, and ours.
 
 Most flags are generated from the options of the configuration that name one, so that a new option
-needs one place. The tables below hold the rest: flags that choose a value of another option, that
-only modify an absent feature (a warning), or that ask for one (refused, with what to do instead).
+needs one place. The tables below hold the rest: flags that choose a value of another option, or
+that ask for an absent feature (refused, with what to do instead).
 Nothing is printed but `--help`; bad input is a `ConfigError`.
 """
 
@@ -41,6 +41,7 @@ _GROUP_OF: Mapping[str, str] = {
     "io": "The I/O",
     "semantics": "Semantics",
     "workload": "Who asks",
+    "rag": "Who asks",
     "run.num_users": "Who asks",
     "arrival": "Arrivals",
     "schedule": "Limits",
@@ -67,37 +68,12 @@ A flag overrides the configuration file. Sizes named gb are GiB (2^30 bytes), as
 Flags may be shortened as long as they stay unambiguous."""
 
 _REFUSED: Mapping[str, tuple[str, str]] = {
-    "--enable-rag": (
-        "would add retrieval-augmented requests that read shared document chunks",
-        "leave it out; shared prefixes are in --semantics serving",
-    ),
-    "--validation-trace": (
-        "would compare the hit rate with the one of a recorded trace",
-        "replay the trace with --trace and compare the results",
-    ),
-    "--dataset-path": (
-        "would replay the conversations of a ShareGPT file",
-        "use synthetic users, or a trace with --trace",
-    ),
     "--xlsx-output": (
         "would write the result as a spreadsheet",
         "use --output and convert the JSON",
     ),
-    "--io-trace-log": (
-        "would write a trace of the I/O without doing any",
-        "use --virtual-time for a run without I/O, or --results-dir with --records",
-    ),
 }
 """Flag of the reference -> what it would do, what to do instead."""
-
-_SWITCHES = frozenset(("--enable-rag",))
-"""Those of `_REFUSED` that take no value."""
-
-_MODIFIERS: Mapping[str, tuple[str, type, Rule]] = {
-    "--rag-num-docs": ("--enable-rag", int, Rule(help="Documents", low=0)),
-    "--max-conversations": ("--dataset-path", int, Rule(help="Conversations", low=1)),
-}
-"""Flag -> the refused flag without which it does nothing; accepted with a warning."""
 
 _CPCS_PREFIXES = ("--cpcs-", "--spdk-", "--direct-probe-")
 _CPCS_FLAGS = frozenset(
@@ -117,7 +93,6 @@ class Invocation:
     overrides: Mapping[str, Any]
     log_level: str
     given: frozenset[str]
-    warnings: tuple[str, ...]
 
 
 def parse(argv: Sequence[str]) -> Invocation:
@@ -132,7 +107,6 @@ def parse(argv: Sequence[str]) -> Invocation:
         overrides=_overrides(given),
         log_level=given.get("--log-level", "INFO"),
         given=frozenset(given),
-        warnings=tuple(_warnings(given)),
     )
 
 
@@ -166,6 +140,15 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 class _Parser(argparse.ArgumentParser):
     """Errors are raised as one sentence, not printed with the usage."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation may mean. A flag goes before those that only add words to it, so
+        that `--mod` is `--model`, as in the reference, although there is a `--model-mix`."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        first = min(found, key=lambda each: len(each[1]), default=None)
+        if first is not None and all(f"{each[1]}-".startswith(f"{first[1]}-") for each in found):
+            return [first]
+        return found
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ").replace("with argument", "with")
@@ -231,14 +214,7 @@ def _add_arrival(group: argparse._ArgumentGroup) -> None:
 def _add_absent(group: argparse._ArgumentGroup) -> None:
     for flag, (would, _) in _REFUSED.items():
         group.add_argument(
-            flag, dest=flag, action=_Refuse, nargs=0 if flag in _SWITCHES else "?", help=would,
-            metavar="X",
-        )  # fmt: skip
-    for flag, (parent, kind, rule) in _MODIFIERS.items():
-        option = Option(path=flag, hint=kind, default=None, rule=rule)
-        group.add_argument(
-            flag, dest=flag, metavar="X", type=partial(_read, option, flag),
-            help=f"no effect without {parent}",
+            flag, dest=flag, action=_Refuse, nargs="?", help=would, metavar="X",
         )  # fmt: skip
     group.add_argument(
         "--nvme-backend", dest="--nvme-backend", metavar="X", type=partial(_only, "--nvme-backend"),
@@ -257,7 +233,7 @@ def _group_of(path: str) -> str:
 def _help(option: Option) -> str:
     """`Cards; their memory adds up [1 to 65536; default 1]`."""
     notes = [option.unit, None if option.rule.choices else option.bounds]
-    if option.default is not None and option.kind is not bool:
+    if option.default not in (None, {}) and option.kind is not bool:
         notes.append(f"default {option.default}")
     text = "; ".join(note for note in notes if note)
     return f"{option.help} [{text}]" if text else option.help
@@ -355,11 +331,3 @@ def _arrival(given: Mapping[str, Any]) -> dict[str, str]:
     if word in ("closed", "open"):
         return {"arrival.mode": word}
     return {"arrival.mode": "open", "arrival.process": word}
-
-
-def _warnings(given: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{flag} has no effect without {parent}, which this version does not have"
-        for flag, (parent, _, _) in _MODIFIERS.items()
-        if flag in given
-    ]

@@ -51,15 +51,22 @@ exit code: 0 done (the verdict says whether it is steady), 1 broken, 2 bad input
 _USELESS = {
     "run.duration_s": "nothing is measured; --round sets the length of a round",
     "run.warmup_s": "nothing is measured",
+    "output.io_trace_log": "there is no device in virtual time",
     "run.virtual_time": "there is no device in virtual time",
     "run.trials": "one is enough",
     "run.max_requests": "rounds end by time",
     "autoscaler.enabled": "a steady state needs a steady load",
     "output.results_dir": "everything stands in --output",
     "output.latency_dump": "requests of the rounds are not recorded",
+    "output.record": "requests of the rounds are not recorded",
+    "output.validation_trace": "nothing is measured",
     "output.fio_export": "nothing is measured",
     "output.certify": "nothing is measured",
 }
+
+
+_ALWAYS = ("output.io_trace_log", "run.virtual_time", "autoscaler.enabled")
+"""Not even in a file."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         print(_HELP, end="")
         return 0
     invocation = parse(argv)
-    refuse_given(invocation, "precondition", _USELESS, ("run.virtual_time", "autoscaler.enabled"))
+    refuse_given(invocation, "precondition", _USELESS, _ALWAYS)
     logging.basicConfig(
         level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
     )

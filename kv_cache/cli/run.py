@@ -6,6 +6,7 @@ is written before the cache files are removed: a launcher may kill us 5 s after 
 
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,24 +31,34 @@ from kv_cache.config.load import load_config
 from kv_cache.config.profile import read_profile
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.schema import print_config
-from kv_cache.core.effect import OpDone
-from kv_cache.core.errors import ConfigError, UsageError
+from kv_cache.config.shared import check_chunks, ingestion_notes
+from kv_cache.core.effect import Leg, Op, OpDone
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.model import ModelShape
 from kv_cache.core.record import RequestRecord
+from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed, fresh_seed
 from kv_cache.core.units import GIB, gib_to_bytes, ns_to_ms
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.window import Window
 from kv_cache.report.environment import capture
 from kv_cache.report.fio import HEADER, derive
+from kv_cache.report.iotrace import IoTrace, check_io_trace
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import require_replaceable
+from kv_cache.report.recording import (
+    Recording,
+    as_recorded,
+    check_recording,
+    recording_notes,
+)
 from kv_cache.report.records import LineWriter, dump_row
 from kv_cache.report.result import build_result, write_result
 from kv_cache.report.rundir import RunDirectory
 from kv_cache.report.table import summary_text
 from kv_cache.report.trials import aggregate, trial_seed, trials_text
+from kv_cache.report.validation import ValidationTrace, read_validation
 from kv_cache.schedule.saturation import storage_p95_ns
 from kv_cache.sim.run import measured_tier, simulate
 from kv_cache.workload.formats.opening import (
@@ -78,6 +89,8 @@ class Job:
     output: Path
     directories: tuple[Path, ...]  # of the storage tier, or the temporary directory's parent
     warnings: tuple[str, ...]
+    trace: Trace | None = None
+    validation: ValidationTrace | None = None
 
 
 class Build(Protocol):
@@ -106,7 +119,8 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))
-    trace, found = _survey(config)
+    trace, found = open_workload(config)
+    config = as_recorded(config, trace)
     output = _output(config)
     check_output_file(output)
     if config.output.results_dir is not None:
@@ -118,6 +132,9 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
             check_output_file(Path(asked))
     if config.output.fio_export is not None:
         require_replaceable(Path(config.output.fio_export), HEADER, "--fio-export")
+    _check_recordings(config, output, trace)
+    validation = config.output.validation_trace
+    compared = None if validation is None else read_validation(Path(validation))
     specs = tier_specs(config, _storage_bytes(config))
 
     def build(config: Config, salt: str = "") -> Load:
@@ -126,6 +143,7 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
         return build_load(config, model, Seed(own), trace, found, room, salt)
 
     load = build(config)
+    check_chunks(config, load.retriever, load.populate, specs)
     if config.run.virtual_time and config.sim.profile is not None:
         measured_tier(config, load, read_profile(config.sim.profile))  # refuses what it lacks
     return Job(
@@ -137,8 +155,29 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
         specs=specs,
         output=output,
         directories=storage_directories(config),
-        warnings=(*invocation.warnings, *config.warnings()),
+        validation=compared,
+        trace=trace,
+        warnings=_warnings(config, load, trace),
     )
+
+
+def _warnings(config: Config, load: Load, trace: Trace | None) -> tuple[str, ...]:
+    return (
+        *config.warnings(),
+        *_joined(trace),
+        *ingestion_notes(load.retriever),
+        *recording_notes(config, trace),
+    )
+
+
+def _joined(trace: Trace | None) -> list[str]:
+    """Whether the hash ids of several files mean the same is not to be told from the files."""
+    if trace is None or len(trace.files) < 2 or trace.format.grouped:
+        return []
+    return [
+        f"workload.trace (--trace) has {len(trace.files)} files, which are replayed one after the "
+        "other as one trace: an id means the same in all of them"
+    ]
 
 
 def refuse_given(
@@ -161,13 +200,17 @@ def _storage_bytes(config: Config) -> int | None:
     return gib_to_bytes(config.tiers.storage_capacity_gib) or None
 
 
-def _survey(config: Config) -> tuple[Trace | None, Survey | None]:
+def open_workload(config: Config) -> tuple[Trace | None, Survey | None]:
     """Read the whole trace once, so that a bad row is found now and not in an hour."""
     path = config.trace_path()
     if path is None:
         return None, None
-    wanted = "burstgpt" if config.workload.use_burst_trace else config.workload.trace_format
-    trace = open_trace(str(path), wanted, skip_bad_rows=config.workload.skip_bad_rows)
+    trace = open_trace(
+        str(path),
+        config.trace_format(),
+        skip_bad_rows=config.workload.skip_bad_rows,
+        reading=config.trace_reading(),
+    )
     with bar_for(config, desc="reading trace", unit=" rows") as bar:
         found = survey(trace, progress=lambda rows: to(bar, rows))
     require_usable(trace, found)
@@ -178,6 +221,33 @@ def _output(config: Config) -> Path:
     if config.output.output is not None:
         return Path(config.output.output)
     return Path(f"benchmark_results_{datetime.now():%Y%m%d_%H%M%S}.json")
+
+
+def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None:
+    """What is written as the run goes on replaces nobody else's file, nor one of the run's own."""
+    told = config.output
+    checks = {"record": check_recording, "io_trace_log": check_io_trace}
+    others: dict[str, Sequence[str | Path | None]] = {
+        "--output": [output],
+        "--latency-dump": [told.latency_dump],
+        "--fio-export": [told.fio_export],
+        "--validation-trace": [told.validation_trace],
+        "the trace": () if trace is None else trace.files,
+    }
+    for name, check in checks.items():
+        if (given := getattr(told, name)) is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        for path in _each_trial(Path(given), config.run.trials):
+            check(path)
+            for other, files in others.items():
+                if any(os.path.realpath(path) == os.path.realpath(f) for f in files if f):
+                    raise PlaceError(f"{flag} {path}: {other} has the same file; name another")
+        others[flag] = [given]
+
+
+def _each_trial(path: Path, trials: int) -> list[Path]:
+    return [path] if trials == 1 else [_numbered(path, n) for n in range(1, trials + 1)]
 
 
 # --- trials ----------------------------------------------------------------------------------
@@ -230,7 +300,7 @@ def _trial(job: Job, number: int) -> Job:
     told = job.config.output
     own: dict[str, Any] = {
         name: str(_numbered(Path(path), number))
-        for name in ("latency_dump", "fio_export")
+        for name in ("latency_dump", "fio_export", "record", "io_trace_log")
         if (path := getattr(told, name)) is not None
     }
     config = replace(
@@ -238,7 +308,9 @@ def _trial(job: Job, number: int) -> Job:
         run=replace(job.config.run, seed=seed),
         output=replace(told, output=str(output), **own),
     )
-    return replace(job, config=config, seed=seed, output=output, load=job.build(config))
+    load = job.build(config)
+    warnings = _warnings(config, load, job.trace)
+    return replace(job, config=config, seed=seed, output=output, load=load, warnings=warnings)
 
 
 def _numbered(path: Path, number: int) -> Path:
@@ -260,6 +332,8 @@ class _Watchers:
         self._requests: LineWriter | None = None
         self._transfers: LineWriter | None = None
         self._dump: LineWriter | None = None
+        self._recording: Recording | None = None
+        self._io_trace: IoTrace | None = None
         self.run_directory: RunDirectory | None = None
         self.environment = capture(*job.directories)
         self.written_bytes = 0
@@ -275,6 +349,19 @@ class _Watchers:
             self._transfers = LineWriter(self.run_directory.path / "transfers.jsonl")
         if output.latency_dump is not None:
             self._dump = LineWriter(Path(output.latency_dump))
+        if output.record is not None:
+            job = self._job
+            self._recording = Recording(Path(output.record), job.config, job.load)
+        if output.io_trace_log is not None:
+            self._io_trace = IoTrace(Path(output.io_trace_log))
+
+    def on_arrival(self, request: Request) -> None:
+        if self._recording is not None:
+            self._recording.on_arrival(request)
+
+    def on_leg(self, op: Op, leg: Leg) -> None:
+        if self._io_trace is not None:
+            self._io_trace.on_leg(op, leg)
 
     def on_record(self, record: RequestRecord) -> None:
         if self._requests is not None:
@@ -285,23 +372,49 @@ class _Watchers:
     def on_op(self, done: OpDone) -> None:
         if self._transfers is not None:
             self._transfers.add(done)
+        if self._io_trace is not None:
+            self._io_trace.on_op(done)
+
+    def recordings(self) -> list[dict[str, Any]]:
+        """For the result: the traces that were written, once they are closed."""
+        output = self._job.config.output
+        made = (
+            ("requests", output.record, self._recording),
+            ("operations", output.io_trace_log, self._io_trace),
+        )
+        return [
+            {
+                "what": what,
+                "path": path,
+                "rows": writer.lines.written,
+                "sha256": writer.lines.sha256,
+            }
+            for what, path, writer in made
+            if writer is not None and writer.lines.path.exists()
+        ]
 
     def complete(self, outcome: RunOutcome, interrupted: str | None) -> RunOutcome:
         """Complete the files, and let the outcome say what became of them and of the run."""
-        warnings = (*self._job.warnings, *self._close())
+        warnings = [*self._job.warnings, *self._close()]
+        if interrupted is not None:
+            ends = "ends where the run was interrupted, with a whole line"
+            warnings += [f"the trace {made['path']} {ends}" for made in self.recordings()]
         return replace(
             outcome, interrupted=interrupted, warnings=warnings, record_bytes=self.written_bytes
         )
 
     def _close(self) -> tuple[str, ...]:
         """What could not be written."""
+        traces = (self._recording, self._io_trace)
+        closed = [trace.close() for trace in traces if trace is not None]
         writers = (self._requests, self._transfers, self._dump)
-        closed = [writer.close() for writer in writers if writer is not None]
+        closed += [writer.close() for writer in writers if writer is not None]
         self.files = {
             w.path.name: w.sha256 for w in writers[:2] if w is not None and w.path.exists()
         }
+        every = (*writers, *(trace.lines for trace in traces if trace is not None))
         self.written_bytes = sum(
-            w.path.stat().st_size for w in writers if w is not None and w.path.exists()
+            w.path.stat().st_size for w in every if w is not None and w.path.exists()
         )
         return tuple(f"records are incomplete: {error}" for error in closed if error is not None)
 
@@ -321,6 +434,7 @@ def _run(job: Job, caught: Interrupts) -> int:
         stop=caught.stop,
         on_record=watchers.on_record,
         on_op=watchers.on_op,
+        on_arrival=watchers.on_arrival,
         filled=filled,
         rounds=load_of_rounds(job),
     ) as run:
@@ -370,6 +484,8 @@ def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
             progress=lambda requests: to(bar, requests),
             on_record=watchers.on_record,
             on_op=watchers.on_op,
+            on_leg=watchers.on_leg,
+            on_arrival=watchers.on_arrival,
             stopped=caught.stop.is_set,
         )
 
@@ -378,6 +494,8 @@ def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOut
     """Write what there is, tell it, and choose the exit code."""
     document, lost = _keep(job, watchers, outcome)
     print(summary_text(document, str(job.output)))
+    for made in watchers.recordings():
+        print(f"trace   {made['path']} ({made['rows']} {made['what']})")
     if job.config.autoscaler.enabled or outcome.preconditioning is not None:
         picture = plot_beside(document, job.output)
         if picture is not None:
@@ -395,7 +513,15 @@ def _keep(
     job: Job, watchers: _Watchers, outcome: RunOutcome
 ) -> tuple[dict[str, Any], OSError | None]:
     """The result, written; and why not, if it could not be: the summary is told all the same."""
-    document = build_result(job.config, job.model, outcome, watchers.environment, watchers.files)
+    document = build_result(
+        job.config,
+        job.model,
+        outcome,
+        watchers.environment,
+        watchers.files,
+        recordings=watchers.recordings(),
+        validation=job.validation,
+    )
     try:
         write_result(job.output, document)
         if watchers.run_directory is not None:

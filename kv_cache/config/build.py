@@ -1,12 +1,17 @@
 """From names and numbers to objects: the parts that both drivers are made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kv_cache.cache.manager import CacheManager, TierSpec
+from kv_cache.config.lengths import build_lengths
+from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
 from kv_cache.config.root import Config
+from kv_cache.config.sections import WorkloadConfig
+from kv_cache.config.shared import build_prompts, build_retriever
 from kv_cache.core.block import Block
+from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Qos, RunMode, Tier
 from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
@@ -20,18 +25,29 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.schedule.admission import Gate
 from kv_cache.schedule.autoscale import Autoscaler, AutoscaleRules, ScaleMode
 from kv_cache.schedule.control import Control, Watch
-from kv_cache.schedule.intake import Intake
+from kv_cache.schedule.intake import Intake, OnArrival, nobody
 from kv_cache.schedule.saturation import Saturation, SaturationRules
+from kv_cache.workload.asking import AskingConfig, History
+from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.opening import Survey, Trace
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.mapped import MappedBlocks, Told
+from kv_cache.workload.mix import Mix, Mixed
+from kv_cache.workload.offered import Offered
 from kv_cache.workload.paced import Pace, Paced
 from kv_cache.workload.prepopulated import (
     OBJECTS_PER_USER,
     Prepopulated,
     objects_to_populate,
 )
+from kv_cache.workload.prompts import Prompted
 from kv_cache.workload.qos import QosMix
+from kv_cache.workload.quota import Counts, one
+from kv_cache.workload.rag import Retriever, Retrieving
+from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
+from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
@@ -39,11 +55,13 @@ from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Who asks, and the objects to store before anybody does (decode-only)."""
+    """Who asks, and the objects to store before anybody does (decode-only and RAG)."""
 
     source: Source
     geometry: Geometry
-    populate: tuple[tuple[Block, ...], ...] = ()
+    sessions: bool = False  # of a trace: each row is due when others are answered
+    populate: Collection[tuple[Block, ...]] = ()
+    retriever: Retriever | None = None  # with RAG: `populate` is what it has ingested
 
 
 def build_load(
@@ -57,17 +75,69 @@ def build_load(
 ) -> Load:
     """The source of requests. `found` is the survey of `trace`; `capacity_bytes` is what the tiers
     can be filled with; with `salt` the same is asked under other names."""
+    if trace is not None:
+        check_objects(config, trace)
+    room = capacity_bytes
+    if room is not None:
+        room //= copies(config, config.mixed_shapes().values() or (model,))
+    load = _one_model(config, model, seed, trace, found, room, salt)
+    mix = build_mix(config, load.geometry, seed)
+    ranks = build_ranks(config, model, mix)
+    placed = load if mix is None and ranks is None else _placed(config, load, mix, ranks)
+    if trace is not None and is_recording(trace):
+        return replace(placed, source=load.source)  # its objects are those of all models and ranks
+    return placed
+
+
+def _placed(config: Config, load: Load, mix: Mix | None, ranks: Ranks | None) -> Load:
+    """The load of one model and rank, as those of a mix and all ranks keep it. Prepopulated objects
+    belong to one model each, documents are stored by all of them."""
+    alone = config.mode is RunMode.DECODE_ONLY
+
+    def kept(blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
+        names: Iterable[str] = ("",) if mix is None else mix.shares
+        for name in (mix.by_content(blocks),) if mix is not None and alone else names:
+            whole = blocks if mix is None else mix.blocks(blocks, name)
+            yield whole if ranks is None else ranks.blocks(whole, name)
+
+    source, times = load.source, 1
+    if mix is not None:
+        source = Mixed(source, mix, config.workload.trace_models, prepopulated=alone)
+        times = 1 if alone else len(mix.shares)
+    if ranks is not None:
+        source = Ranked(source, ranks)
+    populate = MappedBlocks(load.populate, kept, times)
+    if load.retriever is not None:
+        source = Told(source, lambda: {"rag_bytes": None, "rag_ingested_bytes": populate.nbytes})
+    return replace(load, source=source, populate=populate)
+
+
+def _one_model(
+    config: Config,
+    model: ModelShape,
+    seed: Seed,
+    trace: Trace | None,
+    found: Survey | None,
+    capacity_bytes: int | None,
+    salt: str = "",
+) -> Load:
+    """As if all were asked of `model`, on one rank."""
+    sessions = trace is not None and TRACE_FORMATS[trace.format_name].grouped
     own = found.block_tokens if found is not None else 0
     geometry = Geometry(
         model=model,
-        tensor_parallel=config.tiers.tensor_parallel,
+        tensor_parallel=split_over(config),
         block_tokens=config.resolved_block_tokens(own),
     )
+    retriever = build_retriever(config, geometry, seed.child("rag"), capacity_bytes)
+    counts = one if retriever is None else retriever.counts
     source: Source
+    recorded = trace is not None and is_recording(trace)
     if trace is not None and found is not None:
-        source = _replay(config, geometry, seed, trace, found)
+        source = _replay(config, geometry, seed, trace, found, one if recorded else counts)
+        source = source if recorded else _prompted(config, geometry, seed, source)
     else:
-        source = _users(config, geometry, seed)
+        source = _users(config, geometry, seed, counts)
     if config.arrival.request_rate > 0:
         pace = Pace(
             rate=config.arrival.request_rate,
@@ -78,24 +148,51 @@ def build_load(
     if salt:
         source = Renamed(source, salt)
     if config.mode is not RunMode.DECODE_ONLY:
-        return Load(source=source, geometry=geometry)
+        if retriever is None:
+            return Load(source=source, geometry=geometry, sessions=sessions)
+        # Outermost: what is retrieved comes along with what the pace has let come, and the
+        # documents are the same whatever else is renamed.
+        return Load(
+            source=Told(source, retriever.describe)
+            if recorded
+            else Retrieving(source, retriever, _planned(config)),
+            geometry=geometry,
+            sessions=sessions,
+            populate=retriever.ingested,
+            retriever=retriever,
+        )
     users = config.run.num_users
     objects = objects_to_populate(geometry, users, capacity_bytes)
     wanted = users * OBJECTS_PER_USER
-    swapped = Prepopulated(source, objects, seed.child("prepopulated"), wanted)
-    return Load(source=swapped, geometry=geometry, populate=objects)
+    swapped: Source = Prepopulated(source, objects, seed.child("prepopulated"), wanted)
+    if recorded:  # it asks for objects that were swapped already
+        swapped = Told(source, swapped.describe)
+    return Load(source=swapped, geometry=geometry, populate=objects, sessions=sessions)
 
 
-def build_intake(config: Config, source: Source) -> Intake:
+def is_recording(trace: Trace) -> bool:
+    """Whether the rows are what a run asked (`--record`): nothing is added to that."""
+    first = next(trace.rows(), None)
+    return first is not None and first.request is not None
+
+
+def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> Intake:
     """Users who wait for their answers bound the queue themselves: none of them is rejected."""
+    offered = Offered()
+    for blocks in load.populate:
+        offered.add(blocks)
     limit = config.schedule.queue_limit
-    waiting = config.arrival.mode == "closed" and not config.replays
+    waiting = config.arrival.mode == "closed" and (load.sessions or not config.replays)
+    users = config.workload.trace_users or config.run.num_users
+    users *= 1 if load.retriever is None else 2  # a user's retrieval waits beside his question
     return Intake(
-        source,
-        queue_limit=max(limit, config.run.num_users) if waiting else limit,
+        load.source,
+        queue_limit=max(limit, users) if waiting else limit,
         ageing_ns=s_to_ns(config.schedule.ageing_s),
         max_requests=config.run.max_requests,
         users_wait=waiting,
+        offered=offered,
+        on_arrival=on_arrival,
     )
 
 
@@ -202,7 +299,8 @@ def workers(config: Config, users: int | None = None) -> int:
     `users`: how many there are, if not as many as the run begins with."""
     if config.schedule.workers is not None:
         return config.schedule.workers
-    return min(config.run.num_users if users is None else users, config.schedule.max_workers)
+    asking = (config.workload.trace_users or config.run.num_users) if users is None else users
+    return min(asking, config.schedule.max_workers)
 
 
 def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[TierFacts, ...]:
@@ -235,7 +333,7 @@ def _qos(config: Config) -> QosMix:
     )
 
 
-def _users(config: Config, geometry: Geometry, seed: Seed) -> SyntheticUsers:
+def _users(config: Config, geometry: Geometry, seed: Seed, counts: Counts) -> SyntheticUsers:
     templates = config.user_templates
     personas = (
         ("chatbot", templates.chatbot),
@@ -243,7 +341,6 @@ def _users(config: Config, geometry: Geometry, seed: Seed) -> SyntheticUsers:
         ("document", templates.document),
     )
     people = config.workload.population_seed
-    prompts = tuple(config.prefix_cache.prompt_tokens) if config.workload.prefix_caching else ()
     users = UsersConfig(
         num_users=config.run.num_users,
         personas=tuple(
@@ -263,27 +360,107 @@ def _users(config: Config, geometry: Geometry, seed: Seed) -> SyntheticUsers:
         max_conversations=config.conversation.max_conversations,
         max_turns=config.conversation.max_turns_per_conv,
         end_probability=config.conversation.end_conversation_probability,
+        lengths=build_lengths(config.lengths),
         prompt_probability=config.prefix_cache.system_prompt_hit_probability,
-        prompt_tokens=prompts,
+        prompts=build_prompts(config),
         population=None if people is None else Seed(people).child("users"),
     )
-    # Requests that are planned user by user need users who stay; else the intake counts alone.
-    planned = 0 if config.autoscaler.enabled else config.run.max_requests
-    return SyntheticUsers(users, seed.child("users"), planned)
+    return SyntheticUsers(users, seed.child("users"), _planned(config), counts)
+
+
+def _planned(config: Config) -> int:
+    """Requests that are planned user by user need users who stay; else the intake counts alone."""
+    return 0 if config.autoscaler.enabled else config.run.max_requests
 
 
 def _replay(
-    config: Config, geometry: Geometry, seed: Seed, trace: Trace, found: Survey
-) -> TraceReplay:
-    replay = ReplayConfig(
+    config: Config,
+    geometry: Geometry,
+    seed: Seed,
+    trace: Trace,
+    found: Survey,
+    counts: Counts,
+) -> TraceReplay | SessionReplay:
+    work = config.workload
+    asking = AskingConfig(
         geometry=geometry,
         qos=_qos(config),
         trace_block_tokens=found.block_tokens,
-        # A rate replaces the trace's own instants.
-        speedup=0 if config.arrival.request_rate > 0 else config.workload.trace_speedup,
-        cycles=config.workload.replay_cycles,
+        history=History(work.trace_history),
     )
-    facts = {
+    # A rate replaces the trace's own instants; a format without any has none to keep.
+    paced = config.arrival.request_rate > 0
+    of = TRACE_FORMATS[trace.format_name]
+    facts = {**_trace_facts(trace, found), "history": work.trace_history}
+    _check_replay(work, trace)
+    own, most = seed.child("trace"), config.run.max_requests
+    if of.grouped:
+        sessions = SessionsConfig(
+            asking=asking,
+            users=work.trace_users or config.run.num_users,
+            speedup=0 if paced else work.trace_speedup,
+            cycles=work.replay_cycles,
+        )
+        return SessionReplay(trace.rows, sessions, own, facts, most, counts)
+    replay = ReplayConfig(
+        asking=asking,
+        speedup=0 if paced or not of.timed else work.trace_speedup,
+        arrival_scale=work.arrival_scale,
+        cycles=work.replay_cycles,
+    )
+    window = config.trace_window_ns()
+    if window is None:
+        return TraceReplay(trace.rows, replay, own, facts, most, counts)
+    facts["window_s"] = work.trace_window
+    return TraceReplay(_within(trace, window), replay, own, facts, most, counts)
+
+
+def _prompted(config: Config, geometry: Geometry, seed: Seed, source: Source) -> Source:
+    """A trace's requests, with system prompts where they are asked for."""
+    prompts = build_prompts(config) if config.workload.trace_prompts else None
+    if prompts is None:
+        return source
+    chance = config.prefix_cache.system_prompt_hit_probability
+    return Prompted(source, prompts, geometry, chance, seed.child("prompts"))
+
+
+def _check_replay(work: WorkloadConfig, trace: Trace) -> None:
+    """Options that this format has no use for. Raises TraceError."""
+    of = TRACE_FORMATS[trace.format_name]
+    if of.grouped and (work.arrival_scale != 1 or work.trace_window is not None):
+        option = "--trace-window" if work.trace_window is not None else "--arrival-scale"
+        raise TraceError(
+            f"{option}: the sessions of {trace.files[0]} ({of.name}) have no instants in common; "
+            "say with --trace-users how many go on at the same time"
+        )
+    if not of.grouped and work.trace_users is not None:
+        raise TraceError(
+            f"--trace-users: the rows of {trace.files[0]} ({of.name}) have instants of their own; "
+            "use --arrival-scale or --trace-speedup for another load"
+        )
+
+
+def _within(trace: Trace, window: tuple[int, int | None]) -> Callable[[], Iterator[TraceRow]]:
+    """The rows of a part of the trace. Raises TraceError where there are none."""
+    begin_ns, end_ns = window
+
+    def rows() -> Iterator[TraceRow]:
+        for row in trace.rows():
+            if end_ns is not None and row.at_ns >= end_ns:
+                return
+            if row.at_ns >= begin_ns:
+                yield row._replace(at_ns=row.at_ns - begin_ns)
+
+    if next(rows(), None) is None:
+        raise TraceError(
+            f"--trace-window: no row of {trace.files[0]} lies in it; `kv-cache.py trace stats` "
+            "tells how long the trace is"
+        )
+    return rows
+
+
+def _trace_facts(trace: Trace, found: Survey) -> dict[str, Any]:
+    return {
         "files": [str(path) for path in trace.files],
         "format": trace.format_name,
         "sha256": found.sha256,
@@ -292,5 +469,7 @@ def _replay(
         "dropped_failed_rows": found.failed_rows,
         "backward_rows": found.backward_rows,
         "trace_block_tokens": found.block_tokens,
+        "sessions": found.sessions,
+        "notes": dict(found.notes),
+        **trace.reading_facts(),
     }
-    return TraceReplay(trace.rows, replay, seed.child("trace"), facts)

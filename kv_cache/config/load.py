@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,8 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -
     config = overlay(Config(), _nested(_personality(tree, overrides)))
     config = overlay(config, tree, str(path))
     config = overlay(config, _nested(overrides))
+    if config.output.io_trace_log is not None:  # as in the reference, no I/O is done
+        config = replace(config, run=replace(config.run, virtual_time=True))
     config.check()
     return config
 

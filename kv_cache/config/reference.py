@@ -9,18 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kv_cache.config.schema import opt
-from kv_cache.core.model import ATTENTION_TYPES, DTYPE_BYTES
-
-_NO_EFFECT = "the key has no effect in the reference either"
+from kv_cache.core.model import ATTENTION_TYPES, DTYPE_BITS
 
 NOT_YET: Mapping[str, str] = {
-    "rag": "RAG is not in this version",
-    "sharegpt": "ShareGPT datasets are not read by this version",
     "gpu_backend.max_eviction_attempts": "room in the GPU tier is planned at once, not attempted",
     "gpu_backend.free_memory_threshold": "the GPU tier takes its memory once, when a run starts",
     "eviction.max_recursion_depth": "demotions are planned at once, through two tiers at most",
-    "prefix_cache.min_prefix_length": f"{_NO_EFFECT}; use prefix_cache.prompt_tokens",
-    "prefix_cache.max_prefix_entries": f"{_NO_EFFECT}; use prefix_cache.prompt_tokens",
 }
 """Section or key -> why it is refused when changed."""
 
@@ -136,33 +130,92 @@ class GpuBackend:
 class PrefixCache:
     """System prompts that the requests of many users share."""
 
-    min_prefix_length: int = opt(50, "Kept for the reference's files", low=0)
-    max_prefix_entries: int = opt(1000, "Kept for the reference's files", low=0)
-    system_prompt_hit_probability: float = opt(
-        0.2, "Chance that a conversation begins with a shared prompt", low=0, high=1
+    min_prefix_length: int = opt(
+        50, "A shorter prompt is not stored for others: who begins with it computes it",
+        unit="tokens", low=0,
+    )  # fmt: skip
+    max_prefix_entries: int = opt(
+        1000, "Prompts that are stored for others, at most: the most popular", low=0
     )
+    system_prompt_hit_probability: float = opt(
+        0.2, "Chance that a conversation begins with a system prompt", low=0, high=1
+    )
+    lengths: str = opt(
+        "listed", "How long prompts are: as prompt_tokens says, or as five published prompts of "
+        "products were in 2026 (3475 to 24134 tokens)", choices=("listed", "published"),
+    )  # fmt: skip
     prompt_tokens: tuple[int, ...] = opt(
-        (128, 256, 512), "Lengths of the shared prompts, one number each", unit="tokens", low=1,
+        (128, 256, 512), "Lengths of the prompts, the most popular first", unit="tokens", low=1,
         high=10_000_000,
     )  # fmt: skip
+    prompts: int | None = opt(
+        None, "How many prompts there are, their lengths taken over and over; if not given, one "
+        "for each length", low=1, high=1_000_000,
+    )  # fmt: skip
+    popularity: str = opt(
+        "uniform", "How prompts are chosen: all alike, or the i-th with a chance proportional to "
+        "1 / i^zipf_s", choices=("uniform", "zipf"),
+    )  # fmt: skip
+    zipf_s: float = opt(1.0, "Exponent of popularity zipf", above=0, high=20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rag:
-    """Retrieval-augmented requests: not in this version, leave the defaults."""
+    """Retrieval: documents that are stored before the measured window, and requests that read
+    chunks of them."""
 
-    chunk_size_tokens: int = opt(512, "Tokens in a chunk", low=1)
-    top_k_chunks: int = opt(5, "Chunks that a request reads", low=1)
-    max_chunk_bytes: int = opt(268_435_456, "Bytes of a chunk, at most", low=1)
+    enabled: bool = opt(
+        False, "Beside some requests, send one that reads chunks of a document",
+        flag="--enable-rag",
+    )  # fmt: skip
+    num_docs: int = opt(
+        10, "Documents that are ingested before anything is measured", low=0, high=1_000_000,
+        flag="--rag-num-docs",
+    )  # fmt: skip
+    reuse: str = opt(
+        "independent", "When a stored chunk is of use: wherever it stands (as CacheBlend and EPIC "
+        "do, and the reference), or only behind the same chunks in the same order (prefix)",
+        choices=("independent", "prefix"), flag="--chunk-reuse",
+    )  # fmt: skip
+    chunk_size_tokens: int = opt(
+        512, "Tokens in a chunk, the last of a document may have fewer", unit="tokens", low=1,
+        high=100_000_000,
+    )  # fmt: skip
+    top_k_chunks: int = opt(
+        5, "Chunks of one document that a request reads, or all if it has fewer", low=1,
+        high=1_000_000,
+    )  # fmt: skip
+    max_chunk_bytes: int = opt(
+        268_435_456, "Bytes of a chunk, at most: chunk_size_tokens is lowered to it", unit="bytes",
+        low=1,
+    )  # fmt: skip
     request_probability: float = opt(0.1, "Chance that a request retrieves", low=0, high=1)
     retrieval_distribution: str = opt(
-        "zipfian", "Which chunks are retrieved", choices=("zipfian", "uniform")
+        "zipfian", "Which document, and which chunks of it: the i-th with a chance proportional to "
+        "1 / i, or all alike", choices=("zipfian", "uniform"),
+    )  # fmt: skip
+    max_documents: int = opt(
+        0, "Documents that are kept, the last of those that came; 0 = all", low=0
     )
-    max_documents: int = opt(0, "Documents, at most; 0 = no limit", low=0)
-    large_model_doc_tokens_min: int = opt(1024, "Document length, large models", low=1)
-    large_model_doc_tokens_max: int = opt(4096, "Document length, large models", low=1)
-    small_model_doc_tokens_min: int = opt(4000, "Document length, small models", low=1)
-    small_model_doc_tokens_max: int = opt(12_000, "Document length, small models", low=1)
+    question_tokens: int = opt(
+        32, "Tokens of the question behind the chunks", unit="tokens", low=0, high=1_000_000
+    )
+    generation_range: tuple[int, int] = opt(
+        (50, 200), "Tokens that are generated from them", unit="tokens", low=1, high=100_000_000
+    )
+    large_model_doc_tokens_min: int = opt(
+        1024, "Shortest document of a model of 64 layers or 8192 hidden", unit="tokens", low=1,
+        high=100_000_000,
+    )  # fmt: skip
+    large_model_doc_tokens_max: int = opt(
+        4096, "Longest document of such a model", unit="tokens", low=1, high=100_000_000
+    )
+    small_model_doc_tokens_min: int = opt(
+        4000, "Shortest document of a smaller model", unit="tokens", low=1, high=100_000_000
+    )
+    small_model_doc_tokens_max: int = opt(
+        12_000, "Longest document of a smaller model", unit="tokens", low=1, high=100_000_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +277,18 @@ class Decode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGpt:
-    """ShareGPT datasets: not in this version, leave the defaults."""
+    """Datasets of conversations (--dataset-path, or a --trace of format sharegpt)."""
 
-    max_context_tokens: int = opt(8192, "Longest context", low=1)
-    max_generation_tokens: int = opt(2048, "Longest answer", low=1)
-    chars_per_token_estimate: float = opt(4.0, "Characters in a token", above=0)
+    max_context_tokens: int = opt(
+        8192, "A conversation ends before the turn whose prompt, history included, is longer",
+        unit="tokens", low=1, high=10_000_000,
+    )  # fmt: skip
+    max_generation_tokens: int = opt(
+        2048, "Longer answers are cut to this", unit="tokens", low=1, high=10_000_000
+    )
+    chars_per_token_estimate: float = opt(
+        4.0, "Characters that are a token, with tokenizer chars", above=0, high=1_000_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +327,24 @@ class ModelOverride:
     hidden_dim: int | None = opt(None, "Hidden size", low=1, high=100_000_000)
     num_heads: int | None = opt(None, "Attention heads", low=1, high=1_000_000)
     kv_heads: int | None = opt(None, "Heads of keys and values", low=1, high=1_000_000)
-    dtype: str | None = opt(None, "Type of an element", choices=tuple(DTYPE_BYTES))
+    dtype: str | None = opt(None, "Type of an element", choices=tuple(DTYPE_BITS))
     kv_dim_per_head: int | None = opt(
         None, "Elements in a head; 0 = hidden_dim / num_heads", low=0, high=100_000_000
     )
     attention_type: str | None = opt(None, "Kind of attention", choices=ATTENTION_TYPES)
     kv_lora_rank: int | None = opt(None, "MLA: size of the latent", low=0, high=100_000_000)
     qk_rope_head_dim: int | None = opt(None, "MLA: size of the rope key", low=0, high=100_000_000)
+    kv_quant_group: int | None = opt(
+        None, "Elements that share a scale, where dtype has at most 8 bits; 0 = no scales stored",
+        low=0, high=1_000_000,
+    )  # fmt: skip
+    kv_scale_bytes: int | None = opt(
+        None, "Bytes of one scale (and its zero point, if any)", unit="bytes", low=1, high=64
+    )
+    sliding_window: int | None = opt(
+        None, "Tokens that a layer with a sliding window sees", unit="tokens", low=0,
+        high=100_000_000,
+    )  # fmt: skip
+    sliding_layers: int | None = opt(
+        None, "Layers with a sliding window; 0 = none", low=0, high=1_000_000
+    )

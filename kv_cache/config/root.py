@@ -6,6 +6,7 @@ resolve the semantics' preset, the window, the model. `check` refuses what contr
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from kv_cache.cache.manager import CacheRules
 from kv_cache.config import reference as r
 from kv_cache.config import sections as s
+from kv_cache.config.lengths import build_lengths
 from kv_cache.config.passport import PassportConfig
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.schema import Option, describe, opt, show
@@ -24,9 +26,13 @@ from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.units import NS_PER_MS, s_to_ns
 from kv_cache.lifecycle import Semantics
+from kv_cache.workload.formats.base import Reading
+from kv_cache.workload.formats.tokens import open_tokens
 
 DEFAULT_DURATION_S = 60.0
+DATASET_CONVERSATIONS = 500  # as many as the reference reads of a dataset
 _SPEEDUP = "workload.trace_speedup"
+_WINDOW = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)?:([0-9]{1,9}(?:\.[0-9]{1,9})?)?")
 
 T = TypeVar("T")
 
@@ -80,6 +86,7 @@ class Config:
     schedule: s.ScheduleConfig = field(default_factory=s.ScheduleConfig)
     arrival: s.ArrivalConfig = field(default_factory=s.ArrivalConfig)
     workload: s.WorkloadConfig = field(default_factory=s.WorkloadConfig)
+    lengths: s.LengthsConfig = field(default_factory=s.LengthsConfig)
     output: s.OutputConfig = field(default_factory=s.OutputConfig)
     monitor: s.MonitorConfig = field(default_factory=s.MonitorConfig)
     precondition: s.PreconditionConfig = field(default_factory=s.PreconditionConfig)
@@ -119,13 +126,14 @@ class Config:
     @property
     def replays(self) -> bool:
         """Whether a trace is replayed; otherwise the users are synthetic."""
-        return self.workload.trace is not None or self.workload.use_burst_trace
+        work = self.workload
+        return (work.trace or work.dataset_path) is not None or work.use_burst_trace
 
-    @property
-    def has_schedule(self) -> bool:
-        """Whether requests have instants of their own; a trace "as fast as served" has none."""
+    def has_schedule(self, *, sessions: bool = False) -> bool:
+        """Whether requests have instants of their own; a trace "as fast as served" has none, nor
+        has one of `sessions`, whose rows are due when others are answered."""
         own = self.workload.trace_speedup > 0 if self.replays else self.arrival.mode == "open"
-        return own or self.arrival.request_rate > 0
+        return (own and not sessions) or self.arrival.request_rate > 0
 
     def window_s(self) -> float | None:
         """Length of the measured window in seconds; None = bounded by requests or cycles alone."""
@@ -140,24 +148,73 @@ class Config:
         from kv_cache.config.load import shipped  # here, because `load` builds a Config
 
         work = self.workload
-        trace = work.burst_trace_path if work.use_burst_trace else work.trace
+        burst = work.burst_trace_path if work.use_burst_trace else None
+        trace = work.dataset_path or burst or work.trace  # a dataset wins, as in the reference
         return None if trace is None else shipped("datasets", trace)
 
+    def trace_format(self) -> str:
+        """The format that the trace is read in: by its name, or auto."""
+        if self.workload.dataset_path is not None:
+            return "sharegpt"
+        return "burstgpt" if self.workload.use_burst_trace else self.workload.trace_format
+
+    def trace_reading(self) -> Reading:
+        """What counts tokens and how much is read of a trace. Raises ConfigError."""
+        most, of = self.workload.max_conversations, self.sharegpt
+        usual = DATASET_CONVERSATIONS if self.workload.dataset_path is not None else 0
+        return Reading(
+            tokens=open_tokens(self.workload.tokenizer, of.chars_per_token_estimate),
+            max_context_tokens=of.max_context_tokens,
+            max_generation_tokens=of.max_generation_tokens,
+            max_sessions=_or(most, usual),
+        )
+
+    def trace_window_ns(self) -> tuple[int, int | None] | None:
+        """From when to when in the trace; None = all of it. Raises ConfigError."""
+        text = self.workload.trace_window
+        if text is None:
+            return None
+        match = _WINDOW.fullmatch(text)
+        begin_s, end_s = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0)
+        bounded = match is not None and match.group(2) is not None
+        if match is None or (bounded and end_s <= begin_s):
+            raise ConfigError(
+                f"{_say(self, 'workload.trace_window')}: give two times in seconds, the first "
+                "before the second, as in 600:1200, 600: or :1200"
+            )
+        return s_to_ns(begin_s), s_to_ns(end_s) if bounded else None
+
     def model_shape(self) -> ModelShape:
-        """The model of run.model: a key of model_configs, a built-in, or a path to a Hugging Face
-        config.json or a directory with one. Raises ConfigError."""
+        """The model of run.model, or the largest of run.model_mix (its bytes per token). Raises
+        ConfigError."""
+        mixed = self.mixed_shapes()
+        if mixed:
+            return max(mixed.values(), key=lambda shape: shape.bytes_per_token)
+        return self._shape(self.run.model, "run.model (--model) is")
+
+    def mixed_shapes(self) -> dict[str, ModelShape]:
+        """The models of run.model_mix by name; empty if there is one model. Raises ConfigError."""
+        said = "run.model_mix (--model-mix) has"
+        return {name: self._shape(name, said) for name in self.run.model_mix}
+
+    def _shape(self, name: str, said: str) -> ModelShape:
+        """A key of model_configs, a built-in, or a path to a Hugging Face config.json or a
+        directory with one; with the type of run.kv_dtype, if that is given."""
         from kv_cache.config.load import read_model
 
-        name = self.run.model
         if name in MODELS or name in self.model_configs:
             shape = _merged(name, self.model_configs.get(name, r.ModelOverride()))
         elif os.path.exists(name):
             shape = read_model(Path(name))
         else:
             raise ConfigError(
-                f"run.model (--model) is {show(name)}, which is neither a model nor a path."
+                f"{said} {show(name)}, which is neither a model nor a path."
                 f"{did_you_mean(name, {*MODELS, *self.model_configs})}"
             )
+        dtype = self.run.kv_dtype
+        if dtype is not None and dtype != shape.dtype:
+            source = f"{shape.source}; dtype from run.kv_dtype"
+            shape = replace(shape, dtype=dtype, source=source)
         if shape.bytes_per_token < 1:
             raise ConfigError(
                 f"model {show(name)} has 0 bytes of KV state a token; check its hidden_dim, "
@@ -208,10 +265,14 @@ class Config:
         _check_cpcs(self.cpcs)
         _check_limits(self)
         _check_tiers(self)
+        _check_models(self)
         _check_arrival(self)
         _check_trace(self)
         _check_qos(self)
         _check_scaling(self)
+        build_lengths(self.lengths)
+        _check_prompts(self)
+        _check_rag(self)
 
     def warnings(self) -> list[str]:
         """One sentence for each thing that is allowed but may surprise."""
@@ -305,6 +366,26 @@ def _check_tiers(config: Config) -> None:
         )
 
 
+def _check_models(config: Config) -> None:
+    run, named = config.run, config.workload.trace_models
+    if run.model_mix and run.model != options()["run.model"].default:
+        raise ConfigError(
+            f"{_say(config, 'run.model')} and run.model_mix (--model-mix) is given: a mix names "
+            "all its models; leave one of them out"
+        )
+    if named and not run.model_mix:
+        raise ConfigError(
+            "workload.trace_models (--trace-models) is given without a mix; name its models and "
+            "their weights with run.model_mix (--model-mix)"
+        )
+    for theirs, name in named.items():
+        if name not in run.model_mix:
+            raise ConfigError(
+                f"workload.trace_models (--trace-models) has {show(theirs)} as {show(name)}, "
+                f"which is not in run.model_mix (--model-mix).{did_you_mean(name, run.model_mix)}"
+            )
+
+
 def _check_arrival(config: Config) -> None:
     arrival = config.arrival
     if arrival.process != "fixed" and arrival.request_rate == 0:
@@ -320,6 +401,16 @@ def _check_trace(config: Config) -> None:
         raise ConfigError(
             f"{_say(config, 'workload.trace')} and workload.use_burst_trace (--use-burst-trace) "
             "is true: a run replays one trace; leave one of them out"
+        )
+    if work.trace is not None and work.dataset_path is not None:
+        raise ConfigError(
+            f"{_say(config, 'workload.trace')} and {_say(config, 'workload.dataset_path')}: a run "
+            "replays one trace; leave one of them out"
+        )
+    if work.dataset_path is not None and work.trace_format not in ("auto", "sharegpt"):
+        raise ConfigError(
+            f"{_say(config, 'workload.trace_format')}, but workload.dataset_path (--dataset-path) "
+            "is a ShareGPT file; give a trace of another format with workload.trace (--trace)"
         )
     if work.replay_cycles > 0 and not config.replays:
         raise ConfigError(
@@ -371,12 +462,48 @@ def _check_scaling(config: Config) -> None:
         )
 
 
+def _check_prompts(config: Config) -> None:
+    if config.workload.trace_prompts and not config.workload.prefix_caching:
+        raise ConfigError(
+            f"{_say(config, 'workload.trace_prompts')} and "
+            f"{_say(config, 'workload.prefix_caching')}: leave one of them out"
+        )
+
+
+def _check_rag(config: Config) -> None:
+    rag = config.rag
+    for size in ("large", "small"):
+        low, high = (f"rag.{size}_model_doc_tokens_{end}" for end in ("min", "max"))
+        if value_at(config, low) > value_at(config, high):
+            raise ConfigError(
+                f"{_say(config, low)}, above {high} of {show(value_at(config, high))}; raise the "
+                "second or lower the first"
+            )
+    if not rag.enabled:
+        return
+    if not rag.num_docs:
+        raise ConfigError(
+            f"{_say(config, 'rag.num_docs')}, and {_say(config, 'rag.enabled')}: there is nothing "
+            "to retrieve from; give at least 1"
+        )
+    if config.mode is RunMode.DECODE_ONLY:
+        raise ConfigError(
+            f"{_say(config, 'rag.enabled')} and {_say(config, 'run.mode')}: a decode-only run "
+            "reads only the objects that it made itself, never a document; leave --enable-rag or "
+            "--decode-only out"
+        )
+
+
 def _warnings(config: Config) -> Iterator[str]:
     ranks, work = config.tiers.tensor_parallel, config.workload
     if ranks & (ranks - 1):
         yield f"{_say(config, 'tiers.tensor_parallel')}, not a power of two: models rarely split so"
+    yield from _model_warnings(config)
     if not config.replays:
-        for path in ("trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format"):
+        for path in (
+            "trace_prompts", "trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format",
+            "max_conversations", "tokenizer",
+        ):  # fmt: skip
             if getattr(work, path) != options()[f"workload.{path}"].default:
                 yield f"{_say(config, f'workload.{path}')}: no effect, as no trace is replayed"
     else:
@@ -388,7 +515,9 @@ def _warnings(config: Config) -> Iterator[str]:
         for path in unused:
             if value_at(config, path) != options()[path].default:
                 yield f"{_say(config, path)}: no effect, as a trace says itself who asks when"
-    if config.replays and work.use_burst_trace and work.trace_format != "auto":
+    if work.dataset_path is not None and work.use_burst_trace:
+        yield f"{_say(config, 'workload.use_burst_trace')}: no effect with --dataset-path"
+    elif config.replays and work.use_burst_trace and work.trace_format != "auto":
         yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
     if config.output.records and config.output.results_dir is None:
         yield f"{_say(config, 'output.records')}: no effect without --results-dir"
@@ -398,6 +527,7 @@ def _warnings(config: Config) -> Iterator[str]:
                 yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
     elif config.sim.profile is not None:
         yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
+    yield from _shared_by_nobody(config)
     yield from _not_like_the_connector(config)
     yield from _without_effect(config)
     if config.io.layout != "file" and not config.io.rename:
@@ -406,9 +536,35 @@ def _warnings(config: Config) -> Iterator[str]:
         yield f"{_say(config, 'arrival.cv')}: no effect, as arrival.process is not gamma"
 
 
+def _model_warnings(config: Config) -> Iterator[str]:
+    ranks, laws = config.tiers.tensor_parallel, config.lengths
+    if config.tiers.ranks == "all" and ranks == 1:
+        yield f"{_say(config, 'tiers.ranks')}: no effect with one rank, see --tensor-parallel"
+    if config.tiers.ranks == "one" and ranks > 1:
+        shapes = config.mixed_shapes().values() or (config.model_shape(),)
+        for shape in shapes:
+            if shape.attention_type != "mla" and shape.kv_heads < ranks:
+                yield (
+                    f"{_say(config, 'tiers.tensor_parallel')}, more than the {shape.kv_heads} KV "
+                    f"heads of {shape.name}: 1/{ranks} of each object is counted, as in the "
+                    "reference, where an engine has each head several times; see --ranks all"
+                )
+    if config.workload.trace_models and not config.replays:
+        yield "workload.trace_models (--trace-models): no effect, as no trace is replayed"
+    if laws == s.LengthsConfig():
+        return
+    if config.replays:
+        yield "lengths: no effect, as a trace says itself how much is asked"
+    if config.arrival.request_rate > 0 and laws.think_s.law != "personas":
+        yield "lengths.think_s: no effect, as --request-rate sets the pace"
+    if not config.workload.multi_turn and laws.turns.law != "personas":
+        yield "lengths.turns: no effect, as workload.multi_turn is off"
+
+
 def _without_effect(config: Config) -> Iterator[str]:
     """Options of a feature that is off."""
-    for section, switch in (("autoscaler", "enabled"), ("precondition", "enabled")):
+    switches = (("autoscaler", "enabled"), ("precondition", "enabled"), ("rag", "enabled"))
+    for section, switch in switches:
         if value_at(config, f"{section}.{switch}"):
             continue
         for path, option in options().items():
@@ -424,6 +580,26 @@ def _without_effect(config: Config) -> Iterator[str]:
                 yield f"{_say(config, path)}: there is no device in virtual time, so no effect"
     if config.run.trials == 1 and config.run.trial_cooldown_s:
         yield f"{_say(config, 'run.trial_cooldown_s')}: no effect with one trial"
+
+
+def _shared_by_nobody(config: Config) -> Iterator[str]:
+    """Prompts that are not stored for others, and options that change nothing about them."""
+    given, work = config.prefix_cache, config.workload
+    if not work.prefix_caching or (config.replays and not work.trace_prompts):
+        return
+    listed = given.lengths == "listed"
+    if listed and max(given.prompt_tokens) < given.min_prefix_length:
+        yield (
+            f"{_say(config, 'prefix_cache.prompt_tokens')}, all below min_prefix_length of "
+            f"{given.min_prefix_length}: no prompt is stored for others"
+        )
+    useless = {
+        "prefix_cache.prompt_tokens": None if listed else "prefix_cache.lengths is not listed",
+        "prefix_cache.zipf_s": None if given.popularity == "zipf" else "popularity is uniform",
+    }
+    for path, why in useless.items():
+        if why is not None and value_at(config, path) != options()[path].default:
+            yield f"{_say(config, path)}: no effect, as {why}"
 
 
 def _not_like_the_connector(config: Config) -> Iterator[str]:

@@ -148,15 +148,35 @@ def overlay(base: T, mapping: object, where: str = "") -> T:
 def read_text(option: Option, text: str, name: str) -> Any:
     """The value of a scalar option from a word of the command line, where it is called `name`."""
     at = _At("", name)
-    raw: object = text
-    if option.kind is int or option.kind is float:
-        try:
-            raw = option.kind(text)
-        except ValueError:
-            raise at.error(
-                f"is {show(text)}; it must be {_wanted(option.kind, option.rule)}"
-            ) from None
+    if get_origin(option.kind) not in (None, tuple):
+        raw: object = _pairs(get_args(option.kind)[1], option.rule, text, at)
+    else:
+        raw = _number_in(option.kind, option.rule, text, at)
     return _value(option.hint, option.rule, option.default, raw, at)
+
+
+def _pairs(kind: type, rule: Rule, text: str, at: "_At") -> dict[str, object]:
+    """`llama3.1-8b=0.7,qwen3-8b=0.3`; a name may have `=` in it, its value may not."""
+    table: dict[str, object] = {}
+    for pair in text.split(","):
+        key, equals, value = pair.rpartition("=")
+        if not key or not equals:
+            raise at.error(f"is {show(text)}; it must be {rule.metavar or 'NAME=VALUE,...'}")
+        if key in table:
+            raise at.error(f"has {show(key)} twice; give each name once")
+        table[key] = _number_in(kind, rule, value, at.key(key))
+    return table
+
+
+def _number_in(kind: Any, rule: Rule, text: str, at: "_At") -> object:
+    """Text as the number that is wanted, or as it is where none is."""
+    if kind is not int and kind is not float:
+        return text
+    try:
+        number: object = kind(text)
+    except ValueError:
+        raise at.error(f"is {show(text)}; it must be {_wanted(kind, rule)}") from None
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +221,7 @@ def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any
     if origin is tuple:
         return _sequence(get_args(kind), rule, raw, at)
     if origin is not None:
-        return _table(get_args(kind)[1], base, raw, at)
+        return _table(get_args(kind)[1], rule, base, raw, at)
     return _scalar(kind, rule, raw, at)
 
 
@@ -255,15 +275,19 @@ def _sequence(kinds: tuple[Any, ...], rule: Rule, raw: object, at: _At) -> tuple
     return values
 
 
-def _table(kind: Any, base: Mapping[str, Any], raw: object, at: _At) -> dict[str, Any]:
-    """Mapping[str, Section], or Mapping[str, Any] of plain values that nobody looks at here."""
-    table = dict(base)
+def _table(kind: Any, rule: Rule, base: Mapping[str, Any], raw: object, at: _At) -> dict[str, Any]:
+    """Mapping[str, Section], whose sections are put over those that are there; Mapping[str, float]
+    or of texts, which is replaced as a whole; or Mapping[str, Any] of plain values that nobody
+    looks at here."""
+    table = {} if kind in _NOUNS else dict(base)
     for key, value in _mapping(raw, at).items():
         if not isinstance(key, str):
             raise at.error(f"has the key {show(key)}; keys are text (put it in quotes)")
         if is_dataclass(kind):
             assert isinstance(kind, type)
             table[key] = _section(table[key] if key in table else kind(), value, at.key(key))
+        elif kind in _NOUNS:
+            table[key] = _scalar(kind, rule, value, at.key(key))
         elif any(isinstance(v, list | Mapping) for v in _as_list(value)):
             raise at.key(key).error(f"is {show(value)}; it must be a plain value or a list of them")
         else:

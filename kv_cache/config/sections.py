@@ -3,13 +3,17 @@
 Sizes are GiB, times seconds, milliseconds or microseconds as the names say.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.schema import opt
 from kv_cache.core.kinds import RunMode
+from kv_cache.core.model import DTYPE_BITS
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
+from kv_cache.workload.asking import History
+from kv_cache.workload.lengths import LAWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,15 @@ class RunConfig:
         "Model whose KV cache is moved: a built-in name, a key of model_configs, or the path of a "
         "Hugging Face config.json",
         flag="--model", metavar="NAME",
+    )  # fmt: skip
+    model_mix: Mapping[str, float] = opt(
+        {}, "Several models instead of one, each with its weight: every conversation belongs to "
+        "one of them, and two models share no blocks", above=0, flag="--model-mix",
+        metavar="NAME=WEIGHT,...",
+    )  # fmt: skip
+    kv_dtype: str | None = opt(
+        None, "Type of an element of the KV cache, if not the model's own",
+        choices=tuple(DTYPE_BITS), flag="--kv-dtype",
     )  # fmt: skip
     mode: str = opt(
         "standard",
@@ -90,6 +103,11 @@ class TiersConfig:
     tensor_parallel: int = opt(
         1, "Ranks that share a model: each stores 1/N of an object (at most num_gpus)", low=1,
         high=65_536, flag="--tensor-parallel",
+    )  # fmt: skip
+    ranks: str = opt(
+        "one", "Whose objects are stored: one rank's share of each, as the reference; or those of "
+        "all ranks, as many objects as ranks (an MLA latent is stored once)",
+        choices=("one", "all"), flag="--ranks",
     )  # fmt: skip
     gpu: str = opt(
         "auto", "Where GPU copies live: on a CUDA device, or emulated in CPU memory",
@@ -256,13 +274,43 @@ class WorkloadConfig:
     trace: str | None = opt(
         None, "Replay this trace instead of synthetic users", flag="--trace", metavar="PATH"
     )
+    trace_models: Mapping[str, str] = opt(
+        {}, "Which model of run.model_mix each model of the trace is; requests of others are drawn "
+        "by weight", flag="--trace-models", metavar="TRACE=NAME,...",
+    )  # fmt: skip
+    mix_opening_tokens: int = opt(
+        512, "With run.model_mix and a trace of hash ids: requests that have the block behind so "
+        "many tokens in common ask the same model; what is shared before it, as a system prompt, "
+        "each model has for itself", unit="tokens", low=0, high=10_000_000,
+    )  # fmt: skip
     trace_format: str = opt(
         "auto", "Format of the trace; auto = by its content", flag="--trace-format",
         metavar="NAME",
     )  # fmt: skip
     trace_speedup: float = opt(
-        1.0, "Gaps between requests are divided by this; 0 = as fast as they are served", low=0,
-        high=1e9, flag="--trace-speedup",
+        1.0, "Gaps between requests, and think times, are divided by this; 0 = as fast as they are "
+        "served", low=0, high=1e9, flag="--trace-speedup",
+    )  # fmt: skip
+    trace_users: int | None = opt(
+        None, "Sessions that go on at the same time, in a trace of sessions without instants of "
+        "their own; if not given, run.num_users", low=1, high=100_000, flag="--trace-users",
+    )  # fmt: skip
+    arrival_scale: float = opt(
+        1.0, "So many times as many sessions begin in a second, each at its own pace; rows without "
+        "a session are sessions of their own", above=0, high=1e6, flag="--arrival-scale",
+    )  # fmt: skip
+    trace_window: str | None = opt(
+        None, "Replay only what lies between these seconds of the trace, e.g. 600:1200; either may "
+        "be left out", flag="--trace-window", metavar="FROM:TO",
+    )  # fmt: skip
+    trace_history: str = opt(
+        "format", "What the prompts of a session's later rows are: as the format says, with the "
+        "history included, only what is added to it, or without history",
+        choices=tuple(history.value for history in History), flag="--trace-history",
+    )  # fmt: skip
+    trace_prompts: bool = opt(
+        False, "Let a share of a trace's conversations begin with a system prompt, see "
+        "prefix_cache: sharing that the trace itself does not have", flag="--trace-prompts",
     )  # fmt: skip
     replay_cycles: int = opt(
         0, "Stop after so many passes over the trace; 0 = endless", low=0, high=10**9,
@@ -271,6 +319,19 @@ class WorkloadConfig:
     skip_bad_rows: bool = opt(
         False, "Skip and count rows that cannot be read, instead of stopping",
         flag="--skip-bad-rows",
+    )  # fmt: skip
+    dataset_path: str | None = opt(
+        None, "Replay the conversations of this file of ShareGPT's or of OpenAI's messages: the "
+        "same as trace with trace_format sharegpt", flag="--dataset-path", metavar="PATH",
+    )  # fmt: skip
+    max_conversations: int | None = opt(
+        None, "Sessions that are read of a trace of sessions, the first of it; 0 = all; if not "
+        "given, 500 of a dataset_path, else all", low=0, high=10**9, flag="--max-conversations",
+    )  # fmt: skip
+    tokenizer: str = opt(
+        "chars", "What counts the tokens of a dataset's texts: chars "
+        "(sharegpt.chars_per_token_estimate), tiktoken:ENCODING or tiktoken:FILE, or hf:FILE (a "
+        "tokenizer.json); nothing is downloaded", flag="--tokenizer", metavar="NAME",
     )  # fmt: skip
     use_burst_trace: bool = opt(
         False, "Replay the BurstGPT trace at burst_trace_path", flag="--use-burst-trace"
@@ -291,6 +352,46 @@ class WorkloadConfig:
         True, "Requests may share a system prompt, see prefix_cache",
         flag="--disable-prefix-caching",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawConfig:
+    """One law of lengths or times; which of the other keys it needs, it says."""
+
+    law: str = opt(
+        "personas",
+        "personas = as user_templates says; fixed (value), uniform (low, high), lognormal (median, "
+        "sigma; low and high cut it off), zipf (exponent, low, high, step: the k-th value has a "
+        "share of k^-exponent) or empirical (quantiles, values; straight lines in between)",
+        choices=("personas", *LAWS),
+    )  # fmt: skip
+    value: float | None = opt(None, "The value of fixed", low=0)
+    low: float | None = opt(None, "Least value", low=0)
+    high: float | None = opt(None, "Greatest value", low=0)
+    step: int = opt(1, "Distance of two values of zipf", low=1)
+    median: float | None = opt(None, "Median of lognormal, before it is cut off", above=0)
+    sigma: float | None = opt(
+        None, "Standard deviation of the logarithm, of lognormal", low=0, high=10
+    )
+    exponent: float | None = opt(None, "Exponent of zipf", low=0, high=20)
+    quantiles: tuple[float, ...] | None = opt(
+        None, "Shares of empirical, growing from 0 to 1", low=0, high=1
+    )
+    values: tuple[float, ...] | None = opt(
+        None, "Values of empirical, one for each of quantiles", low=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsConfig:
+    """Laws for synthetic users in place of user_templates: tokens that a request adds to its
+    conversation (prompt) and generates (output), seconds before it (think_s), requests of a
+    conversation (turns). trace fit writes this section."""
+
+    prompt: LawConfig = field(default_factory=LawConfig)
+    output: LawConfig = field(default_factory=LawConfig)
+    think_s: LawConfig = field(default_factory=LawConfig)
+    turns: LawConfig = field(default_factory=LawConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +452,19 @@ class OutputConfig:
     latency_dump: str | None = opt(
         None, "JSON lines, one for each completed request", flag="--latency-dump", metavar="PATH"
     )
+    record: str | None = opt(
+        None, "Write what is asked, as a trace that can be replayed: JSON lines, packed where the "
+        "name ends in .gz or .zst", flag="--record", metavar="PATH",
+    )  # fmt: skip
+    io_trace_log: str | None = opt(
+        None, "Do no I/O, and write every operation on the tiers as CSV, packed where the name "
+        "ends in .gz or .zst; implies --virtual-time, and the result tells no performance",
+        flag="--io-trace-log", metavar="PATH",
+    )  # fmt: skip
+    validation_trace: str | None = opt(
+        None, "Compare the run with the records of a real system: a JSON list, one object for "
+        "each request", flag="--validation-trace", metavar="PATH",
+    )  # fmt: skip
     fio_export: str | None = opt(
         None, "Write the fio job that does the same I/O on storage", flag="--fio-export",
         metavar="PATH",

@@ -66,6 +66,15 @@ class Phase(StrEnum):
     DRAIN = "drain"
 
 
+class Lookup(StrEnum):
+    """How the blocks of a request are found, as far as its source knows who has left them."""
+
+    TURNS = "turns"  # by its conversation's earlier turns, or shared: `Request.new_from` says which
+    CONTENT = "content"  # by anybody: each may be there, and what is not is computed
+    INDEPENDENT = "independent"  # the same, and each is of use without those before it
+    OPERATION = "operation"  # as a trace of operations says: a read looks up, a write stores
+
+
 class Outcome(StrEnum):
     """How a submitted request ended. Exactly one holds for each."""
 

@@ -1,8 +1,17 @@
 """Model geometry: how many bytes of KV state one token costs.
 
-MHA and GQA: 2 (K and V) x layers x kv_heads x head_dim x dtype bytes.
-MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): layers x (kv_lora_rank + qk_rope_head_dim) x
-dtype bytes: one compressed latent and one shared rotary key per layer, no heads.
+MHA and GQA: 2 (K and V) x layers x kv_heads x head_dim elements.
+MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): layers x (kv_lora_rank + qk_rope_head_dim)
+elements: one compressed latent and one shared rotary key per layer, no heads.
+
+An element is as wide as its type; an object is whole bytes, rounded up. Formats of 8 bits and
+fewer have scales. Those that belong to the model (one a tensor or a head: vLLM's and
+TensorRT-LLM's fp8) are not stored with the cache. Those of a group of elements are: KIVI (arXiv
+2402.02750) has a scale and a zero point, 16 bits each, for 32 to 128 elements.
+
+A layer with a sliding window needs the state of the last `sliding_window` tokens only. That holds
+for the state of a whole turn; a block of a sequence may be the last one of somebody else's, so
+engines that store blocks store all layers of each.
 """
 
 from collections.abc import Mapping
@@ -11,13 +20,19 @@ from typing import Any
 
 from kv_cache.core.errors import ConfigError
 
-DTYPE_BYTES: Mapping[str, int] = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8": 1,
-    "fp8": 1,
-    "int8": 1,
+DTYPE_BITS: Mapping[str, int] = {
+    "float32": 32,
+    "fp32": 32,
+    "float16": 16,
+    "fp16": 16,
+    "bfloat16": 16,
+    "bf16": 16,
+    "float8": 8,
+    "fp8": 8,
+    "fp8_e4m3": 8,
+    "fp8_e5m2": 8,
+    "int8": 8,
+    "int4": 4,
 }
 
 ATTENTION_TYPES = ("mha", "gqa", "mla")
@@ -25,7 +40,12 @@ ATTENTION_TYPES = ("mha", "gqa", "mla")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """One model's KV geometry; `source` says where the numbers come from."""
+    """One model's KV geometry; `source` says where the numbers come from.
+
+    `kv_quant_group` elements share `kv_scale_bytes` of scales, where the type has at most 8 bits;
+    0 = no scales are stored. `sliding_layers` of the layers attend over the last `sliding_window`
+    tokens; 0 = none.
+    """
 
     name: str
     num_layers: int = 32
@@ -37,6 +57,10 @@ class ModelShape:
     attention_type: str = "mha"
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
+    kv_quant_group: int = 0
+    kv_scale_bytes: int = 2
+    sliding_window: int = 0
+    sliding_layers: int = 0
     source: str = "given by the user"
 
     def __post_init__(self) -> None:
@@ -45,10 +69,10 @@ class ModelShape:
                 raise ConfigError(
                     f"model {self.name!r}: {name} is {getattr(self, name)}, it must be at least 1"
                 )
-        if self.dtype not in DTYPE_BYTES:
+        if self.dtype not in DTYPE_BITS:
             raise ConfigError(
                 f"model {self.name!r}: dtype {self.dtype!r} is unknown; use one of "
-                f"{', '.join(DTYPE_BYTES)}"
+                f"{', '.join(DTYPE_BITS)}"
             )
         if self.attention_type not in ATTENTION_TYPES:
             raise ConfigError(
@@ -57,6 +81,22 @@ class ModelShape:
             )
         if self.attention_type == "mla" and self.kv_lora_rank < 1:
             raise ConfigError(f"model {self.name!r}: attention_type mla needs kv_lora_rank")
+        self._check_sliding()
+
+    def _check_sliding(self) -> None:
+        if not self.sliding_layers:
+            return
+        if self.sliding_layers > self.num_layers:
+            raise ConfigError(
+                f"model {self.name!r}: sliding_layers is {self.sliding_layers}, more than its "
+                f"{self.num_layers} layers; it counts those with a sliding window"
+            )
+        if self.sliding_window < 1 or self.attention_type == "mla":
+            raise ConfigError(
+                f"model {self.name!r}: sliding_layers is {self.sliding_layers}, which needs a "
+                "sliding_window above 0 and an attention_type other than mla; give both, or set "
+                "sliding_layers to 0"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -64,16 +104,43 @@ class ModelShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of KV state for one token of the whole model, before tensor parallelism."""
-        size = DTYPE_BYTES[self.dtype]
-        if self.attention_type == "mla":
-            return self.num_layers * (self.kv_lora_rank + self.qk_rope_head_dim) * size
-        return 2 * self.num_layers * self.kv_heads * self.head_dim * size
+        """Bytes of KV state for one token of the whole model, before tensor parallelism; with
+        sliding windows, for a token inside them."""
+        return self.object_bytes(1)
 
-    def object_bytes(self, tokens: int, tensor_parallel: int = 1) -> int:
-        """Bytes of `tokens` tokens on one rank. Heads are split over ranks; MLA's latent is not."""
-        whole = tokens * self.bytes_per_token
-        return whole if self.attention_type == "mla" else whole // tensor_parallel
+    def object_bytes(self, tokens: int, tensor_parallel: int = 1, *, turn: bool = False) -> int:
+        """Bytes of `tokens` tokens, 1/N of them for one of N ranks (not of MLA's latent, which is
+        not split). `turn`: these are the tokens of a whole turn, so that layers with a sliding
+        window keep only its end."""
+        sliding = self.sliding_layers if turn else 0
+        spans = (self.num_layers - sliding) * tokens + sliding * min(tokens, self.sliding_window)
+        whole = self._bytes(spans * self._elements)
+        return whole if self.attention_type == "mla" else -(-whole // tensor_parallel)
+
+    def rank_bytes(self, nbytes: int, ranks: int) -> int:
+        """What each of several ranks stores of an object of `nbytes`. Heads are split over the
+        ranks; where there are more ranks than heads, each has one, and heads are there several
+        times (as vLLM and SGLang do). A latent is not split."""
+        if self.attention_type == "mla":
+            return nbytes
+        return -(-nbytes // min(ranks, self.kv_heads))
+
+    def rank_objects(self, ranks: int) -> int:
+        """How many objects several ranks store: one each, and one of a latent, which all have
+        alike (SGLang's HiCache lets one rank write it)."""
+        return 1 if self.attention_type == "mla" else ranks
+
+    @property
+    def _elements(self) -> int:
+        """Of one token in one layer."""
+        if self.attention_type == "mla":
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return 2 * self.kv_heads * self.head_dim
+
+    def _bytes(self, elements: int) -> int:
+        bits = DTYPE_BITS[self.dtype]
+        groups = -(-elements // self.kv_quant_group) if self.kv_quant_group and bits <= 8 else 0
+        return -(-elements * bits // 8) + groups * self.kv_scale_bytes
 
 
 _MLPERF = "MLPerf Storage KV-cache model table"
@@ -122,6 +189,10 @@ MODELS: Mapping[str, ModelShape] = {
         name="Qwen3 30B A3B", num_layers=48, hidden_dim=2048, num_heads=32, kv_heads=4,
         kv_dim_per_head=128, attention_type="gqa", source=_hf("Qwen/Qwen3-30B-A3B"),
     ),
+    "qwen3-235b-a22b": ModelShape(
+        name="Qwen3 235B A22B", num_layers=94, hidden_dim=4096, num_heads=64, kv_heads=4,
+        kv_dim_per_head=128, attention_type="gqa", source=_hf("Qwen/Qwen3-235B-A22B"),
+    ),
     "gpt-oss-120b": ModelShape(
         name="GPT OSS 120B", num_layers=36, hidden_dim=2880, num_heads=64, kv_dim_per_head=64,
         attention_type="gqa", source=_hf("openai/gpt-oss-120b") + "; sliding layers counted full",
@@ -130,7 +201,28 @@ MODELS: Mapping[str, ModelShape] = {
         name="GPT OSS 20B", num_layers=24, hidden_dim=2880, num_heads=64, kv_dim_per_head=64,
         attention_type="gqa", source=_hf("openai/gpt-oss-20b") + "; sliding layers counted full",
     ),
+    "gpt-oss-120b-hybrid": ModelShape(
+        name="GPT OSS 120B, sliding windows", num_layers=36, hidden_dim=2880, num_heads=64,
+        kv_dim_per_head=64, attention_type="gqa", sliding_window=128, sliding_layers=18,
+        source=_hf("openai/gpt-oss-120b"),
+    ),
+    "gpt-oss-20b-hybrid": ModelShape(
+        name="GPT OSS 20B, sliding windows", num_layers=24, hidden_dim=2880, num_heads=64,
+        kv_dim_per_head=64, attention_type="gqa", sliding_window=128, sliding_layers=12,
+        source=_hf("openai/gpt-oss-20b"),
+    ),
 }  # fmt: skip
+
+
+_PATTERNS: Mapping[str, int] = {
+    "cohere2": 4, "gemma2": 2, "gemma3_text": 6, "gpt_oss": 2
+}  # fmt: skip
+"""Where a config.json names no pattern: every so manyth layer is full, the others slide (the
+defaults of the configuration classes of Hugging Face transformers, by model_type)."""
+
+_FULL = ("full_attention", "attention")
+_SLIDING = ("sliding_attention", "chunked_attention")
+_OTHER_GEOMETRY = ("global_head_dim", "num_global_key_value_heads")
 
 
 def model_from_hf(config: Mapping[str, Any], source: str) -> ModelShape:
@@ -138,37 +230,124 @@ def model_from_hf(config: Mapping[str, Any], source: str) -> ModelShape:
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
         raise ConfigError(f"{source}: text_config is not a mapping; give a model's config.json")
+    hf = _Hf(text, source)
+    for name in _OTHER_GEOMETRY:
+        if text.get(name):
+            raise ConfigError(
+                f"{source}: {name} is {text[name]!r}: its layers differ in their heads, and are "
+                "not counted here; describe a model of the same bytes in model_configs"
+            )
+    mla = bool(text.get("kv_lora_rank"))
+    heads = hf.number("num_attention_heads", "n_head")
+    kv_heads = hf.number("num_key_value_heads", default=heads)
+    stated = (each.get(name) for each in (text, config) for name in ("torch_dtype", "dtype"))
+    dtype = str(next((value for value in stated if value), "bfloat16"))
+    layers = _layers_with_a_cache(hf)
+    window, sliding = (0, 0) if mla else _sliding(hf, layers)
+    return ModelShape(
+        name=str(config.get("_name_or_path") or config.get("model_type") or source),
+        num_layers=layers,
+        hidden_dim=hf.number("hidden_size", "n_embd"),
+        num_heads=heads,
+        kv_heads=kv_heads,
+        kv_dim_per_head=_count(hf, "head_dim"),
+        dtype=dtype,
+        attention_type="mla" if mla else ("mha" if kv_heads == heads else "gqa"),
+        kv_lora_rank=hf.number("kv_lora_rank") if mla else 0,
+        qk_rope_head_dim=hf.number("qk_rope_head_dim") if mla else 0,
+        sliding_window=window,
+        sliding_layers=sliding,
+        source=source,
+    )
 
-    def number(*names: str, default: int | None = None) -> int:
+
+@dataclass(frozen=True, slots=True)
+class _Hf:
+    """The keys of a `config.json`, for whoever wants numbers."""
+
+    text: Mapping[str, Any]
+    source: str
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """The first of `names` that is there."""
         for name in names:
-            value = text.get(name)
+            value = self.text.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
             if value is not None:
                 raise ConfigError(
-                    f"{source}: {name} is {value!r}, it must be a whole number above 0"
+                    f"{self.source}: {name} is {value!r}, it must be a whole number above 0"
                 )
         if default is None:
             raise ConfigError(
-                f"{source}: {names[0]} is missing; give a Hugging Face config.json of a decoder"
+                f"{self.source}: {names[0]} is missing; give a Hugging Face config.json of a "
+                "decoder"
             )
         return default
 
-    rank = text.get("kv_lora_rank")
-    heads = number("num_attention_heads", "n_head")
-    kv_heads = number("num_key_value_heads", default=heads)
-    stated = (each.get(name) for each in (text, config) for name in ("torch_dtype", "dtype"))
-    dtype = str(next((value for value in stated if value), "bfloat16"))
-    return ModelShape(
-        name=str(config.get("_name_or_path") or config.get("model_type") or source),
-        num_layers=number("num_hidden_layers", "n_layer"),
-        hidden_dim=number("hidden_size", "n_embd"),
-        num_heads=heads,
-        kv_heads=kv_heads,
-        kv_dim_per_head=number("head_dim", default=0) if text.get("head_dim") else 0,
-        dtype=dtype,
-        attention_type="mla" if rank else ("mha" if kv_heads == heads else "gqa"),
-        kv_lora_rank=number("kv_lora_rank") if rank else 0,
-        qk_rope_head_dim=number("qk_rope_head_dim") if rank else 0,
-        source=source,
+
+def _layers_with_a_cache(hf: _Hf) -> int:
+    """Gemma 3n's last layers use the state of earlier ones."""
+    layers = hf.number("num_hidden_layers", "n_layer")
+    shared = _count(hf, "num_kv_shared_layers")
+    if shared >= layers:
+        raise ConfigError(
+            f"{hf.source}: num_kv_shared_layers is {shared} of {layers} layers; some layer must "
+            "have a cache of its own"
+        )
+    return layers - shared
+
+
+def _given(hf: _Hf, name: str) -> bool:
+    """Whether a key says something: absent, null, false and 0 are all "no" in these files."""
+    return hf.text.get(name) not in (None, False, 0)
+
+
+def _count(hf: _Hf, name: str) -> int:
+    return hf.number(name) if _given(hf, name) else 0
+
+
+def _sliding(hf: _Hf, layers: int) -> tuple[int, int]:
+    """The window and the number of layers that have it.
+
+    `layer_types` names each layer. Without it, `sliding_window_pattern` (or the pattern of the
+    model_type) says which layers are full; with `use_sliding_window`, those before
+    `max_window_layers` are (Qwen2 and its kin); else all layers slide (Mistral).
+    """
+    kinds = _layer_types(hf)[:layers]
+    slide = sum(kind in _SLIDING for kind in kinds)
+    if kinds and not slide:
+        return 0, 0
+    chunk = "attention_chunk_size" if "chunked_attention" in kinds else "sliding_window"
+    if kinds:
+        return hf.number(chunk), slide
+    qwen = "max_window_layers" in hf.text
+    if not _given(hf, "sliding_window") or not hf.text.get("use_sliding_window", not qwen):
+        return 0, 0
+    window = hf.number("sliding_window")
+    if qwen:
+        full = _count(hf, "max_window_layers")
+        return (window, layers - full) if full < layers else (0, 0)
+    every = hf.number(
+        "sliding_window_pattern", default=_PATTERNS.get(str(hf.text.get("model_type")), layers + 1)
     )
+    slide = layers - layers // every
+    return (window, slide) if slide else (0, 0)
+
+
+def _layer_types(hf: _Hf) -> list[str]:
+    kinds = hf.text.get("layer_types")
+    if kinds is None:
+        return []
+    count = hf.number("num_hidden_layers", "n_layer")
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise ConfigError(
+            f"{hf.source}: layer_types must be a list with the kind of each of the {count} layers"
+        )
+    for kind in kinds:
+        if kind not in (*_FULL, *_SLIDING):
+            raise ConfigError(
+                f"{hf.source}: layer_types has {kind!r}, a layer whose state does not grow by the "
+                "token; describe the layers with attention alone in model_configs (num_layers)"
+            )
+    return kinds

@@ -27,8 +27,13 @@ class RequestRecord:
     first_token_ns: int | None = None
     finished_ns: int | None = None
     blocks: int = 0
+    context_tokens: int = 0
     looked_up: int = 0
     hits: int = 0
+    hit_tokens: int = 0
+    offered_blocks: int = 0
+    offered_tokens: int = 0
+    retrieved: bool = False
     history_looked_up: int = 0
     history_hits: int = 0
     shared_looked_up: int = 0

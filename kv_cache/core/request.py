@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kv_cache.core.block import Block
-from kv_cache.core.kinds import Qos
+from kv_cache.core.kinds import Lookup, Qos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,8 +12,13 @@ class Request:
 
     `blocks` is the whole sequence that the request attends over, in order. The first `shared`
     are a prompt that others begin with too; those from there to `new_from` were produced by
-    earlier turns of the same conversation. 0 means that the source does not know. `tail_tokens`
-    are prompt tokens behind the last block: an unfilled block is not stored.
+    earlier turns of the same conversation. `lookup` says what a source knows that does not know
+    these. `tail_tokens` are prompt tokens behind the last block: an unfilled block is not stored.
+
+    `model` is the one that is asked, as the source calls it; "" where it does not say.
+    `retrieved`: asked by RAG, beside what users or a trace ask. `once`: nobody else ever asks for
+    any of these blocks. `offered_blocks` of the sequence (with so many tokens) had been asked for
+    before this request came: what a cache without limits would have had, filled in by the intake.
     """
 
     request_id: int
@@ -29,6 +34,17 @@ class Request:
     shared: int = 0
     new_from: int = 0
     tail_tokens: int = 0
+    lookup: Lookup = Lookup.TURNS
+    model: str = ""
+    retrieved: bool = False
+    once: bool = False
+    offered_blocks: int = 0
+    offered_tokens: int = 0
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the whole sequence: its blocks, whole, and what is behind the last of them."""
+        return sum(b.tokens for b in self.blocks) + self.tail_tokens
 
     @property
     def total_bytes(self) -> int:

@@ -28,6 +28,10 @@ class Seed:
     def integer(self) -> int:
         return int.from_bytes(self.bits(), "little")
 
+    def share(self) -> float:
+        """A number from 0 to 1 (excluded), to be held against a probability."""
+        return (self.integer() >> 75) / 2**53
+
     def rng(self) -> random.Random:
         """A fresh generator, always starting at the same point."""
         return random.Random(self.integer())

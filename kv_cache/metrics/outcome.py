@@ -50,6 +50,7 @@ class RunOutcome:
     kernel: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     witness: Mapping[str, Any] = field(default_factory=dict)
     ceiling: Mapping[str, Any] | None = None  # what the client could do, from --certify
+    offered_forgotten: int = 0  # blocks whose being asked for again would not be seen
     record_bytes: int = 0  # that the program wrote to files of records
     buffers: Mapping[str, Any] = field(default_factory=dict)
     cpu_count: int | None = None

@@ -162,6 +162,14 @@ class Reuse:
     blocks: int = 0
     looked_up: int = 0
     hits: int = 0
+    context_tokens: int = 0
+    hit_tokens: int = 0
+    offered_blocks: int = 0
+    offered_tokens: int = 0
+    retrieved_requests: int = 0
+    retrieved_looked_up: int = 0
+    retrieved_hits: int = 0
+    retrieved_loaded_bytes: int = 0
     history_looked_up: int = 0
     history_hits: int = 0
     shared_looked_up: int = 0
@@ -177,6 +185,15 @@ class Reuse:
         self.blocks += record.blocks
         self.looked_up += record.looked_up
         self.hits += record.hits
+        self.context_tokens += record.context_tokens
+        self.hit_tokens += record.hit_tokens
+        self.offered_blocks += record.offered_blocks
+        self.offered_tokens += record.offered_tokens
+        if record.retrieved:
+            self.retrieved_requests += 1
+            self.retrieved_looked_up += record.looked_up
+            self.retrieved_hits += record.hits
+            self.retrieved_loaded_bytes += record.loaded_bytes
         self.history_looked_up += record.history_looked_up
         self.history_hits += record.history_hits
         self.shared_looked_up += record.shared_looked_up
@@ -205,6 +222,8 @@ class Recorder:
         self.all = RequestStats()
         self.classes = {qos: RequestStats() for qos in Qos}
         self.reuse = Reuse()
+        self.loads = Histogram()  # what a request waited for its loads, of those that loaded
+        self.stores = Histogram()  # and for its stores
         self.verified_objects = 0
         self.verified_bytes = 0
         self.verified_storage_bytes = 0
@@ -275,6 +294,10 @@ class Recorder:
             self.end_to_end_s.add(record.end_to_end_ns)
         self.storage_s.add(record.storage_ns)
         self.generation_s.add(record.compute_ns)
+        if record.loaded_bytes:
+            self.loads.add(record.load_ns)
+        if record.stored_bytes:
+            self.stores.add(record.store_ns)
         if record.prefilled:
             self.prefill_s.add(record.store_ns)
         if record.decoded:

@@ -178,12 +178,21 @@ def tier_rows(outcome: RunOutcome) -> dict[str, Any]:
 
 
 def reuse_numbers(outcome: RunOutcome) -> dict[str, Any]:
-    """Blocks looked up, hit and loaded: three different things."""
+    """Blocks looked up, hit and loaded are three different things; beside what was achieved
+    stands what a cache without limits would have achieved on the same requests."""
     reuse = outcome.recorder.reuse
+    # Decode-only: whatever is asked for was stored before the run, and nothing is looked up.
+    every = None if "prepopulated_objects" in outcome.workload else reuse
     return {
         **asdict(reuse),
         "reuse_hit_ratio": ratio(reuse.hits, reuse.looked_up),
         "history_hit_ratio": ratio(reuse.history_hits, reuse.history_looked_up),
+        "retrieved_hit_ratio": ratio(reuse.retrieved_hits, reuse.retrieved_looked_up),
+        "offered_block_ratio": every and ratio(every.offered_blocks, every.blocks),
+        "achieved_block_ratio": every and ratio(every.hits, every.blocks),
+        "offered_token_ratio": every and ratio(every.offered_tokens, every.context_tokens),
+        "achieved_token_ratio": every and ratio(every.hit_tokens, every.context_tokens),
+        "offered_is_exact": not outcome.offered_forgotten,
     }
 
 

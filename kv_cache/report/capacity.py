@@ -27,6 +27,7 @@ from kv_cache.metrics.slo import Measure, Promise
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.report.chain import seal
+from kv_cache.report.model import model_section
 from kv_cache.schedule.capacity import (
     CapacityAnswer,
     CapacitySearch,
@@ -113,8 +114,10 @@ def capacity_document(
     environment: Mapping[str, Any],
     interrupted: str | None,
     death: str | None,
+    workload: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The sealed document. Instants are seconds since each probe's own origin."""
+    """The sealed document. Instants are seconds since each probe's own origin; `workload` is what
+    the source of each says of itself."""
     answer = search.answer
     rows = [probe.row for probe in probes]
     at_answer = [row for row in rows if row["load"] == answer.load]
@@ -164,7 +167,7 @@ def capacity_document(
         "knee": None if found is None else {"load": found.load, "power": found.power},
         **_verdict(answer, promises, probes, interrupted, death),
         "probes": rows,
-        "model": {**asdict(model), "bytes_per_token": model.bytes_per_token},
+        "model": model_section(model, workload or {}),
         "config": to_mapping(config),
         "environment": dict(environment),
     }

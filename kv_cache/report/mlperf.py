@@ -34,12 +34,17 @@ SLA_COMPLIANCE = 0.95
 
 
 def mlperf_keys(
-    outcome: RunOutcome, targets: Targets, *, bytes_per_token: int, profile: str, judge_hits: bool
+    outcome: RunOutcome,
+    targets: Targets,
+    *,
+    bytes_per_token: int | None,
+    profile: str,
+    judge_hits: bool,
 ) -> dict[str, Any]:
-    """The reference's document. `bytes_per_token` is one rank's share; `profile` is latency or
-    throughput (its pass criteria); `judge_hits`: whether the floor under the hit rate applies. It
-    was made for lookups of what the same conversation has stored; where all blocks of a prompt are
-    looked up, the hit rate is a property of the trace."""
+    """The reference's document. `bytes_per_token` is what is stored for one token, None where that
+    is not one number; `profile` is latency or throughput (its pass criteria); `judge_hits`: whether
+    the floor under the hit rate applies. It was made for lookups of what the same conversation has
+    stored; where all blocks of a prompt are looked up, the hit rate is a property of the trace."""
     recorder, seconds = outcome.recorder, outcome.window_s
     done = recorder.all
     stats = _cache_stats(outcome, bytes_per_token, profile, judge_hits)
@@ -170,7 +175,7 @@ def _summary(outcome: RunOutcome, targets: Targets, stats: dict[str, Any]) -> di
             "common_phrase_reuse": 0,
             "bytes_saved": reuse.shared_hit_bytes,
         }
-        if reuse.shared_looked_up
+        if reuse.shared_looked_up or workload.get("shared_prompts")
         else {},
         "autoscaling_stats": [_decision(outcome, row) for row in outcome.decisions],
         "autoscaling_summary": _scaling(outcome),
@@ -234,7 +239,7 @@ def _qos(stats: RequestStats, target_ms: float) -> dict[str, Any]:
 
 
 def _cache_stats(
-    outcome: RunOutcome, bytes_per_token: int, profile: str, judge_hits: bool
+    outcome: RunOutcome, bytes_per_token: int | None, profile: str, judge_hits: bool
 ) -> dict[str, Any]:
     recorder, seconds = outcome.recorder, outcome.window_s
     flows, reuse = Flows(recorder.flows), recorder.reuse
@@ -279,7 +284,9 @@ def _cache_stats(
         operations = total_operations(flows.measured(Tier.NVME, kind))
         stats[f"{kind.value}_iops"] = per_second(operations, seconds)
     storage = sum(total_bytes(flows.measured(Tier.NVME, kind)) for kind in _KINDS)
-    stats["storage_tokens_processed"] = round(storage / bytes_per_token)
+    stats["storage_tokens_processed"] = (
+        None if bytes_per_token is None else round(storage / bytes_per_token)
+    )
     return stats | _percentiles(flows)
 
 

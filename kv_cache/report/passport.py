@@ -180,7 +180,7 @@ def _client(config: Config, outcome: RunOutcome, flows: Flows, targets: Targets)
     )
     cpu_ns = window.get("process_cpu_ns")
     cpu_s = None if cpu_ns is None else cpu_ns / NS_PER_S
-    scheduled = config.has_schedule
+    scheduled = config.has_schedule(sessions=outcome.workload.get("source") == "sessions")
     loads = merged(stats.device for stats in flows.measured(Tier.NVME, OpKind.READ))
     promised = _promised_ms(outcome) or [
         ms for names in targets.ms.values() for ms in names.values()

@@ -5,26 +5,125 @@ A file stands under its name only when it is complete: until `close` it is `<nam
 """
 
 import hashlib
+import importlib
+import os
 import threading
+import zlib
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from kv_cache.core.effect import Move, OpDone
+from kv_cache.core.errors import PlaceError, TraceError
 from kv_cache.core.record import RequestRecord
+from kv_cache.workload.formats.opening import open_lines
 
+PARTIAL = ".partial"
 _FLUSH_S = 0.2
+_FOREIGN_PACKING = (".bz2", ".xz", ".lz4", ".zip", ".7z", ".br")
+
+
+class Packing(Protocol):
+    """Packs a stream: the packed parts, and what is left, make one whole file."""
+
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+def packing(path: Path, flag: str) -> Packing | None:
+    """How a file of that name is packed: `.gz`, `.zst` (one frame, level 3), or not at all. The
+    same rows give the same bytes. Raises PlaceError for what cannot be had here."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return zlib.compressobj(wbits=zlib.MAX_WBITS | 16)  # with gzip's header, which has no time
+    if suffix in _FOREIGN_PACKING:
+        raise PlaceError(f"{flag} {path}: cannot be packed as {suffix}; use .gz, .zst, or neither")
+    if suffix != ".zst":
+        return None
+    try:
+        zstd = importlib.import_module("zstandard")
+    except ImportError:
+        raise PlaceError(
+            f"{flag} {path}: packing with zstd needs the package `zstandard`: install "
+            "`kv-cache-bench[zstd]`, or use a name without .zst, or with .gz"
+        ) from None
+    packed: Packing = zstd.ZstdCompressor(level=3).compressobj()
+    return packed
+
+
+def json_line(row: Any) -> bytes:
+    return orjson.dumps(to_row(row)) + b"\n"
+
+
+def require_own_name(
+    path: Path, flag: str, ours: Callable[[str], bool], *, makes_parents: bool = False
+) -> None:
+    """Refuse a file that could not be written, or whose name (also that of its unfinished part)
+    something has whose first line is not `ours`. Creates nothing. Raises PlaceError."""
+    where = f"{flag} {path}"
+    packing(path, flag)
+    try:
+        if path.is_dir():  # also `.` and `..`, which are no names
+            raise PlaceError(f"{where}: it is a directory, no regular file; name another file")
+        parent = path.parent
+        while makes_parents and not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir():
+            raise PlaceError(f"{where}: there is no directory {parent}; create it first")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PlaceError(f"{where}: {parent} is not writable; name another file")
+        for name in (path, partial_name(path)):
+            _require_ours(name, where, ours)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise PlaceError(f"{where}: it cannot be looked at ({reason}); name another file") from None
+
+
+def _require_ours(name: Path, where: str, ours: Callable[[str], bool]) -> None:
+    if not name.exists() and not name.is_symlink():
+        return
+    if name.is_file() and not name.stat().st_size and name.suffix == PARTIAL:
+        return  # what a run leaves that was killed as it began
+    if not name.is_file():
+        raise PlaceError(f"{where}: {name.name} is no regular file; name another file")
+    try:
+        first = next((text for _, text in open_lines(name)), "")
+    except TraceError:  # cut, or nothing like it
+        first = ""
+    if not ours(first):
+        raise PlaceError(
+            f"{where}: a file {name.name} is there which this option did not write; name "
+            "another file, or move that one away"
+        )
+
+
+def partial_name(path: Path) -> Path:
+    """What a file is called until it is complete."""
+    return path.with_name(path.name + PARTIAL)
 
 
 class LineWriter:
-    """`add` is cheap and thread-safe; rows reach the file within a fifth of a second."""
+    """`add` is cheap and thread-safe; rows reach the file within a fifth of a second, unless it is
+    packed. `head` stands before the first row."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        encode: Callable[[Any], bytes] = json_line,
+        head: bytes = b"",
+        packed: Packing | None = None,
+    ) -> None:
         self.path = path
+        self._encode = encode
+        self._head = head
+        self._packed = packed
         self._sha256 = hashlib.sha256()
-        self._partial = path.with_name(path.name + ".partial")
+        self._partial = partial_name(path)
         self._file = self._partial.open("wb")
         self._rows: list[Any] = []
         self._lock = threading.Lock()
@@ -42,7 +141,7 @@ class LineWriter:
         """Complete the file; the answer says what went wrong, if anything did."""
         self._stop.set()
         self._thread.join()
-        self._flush()
+        self._flush(last=True)
         try:
             self._file.close()
             if self._error is None:
@@ -60,13 +159,17 @@ class LineWriter:
         while not self._stop.wait(_FLUSH_S):
             self._flush()
 
-    def _flush(self) -> None:
+    def _flush(self, *, last: bool = False) -> None:
         with self._lock:
             rows, self._rows = self._rows, []
-        if not rows or self._error is not None:
+        if not (rows or last) or self._error is not None:
             return
         try:
-            data = b"".join(orjson.dumps(to_row(r)) + b"\n" for r in rows)
+            data = self._head + b"".join(map(self._encode, rows))
+            self._head = b""
+            if self._packed is not None:
+                data = self._packed.compress(data)
+                data += self._packed.flush() if last else b""
             self._file.write(data)
             self._sha256.update(data)  # here, so that the end of a run has no file to read again
             self._file.flush()

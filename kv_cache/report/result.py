@@ -1,6 +1,6 @@
 """The whole result of a run: the reference's keys, and our own versioned section."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,11 +31,14 @@ from kv_cache.metrics.summary import (
 )
 from kv_cache.metrics.window import window_row
 from kv_cache.report.chain import seal
+from kv_cache.report.iotrace import without_figures
 from kv_cache.report.mlperf import mlperf_keys
+from kv_cache.report.model import model_section, stored_bytes_per_token
 from kv_cache.report.passport import passport
+from kv_cache.report.validation import ValidationTrace, compare
 from kv_cache.report.writing import write_atomically
 
-SCHEMA = "kv-cache-result/3"
+SCHEMA = "kv-cache-result/4"
 SECTION = "kv_cache"
 
 
@@ -45,17 +48,26 @@ def build_result(
     outcome: RunOutcome,
     environment: Mapping[str, Any],
     files: Mapping[str, str] | None = None,
+    *,
+    recordings: Sequence[Mapping[str, Any]] = (),
+    validation: ValidationTrace | None = None,
 ) -> dict[str, Any]:
-    """The document that `--output` gets. `files`: SHA-256 of each file of records, by name."""
+    """The document that `--output` gets. `files`: SHA-256 of each file of records, by name;
+    `recordings`: the traces that were written; `validation`: what the run is compared with."""
     targets = _targets(config)
     document = mlperf_keys(
         outcome,
         targets,
-        bytes_per_token=model.object_bytes(1, config.tiers.tensor_parallel),
+        bytes_per_token=stored_bytes_per_token(config, model, outcome.workload),
         profile=config.run.performance_profile,
         judge_hits=not config.lifecycle_semantics(synthetic=True).reuse_prefix,
     )
     own = document[SECTION] = _own_section(config, model, outcome, targets, environment)
+    own["recordings"] = [dict(row) for row in recordings]
+    if validation is not None:
+        document["validation"] = compare(validation, outcome)
+    if config.output.io_trace_log is not None:
+        without_figures(document)
     document["overall_passed"] &= own["passport"]["verdict"] != Status.INVALID
     return seal(document, files or {})
 
@@ -145,7 +157,7 @@ def _own_section(
         "kernel_counters": dict(outcome.kernel),
         "buffers": dict(outcome.buffers),
         "workload": dict(outcome.workload),
-        "model": {**asdict(model), "bytes_per_token": model.bytes_per_token},
+        "model": model_section(model, outcome.workload),
         "semantics": {**asdict(semantics), "fsync": config.fsync()},
         "histogram_relative_error": RELATIVE_ERROR,
         "latency_lists_limit": SAMPLE_LIMIT,

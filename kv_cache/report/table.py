@@ -13,10 +13,29 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     """A few lines: what ran, how fast storage was, what users felt, what to know first."""
     own = document["kv_cache"]
     lines = [*_head(own), "", *_tiers(own), "", *_requests(own)]
-    lines += [*_users(own), *_before(own), "", *_verdict(own["passport"])]
+    lines += [*_users(own), *_before(own), *_validated(document)]
+    lines += ["", *_verdict(own["passport"])]
     lines += [f"  ! {note}" for note in own["notes"]]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
+
+
+def _only_traced(own: Mapping[str, Any]) -> bool:
+    """Whether the run was there to write the trace of its operations, and timed nothing."""
+    return own["config"]["output"]["io_trace_log"] is not None
+
+
+def _validated(document: Mapping[str, Any]) -> list[str]:
+    """The hit rate beside that of a real system: what the reference judges."""
+    found = document.get("validation")
+    if found is None:
+        return []
+    row = found["comparison"]["cache_hit_rate"]
+    mine = "nothing looked up" if row["benchmark"] is None else f"{100 * row['benchmark']:.1f} %"
+    error = "" if row["error_pct"] is None else f"{row['error_pct']:.1f} % off, "
+    within = "within" if found["passed"] else "NOT within"
+    theirs = f"in the trace {100 * row['trace']:.1f} %"
+    return [f"validated hit rate {mine}, {theirs}: {error}{within} 5 % (all rows: validation)"]
 
 
 def _users(own: Mapping[str, Any]) -> list[str]:
@@ -74,7 +93,19 @@ def _head(own: Mapping[str, Any]) -> list[str]:
     return [what, done]
 
 
+def _traced_tiers(own: Mapping[str, Any]) -> list[str]:
+    """What was asked of each tier, with no word on how fast."""
+    lines = [f"{'tier':<28}{'GiB':>9}{'ops':>9}"]
+    for label, tier in own["tiers"].items():
+        for op in _OPS:
+            row, name = tier[op], label if op == "read" else ""
+            lines.append(f"{name:<22}{op:<6}{row['bytes'] / GIB:>9.2f}{row['operations']:>9}")
+    return lines
+
+
 def _tiers(own: Mapping[str, Any]) -> list[str]:
+    if _only_traced(own):
+        return _traced_tiers(own)
     lines = [
         f"{'tier':<28}{'GiB/s':>7}{'GiB':>9}{'ops':>9}{'p50 ms':>10}{'p95 ms':>10}{'p99 ms':>10}"
     ]
@@ -109,6 +140,34 @@ def _metadata(own: Mapping[str, Any]) -> list[str]:
     return [f"metadata  {told} (p50)"] if told else []
 
 
+def _offered(reuse: Mapping[str, Any]) -> str:
+    """Beside what was found: what a cache without limits would have found."""
+    if reuse["offered_token_ratio"] is None:
+        return ""
+    offered, achieved = 100 * reuse["offered_token_ratio"], 100 * reuse["achieved_token_ratio"]
+    least = "" if reuse["offered_is_exact"] else "at least "
+    return f"; {achieved:.1f} % of all tokens, of {least}{offered:.1f} % on offer"
+
+
+def _retrieval(own: Mapping[str, Any]) -> list[str]:
+    """What was retrieved, of what."""
+    made, reuse = own["workload"], own["reuse"]
+    if "rag_documents" not in made:
+        return []
+    return [
+        (
+            f"rag       {reuse['retrieved_requests']} retrievals, {reuse['retrieved_hits']} of "
+            f"{reuse['retrieved_looked_up']} blocks were hits "
+            f"({100 * reuse['retrieved_hit_ratio']:.1f} %, reuse {made['rag_reuse']}), "
+            f"{reuse['retrieved_loaded_bytes'] / GIB:.2f} GiB loaded"
+        ),
+        (
+            f"          {made['rag_ingested_documents']} of {made['rag_documents']} documents "
+            f"ingested before, {made['rag_ingested_bytes'] / GIB:.2f} GiB"
+        ),
+    ]
+
+
 def _requests(own: Mapping[str, Any]) -> list[str]:
     done, reuse = own["measured"]["all"], own["reuse"]
     seconds = own["window_s"] or float("inf")
@@ -121,9 +180,9 @@ def _requests(own: Mapping[str, Any]) -> list[str]:
     )
     found = (
         f"reuse     {reuse['hits']} of {reuse['looked_up']} blocks looked up were hits "
-        f"({100 * reuse['reuse_hit_ratio']:.1f} %)"
+        f"({100 * reuse['reuse_hit_ratio']:.1f} %)" + _offered(reuse)
     )
-    lines = [felt, found]
+    lines = [*([] if _only_traced(own) else [felt]), found, *_retrieval(own)]
     if check["mode"] != "none":
         failed = sum(
             row["count"]

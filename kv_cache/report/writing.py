@@ -3,7 +3,10 @@
 import errno
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
@@ -14,28 +17,29 @@ def write_atomically(path: Path, data: bytes) -> None:
     A symbolic link stays and its target is replaced. Mode 0644 less the umask. Raises OSError,
     after which the old file is as it was and no other is left.
     """
+    with open_atomically(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """The same for what is written in parts: the file stands there once the block has ended, and
+    not at all where it raises."""
     target = Path(os.path.realpath(path))
     # A short name of its own: the target's may already be as long as the file system allows.
     temporary = target.parent / f".kv-cache-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o644)
     try:
-        try:
-            _write_all(fd, data)
+        with open(fd, "wb") as file:
+            yield file
+            file.flush()
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     _sync_directory(target.parent)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def _sync_directory(directory: Path) -> None:

@@ -568,6 +568,8 @@ class CapacitySearch:
         A device whose latency breaks off is not on that line. So where it has not about halved the
         bracket, the next load is in the middle.
         """
+        if self._was_lucky(below):
+            return below.load, "again: it passed, though overloaded probes served less"
         near = self._near_what_was_served(below.load, above.load)
         if near is not None:
             return near, f"near what overloaded probes served, above {below.load:g}, which passed"
@@ -585,6 +587,13 @@ class CapacitySearch:
         side = 1 if root - low < high - root else -1
         aimed = root * (1 + side * step / 3)
         return self._within(aimed, low, high), why
+
+    def _was_lucky(self, below: _Tried) -> bool:
+        """It passed once, with more load than an overloaded device serves: what lies above it is
+        not worth a probe before it has passed again."""
+        step = self._rules.resolution
+        overloaded = [t.served for t in self._tried.values() if t.served * (1 + 4 * step) < t.load]
+        return len(below.verdicts) == 1 and below.load > min(overloaded, default=inf) * (1 + step)
 
     def _near_what_was_served(self, low: float, high: float) -> float | None:
         """What an overloaded device serves is near its capacity, once a probe with as much load has

@@ -4,11 +4,19 @@ Pure: both drivers call it under their lock (or event), with the time as an argu
 request that was submitted comes out exactly once: through `take`, in `rejected`, or from `close`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from kv_cache.core.request import Request
 from kv_cache.schedule.queue import QosQueue, Queued
+from kv_cache.workload.offered import Offered
 from kv_cache.workload.source import Source
+
+OnArrival = Callable[[Request], None]
+
+
+def nobody(request: Request) -> None:
+    """Nobody wants to be told what arrives."""
 
 
 class Intake:
@@ -23,12 +31,18 @@ class Intake:
         ageing_ns: int,
         max_requests: int,
         users_wait: bool = False,
+        offered: Offered | None = None,
+        on_arrival: OnArrival = nobody,
     ) -> None:
+        """`on_arrival` is told each request as its source asks it: its instant counts from
+        `begin`."""
         self._source = source
         self._queue = QosQueue(ageing_ns)
         self._queue_limit = queue_limit
         self._max_requests = max_requests
         self._users_wait = users_wait
+        self.offered = Offered() if offered is None else offered
+        self._on_arrival = on_arrival
         self._origin_ns = 0
         self._closed = False
         self.submitted = 0
@@ -126,7 +140,8 @@ class Intake:
 
     def _pop(self, now_ns: int) -> Request:
         request = self._source.pop(now_ns - self._origin_ns)
-        return replace(request, intended_ns=request.intended_ns + self._origin_ns)
+        self._on_arrival(request)
+        return self.offered.see(replace(request, intended_ns=request.intended_ns + self._origin_ns))
 
     def _after(self, request: Request, now_ns: int) -> None:
         self._source.after(request, now_ns - self._origin_ns)

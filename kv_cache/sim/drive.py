@@ -42,10 +42,15 @@ from kv_cache.sim.models import Devices
 
 OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
+OnLeg = Callable[[Op, Leg], None]
 
 
 def _ignore(_: object) -> None:
     """Nobody asked for records."""
+
+
+def unwatched(op: Op, leg: Leg) -> None:
+    """Nobody asked when operations begin."""
 
 
 def _never() -> bool:
@@ -66,12 +71,14 @@ class Simulation:
         workers: int,
         on_record: OnRecord = _ignore,
         on_op: OnOp = _ignore,
+        on_leg: OnLeg = unwatched,
         control: Control | None = None,
         tick_ns: int = NS_PER_S,
         workers_for: Callable[[int], int] | None = None,
     ) -> None:
-        """`control` sees a window every `tick_ns`; `workers_for` tells how many workers serve so
-        many users, where their number may change."""
+        """`on_leg` is told each side of an operation when it is asked for, `on_op` when all of it
+        has ended. `control` sees a window every `tick_ns`; `workers_for` tells how many workers
+        serve so many users, where their number may change."""
         self._world = world
         self._intake = intake
         self._recorder = recorder
@@ -85,8 +92,9 @@ class Simulation:
         self._enough = False
         self._on_record = on_record
         self._on_op = on_op
+        self._on_leg = on_leg
         self._clock = VirtualClock()
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._events: list[tuple[int, bool, int, Callable[[], None]]] = []
         self._sequence = 0
         self._parked: dict[Token, list[Callable[[], None]]] = {}
         self._living: dict[int, tuple[Request, int]] = {}
@@ -155,7 +163,7 @@ class Simulation:
             elif due_ns is None:
                 return
             else:
-                at_ns, _, action = heapq.heappop(self._events)
+                at_ns, _, _, action = heapq.heappop(self._events)
                 self._clock.advance_to(at_ns)
                 action()
 
@@ -207,10 +215,12 @@ class Simulation:
         workers = self._workers_for(users)
         self._idle += workers - self._workers
         self._workers = workers
-        self._at(self.now_ns, self._admit)
+        self._at(self.now_ns, self._admit, arrival=True)
 
-    def _at(self, at_ns: int, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (at_ns, self._sequence, action))
+    def _at(self, at_ns: int, action: Callable[[], None], *, arrival: bool = False) -> None:
+        """At one instant arrivals come last: so it does not matter whether a request was known
+        before, as in a replay, or follows from an answer of the same instant."""
+        heapq.heappush(self._events, (at_ns, arrival, self._sequence, action))
         self._sequence += 1
 
     def _admit(self) -> None:
@@ -228,7 +238,7 @@ class Simulation:
         wake_ns = self._intake.wake_ns()
         if wake_ns is not None and wake_ns > self.now_ns and wake_ns not in self._wakes:
             self._wakes.add(wake_ns)
-            self._at(wake_ns, self._wake)
+            self._at(wake_ns, self._wake, arrival=True)
 
     def _wake(self) -> None:
         self._wakes.remove(self.now_ns)
@@ -247,7 +257,7 @@ class Simulation:
         self._idle += 1
         self._intake.finish(request, self.now_ns)
         self._progress(self._intake.submitted)
-        self._at(self.now_ns, self._admit)
+        self._at(self.now_ns, self._admit, arrival=True)
 
     def _end(self, record: RequestRecord) -> None:
         self._recorder.request(record)
@@ -311,20 +321,22 @@ class Simulation:
         """`ended` gets the legs; a move asks for its second when the first has ended."""
         match op:
             case Read(copy=ref):
-                self._leg(ref, OpKind.READ, ended)
+                self._leg(op, ref, OpKind.READ, ended)
             case Write(copy=ref):
-                self._leg(ref, OpKind.WRITE, ended)
+                self._leg(op, ref, OpKind.WRITE, ended)
             case Delete(copy=ref):
-                self._leg(ref, OpKind.DELETE, ended)
+                self._leg(op, ref, OpKind.DELETE, ended)
             case Move(source=source, target=target):
                 self._leg(
+                    op,
                     source,
                     OpKind.READ,
-                    lambda read: self._leg(target, OpKind.WRITE, partial(ended, read)),
+                    lambda read: self._leg(op, target, OpKind.WRITE, partial(ended, read)),
                 )
 
-    def _leg(self, ref: CopyRef, kind: OpKind, ended: Callable[[Leg], None]) -> None:
+    def _leg(self, op: Op, ref: CopyRef, kind: OpKind, ended: Callable[[Leg], None]) -> None:
         leg = self._devices.leg(ref, kind, self.now_ns)
+        self._on_leg(op, leg)
         self._at(leg.finished_ns, partial(ended, leg))
 
     def _wake_waiters(self) -> None:

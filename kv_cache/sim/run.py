@@ -25,7 +25,8 @@ from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.metrics.slo import Promise
 from kv_cache.schedule.autoscale import decision_row
 from kv_cache.schedule.control import Watch
-from kv_cache.sim.drive import Simulation
+from kv_cache.schedule.intake import OnArrival, nobody
+from kv_cache.sim.drive import OnLeg, Simulation, unwatched
 from kv_cache.sim.models import ENGINE, Devices, MeasuredTier, Model, TierModel
 from kv_cache.sim.profile import ProfileModel
 from kv_cache.workload.digest import schedule_digest
@@ -47,7 +48,8 @@ def measured_tier(config: Config, load: Load, profile: Profile) -> MeasuredTier:
 
 def _object_sizes(config: Config, load: Load) -> set[int]:
     tokens = load.geometry.block_tokens
-    if tokens:  # only full blocks are stored
+    alike = config.tiers.ranks == "one" and not config.run.model_mix
+    if tokens and alike and not load.populate:  # only full blocks are stored
         return {load.geometry.block(b"", tokens).nbytes}
     sizes = {block.nbytes for blocks in load.populate for block in blocks}
     limit = min(config.run.max_requests or PLANNED_REQUESTS, PLANNED_REQUESTS)
@@ -84,15 +86,18 @@ def simulate(
     progress: Callable[[int], None],
     on_record: Callable[[RequestRecord], None],
     on_op: Callable[[OpDone], None],
+    on_leg: OnLeg = unwatched,
+    on_arrival: OnArrival = nobody,
     stopped: Callable[[], bool] = lambda: False,
     promises: Sequence[Promise] | None = None,
     watch: Watch | None = None,
 ) -> RunOutcome:
     """Serve the whole load on the models, or until `stopped`; the same configuration and seed give
-    the same records, byte for byte. `promises` and `watch` as in `build_control`."""
+    the same records, byte for byte. `on_leg` as in `Simulation`, `on_arrival` as in `Intake`,
+    `promises` and `watch` as in `build_control`."""
     signals = Signals()
     world = build_world(config, specs, signals)
-    intake = build_intake(config, load.source)
+    intake = build_intake(config, load, on_arrival)
     meter, control = build_control(config, promises, watch)
     recorder = Recorder(Edges(), meter)
     models = tier_models(config)
@@ -110,6 +115,7 @@ def simulate(
         workers=workers(config),
         on_record=on_record,
         on_op=on_op,
+        on_leg=on_leg,
         control=control,
         tick_ns=s_to_ns(config.monitor.tick_s),
         workers_for=lambda users: workers(config, users),
@@ -131,6 +137,7 @@ def simulate(
         recorder=recorder,
         submitted=intake.submitted,
         longest_queue=intake.longest_queue,
+        offered_forgotten=intake.offered.forgotten,
         tiers=tier_facts(world, facts),
         dropped_last_copies=world.cache.dropped_last_copies,
         dropped_stores=world.dropped_stores,

@@ -1,47 +1,114 @@
-"""Replay of a trace: its rows as requests, at its own pace, a multiple of it, or as fast as they
-are served.
+"""Replay of a trace whose rows have instants: at its own pace, a multiple of it, or as fast as
+they are served.
 
-Rows with hash ids share blocks exactly where the trace says so. Rows without are never given
-sharing that the trace does not have: each is content of its own, in every cycle anew. A cycle
-ends when its last request has ended, not when its last row was queued.
+It is causal: a row that follows another (its session's, or those that it names) is never sent
+before that one is answered, however fast the trace is replayed. A cycle ends when its last request
+has ended, not when its last row was queued.
+
+Only rows that wait are held in memory: for their instant behind others, or for an answer. Beyond
+`MOST_HELD` of them nothing more is read until one goes.
 """
 
+import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from kv_cache.core.block import Block, content_key
-from kv_cache.core.errors import TraceError
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
+from kv_cache.workload.asking import Asking, AskingConfig
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.qos import QosMix
-from kv_cache.workload.sizing import Geometry
+from kv_cache.workload.quota import Counts, one
 
-TRACE_USERS = 1000  # rows without a session are spread over so many users, as in the reference
+MOST_HELD = 10_000
+MOST_ANSWERS = 100_000  # whose instants are remembered for rows that think after them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """`speedup` 0 = as fast as served. `cycles` 0 = until something else ends the run."""
+    """Gaps are divided by `speedup` (0 = as fast as served), those between the beginnings of
+    sessions by `arrival_scale` too: so many times as many begin in a second, and each is as it
+    was. `cycles` 0 = until something else ends the run."""
 
-    geometry: Geometry
-    qos: QosMix
-    trace_block_tokens: int  # 0 where the trace has no hash ids
+    asking: AskingConfig
     speedup: float = 1.0
+    arrival_scale: float = 1.0
     cycles: int = 0
 
-    def __post_init__(self) -> None:
-        own, asked = self.trace_block_tokens, self.geometry.block_tokens
-        if own and asked and own % asked:
-            raise TraceError(
-                f"--block-tokens {asked}: the trace's blocks of {own} tokens cannot be cut into "
-                f"blocks of {asked}; use a divisor of {own}, or 0 for one object each request"
-            )
+
+class _Due(NamedTuple):
+    """A row of the cycle, and when it is due in it if nothing holds it back."""
+
+    due_ns: int
+    row: TraceRow
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One request that was read; `after` are the ordinals whose answers it waits for."""
+
+    request: Request
+    think_ns: int
+    names: tuple[str, ...]
+    after: set[int] = field(default_factory=set)
+
+    @property
+    def ordinal(self) -> int:
+        return self.request.request_id
+
+    def delay(self, until_ns: int) -> None:
+        if until_ns > self.request.intended_ns:
+            self.request = replace(self.request, intended_ns=until_ns)
+
+
+class _Links:
+    """Who waits for whose answer."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}  # name -> ordinal of the last with it, until answered
+        self._answers: OrderedDict[str, int] = OrderedDict()  # name -> when
+        self._waiters: dict[int, list[_Waiting]] = {}
+        self.held = 0
+
+    def add(self, entry: _Waiting, after: tuple[str, ...]) -> bool:
+        """Whether it waits for an answer that has not come; else it knows when it came."""
+        for name in after:
+            if name in self._open:
+                entry.after.add(self._open[name])
+            elif name in self._answers:
+                entry.delay(self._answers[name] + entry.think_ns)
+        for ordinal in entry.after:
+            self._waiters.setdefault(ordinal, []).append(entry)
+        for name in entry.names:
+            self._open[name] = entry.ordinal
+        self.held += bool(entry.after)
+        return bool(entry.after)
+
+    def answered(self, ordinal: int, names: tuple[str, ...], at_ns: int) -> list[_Waiting]:
+        """Those who waited for this answer last."""
+        for name in names:
+            self._answers[name] = at_ns
+            self._answers.move_to_end(name)
+            if len(self._answers) > MOST_ANSWERS:
+                self._answers.popitem(last=False)
+            if self._open.get(name) == ordinal:
+                del self._open[name]
+        free = []
+        for entry in self._waiters.pop(ordinal, ()):
+            entry.after.discard(ordinal)
+            entry.delay(at_ns + entry.think_ns)
+            if not entry.after:
+                free.append(entry)
+        self.held -= len(free)
+        return free
 
 
 class TraceReplay:
-    """`rows` opens the trace anew for each cycle and each plan."""
+    """`rows` opens the trace anew for each cycle and each plan. `most` is how many rows are asked
+    in all (0 = no limit)."""
+
+    users = None
 
     def __init__(
         self,
@@ -49,46 +116,55 @@ class TraceReplay:
         config: ReplayConfig,
         seed: Seed,
         facts: Mapping[str, Any],
+        most: int = 0,
+        counts: Counts = one,
     ) -> None:
         self._open = rows
         self._config = config
         self._seed = seed
         self._facts = facts
+        self._most = most
+        self._counts = counts
+        self._counted = 0  # of `most`: each request with what is asked beside it
+        self._read = 0  # rows, in all cycles
         self._popped = 0
-        self._outstanding = 0
         self._cycle = -1
-        self._origin_ns = 0
-        self._requests: Iterator[Request] = iter(())
-        self._next: Request | None = None
         self._ended = False
+        self._ready: list[tuple[int, int, _Waiting]] = []
+        self._links = _Links()
+        self._asked: dict[int, _Waiting] = {}  # by the request ids that were told
         self._advance(0)
 
     @property
     def on_demand(self) -> bool:
         return self._config.speedup == 0
 
-    users = None
-
     @property
     def exhausted(self) -> bool:
-        return self._ended and not self._outstanding
+        return self._ended and not self._asked
 
     def next_ns(self) -> int | None:
-        return None if self._next is None else self._next.intended_ns
+        return self._ready[0][0] if self._ready else None
 
     def pop(self, now_ns: int) -> Request:
-        request = self._next
-        assert request is not None, "pop without an arrival"
-        if self.on_demand:
-            request = replace(request, intended_ns=now_ns)
+        assert self._ready, "pop without an arrival"
+        _, _, entry = heapq.heappop(self._ready)
+        request = entry.request
+        intended_ns = now_ns if self.on_demand else request.intended_ns
+        if (request.request_id, request.intended_ns) != (self._popped, intended_ns):
+            request = replace(request, request_id=self._popped, intended_ns=intended_ns)
+        self._asked[self._popped] = entry
         self._popped += 1
-        self._outstanding += 1
-        self._next = next(self._requests, None)
+        self._fill()
         return request
 
     def after(self, request: Request, finished_ns: int) -> None:
-        self._outstanding -= 1
-        if self._next is None and not self._outstanding:
+        entry = self._asked.pop(request.request_id)
+        for free in self._links.answered(entry.ordinal, entry.names, finished_ns):
+            self._push(free)
+        self._fill()
+        if not self._ready and not self._asked and not self._ended:
+            assert not self._links.held, "rows wait for answers that nobody will give"
             self._advance(finished_ns)
 
     def resize(self, users: int, now_ns: int) -> None:
@@ -96,75 +172,100 @@ class TraceReplay:
 
     def plan(self) -> Iterator[Request]:
         """Cycles in planned time: each begins where the one before had its last arrival."""
-        cycle, number, origin_ns = 0, 0, 0
-        while not self._config.cycles or cycle < self._config.cycles:
-            last_ns = origin_ns
-            for request in self._walk(cycle, number, origin_ns):
-                number, last_ns = request.request_id + 1, request.intended_ns
-                yield request
-            cycle, origin_ns = cycle + 1, last_ns
+        planned = TraceReplay(self._open, self._config, self._seed, {}, self._most, self._counts)
+        while planned.next_ns() is not None:
+            request = planned.pop(0)
+            planned.after(request, request.intended_ns)
+            yield request
 
     def describe(self) -> Mapping[str, Any]:
         return {
             "source": "trace",
             **self._facts,
             "speedup": self._config.speedup,
+            "arrival_scale": self._config.arrival_scale,
             "cycles": self._config.cycles,
             "cycles_ended": self._cycle + self._ended,
-            "prefix_information": bool(self._config.trace_block_tokens),
+            "prefix_information": bool(self._config.asking.trace_block_tokens),
+            **self._asking.facts(),
         }
 
     def _advance(self, origin_ns: int) -> None:
-        self._cycle += 1
-        if self._config.cycles and self._cycle >= self._config.cycles:
-            self._cycle, self._ended = self._cycle - 1, True
+        if self._full or (self._config.cycles and self._cycle + 1 >= self._config.cycles):
+            self._ended = True
             return
+        self._cycle += 1
         self._origin_ns = origin_ns
-        self._requests = self._walk(self._cycle, self._popped, origin_ns)
-        self._next = next(self._requests, None)
+        draws = self._seed.child("qos", self._cycle)
+        self._asking = Asking(self._config.asking, self._cycle, draws)
+        self._links = _Links()
+        self._rows = _paced(self._open(), self._config)
+        self._head = next(self._rows, None)
+        self._fill()
 
-    def _walk(self, cycle: int, number: int, origin_ns: int) -> Iterator[Request]:
-        rng = self._seed.child("qos", cycle).rng()
-        speedup = self._config.speedup
-        for row in self._open():
-            qos = self._config.qos.draw(rng)
-            blocks, tail = self._blocks(row, cycle)
-            yield Request(
-                request_id=number,
-                intended_ns=origin_ns + (round(row.at_ns / speedup) if speedup else 0),
-                user=row.session or f"trace_user_{number % TRACE_USERS}",
-                conversation=row.session or f"row_{row.line}",
-                turn=1,
-                qos=qos,
-                priority=self._config.qos.priority(qos),
-                prompt_tokens=row.prompt_tokens,
-                output_tokens=row.output_tokens,
-                blocks=blocks,
-                tail_tokens=tail,
-            )
-            number += 1
+    @property
+    def _full(self) -> bool:
+        return bool(self._most) and self._counted >= self._most
 
-    def _blocks(self, row: TraceRow, cycle: int) -> tuple[tuple[Block, ...], int]:
-        geometry = self._config.geometry
-        size = geometry.block_tokens
-        if row.hash_ids is not None:
-            return self._hashed(row.hash_ids), 0
-        name = ("row", cycle, row.line)
-        if not size:
-            return (geometry.block(content_key(*name), row.prompt_tokens),), 0
-        return geometry.stream(name, 0, row.prompt_tokens // size), row.prompt_tokens % size
+    def _fill(self) -> None:
+        """Read as far as a row may be due before what is ready."""
+        while self._head is not None and not self._full and self._wants(self._head):
+            due = self._head
+            self._head = next(self._rows, None)
+            entry, after = self._entry(due)
+            self._read += 1
+            self._counted += self._counts(entry.request) if self._most else 0
+            if not self._links.add(entry, after):
+                self._push(entry)
 
-    def _hashed(self, hash_ids: tuple[int, ...]) -> tuple[Block, ...]:
-        """The trace's blocks, whole (a paged cache allocates its last block whole too)."""
-        geometry, own = self._config.geometry, self._config.trace_block_tokens
-        size = geometry.block_tokens
-        if not size:
-            key = content_key("sequence", *hash_ids)
-            return (geometry.block(key, own * len(hash_ids)),)
-        if size == own:
-            return tuple(geometry.block(content_key("hash", h), own) for h in hash_ids)
-        return tuple(
-            geometry.block(content_key("hash", h, part), size)
-            for h in hash_ids
-            for part in range(own // size)
-        )
+    def _wants(self, head: _Due) -> bool:
+        if not self._ready:
+            return self._links.held < MOST_HELD
+        if self._links.held + len(self._ready) >= MOST_HELD:
+            return False
+        return self._origin_ns + _earliest_ns(head.row, self._config) < self._ready[0][0]
+
+    def _push(self, entry: _Waiting) -> None:
+        heapq.heappush(self._ready, (entry.request.intended_ns, entry.ordinal, entry))
+
+    def _entry(self, due: _Due) -> tuple[_Waiting, tuple[str, ...]]:
+        row = due.row
+        request = self._asking.request(row, self._read, self._origin_ns + due.due_ns)
+        think_ns = _shorter(row.think_ns or 0, self._config.speedup)
+        if row.name is None and row.session is not None and not row.after:
+            # The rows of a session follow each other; its name is apart from those of rows.
+            names: tuple[str, ...] = (f"session {row.session}",)
+            return _Waiting(request, think_ns, names), names
+        names = (f"row {row.name}",) if row.name is not None else ()
+        return _Waiting(request, think_ns, names), tuple(f"row {name}" for name in row.after)
+
+
+def _paced(rows: Iterator[TraceRow], config: ReplayConfig) -> Iterator[_Due]:
+    """When each row is due. Where sessions begin denser than in the trace, what is remembered of
+    one is its beginning, while it is among the last `MOST_ANSWERS` that spoke."""
+    begun: OrderedDict[str, int] = OrderedDict()
+    for row in rows:
+        if config.arrival_scale == 1 or row.session is None:
+            yield _Due(_scaled(row.at_ns, row.at_ns, config), row)
+            continue
+        begin_ns = begun.setdefault(row.session, row.at_ns)
+        begun.move_to_end(row.session)
+        if len(begun) > MOST_ANSWERS:
+            begun.popitem(last=False)
+        yield _Due(_scaled(begin_ns, row.at_ns, config), row)
+
+
+def _scaled(begin_ns: int, at_ns: int, config: ReplayConfig) -> int:
+    """When what began at `begin_ns` in the trace and is at `at_ns` there is due."""
+    return _shorter(begin_ns, config.speedup * config.arrival_scale) + _shorter(
+        at_ns - begin_ns, config.speedup
+    )
+
+
+def _earliest_ns(row: TraceRow, config: ReplayConfig) -> int:
+    """Nothing that stands behind `row` in the trace is due before."""
+    return _shorter(row.at_ns, config.speedup * max(1.0, config.arrival_scale))
+
+
+def _shorter(gap_ns: int, by: float) -> int:
+    return round(gap_ns / by) if by else 0

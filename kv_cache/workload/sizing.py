@@ -9,18 +9,24 @@ from kv_cache.core.model import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """`block_tokens` 0 means one object for each turn. Sizes are one rank's share, in bytes."""
+    """`block_tokens` 0 means one object for each turn: then layers with a sliding window count
+    only its end. Sizes are one rank's share, in bytes."""
 
     model: ModelShape
     tensor_parallel: int
     block_tokens: int
 
+    def nbytes(self, tokens: int) -> int:
+        """Of an object of so many tokens."""
+        return self.model.object_bytes(tokens, self.tensor_parallel, turn=not self.block_tokens)
+
     def block(self, key: Key, tokens: int) -> Block:
-        return Block(key, tokens, self.model.object_bytes(tokens, self.tensor_parallel))
+        return Block(key, tokens, self.nbytes(tokens))
 
     def stream(self, name: Sequence[str | int], first: int, count: int) -> tuple[Block, ...]:
         """Blocks `first` to `first + count` of a token stream that only ever grows."""
+        nbytes = self.nbytes(self.block_tokens)
         return tuple(
-            self.block(content_key(*name, index), self.block_tokens)
+            Block(content_key(*name, index), self.block_tokens, nbytes)
             for index in range(first, first + count)
         )

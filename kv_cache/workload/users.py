@@ -10,7 +10,7 @@ from the user's own child seed, so what user 7 asks does not depend on how fast 
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kv_cache.core.block import Block, content_key
@@ -18,7 +18,10 @@ from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import s_to_ns
+from kv_cache.workload.lengths import Lengths, whole
+from kv_cache.workload.prompts import Prompts
 from kv_cache.workload.qos import QosMix
+from kv_cache.workload.quota import Counts, Quota, one
 from kv_cache.workload.sizing import Geometry
 
 MAX_STREAM_TOKENS = 131_072
@@ -47,8 +50,9 @@ class UsersConfig:
     max_conversations: int = 1000  # users beyond this many ask single questions
     max_turns: int = 50
     end_probability: float = 0.2
+    lengths: Lengths = field(default_factory=Lengths)  # in place of what the personas say
     prompt_probability: float = 0.2
-    prompt_tokens: tuple[int, ...] = ()
+    prompts: Prompts | None = None  # that conversations may begin with
     population: Seed | None = None  # of who the users are, if not the seed of what they ask
 
 
@@ -88,21 +92,16 @@ class _User:
         self._talks = config.multi_turn and index < config.max_conversations
         self._conversations = 0
         self._turn = 0
+        self._most_turns = config.max_turns
         self._blocks: tuple[Block, ...] = ()
         self._shared = 0
         self._tokens = 0  # of the conversation so far, answers included
 
     def draw(self) -> _Turn:
-        rng = self._rng
-        think_ns = s_to_ns(self._think_s * rng.uniform(0.8, 1.2)) if self._config.thinks else 0
-        prompt = rng.randint(max(1, self._context // 4), self._context)
-        output = rng.randint(max(1, self._generation // 4), self._generation)
-        ends = rng.random() < self._config.end_probability
+        think_ns, prompt, output = self._numbers()
         if (
-            not self._turn
+            self._ends()
             or not self._talks
-            or ends
-            or self._turn >= self._config.max_turns
             or (self._streams and self._tokens + prompt > MAX_STREAM_TOKENS)
         ):
             self._begin()
@@ -112,6 +111,33 @@ class _User:
             if self._streams
             else self._objects(think_ns, prompt, output)
         )
+
+    def _numbers(self) -> tuple[int, int, int]:
+        """Think time, prompt and answer of the next request: drawn from the laws that are given,
+        else as the kind of user says."""
+        rng, laws = self._rng, self._config.lengths
+        think_s = self._think_s * rng.uniform(0.8, 1.2) if self._config.thinks else 0
+        if laws.think_s is not None and self._config.thinks:
+            think_s = laws.think_s.draw(rng)
+        if laws.prompt is None:
+            prompt = rng.randint(max(1, self._context // 4), self._context)
+        else:
+            prompt = whole(laws.prompt.draw(rng))
+        if laws.output is None:
+            output = rng.randint(max(1, self._generation // 4), self._generation)
+        else:
+            output = whole(laws.output.draw(rng))
+        return s_to_ns(think_s), prompt, output
+
+    def _ends(self) -> bool:
+        """Whether the next request begins a new conversation."""
+        ends = self._rng.random() < self._config.end_probability
+        return not self._turn or self._turn >= self._most_turns or (ends and not self._planned)
+
+    @property
+    def _planned(self) -> bool:
+        """Whether a conversation's number of turns was drawn when it began."""
+        return self._config.lengths.turns is not None
 
     @property
     def _streams(self) -> bool:
@@ -127,21 +153,21 @@ class _User:
         self._conversations += 1
         self._turn = self._tokens = self._shared = 0
         self._blocks = ()
+        if config.lengths.turns is not None:
+            self._most_turns = whole(config.lengths.turns.draw(self._rng))
         lucky = self._rng.random() < config.prompt_probability
-        chosen = self._rng.randrange(len(config.prompt_tokens)) if config.prompt_tokens else 0
-        if not lucky or not config.prompt_tokens:
+        prompt = None if config.prompts is None else config.prompts.draw(self._rng)
+        if config.prompts is None or prompt is None or not lucky:
             return
-        tokens = config.prompt_tokens[chosen]
-        if self._streams:
-            self._blocks = geometry.stream(("prompt", chosen), 0, tokens // geometry.block_tokens)
-            self._tokens = tokens
-        else:
-            self._blocks = (geometry.block(content_key("prompt", chosen), tokens),)
+        self._blocks = config.prompts.blocks(geometry, prompt)
         self._shared = len(self._blocks)
+        if self._streams or not self._shared:  # what is not stored for others is the user's own
+            self._tokens = prompt.tokens
 
     def _objects(self, think_ns: int, prompt: int, output: int) -> _Turn:
         """One object for each turn; the history is the objects of the earlier turns."""
         new_from = len(self._blocks)
+        prompt, self._tokens = prompt + self._tokens, 0
         key = content_key("turn", self._conversation, self._turn)
         self._blocks += (self._config.geometry.block(key, prompt),)
         return _Turn(
@@ -163,32 +189,15 @@ class _User:
         )  # fmt: skip
 
 
-class _Quota:
-    """The first `size` requests of the plan, user by user: the same requests are sent however
-    fast each user is served. The plan is walked no further than somebody has come."""
-
-    def __init__(self, plan: Iterator[Request], size: int) -> None:
-        self._plan = plan
-        self._left = size
-        self._planned: Counter[str] = Counter()  # and not yet taken
-
-    def take(self, user: str) -> bool:
-        """Whether the user has one more."""
-        while self._left and not self._planned[user]:
-            self._planned[next(self._plan).user] += 1
-            self._left -= 1
-        if not self._planned[user]:
-            return False
-        self._planned[user] -= 1
-        return True
-
-
 class SyntheticUsers:
     """All users. In the closed loop a user's next intended instant is known when he is answered."""
 
     on_demand = False
 
-    def __init__(self, config: UsersConfig, seed: Seed, max_requests: int = 0) -> None:
+    def __init__(
+        self, config: UsersConfig, seed: Seed, max_requests: int = 0, counts: Counts = one
+    ) -> None:
+        """`max_requests`: how many are sent in all (0 = no limit), each with what it `counts`."""
         self._config = config
         self._seed = seed
         self._users: list[_User] = []
@@ -197,7 +206,7 @@ class SyntheticUsers:
         self._scheduled = 0
         self._popped = 0
         self._waiting: dict[int, _User] = {}
-        self._quota = _Quota(self.plan(), max_requests) if max_requests else None
+        self._quota = Quota(self.plan(), max_requests, counts) if max_requests else None
         self._come(config.num_users, 0)
 
     @property
@@ -261,7 +270,10 @@ class SyntheticUsers:
             "loop": "closed" if self._config.closed else "open",
             "personas": [p.name for p in self._config.personas],
             "multi_turn": self._config.multi_turn,
-            "shared_prompt_tokens": list(self._config.prompt_tokens),
+            "lengths": [
+                {"of": name, **law} for name, law in self._config.lengths.as_config().items()
+            ],
+            **({} if self._config.prompts is None else self._config.prompts.describe()),
             **self._classes(),
         }
 

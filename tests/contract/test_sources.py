@@ -21,8 +21,11 @@ from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.schedule.intake import Intake
+from kv_cache.workload.asking import AskingConfig
 from kv_cache.workload.digest import DIGEST_REQUESTS, schedule_digest
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.lengths import Fixed, Lengths, Uniform
+from kv_cache.workload.mix import Mix, Mixed, Share
 from kv_cache.workload.paced import Pace, Paced
 from kv_cache.workload.prepopulated import (
     OBJECT_TOKENS,
@@ -30,9 +33,22 @@ from kv_cache.workload.prepopulated import (
     Prepopulated,
     objects_to_populate,
 )
+from kv_cache.workload.prompts import Prompted, Prompts
 from kv_cache.workload.qos import QosMix
+from kv_cache.workload.quota import Counts, one
+from kv_cache.workload.rag import (
+    ChunkReuse,
+    Ingested,
+    Library,
+    LibraryConfig,
+    RetrievalConfig,
+    Retriever,
+    Retrieving,
+)
+from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
+from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import MAX_STREAM_TOKENS, Persona, SyntheticUsers, UsersConfig
@@ -50,8 +66,9 @@ PERSONAS = (
 USERS = 6
 ROWS = 25
 POPS = 130
-Make = Callable[[Seed, int], Source]
-"""A source from a seed, and the `max_requests` that those who share them out are told."""
+Make = Callable[..., Source]
+"""A source from a seed, the `max_requests` that those who share them out are told, and (of a source
+that nothing is put around) what each request counts."""
 
 
 def geometry(block_tokens: int, model: ModelShape = MODEL, ranks: int = 1) -> Geometry:
@@ -71,7 +88,7 @@ def users_config(
         multi_turn=multi_turn,
         max_turns=5,
         prompt_probability=0.5,
-        prompt_tokens=(40, 300, 7),
+        prompts=Prompts(lengths=(40, 300, 7)),
     )
 
 
@@ -87,18 +104,92 @@ def trace_rows(*, hashed: bool) -> list[TraceRow]:
     return rows
 
 
+def talking_rows() -> list[TraceRow]:
+    """Rows of a few sessions between each other, and rows that name those that they follow."""
+    rows = []
+    for row in trace_rows(hashed=False):
+        if row.line % 3 == 0:
+            session = f"../s{row.line % 4}"
+            rows.append(row._replace(session=session, adds=True, think_ns=row.line * 1000))
+        elif row.line % 3 == 1:
+            after = (f"r{row.line - 3}",) if row.line > 3 else ()
+            rows.append(row._replace(name=f"r{row.line}", after=after))
+        else:
+            rows.append(row)
+    return rows
+
+
+ROWS_OF = {
+    "plain": lambda: trace_rows(hashed=False),
+    "hashed": lambda: trace_rows(hashed=True),
+    "talking": talking_rows,
+}
+
+
 def replay(
-    seed: Seed, _most: int = 0, *, hashed: bool, speedup: float, cycles: int, block_tokens: int
-) -> TraceReplay:
-    rows = trace_rows(hashed=hashed)
+    seed: Seed, most: int = 0, counts: Counts = one, *, kind: str, speedup: float, cycles: int,
+    block_tokens: int, arrival_scale: float = 1.0,
+) -> TraceReplay:  # fmt: skip
+    rows = ROWS_OF[kind]()
     config = ReplayConfig(
-        geometry=geometry(block_tokens),
-        qos=QOS,
-        trace_block_tokens=256 if hashed else 0,
+        asking=asking(block_tokens, 256 if kind == "hashed" else 0),
         speedup=speedup,
+        arrival_scale=arrival_scale,
         cycles=cycles,
     )
-    return TraceReplay(lambda: iter(rows), config, seed, {"rows": len(rows)})
+    return TraceReplay(lambda: iter(rows), config, seed, {"rows": len(rows)}, most, counts)
+
+
+def asking(block_tokens: int, trace_block_tokens: int = 0) -> AskingConfig:
+    return AskingConfig(
+        geometry=geometry(block_tokens), qos=QOS, trace_block_tokens=trace_block_tokens
+    )
+
+
+def session_rows(*, agents: bool) -> list[TraceRow]:
+    """Sessions one behind the other: turns of a conversation, or an agent with sub-agents."""
+    rng = Random(6)
+    rows: list[TraceRow] = []
+    for number in range(9):
+        session = f"s/{number}"
+        for turn in range(rng.randrange(1, 6)):
+            line, prompt, output = len(rows) + 1, rng.randrange(1, 700), rng.randrange(1, 60)
+            if not agents:
+                rows.append(TraceRow(line, 0, prompt, output, session=session, adds=True))
+                continue
+            ids = (*range(1 + turn), 100 + line)
+            after: tuple[str, ...] = (f"{turn - 1}",) if turn else ()
+            if turn == 3:
+                after = ("1", "2")  # 1 and 2 are sub-agents of 0, which 3 joins
+            elif turn == 2:
+                after = ("0",)
+            rows.append(
+                TraceRow(
+                    line,
+                    turn * 10**9,
+                    256 * len(ids),
+                    output,
+                    ids,
+                    256,
+                    session,
+                    f"{turn}",
+                    after,
+                    rng.randrange(10**9),
+                    scope=session,
+                )
+            )
+    return rows
+
+
+def sessions(
+    seed: Seed, most: int = 0, counts: Counts = one, *, agents: bool, speedup: float, cycles: int,
+    block_tokens: int,
+) -> SessionReplay:  # fmt: skip
+    rows = session_rows(agents=agents)
+    config = SessionsConfig(
+        asking=asking(block_tokens, 256 if agents else 0), users=4, speedup=speedup, cycles=cycles
+    )
+    return SessionReplay(lambda: iter(rows), config, seed, {"rows": len(rows)}, most, counts)
 
 
 def users_makers() -> Iterator[tuple[str, Make]]:
@@ -110,13 +201,26 @@ def users_makers() -> Iterator[tuple[str, Make]]:
 
 
 def replay_makers() -> Iterator[tuple[str, Make]]:
-    for hashed, speedup, (cycles, block_tokens) in product(
-        (True, False), (0.0, 1.0, 10.0), ((1, 0), (1, 256), (3, 0), (3, 16))
+    for kind, speedup, (cycles, block_tokens) in product(
+        ROWS_OF, (0.0, 1.0, 10.0), ((1, 0), (1, 256), (3, 0), (3, 16))
     ):
         yield (
-            f"trace-{'hashed' if hashed else 'plain'}-x{speedup:g}-{cycles}-{block_tokens}",
+            f"trace-{kind}-x{speedup:g}-{cycles}-{block_tokens}",
+            partial(replay, kind=kind, speedup=speedup, cycles=cycles, block_tokens=block_tokens),
+        )
+    for scale in (0.25, 4.0):
+        make = partial(replay, kind="talking", speedup=2.0, cycles=2, block_tokens=16)
+        yield f"trace-scaled-{scale}", partial(make, arrival_scale=scale)
+
+
+def session_makers() -> Iterator[tuple[str, Make]]:
+    for agents, speedup, (cycles, block_tokens) in product(
+        (True, False), (0.0, 3.0), ((1, 0), (0, 256), (3, 16))
+    ):
+        yield (
+            f"sessions-{'agents' if agents else 'talks'}-x{speedup:g}-{cycles}-{block_tokens}",
             partial(
-                replay, hashed=hashed, speedup=speedup, cycles=cycles, block_tokens=block_tokens
+                sessions, agents=agents, speedup=speedup, cycles=cycles, block_tokens=block_tokens
             ),
         )
 
@@ -135,8 +239,48 @@ def renamed(make: Make) -> Make:
     return lambda seed, most: Renamed(make(seed, most), "again")
 
 
+def mixed(make: Make) -> Make:
+    shares = [
+        Share(name=name, weight=weight, geometry=geometry(16, MODELS[name]))
+        for name, weight in (("tiny-1b", 2.0), ("deepseek-v3", 1.0))
+    ]
+    return lambda seed, most: Mixed(make(seed, most), Mix(shares, seed.child("mix")))
+
+
+def ranked(make: Make) -> Make:
+    return lambda seed, most: Ranked(make(seed, most), Ranks(4, {"": MODEL}))
+
+
+def prompted(make: Make) -> Make:
+    prompts = Prompts(lengths=(40, 600, 300), popularity="zipf")
+    return lambda seed, most=0, counts=one: Prompted(
+        make(seed, most, counts), prompts, geometry(16), 0.6, seed.child("prompts")
+    )
+
+
+def retriever(seed: Seed, reuse: ChunkReuse = ChunkReuse.INDEPENDENT) -> Retriever:
+    library = Library(
+        LibraryConfig(
+            geometry=geometry(16), documents=4, document_tokens=(100, 400), chunk_tokens=60
+        ),
+        seed.child("documents"),
+    )
+    config = RetrievalConfig(
+        top_k=3, probability=0.4, zipf=True, reuse=reuse, question_tokens=9, answer_tokens=(5, 20)
+    )
+    return Retriever(library, config, seed.child("rag"), Ingested(library, 2))
+
+
+def retrieving(make: Make, reuse: ChunkReuse = ChunkReuse.INDEPENDENT) -> Make:
+    def made(seed: Seed, most: int = 0) -> Source:
+        what = retriever(seed, reuse)
+        return Retrieving(make(seed, most, what.counts), what, most)
+
+    return made
+
+
 def all_makers() -> Iterator[tuple[str, Make]]:
-    plain = {**dict(users_makers()), **dict(replay_makers())}
+    plain = {**dict(users_makers()), **dict(replay_makers()), **dict(session_makers())}
     yield from plain.items()
     for name, make in plain.items():
         yield f"renamed-{name}", renamed(make)
@@ -144,6 +288,23 @@ def all_makers() -> Iterator[tuple[str, Make]]:
         for process in ("fixed", "poisson", "gamma"):
             yield f"{process}-{name}", paced(make, process)
         yield f"prepopulated-{name}", prepopulated(make)
+    for name, make in islice(plain.items(), 0, None, 3):
+        yield f"rag-{name}", retrieving(make)
+        if not name.startswith("users"):
+            yield f"prompted-{name}", prompted(make)
+        yield f"mixed-{name}", mixed(make)
+        yield f"ranked-{name}", ranked(make)
+    laws = Lengths(prompt=Fixed(value=90), turns=Uniform(low=1, high=4, steps=True))
+    lawful = replace(users_config(block_tokens=16), lengths=laws)
+    yield "users-closed-laws", partial(SyntheticUsers, lawful)
+    users = plain["users-closed-talk-16"]
+    yield "rag-prefix-users", retrieving(users, ChunkReuse.PREFIX)
+    yield "rag-prompted-sessions", retrieving(prompted(plain["sessions-talks-x3-3-16"]))
+    pace = Pace(rate=5.0, process="poisson")
+    yield (
+        "rag-poisson-users",
+        retrieving(lambda seed, most, counts: Paced(users(seed, most, counts), pace, seed)),
+    )
     yield (
         "prepopulated-poisson-users",
         prepopulated(paced(plain["users-closed-talk-16"], "poisson")),
@@ -151,7 +312,7 @@ def all_makers() -> Iterator[tuple[str, Make]]:
 
 
 SOURCES = dict(all_makers())
-LIMITED = [name for name in SOURCES if "users" in name]  # these share max_requests out
+LIMITED = [n for n in SOURCES if "users" in n or "sessions" in n]  # these share max_requests out
 every_source = pytest.mark.parametrize("make", SOURCES.values(), ids=list(SOURCES))
 
 
@@ -267,7 +428,8 @@ def test_another_seed_asks_for_something_else_and_has_another_digest(make: Make)
     one, again, other = (make(Seed(n), 0) for n in (1, 1, 2))
     digests = [schedule_digest(source.plan(), 60) for source in (one, again, other)]
     assert digests[0] == digests[1]
-    assert digests[0].requests == digests[2].requests
+    if "rag_documents" not in one.describe():  # else the seed says how many retrieve
+        assert digests[0].requests == digests[2].requests
     assert digests[0].sha256 != digests[2].sha256
 
 
@@ -287,7 +449,9 @@ def test_max_requests_sends_exactly_the_first_of_the_plan(name: str, most: int) 
         assert sorted(map(ask, driven.requests)) == planned
 
 
-@pytest.mark.parametrize("name", [n for n in SOURCES if n.startswith(("users", "trace"))])
+@pytest.mark.parametrize(
+    "name", [n for n in SOURCES if n.startswith(("users", "trace", "sess", "rag"))]
+)
 def test_behind_the_intake_max_requests_is_exact_too(name: str) -> None:
     most = 20
     planned = sorted(map(ask, islice(SOURCES[name](Seed(4), most).plan(), most)))
@@ -310,8 +474,10 @@ def test_behind_the_intake_max_requests_is_exact_too(name: str) -> None:
 @every_source
 def test_a_source_describes_itself_in_plain_values(make: Make) -> None:
     facts = make(Seed(1), 0).describe()
-    assert facts["source"] in ("synthetic-users", "trace")
-    assert all(isinstance(value, str | int | float | list | None) for value in facts.values())
+    assert facts["source"] in ("synthetic-users", "trace", "sessions")
+    assert all(
+        isinstance(value, str | int | float | list | dict | None) for value in facts.values()
+    )
 
 
 # --- users who come and go ---------------------------------------------------------------
@@ -512,7 +678,7 @@ def test_sizes_follow_the_geometry_of_the_model(model: str, ranks: int, block_to
 
 @pytest.mark.parametrize("speedup", [0.0, 1.0, 10.0])
 def test_a_cycle_ends_with_its_last_request_and_not_with_its_last_row(speedup: float) -> None:
-    source = replay(Seed(1), hashed=True, speedup=speedup, cycles=2, block_tokens=256)
+    source = replay(Seed(1), kind="hashed", speedup=speedup, cycles=2, block_tokens=256)
     out: list[Request] = []
     now_ns = 0
     for _ in range(2):
@@ -536,7 +702,7 @@ def test_a_cycle_ends_with_its_last_request_and_not_with_its_last_row(speedup: f
 
 @pytest.mark.parametrize("speedup", [1.0, 10.0, 0.5])
 def test_rows_arrive_at_the_traces_times_divided_by_the_speedup(speedup: float) -> None:
-    source = replay(Seed(1), hashed=False, speedup=speedup, cycles=1, block_tokens=0)
+    source = replay(Seed(1), kind="plain", speedup=speedup, cycles=1, block_tokens=0)
     wanted = [round(row.at_ns / speedup) for row in trace_rows(hashed=False)]
     assert [r.intended_ns for r in source.plan()] == wanted
     assert [r.intended_ns for r in drive(source, Seed(1)).requests] == wanted
@@ -545,8 +711,8 @@ def test_rows_arrive_at_the_traces_times_divided_by_the_speedup(speedup: float) 
 def test_hash_ids_share_blocks_exactly_where_the_trace_says_so() -> None:
     rows = trace_rows(hashed=True)
     for block_tokens, parts in ((256, 1), (64, 4)):
-        source = replay(Seed(1), hashed=True, speedup=0, cycles=2, block_tokens=block_tokens)
-        keys: dict[tuple[int, int], set[bytes]] = defaultdict(set)
+        source = replay(Seed(1), kind="hashed", speedup=0, cycles=2, block_tokens=block_tokens)
+        keys: dict[tuple[int | str, int], set[bytes]] = defaultdict(set)
         for number, request in enumerate(source.plan()):
             row = rows[number % ROWS]
             assert row.hash_ids is not None
@@ -561,14 +727,14 @@ def test_hash_ids_share_blocks_exactly_where_the_trace_says_so() -> None:
 
 def test_rows_without_hash_ids_never_share_not_even_with_themselves_in_the_next_cycle() -> None:
     for block_tokens in (0, 16):
-        source = replay(Seed(1), hashed=False, speedup=0, cycles=3, block_tokens=block_tokens)
+        source = replay(Seed(1), kind="plain", speedup=0, cycles=3, block_tokens=block_tokens)
         keys = [b.key for request in source.plan() for b in request.blocks]
         assert len(keys) == len(set(keys))
 
 
 def test_a_block_size_that_does_not_divide_the_traces_is_refused() -> None:
     with pytest.raises(TraceError, match="divisor of 256"):
-        replay(Seed(1), hashed=True, speedup=0, cycles=1, block_tokens=100)
+        replay(Seed(1), kind="hashed", speedup=0, cycles=1, block_tokens=100)
 
 
 # --- pace ----------------------------------------------------------------------------------------

@@ -46,8 +46,16 @@ CASES = {
     "--output .": ["regular file"],
     "--enable-autoscaling --request-rate 5": ["autoscaler", "--request-rate", "capacity"],
     "--precondition --precondition-size-gb 900000": ["--precondition-size-gb", "GiB", "twice"],
-    "--dataset-path x.json": ["--dataset-path"],
-    "--enable-rag": ["--enable-rag"],
+    "--dataset-path x.json": ["x.json", "no such trace"],
+    "--dataset-path talk.json": ["talk.json", "item 1", "conversations or messages"],
+    "--dataset-path talk.json --trace T.csv": ["--dataset-path", "--trace", "one trace"],
+    "--dataset-path talk.json --tokenizer gpt2": ["--tokenizer", "tiktoken:", "hf:"],
+    "--enable-rag --rag-num-docs 0": ["--rag-num-docs", "--enable-rag", "at least 1"],
+    "--enable-rag --decode-only": ["--enable-rag", "decode-only"],
+    "--trace-prompts --disable-prefix-caching --trace T.csv": [
+        "--trace-prompts",
+        "--disable-prefix-caching",
+    ],
     "--xlsx-output x.xlsx": ["--xlsx-output"],
     "--validation-trace x.json": ["--validation-trace"],
     "--nvme-backend cpcs": ["cpcs"],
@@ -61,6 +69,7 @@ CASES = {
 def test_bad_input_ends_with_one_sentence_and_writes_nothing(line: str, tmp_path: Path) -> None:
     files = {
         "a_file": "x",
+        "talk.json": '[{"id": 1, "turns": []}]',
         "bad.yaml": "run: {num_user: 5}",
         "twice.yaml": "run:\n  seed: 1\n  seed: 2\n",
         "T.csv": "Timestamp,Request tokens,Response tokens\n1,5,5\n",

@@ -31,6 +31,7 @@ from kv_cache.schedule.intake import Intake
 from kv_cache.sim.drive import Simulation
 from kv_cache.sim.models import Devices, TierModel
 from kv_cache.sim.run import simulate
+from kv_cache.workload.asking import AskingConfig
 from kv_cache.workload.formats.opening import open_trace, survey
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.qos import QosMix
@@ -67,7 +68,9 @@ def trace(rows: Sequence[tuple[int, tuple[int, ...]]], *, speedup: float = 1.0) 
     """Requests at given instants for given hash ids, each a block of one page."""
     made = [TraceRow(i + 1, at_ns, 4 * len(ids), 1, ids, 4) for i, (at_ns, ids) in enumerate(rows)]
     config = ReplayConfig(
-        geometry=GEOMETRY, qos=ONE_CLASS, trace_block_tokens=4, speedup=speedup, cycles=1
+        asking=AskingConfig(geometry=GEOMETRY, qos=ONE_CLASS, trace_block_tokens=4),
+        speedup=speedup,
+        cycles=1,
     )
     return TraceReplay(lambda: iter(made), config, Seed(1), {})
 
@@ -489,9 +492,11 @@ def test_the_mooncake_trace_has_its_known_share_of_reused_blocks() -> None:
     """52,821 of the 152,537 blocks of its first 6000 requests lie in a prefix that came before."""
     opened = open_trace(str(shared_trace("mooncake_conversation_6000.jsonl")))
     config = ReplayConfig(
-        geometry=replace(GEOMETRY, block_tokens=512),
-        qos=ONE_CLASS,
-        trace_block_tokens=survey(opened).block_tokens,
+        asking=AskingConfig(
+            geometry=replace(GEOMETRY, block_tokens=512),
+            qos=ONE_CLASS,
+            trace_block_tokens=survey(opened).block_tokens,
+        ),
         speedup=0,
         cycles=1,
     )

@@ -23,14 +23,14 @@ def test_users_who_wait_are_never_rejected_however_many_they_are() -> None:
         schedule__queue_limit=10,
         user_templates__chatbot__think_time_range=[0, 0],
     )
-    intake = build_intake(config, made.source)
+    intake = build_intake(config, made)
     intake.pump(10**12)
     assert (intake.queued, intake.rejected) == (30, [])
 
 
 def test_users_who_do_not_wait_meet_the_limit() -> None:
     config, made = load(run__num_users=30, schedule__queue_limit=10, arrival__mode="open")
-    intake = build_intake(config, made.source)
+    intake = build_intake(config, made)
     intake.pump(2 * 10**9)
     assert intake.queued == 10
     assert intake.rejected

@@ -260,6 +260,27 @@ def test_a_load_just_above_the_capacity_that_passes_by_chance_does_not_lead_far_
     assert len(search.steps) <= 12
 
 
+def test_a_load_that_passed_above_what_is_served_is_tried_again_before_anything_above_it() -> None:
+    """As above, on a device that serves less the more it is overloaded, as a real one did."""
+    lucky = [320.0]
+
+    def device(load: float) -> ProbeVerdict:
+        if load in lucky:
+            lucky.remove(load)
+            return ProbeVerdict(judged=judged(0.01), served_share=1.0)
+        if load <= 300:
+            return ProbeVerdict(judged=judged(0.01), served_share=1.0)
+        return ProbeVerdict(
+            judged=judged(0.9), overloaded=load > 400, served_share=(318 - load / 130) / load
+        )
+
+    search = searched(device, first=40, highest=10_000, whole=False)
+    loads = [step.load for step in search.steps]
+    assert loads[:5] == [40, 80, 320, 2560, 320], "and not at once what lies between"
+    assert 0.95 * 300 <= search.answer.load <= 300, loads
+    assert search.answer.confirmed, loads
+
+
 def test_a_load_that_fails_its_confirmation_gives_way_to_a_lower_one() -> None:
     """Above 38, a load passes the first time only, as on a drive whose cache is not full yet."""
     seen: list[float] = []

@@ -30,7 +30,7 @@ from kv_cache.core.effect import (
     Transfer,
     Write,
 )
-from kv_cache.core.kinds import OpKind, Outcome, Qos, RunMode, Tier
+from kv_cache.core.kinds import Lookup, OpKind, Outcome, Qos, RunMode, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -302,12 +302,18 @@ def test_three_turns_load_each_earlier_turn_store_one_object_and_read_it_during_
     assert (record.prefilled, record.decoded) == (True, True)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 31, 32, 33, 64, 65, 200])
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 64, 65, 200])
 def test_an_object_is_read_once_and_then_once_for_each_batch_of_tokens(tokens: int) -> None:
     said = Place(MLPERF).live(ask(blocks("A"), output_tokens=tokens))
-    assert said.count("decode read A@storage") == 1 + max(1, ceil(tokens / 32))
+    assert said.count("decode read A@storage") == 1 + ceil(tokens / 32)
     generated = [int(words.split()[1]) for words in said[2:] if words.startswith("compute")]
     assert sum(generated) == tokens
+
+
+def test_a_request_that_generates_nothing_reads_nothing_for_it() -> None:
+    place = Place(MLPERF)
+    assert place.live(ask(blocks("A"), output_tokens=0)) == ["compute 8", "prefill write A@storage"]
+    assert not place.record.decoded
 
 
 @pytest.mark.parametrize(("tokens", "decodes"), [(9_999, True), (10_000, False)])
@@ -732,3 +738,36 @@ def test_a_request_that_never_lived_has_a_record_without_instants_of_service() -
     assert record.started_ns is record.first_token_ns is record.finished_ns is None
     assert record.response_ns is record.queue_ns is record.ttft_ns is None
     assert record.lateness_ns == 5
+
+
+# --- how blocks are found, as far as the source knows --------------------------------------------
+
+
+@pytest.mark.parametrize("lookup", [Lookup.CONTENT, Lookup.INDEPENDENT])
+def test_content_that_anybody_may_have_left_is_looked_up_block_by_block(lookup: Lookup) -> None:
+    place = Place(MLPERF)
+    place.keep("B")
+    said = place.live(replace(ask(blocks("ABC"), output_tokens=0), lookup=lookup))
+    assert "reuse read B@storage" in said
+    assert "prefill write A@storage, prefill write C@storage" in said
+    record = place.record
+    assert (record.looked_up, record.hits, record.hit_tokens) == (3, 1, blocks("B")[0].tokens)
+
+
+def test_only_what_needs_nothing_before_it_is_of_use_behind_a_gap() -> None:
+    for lookup, hits in ((Lookup.TURNS, 0), (Lookup.CONTENT, 0), (Lookup.INDEPENDENT, 1)):
+        place = Place(SERVING)
+        place.keep("B")
+        place.live(replace(ask(blocks("AB"), output_tokens=0), lookup=lookup))
+        assert place.record.hits == hits, lookup
+
+
+def test_an_operation_looks_up_what_it_reads_and_nothing_else() -> None:
+    for semantics in (MLPERF, SERVING):
+        place = Place(semantics)
+        place.keep("A")
+        operation = replace(ask(blocks("A"), output_tokens=0), lookup=Lookup.OPERATION)
+        place.live(operation)
+        assert (place.record.looked_up, place.record.stored_bytes) == (0, 0), "it is there already"
+        place.live(replace(operation, new_from=1))
+        assert (place.record.looked_up, place.record.hits) == (1, 1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kv_cache.core.errors import ConfigError
-from kv_cache.core.model import DTYPE_BYTES, MODELS, ModelShape, model_from_hf
+from kv_cache.core.model import DTYPE_BITS, MODELS, ModelShape, model_from_hf
 
 BYTES_PER_TOKEN = {
     "tiny-1b": 24_576,
@@ -19,10 +19,30 @@ BYTES_PER_TOKEN = {
     "qwen3-8b": 147_456,
     "qwen3-32b": 262_144,
     "qwen3-30b-a3b": 98_304,
+    "qwen3-235b-a22b": 192_512,
     "gpt-oss-120b": 73_728,
     "gpt-oss-20b": 49_152,
+    "gpt-oss-120b-hybrid": 73_728,
+    "gpt-oss-20b-hybrid": 49_152,
 }
 """16-bit, the whole model: the reference's table, and the published geometries for the rest."""
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+SIZES = {
+    # MiB of 16, 64, 256 and 512 tokens, KiB of K or V of one layer of 256, GiB of 8K and 128K
+    "llama3.1-8b": (2, 8, 32, 64, 512, 1.0, 16),
+    "mistral-7b": (2, 8, 32, 64, 512, 1.0, 16),
+    "llama2-7b": (8, 32, 128, 256, 2048, 4.0, 64),
+    "llama3.1-70b-instruct": (5, 20, 80, 160, 512, 2.5, 40),
+    "llama3.1-405b": (7.9, 31.5, 126, 252, 512, 3.9, 63),
+    "qwen3-8b": (2.25, 9, 36, 72, 512, 1.1, 18),
+    "qwen3-32b": (4, 16, 64, 128, 512, 2.0, 32),
+    "qwen3-30b-a3b": (1.5, 6, 24, 48, 256, 0.75, 12),
+    "qwen3-235b-a22b": (2.9, 11.8, 47, 94, 256, 1.5, 23.5),
+    "gpt-oss-120b": (1.1, 4.5, 18, 36, 256, 0.56, 9),
+    "deepseek-v3": (1.07, 4.3, 17.2, 34.3, 288, 0.54, 8.6),
+}
+"""The published sizes in bf16 (facts, section 2.3), each as exact as it is written."""
 
 HF_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -54,10 +74,49 @@ def test_a_token_costs_what_the_published_geometry_says(name: str) -> None:
     assert MODELS[name].dtype == "float16"
 
 
-@pytest.mark.parametrize(("dtype", "size"), sorted(DTYPE_BYTES.items()))
-def test_bytes_scale_with_the_width_of_a_number(dtype: str, size: int) -> None:
+@pytest.mark.parametrize(("dtype", "bits"), sorted(DTYPE_BITS.items()))
+def test_bytes_scale_with_the_width_of_a_number(dtype: str, bits: int) -> None:
     for name, per_token in BYTES_PER_TOKEN.items():
-        assert replace(MODELS[name], dtype=dtype).bytes_per_token == per_token // 2 * size
+        assert replace(MODELS[name], dtype=dtype).bytes_per_token == per_token * bits // 16
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_objects_are_as_large_as_published(name: str) -> None:
+    *blocks, one_layer, short, long = SIZES[name]
+    model = MODELS[name]
+    parts = 1 if model.attention_type == "mla" else 2
+    for tokens, mib in zip((16, 64, 256, 512), blocks, strict=True):
+        assert model.object_bytes(tokens) / MIB == pytest.approx(mib, abs=0.055)
+    assert model.object_bytes(256) / model.num_layers / parts == one_layer * KIB
+    assert model.object_bytes(8192) / GIB == pytest.approx(short, abs=0.055)
+    assert model.object_bytes(131_072) / GIB == pytest.approx(long, abs=0.055)
+
+
+def test_half_bytes_are_rounded_up_for_each_object() -> None:
+    odd = ModelShape(
+        name="odd", num_layers=3, attention_type="mla", kv_lora_rank=5, qk_rope_head_dim=2,
+        dtype="int4",
+    )  # fmt: skip
+    assert odd.object_bytes(1) == 11  # 21 elements
+    assert odd.object_bytes(2) == 21
+    assert odd.object_bytes(3) == 32
+
+
+def test_scales_of_a_group_are_stored_with_a_quantised_cache() -> None:
+    llama = MODELS["llama3.1-8b"]  # 65,536 elements a token
+    kivi = replace(llama, dtype="int4", kv_quant_group=32, kv_scale_bytes=4)
+    assert kivi.bytes_per_token == 65_536 // 2 + 65_536 // 32 * 4
+    assert replace(kivi, kv_scale_bytes=2).bytes_per_token == 65_536 // 2 + 65_536 // 32 * 2
+    assert replace(kivi, dtype="fp8").bytes_per_token == 65_536 + 65_536 // 32 * 4
+    assert replace(kivi, kv_quant_group=0).bytes_per_token == 65_536 // 2
+    assert replace(kivi, dtype="bf16").bytes_per_token == 131_072
+
+
+def test_the_last_group_of_an_object_has_a_scale_although_it_is_not_full() -> None:
+    tiny = ModelShape(name="t", num_layers=1, hidden_dim=3, num_heads=1, kv_heads=1, dtype="int8",
+                      kv_quant_group=4)  # fmt: skip
+    assert tiny.object_bytes(1) == 6 + 2 * 2
+    assert tiny.object_bytes(2) == 12 + 3 * 2
 
 
 def test_an_object_is_its_tokens_times_the_bytes_of_one() -> None:
@@ -72,6 +131,51 @@ def test_heads_are_split_over_the_ranks_but_a_latent_is_not(ranks: int) -> None:
     for name, per_token in BYTES_PER_TOKEN.items():
         share = 1 if name == "deepseek-v3" else ranks
         assert MODELS[name].object_bytes(512, ranks) == 512 * per_token // share
+
+
+def test_a_share_that_does_not_come_out_even_is_rounded_up() -> None:
+    assert MODELS["tiny-1b"].object_bytes(1, 5) == 4916  # of 24,576
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 32])
+def test_all_ranks_together_store_the_whole_and_more_only_where_they_outnumber_the_heads(
+    ranks: int,
+) -> None:
+    for name in BYTES_PER_TOKEN:
+        model = MODELS[name]
+        whole = model.object_bytes(256)
+        stored = model.rank_objects(ranks) * model.rank_bytes(whole, ranks)
+        copies = 1 if model.attention_type == "mla" else max(1, ranks // model.kv_heads)
+        assert stored == whole * copies, name
+
+
+def test_layers_with_a_sliding_window_keep_the_end_of_a_turn() -> None:
+    full, hybrid = MODELS["gpt-oss-120b"], MODELS["gpt-oss-120b-hybrid"]
+    layer = full.bytes_per_token // 36
+    assert hybrid.object_bytes(100, turn=True) == full.object_bytes(100, turn=True)
+    assert hybrid.object_bytes(8192, turn=True) == 18 * layer * (8192 + 128)
+    assert hybrid.object_bytes(8192) == full.object_bytes(8192)  # a block: all of all layers
+    assert hybrid.object_bytes(8192, 4, turn=True) == 18 * layer * (8192 + 128) // 4
+    small = MODELS["gpt-oss-20b-hybrid"]
+    assert small.object_bytes(1000, turn=True) == 12 * layer * (1000 + 128)
+    mistral = replace(MODELS["mistral-7b"], sliding_window=4096, sliding_layers=32)
+    assert mistral.object_bytes(32_768, turn=True) == mistral.object_bytes(4096)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sliding_layers": 33, "sliding_window": 9}, "more than its 32 layers"),
+        ({"sliding_layers": 1}, "needs a sliding_window"),
+        (
+            {"sliding_layers": 1, "sliding_window": 9, "attention_type": "mla", "kv_lora_rank": 1},
+            "other than mla",
+        ),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(changed: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ModelShape(name="mine", **changed)
 
 
 def test_a_hugging_face_config_gives_the_same_geometry() -> None:
@@ -190,3 +294,86 @@ def test_a_shape_that_cannot_be_is_refused(field: str, wrong: Any) -> None:
 def test_a_latent_needs_its_rank() -> None:
     with pytest.raises(ConfigError, match="kv_lora_rank"):
         ModelShape(name="mine", attention_type="mla")
+
+
+HF_SLIDING: dict[str, Any] = HF_LLAMA | {"sliding_window": 4096}
+HF_GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 36,
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+}
+HF_GEMMA_3_1B: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 26,
+    "hidden_size": 1152,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+}
+ALTERNATE = ["sliding_attention", "full_attention"] * 18
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "layers"),
+    [
+        (HF_LLAMA, 0, 0),
+        (HF_LLAMA | {"sliding_window": None}, 0, 0),
+        (HF_SLIDING | {"model_type": "mistral"}, 4096, 32),  # Mistral-7B-v0.1
+        (HF_GPT_OSS | {"layer_types": ALTERNATE}, 128, 18),
+        (HF_GPT_OSS, 128, 18),
+        (HF_GPT_OSS | {"layer_types": ["full_attention"] * 36}, 0, 0),
+        (HF_GEMMA_3_1B, 512, 22),  # full are layers 6, 12, 18 and 24
+        (HF_GEMMA_3_1B | {"sliding_window_pattern": None}, 512, 22),
+        (HF_SLIDING | {"model_type": "gemma2"}, 4096, 16),
+        (HF_SLIDING | {"model_type": "cohere2", "num_hidden_layers": 40}, 4096, 30),
+        (HF_SLIDING | {"use_sliding_window": False, "max_window_layers": 28}, 0, 0),  # Qwen2
+        (HF_SLIDING | {"max_window_layers": 28}, 0, 0),
+        (HF_SLIDING | {"use_sliding_window": True, "max_window_layers": 28}, 4096, 4),
+        (HF_SLIDING | {"use_sliding_window": True, "max_window_layers": 32}, 0, 0),
+        (
+            HF_LLAMA
+            | {
+                "layer_types": ["chunked_attention"] * 24 + ["full_attention"] * 8,
+                "attention_chunk_size": 8192,
+            },
+            8192,
+            24,
+        ),  # Llama 4
+        (HF_DEEPSEEK | {"sliding_window": 4096}, 0, 0),
+    ],
+)
+def test_windows_are_read_from_what_each_family_calls_them(
+    config: dict[str, Any], window: int, layers: int
+) -> None:
+    model = model_from_hf(config, "config.json")
+    assert (model.sliding_window, model.sliding_layers) == (window, layers)
+
+
+def test_layers_that_use_the_cache_of_others_are_not_counted() -> None:
+    gemma_3n = HF_GPT_OSS | {"layer_types": ALTERNATE, "num_kv_shared_layers": 16}
+    model = model_from_hf(gemma_3n, "config.json")
+    assert (model.num_layers, model.sliding_layers) == (20, 10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"layer_types": ["linear_attention"] * 36}, "does not grow by the token"),
+        ({"layer_types": ["full_attention"]}, "each of the 36 layers"),
+        ({"layer_types": "sliding_attention"}, "each of the 36 layers"),
+        ({"layer_types": ALTERNATE, "sliding_window": None}, "sliding_window is missing"),
+        ({"sliding_window": "128"}, "sliding_window is '128'"),
+        ({"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
+        ({"global_head_dim": 512}, "global_head_dim"),
+        ({"num_kv_shared_layers": 36}, "num_kv_shared_layers"),
+    ],
+)
+def test_layers_that_cannot_be_counted_are_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"here.json: .*{said}"):
+        model_from_hf(HF_GPT_OSS | changed, "here.json")

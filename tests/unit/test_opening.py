@@ -2,15 +2,22 @@
 
 import gzip
 import hashlib
+import json
 import os
 import sys
+import tempfile
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kv_cache.core.errors import TraceError, UsageError
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats import opening as opening_module
+from kv_cache.workload.formats.base import Reading
 from kv_cache.workload.formats.opening import (
     BadRow,
     Survey,
@@ -19,6 +26,7 @@ from kv_cache.workload.formats.opening import (
     detect,
     find_files,
     open_lines,
+    open_parts,
     open_trace,
     require_usable,
     survey,
@@ -191,6 +199,104 @@ def test_a_directory_or_a_file_gone_is_a_trace_error(tmp_path: Path) -> None:
             list(open_lines(path))
 
 
+# --- parts of documents ---
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 18])
+def test_parts_joined_are_the_text_and_say_where_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, size: int
+) -> None:
+    monkeypatch.setattr(opening_module, "PART_BYTES", size)
+    text = '[{"a": "\xe9\u20ac\U0001f600"},\r\n\n3,\n "\u2028"]\n'
+    path = tmp_path / f"t.json{suffix}"
+    path.write_bytes(packed(path, ("\ufeff" + text).encode()))
+    before = ""
+    for line, part in open_parts(path):
+        assert line == before.count("\n") + 1
+        before += part
+    assert before == text
+
+
+@pytest.mark.parametrize("size", [1, 5, 1 << 18])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"[1,\n\n\xff]", r"line 3 is not UTF-8 text \(found byte 0xff\)"),
+        (b"[1,\n\0]", r"line 2 is not UTF-8 text \(found a NUL byte\)"),
+        ("[\n\u20ac".encode()[:-1], r"line 2 is not UTF-8 text \(found byte 0xe2\)"),
+    ],
+)
+def test_a_part_that_is_not_text_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, says: str
+) -> None:
+    monkeypatch.setattr(opening_module, "PART_BYTES", size)
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=rf"t\.json: {says}"):
+        list(open_parts(path))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_cut_packed_document_is_an_error(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"t.json{suffix}"
+    data = packed(path, json.dumps([i * 7919 % 1009 for i in range(100_000)]).encode())
+    path.write_bytes(data[:-20])
+    with pytest.raises(TraceError, match=r"t\.json\.\w+: cannot be read"):
+        list(open_parts(path))
+
+
+def test_a_document_of_one_line_is_read_in_little_memory(tmp_path: Path) -> None:
+    text = "so much was said that a line of it is longer than any other file has " * 150
+    talk = {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}]}
+    path = tmp_path / "t.json"
+    with path.open("w") as file:
+        file.write("[" + ", ".join([json.dumps(talk)] * 1200) + "]")
+    assert path.stat().st_size > 20 << 20
+    tracemalloc.start()
+    trace = open_trace(str(path))
+    found = survey(trace)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (trace.format_name, found.rows, found.sessions) == ("sharegpt", 1200, 1200)
+    assert found.prompt_tokens == 1200 * (len(text) // 4)
+    assert peak < 5 << 20
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, s in SAMPLES.items() if TRACE_FORMATS[s.format].document]
+)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_document_of_spoilt_bytes_is_read_or_is_a_trace_error(
+    name: str, data: st.DataObject
+) -> None:
+    content = bytearray(sample_bytes(name, rows=3))
+    for _ in range(data.draw(st.integers(1, 3), "times")):
+        at = data.draw(st.integers(0, len(content)), "at")
+        upto = at + data.draw(st.integers(0, 9), "how many")
+        content[at:upto] = data.draw(
+            st.binary(max_size=5) | st.sampled_from([b'"', b"[", b"}", b"-", b"1e999", b"\\ud800"])
+        )
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "t.json"
+        path.write_bytes(content)
+        trace = Trace(files=(path,), format_name=SAMPLES[name].format)
+        with suppress(TraceError):
+            require_usable(trace, survey(trace))
+
+
+def test_items_are_named_as_what_they_are() -> None:
+    assert str(BadRow("a.json", 17, "x", "item")) == "a.json, item 17: x"
+    assert str(BadRow("a.csv", 17, "x")) == "a.csv, line 17: x"
+
+
+def test_sessions_are_only_counted_where_rows_stand_by_session(burst: Path) -> None:
+    with pytest.raises(TraceError, match=r"--max-conversations: .* \(burstgpt\) do not stand"):
+        open_trace(str(burst), reading=Reading(max_sessions=5))
+    assert open_trace(str(burst)).reading_facts() == {}
+
+
 # --- which format ---
 
 
@@ -198,8 +304,9 @@ def test_a_directory_or_a_file_gone_is_a_trace_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_a_format_is_told_by_content(tmp_path: Path, name: str, suffix: str) -> None:
     path = tmp_path / f"unnamed{suffix}"
-    path.write_bytes(packed(path, b"\xef\xbb\xbf\r\n" + sample_bytes(name)))
-    assert detect(path).name == name.partition("_")[0]
+    before = b"" if SAMPLES[name].format == "lmcache" else b"\xef\xbb\xbf\r\n"  # that is binary
+    path.write_bytes(packed(path, before + sample_bytes(name)))
+    assert detect(path).name == SAMPLES[name].format
 
 
 def test_a_first_row_longer_than_the_head_does_not_hide_the_format(tmp_path: Path) -> None:
@@ -220,14 +327,14 @@ def test_a_format_asked_for_by_name_is_given_unseen(tmp_path: Path, name: str) -
 def test_an_unknown_format_name_gets_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no trace format 'burst_gpt'\. Did you mean 'burstgpt'"):
         detect(tmp_path, "burst_gpt")
-    with pytest.raises(TraceError, match="Known: auto, azure, burstgpt, mooncake"):
+    with pytest.raises(TraceError, match=r"Known: agentic, auto, azure, .* sharegpt"):
         detect(tmp_path, "???")
 
 
 def test_a_file_of_no_known_format_is_shown_with_the_formats_there_are(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("arrival_timestamp,prompt_size,token_size\n0,1,2\n")
-    with pytest.raises(TraceError, match=r"begins with 'arrival_timestamp,.*azure: .*mooncake: "):
+    path.write_text("arrival,prompt,tokens\n0,1,2\n")
+    with pytest.raises(TraceError, match=r"begins with 'arrival,.*azure, .*mooncake, .*agentic, "):
         detect(path)
 
 
@@ -258,9 +365,9 @@ def test_files_follow_each_other_as_one_trace(tmp_path: Path) -> None:
 
 
 def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
-    for name in SAMPLES:
+    for name in ("azure_sample.csv", "sharegpt_sample.json"):
         (tmp_path / name).write_bytes(sample_bytes(name))
-    with pytest.raises(TraceError, match=r"azure_sample\.csv: azure, burstgpt_sample\.csv: burst"):
+    with pytest.raises(TraceError, match=r"azure_sample\.csv: azure, sharegpt_sample\.json: share"):
         open_trace(str(tmp_path))
 
 
@@ -305,8 +412,8 @@ def test_a_survey_counts_everything(tmp_path: Path, skip: bool) -> None:
             BadRow(str(path), i + 2, reason.format(0 if i % 5 == 0 else 1))
             for i in (0, 3, 6, 9, 12)
         ),
-        failed_rows=4,
-        backward_rows=1,
+        notes={"failed": 4, "backward": 1},
+        sessions=0,
         span_ns=28 * 10**9,
         prompt_tokens=16 * 10 + 100,
         output_tokens=16 * 2 + 10,
@@ -314,6 +421,7 @@ def test_a_survey_counts_everything(tmp_path: Path, skip: bool) -> None:
         block_tokens=0,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
     )
+    assert (found.failed_rows, found.backward_rows) == (4, 1)
     assert seen == [17]
 
 
@@ -350,17 +458,20 @@ def test_bad_rows_are_refused_with_file_lines_reasons_number_and_way_out(tmp_pat
     assert "line 17" not in text
 
 
+HEADED = ("azure", "burstgpt", "splitwise", "iotrace", "kv-cache", "fio-iolog")
+
+
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("name", sorted(TRACE_FORMATS))
 def test_a_trace_without_a_good_row_is_refused_in_any_case(
     tmp_path: Path, name: str, skip: bool
 ) -> None:
-    sample = next(s for s in SAMPLES if s.startswith(name))
-    header = sample_bytes(sample).splitlines()[0] if sample.endswith(".csv") else b"{}"
+    sample = next(s for s in SAMPLES if SAMPLES[s].format == name)
+    header = sample_bytes(sample).splitlines()[0] if name.startswith(HEADED) else b""
     path = tmp_path / "t.csv"
     path.write_bytes(header + b"\nrubbish\n")
     trace = Trace(files=(path,), format_name=name, skip_bad_rows=skip)
-    with pytest.raises(TraceError, match=r"t\.csv: (1 of 1|2 of 2) rows cannot be read"):
+    with pytest.raises(TraceError, match=r"t\.csv: (1 of 1 rows cannot be read|not a \w+ trace)"):
         require_usable(trace, survey(trace))
 
 

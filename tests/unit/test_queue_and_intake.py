@@ -13,6 +13,7 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.schedule.intake import Intake
 from kv_cache.schedule.queue import QosQueue, Queued
+from kv_cache.workload.asking import AskingConfig
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.paced import Pace, Paced
 from kv_cache.workload.qos import QosMix
@@ -62,7 +63,7 @@ def users(
 def trace(times_ns: Sequence[int], *, speedup: float = 1.0, cycles: int = 1) -> TraceReplay:
     rows = [TraceRow(i + 1, at_ns, 10, 1) for i, at_ns in enumerate(times_ns)]
     config = ReplayConfig(
-        geometry=GEOMETRY, qos=MIX, trace_block_tokens=0, speedup=speedup, cycles=cycles
+        asking=AskingConfig(geometry=GEOMETRY, qos=MIX), speedup=speedup, cycles=cycles
     )
     return TraceReplay(lambda: iter(rows), config, Seed(1), {})
 

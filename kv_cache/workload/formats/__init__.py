@@ -6,15 +6,33 @@ A new format is a module and a line in the table; its laws are in `base`.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kv_cache.workload.formats.agentic import Agentic
 from kv_cache.workload.formats.azure import Azure
 from kv_cache.workload.formats.base import TraceFormat
+from kv_cache.workload.formats.blockio import Blkparse, FioLog, Msr
 from kv_cache.workload.formats.burstgpt import BurstGpt
+from kv_cache.workload.formats.canonical import LAYOUTS
+from kv_cache.workload.formats.iotrace import IoTrace
+from kv_cache.workload.formats.lmcache import LmCache
 from kv_cache.workload.formats.mooncake import Mooncake
+from kv_cache.workload.formats.qwen import Qwen
+from kv_cache.workload.formats.sharegpt import ShareGpt
+from kv_cache.workload.formats.splitwise import Splitwise
 
 TRACE_FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
     {
         "azure": Azure(),
         "burstgpt": BurstGpt(),
         "mooncake": Mooncake(),
+        "qwen": Qwen(),
+        "splitwise": Splitwise(),
+        "sharegpt": ShareGpt(),
+        "agentic": Agentic(),
+        **{layout.name: layout for layout in LAYOUTS},
+        "iotrace": IoTrace(),
+        "lmcache": LmCache(),
+        "msr": Msr(),
+        "blkparse": Blkparse(),
+        **{log.name: log for log in (FioLog(3), FioLog(2))},
     }
 )

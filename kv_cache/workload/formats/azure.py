@@ -1,8 +1,10 @@
 """Azure's LLM inference traces (2023 and 2024): a CSV of instants and token counts.
 
 The header is `TIMESTAMP,ContextTokens,GeneratedTokens`. An instant is a date and a time of day
-with up to nine digits of fraction; `Z` or `+00:00` may follow, and without one it is UTC too. The
-published files have CRLF and no last line end. There is no session and no prefix information.
+with up to nine digits of fraction. An offset from UTC may follow (`Z`, `+00:00`, `-0700`) and is
+taken into account; without one the instant is UTC. The files of 2023 have seven digits and no
+offset, CRLF and no last line end; those of 2024 have up to six digits and `+00:00`. There is no
+session and no prefix information.
 """
 
 import re
@@ -32,15 +34,18 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _LAST_YEAR = 2200  # later instants do not fit MAX_TIME_NS
 _INSTANT = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[ T]([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])"
-    r"(?:\.([0-9]{1,9}))?(?:Z|\+00:?00)?"
+    r"(?:\.([0-9]{1,9}))?(?:Z|([+-])([01][0-9]|2[0-3]):?([0-5][0-9]))?"
 )
 
 
 class Azure:
     name = "azure"
+    document = False
+    timed = True
+    grouped = False
     description = (
-        "Azure LLM inference CSV: TIMESTAMP (ISO date and time, UTC), ContextTokens, "
-        "GeneratedTokens"
+        "Azure LLM inference CSV: TIMESTAMP (ISO date and time, UTC unless it has an offset), "
+        "ContextTokens, GeneratedTokens"
     )
 
     def matches(self, head: str) -> bool:
@@ -76,8 +81,11 @@ def instant_ns(text: str) -> int:
             "TIMESTAMP: expected an instant like '2023-11-16 18:17:03.9799600', "
             f"found {shown(text)}"
         )
-    _, hour, minute, second, fraction = found.groups()
+    _, hour, minute, second, fraction, sign, ahead_h, ahead_min = found.groups()
     seconds = day_s + int(hour) * 3600 + int(minute) * 60 + int(second)
+    if sign:
+        ahead_s = int(ahead_h) * 3600 + int(ahead_min) * 60
+        seconds -= ahead_s if sign == "+" else -ahead_s
     return seconds * NS_PER_S + (int(fraction.ljust(9, "0")) if fraction else 0)
 
 

@@ -2,7 +2,9 @@
 
 A format knows text and nothing else: no path, no compression, no policy about bad rows. The laws:
  1. `rows` streams: it takes a line when it needs one, keeps none, and its memory does not grow
-    with the trace. One call reads one file from its beginning.
+    with the trace. One call reads one file from its beginning. A format that is a `document` (one
+    JSON value, which may be a single line of any length) is given parts of its text instead, and
+    keeps no more than one item (one conversation, one session) of it.
  2. A line that is not a row is given to `bad(line_number, reason)`, the reason naming what was
     expected and what was found, and is skipped. No line makes `rows` fail, except by law 5.
  3. `at_ns` counts from the first good row and is never negative. It is exact for what the file
@@ -17,23 +19,34 @@ A format knows text and nothing else: no path, no compression, no policy about b
  8. A byte order mark, CRLF, blank lines and a missing last line end change nothing.
  9. `matches` says from the beginning of a file's text alone whether it looks like this format.
     No two formats of the table match the same text.
+10. In a format that is `grouped` all rows of a session stand together, each behind those that it
+    waits for, and `at_ns` counts from the session's first row. Sessions are told apart by
+    `session`, which is never used twice in a file; the replayer decides when each begins.
+11. Ids of a file are text of any kind, and only names: they are kept as they are (no path, no
+    command is ever made of them), but one longer than `MAX_ID_CHARS` makes its row bad.
+12. The rows of a `document` have as `line` the number of their item, from 1. A document that is
+    not whole (its text ends before it does, or goes on behind its end) is a
+    `BrokenDocumentError`, whatever its items are.
 """
 
 import csv
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from kv_cache.core.errors import TraceError
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.tokens import Chars, Tokens
 
 T = TypeVar("T")
 
 MAX_TOKENS = 10_000_000
+MAX_ID_CHARS = 1000
 MAX_TIME_NS = 2**63 - 1  # a time fits a signed 64-bit integer, about 292 years
 
 # Around a line: its end, and the byte order mark, also one in the middle of joined files.
@@ -48,6 +61,14 @@ class Note(StrEnum):
 
     FAILED = "failed"  # left out: the trace says that this request failed
     BACKWARD = "backward"  # kept, at the previous row's time
+    DUPLICATE = "duplicate"  # kept, under a name of its own: the file has used this id before
+    ORPHAN = "orphan"  # kept, waiting for nobody: what it follows is not there, or too far back
+    EMPTY = "empty"  # a session of which no row is left
+    UNANSWERED = "unanswered"  # left out: the last that a person said, which nobody answered
+    TOO_LONG = "too_long"  # left out: a turn behind the context that a session may have
+    CUT = "cut"  # kept, with as many output tokens as an answer may have
+    NO_BLOCKS = "no_blocks"  # left out: a request without prefix information, which others have
+    LEFT_OUT = "left_out"  # left out: a trim, an eviction or the like, no access of its own
 
 
 Bad = Callable[[int, str], None]
@@ -56,6 +77,17 @@ Noted = Callable[[int, Note], None]
 
 def ignore(line: int, note: Note) -> None:
     """For a caller who counts nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What whoever reads a trace decides: what counts tokens, how long a context and an answer may
+    be, and how many sessions of a grouped format are read (0 = all)."""
+
+    tokens: Tokens = field(default_factory=Chars)
+    max_context_tokens: int = MAX_TOKENS
+    max_generation_tokens: int = MAX_TOKENS
+    max_sessions: int = 0
 
 
 class TraceFormat(Protocol):
@@ -67,6 +99,18 @@ class TraceFormat(Protocol):
     def description(self) -> str:
         """One line: whose format, what a row holds, in which units."""
 
+    @property
+    def document(self) -> bool:
+        """`rows` is given (line at which it begins, part of the text), not whole lines."""
+
+    @property
+    def timed(self) -> bool:
+        """Rows have instants. Without, they are sent as fast as they are served."""
+
+    @property
+    def grouped(self) -> bool:
+        """See law 10."""
+
     def matches(self, head: str) -> bool:
         """Whether a file that begins with `head` (its first 64 KiB of text) is of this format."""
 
@@ -76,12 +120,41 @@ class TraceFormat(Protocol):
         """The good rows of one file; `lines` are (number from 1, text). See the laws."""
 
 
+@runtime_checkable
+class TextFormat(TraceFormat, Protocol):
+    """A format of texts, whose tokens have to be counted."""
+
+    def configured(self, reading: Reading) -> TraceFormat:
+        """The same format, read so."""
+
+
 class RowError(ValueError):
     """One line is not a row; the text says what was expected and what was found."""
 
 
 class WrongHeaderError(TraceError):
     """The columns that a format reads are not there; the text names line and columns."""
+
+
+class BrokenDocumentError(TraceError):
+    """A document that is not whole; the text names the place."""
+
+
+class Seen:
+    """Which ids there were, in 8 bytes each: of a million, two are taken for one with a chance of
+    3 in 10^8."""
+
+    __slots__ = ("_digests",)
+
+    def __init__(self) -> None:
+        self._digests: set[int] = set()
+
+    def before(self, text: str) -> bool:
+        """Whether it was there before; now it is."""
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+        known = digest in self._digests
+        self._digests.add(digest)
+        return known
 
 
 class RowClock:
@@ -127,6 +200,20 @@ def shown(value: object) -> str:
         return repr(value) if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]!r}..."
     text = str(value) if isinstance(value, Decimal) else repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def identifier(name: str, value: object) -> str:
+    """An id from JSON: text, or a whole number as the text that it is written with (law 11)."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RowError(f"{name}: expected text or a whole number, found {shown(value)}")
+    text = str(value)
+    if len(text) > MAX_ID_CHARS:
+        raise RowError(
+            f"{name}: expected at most {MAX_ID_CHARS} characters, found {len(text)}: {shown(text)}"
+        )
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise RowError(f"{name}: expected text, found half a surrogate pair in {shown(text)}")
+    return text
 
 
 # --- numbers ---

@@ -1,15 +1,27 @@
 """BurstGPT: a CSV of conversations and API calls, read by the columns' names.
 
-The header is `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`; the third
-release has `Session ID,Elapsed time` after the timestamp. Times are seconds from the trace's
-start, whole or with a fraction. Only the time, the two token counts and the session are read.
+The header of the first two releases is `Timestamp,Model,Request tokens,Response tokens,
+Total tokens,Log Type`; the third has `Session ID,Elapsed time` after the timestamp. Times are
+seconds from the first day's 0:00, whole or with a fraction. Source: the dataset's README
+(HPMLL/BurstGPT), which says of the third release: rows with the same `Session ID` are one
+conversation, rows of the API have none, and `Elapsed time` is from submission to response, in s.
 
 Rule for failed requests: a row with 0 response tokens (a few in a hundred) is a request that the
 service did not answer. It is left out and counted, whatever its prompt; it is not a bad row.
+
+Rule for history: `Request tokens` are the whole prompt, history included (`adds` is false). The
+README does not say so; the rows do: 906 + 446 tokens are followed by a prompt of 1631, then 15 +
+118 by 147, 147 + 125 by 291, 12 + 87 by 151. A follow-up whose prompt is shorter than what was said
+before it is one whose context the service had cut.
+
+Rule for think time: where a session's row says how long its answer took, the next one's think time
+is its timestamp less that instant, and 0 where the two overlap. It is not known for a session that
+was silent for the last `names.KEPT` rows with a session, nor where the column holds no number.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats.base import (
@@ -18,6 +30,7 @@ from kv_cache.workload.formats.base import (
     Note,
     Noted,
     RowClock,
+    RowError,
     head_has_columns,
     ignore,
     parsed,
@@ -25,19 +38,30 @@ from kv_cache.workload.formats.base import (
     stated_ns,
     tokens,
 )
+from kv_cache.workload.formats.names import Recent, ident
 from kv_cache.workload.formats.row import TraceRow
 
 REQUIRED = ("Timestamp", "Request tokens", "Response tokens")
-OPTIONAL = ("Session ID",)
+OPTIONAL = ("Session ID", "Elapsed time", "Model")
 
-_Row = tuple[int, int, int, str | None]
+
+class _Row(NamedTuple):
+    time_ns: int
+    prompt: int
+    output: int
+    session: str | None
+    elapsed_ns: int | None
+    model: str | None
 
 
 class BurstGpt:
     name = "burstgpt"
+    document = False
+    timed = True
+    grouped = False
     description = (
-        "BurstGPT CSV: Timestamp (s), Request tokens, Response tokens, optional Session ID; "
-        "rows with 0 response tokens are failed requests and are left out"
+        "BurstGPT CSV: Timestamp (s), Request tokens, Response tokens, optional Session ID, "
+        "Elapsed time (s), Model; rows with 0 response tokens are failed requests and are left out"
     )
 
     def matches(self, head: str) -> bool:
@@ -51,22 +75,56 @@ class BurstGpt:
         if columns is None:
             return
         clock = RowClock(note)
-        for line, (time_ns, prompt, output, session) in parsed(lines, partial(_row, columns), bad):
-            if output == 0:
+        answers = _Answers()
+        for line, row in parsed(lines, partial(_row, columns), bad):
+            if row.output == 0:
                 note(line, Note.FAILED)
                 continue
-            at_ns = clock.at(line, time_ns)
-            yield TraceRow(line, at_ns, prompt, output, None, 0, session)
+            at_ns = clock.at(line, row.time_ns)
+            yield TraceRow(
+                line,
+                at_ns,
+                row.prompt,
+                row.output,
+                session=row.session,
+                think_ns=answers.think_ns(row),
+                model=row.model,
+            )
+
+
+class _Answers:
+    """When each session was answered last."""
+
+    def __init__(self) -> None:
+        self._ended: Recent[int | None] = Recent()
+
+    def think_ns(self, row: _Row) -> int | None:
+        """How long the session's user thought before this row; None where nobody knows."""
+        if row.session is None:
+            return None
+        before = self._ended.get(row.session)
+        ended = None if row.elapsed_ns is None else row.time_ns + row.elapsed_ns
+        self._ended.put(row.session, ended)
+        return None if before is None else max(0, row.time_ns - before)
 
 
 def _row(columns: Columns, text: str) -> _Row:
-    time, prompt, response, session = columns.cells(text)
+    time, prompt, response, session, elapsed, model = columns.cells(text)
     time_ns = stated_ns("Timestamp", time, NS_PER_S, "seconds")
     output = tokens("Response tokens", response, 0)
-    # A request that failed may have no prompt either.
-    return (
+    return _Row(
         time_ns,
+        # A request that failed may have no prompt either.
         tokens("Request tokens", prompt, min(output, 1)),
         output,
-        session.strip() or None,
+        ident("Session ID", session.strip()) or None,
+        _elapsed_ns(elapsed),
+        ident("Model", model.strip()) or None,
     )
+
+
+def _elapsed_ns(text: str) -> int | None:
+    try:
+        return stated_ns("Elapsed time", text, NS_PER_S, "seconds")
+    except RowError:
+        return None

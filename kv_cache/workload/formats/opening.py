@@ -1,5 +1,8 @@
 """Trace files: finding them, opening them, telling their format, walking them as one trace.
 
+Most formats are lines; those that are documents (`TraceFormat.document`) are given parts of text,
+since a document may be one line of any length.
+
 A trace is walked twice: once before the run by `survey`, so that a file that cannot be used is
 refused before anything is written, and once by whoever replays it. No walk keeps rows, and the
 counters of a walk belong to the caller (`Tally`).
@@ -15,7 +18,8 @@ import hashlib
 import importlib
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -24,21 +28,35 @@ from typing import Any, BinaryIO, NamedTuple
 
 from kv_cache.core.errors import TraceError, did_you_mean
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.base import Note, TraceFormat, WrongHeaderError, shown
+from kv_cache.workload.formats.base import (
+    BrokenDocumentError,
+    Note,
+    Reading,
+    Seen,
+    TextFormat,
+    TraceFormat,
+    WrongHeaderError,
+    shown,
+)
+from kv_cache.workload.formats.lmcache import HEAD_BYTES as LCT_HEAD_BYTES
+from kv_cache.workload.formats.lmcache import FramesAsText, is_lct
 from kv_cache.workload.formats.row import TraceRow
 
 AUTO = "auto"
-SUFFIXES = (".csv", ".jsonl", ".json")
+SUFFIXES = (".csv", ".jsonl", ".json", ".lct")
 PACKED = (".gz", ".zst")
 HEAD_BYTES = 64 << 10
 # The longest row anybody has is a few hundred KiB; a file without line ends must not fill memory.
 MAX_LINE_BYTES = 16 << 20
+PART_BYTES = 256 << 10
 FIRST_BAD = 5
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_STEP_BYTES = 16 << 10
 _HASH_STEP_BYTES = 1 << 20
+_LFS_POINTER = "version https://git-lfs"
+_UNREADABLE = (OSError, EOFError, zlib.error)
 _PROGRESS_ROWS = 4096
 
 
@@ -121,12 +139,61 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
             limited = partial(stream.readline, MAX_LINE_BYTES + 1)
             for number, raw in enumerate(iter(limited, b""), 1):
                 yield number, _text(path, number, raw)
-    except (OSError, EOFError, zlib.error) as problem:
-        where = f"after line {number}: " if number else ""
-        raise TraceError(f"{path}: cannot be read: {where}{problem}") from None
+    except _UNREADABLE as problem:
+        raise _unreadable(path, number, problem) from None
+
+
+def open_parts(path: Path) -> Iterator[tuple[int, str]]:
+    """(number of the line at which it begins, text) of each part; gzip and zstd are unpacked.
+
+    A part is about 256 KiB and may begin and end anywhere, also within a line. Raises `TraceError`
+    where the file cannot be read or unpacked or is not UTF-8 text.
+    """
+    line = 1
+    try:
+        with _open_bytes(path) as stream:
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            while raw := stream.read(PART_BYTES):
+                text = _part(path, line, decoder, raw)
+                yield line, text.removeprefix("\ufeff") if line == 1 else text
+                line += text.count("\n")
+            _part(path, line, decoder, b"")
+    except _UNREADABLE as problem:
+        raise _unreadable(path, line - 1, problem) from None
+
+
+def _part(path: Path, line: int, decoder: codecs.IncrementalDecoder, raw: bytes) -> str:
+    """What `raw` adds to the text; without any, the text ends here."""
+    try:
+        text = decoder.decode(raw, final=not raw)
+    except UnicodeDecodeError as problem:
+        # The decoder puts what was left of the part before in front of this one.
+        bad: bytes = problem.object
+        at = line + bad.count(b"\n", 0, problem.start)
+        raise _not_text(path, at, f"byte 0x{bad[problem.start]:02x}") from None
+    nul = text.find("\0")
+    if nul >= 0:
+        raise _not_text(path, line + text.count("\n", 0, nul), "a NUL byte")
+    return text
+
+
+def _unreadable(path: Path, number: int, problem: Exception) -> TraceError:
+    where = f"after line {number}: " if number else ""
+    return TraceError(f"{path}: cannot be read: {where}{problem}")
 
 
 def _open_bytes(path: Path) -> BinaryIO:
+    """The unpacked bytes; those of LMCache's binary traces as lines of text."""
+    stream = _unpacked(path)
+    try:
+        binary = is_lct(stream.peek(LCT_HEAD_BYTES))
+    except BaseException:
+        stream.close()
+        raise
+    return io.BufferedReader(FramesAsText(stream)) if binary else stream
+
+
+def _unpacked(path: Path) -> io.BufferedReader:
     raw = path.open("rb")
     magic = raw.read(4)
     raw.seek(0)
@@ -217,8 +284,8 @@ def _text(path: Path, number: int, raw: bytes) -> str:
 
 def _not_text(path: Path, number: int, found: str) -> TraceError:
     return TraceError(
-        f"{path}: line {number} is not UTF-8 text (found {found}); give the CSV or JSONL file "
-        "itself, plain, .gz or .zst"
+        f"{path}: line {number} is not UTF-8 text (found {found}); give the CSV, JSON or JSONL "
+        "file itself, plain, .gz or .zst"
     )
 
 
@@ -244,26 +311,36 @@ def _by_content(path: Path) -> TraceFormat:
     head = _head(path)
     if not head.strip():
         raise _empty(path)
-    for trace_format in TRACE_FORMATS.values():
-        if trace_format.matches(head):
-            return trace_format
-    known = "; ".join(f"{name}: {f.description}" for name, f in TRACE_FORMATS.items())
+    found = [of for of in TRACE_FORMATS.values() if of.matches(head)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TraceError(
+            f"{path}: looks like {' and '.join(of.name for of in found)}; say with --trace-format "
+            "which it is"
+        )
+    begins = head.strip().splitlines()[0]
+    if begins.startswith(_LFS_POINTER):
+        raise TraceError(
+            f"{path}: is a pointer of Git LFS and not the trace itself; fetch that with "
+            "`git lfs pull`"
+        )
     raise TraceError(
-        f"{path}: looks like no known trace format; it begins with "
-        f"{shown(head.strip().splitlines()[0])}. Known are {known}"
+        f"{path}: looks like no known trace format; it begins with {shown(begins)}. Known are "
+        f"{', '.join(TRACE_FORMATS)}; docs/reference/trace-formats.md says what each looks like"
     )
 
 
 def _head(path: Path) -> str:
-    """The first lines, as many as begin within 64 KiB; a file is refused as by `open_lines`."""
-    lines: list[str] = []
+    """The first 64 KiB of text, which may end anywhere; a file is refused as by `open_parts`."""
+    parts: list[str] = []
     size = 0
-    for _, text in open_lines(path):
-        lines.append(text[:HEAD_BYTES])
-        size += len(text) + 1
+    for _, text in open_parts(path):
+        parts.append(text)
+        size += len(text)
         if size >= HEAD_BYTES:
             break
-    return "\n".join(lines)
+    return "".join(parts)[:HEAD_BYTES]
 
 
 def _empty(path: Path) -> TraceError:
@@ -274,14 +351,15 @@ def _empty(path: Path) -> TraceError:
 
 
 class BadRow(NamedTuple):
-    """One line that is not a row."""
+    """One line (or item of a document) that is not a row, or has one that is none."""
 
     file: str
     line: int
     reason: str
+    what: str = "line"
 
     def __str__(self) -> str:
-        return f"{self.file}, line {self.line}: {self.reason}"
+        return f"{self.file}, {self.what} {self.line}: {self.reason}"
 
 
 @dataclass(slots=True)
@@ -289,9 +367,8 @@ class Tally:
     """What one walk met that is not a good row; it belongs to whoever walks."""
 
     bad_rows: int = 0
-    failed_rows: int = 0
-    backward_rows: int = 0
     first_bad: list[BadRow] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)  # by what a `Note` is called
 
     def bad(self, row: BadRow) -> None:
         self.bad_rows += 1
@@ -299,10 +376,7 @@ class Tally:
             self.first_bad.append(row)
 
     def note(self, line: int, note: Note) -> None:
-        if note is Note.FAILED:
-            self.failed_rows += 1
-        else:
-            self.backward_rows += 1
+        self.notes[note.value] += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,14 +386,33 @@ class Trace:
     files: tuple[Path, ...]
     format_name: str
     skip_bad_rows: bool = False
+    reading: Reading = field(default_factory=Reading)
+
+    @property
+    def format(self) -> TraceFormat:
+        """How the files are read: the table's format, told what `reading` says."""
+        of = TRACE_FORMATS[self.format_name]
+        return of.configured(self.reading) if isinstance(of, TextFormat) else of
+
+    def reading_facts(self) -> dict[str, Any]:
+        """For the result: what counted the tokens and cut the sessions, where something did."""
+        facts: dict[str, Any] = {}
+        if isinstance(TRACE_FORMATS[self.format_name], TextFormat):
+            facts["tokens"] = dict(self.reading.tokens.facts)
+            facts["max_context_tokens"] = self.reading.max_context_tokens
+            facts["max_generation_tokens"] = self.reading.max_generation_tokens
+        if self.format.grouped:
+            facts["max_sessions"] = self.reading.max_sessions
+        return facts
 
     def rows(self, tally: Tally | None = None) -> Iterator[TraceRow]:
         """A fresh walk over the good rows, streamed; counts into `tally`.
 
         The first row of a later file has the instant of the last row before it, since files do
-        not say how far apart they are. `line` counts within its own file. Raises `TraceError` at
-        the first bad row unless `skip_bad_rows`, and for a file that is empty, unreadable or has
-        another header, in any case.
+        not say how far apart they are (sessions of a grouped format have their own times anyway).
+        `line` counts within its own file. Raises `TraceError` at the first bad row unless
+        `skip_bad_rows`, and for a file that is empty, unreadable, not whole or has another header,
+        in any case.
         """
         counts = Tally() if tally is None else tally
         return self._walk(counts, counts.bad if self.skip_bad_rows else _refuse)
@@ -329,15 +422,53 @@ class Trace:
         return self._walk(tally, tally.bad)
 
     def _walk(self, tally: Tally, bad: Callable[[BadRow], None]) -> Iterator[TraceRow]:
-        at_ns = 0
-        for path in self.files:
-            begin_ns = at_ns
-            for row in _file_rows(path, TRACE_FORMATS[self.format_name], tally, bad):
-                at_ns = begin_ns + row.at_ns
-                yield row._replace(at_ns=at_ns) if begin_ns else row
+        of = self.format
+        files = (_file_rows(path, of, tally, bad) for path in self.files)
+        return self._sessions(files, tally) if of.grouped else _one_after_the_other(files)
+
+    def _sessions(self, files: Iterator[Iterator[TraceRow]], tally: Tally) -> Iterator[TraceRow]:
+        """As many sessions as are wanted. One that is called as one of an earlier file gets a name
+        of its own: it is another session, and its local ids are others."""
+        most, begun = self.reading.max_sessions, 0
+        seen = Seen() if len(self.files) > 1 else None
+        for number, rows in enumerate(files, 1):
+            given: str | None = None
+            name = ""
+            for row in rows:
+                if row.session != given:
+                    begun += 1
+                    if most and begun > most:
+                        return
+                    given = name = row.session or ""
+                    if seen is not None and seen.before(name):
+                        tally.note(row.line, Note.DUPLICATE)
+                        name = _unused(seen, name, number)
+                scope = name if row.scope == given else row.scope
+                yield row if name == given else row._replace(session=name, scope=scope)
 
 
-def open_trace(path: str, wanted: str = AUTO, *, skip_bad_rows: bool = False) -> Trace:
+def _one_after_the_other(files: Iterator[Iterator[TraceRow]]) -> Iterator[TraceRow]:
+    at_ns = 0
+    for rows in files:
+        begin_ns = at_ns
+        for row in rows:
+            at_ns = begin_ns + row.at_ns
+            yield row._replace(at_ns=at_ns) if begin_ns else row
+
+
+def _unused(seen: Seen, name: str, file: int) -> str:
+    while seen.before(name := f"{name}@{file}"):
+        pass
+    return name
+
+
+def open_trace(
+    path: str,
+    wanted: str = AUTO,
+    *,
+    skip_bad_rows: bool = False,
+    reading: Reading | None = None,
+) -> Trace:
     """The trace that `path` names (`find_files`), in the format `wanted` (`detect`).
 
     Raises `TraceError` where there is no file, no format, or files of several formats.
@@ -351,31 +482,43 @@ def open_trace(path: str, wanted: str = AUTO, *, skip_bad_rows: bool = False) ->
                 f"{path}: holds traces of several formats ({files[0].name}: {first.name}, "
                 f"{other.name}: {found.name}); give files of one format"
             )
-    return Trace(files=files, format_name=first.name, skip_bad_rows=skip_bad_rows)
+    if reading is not None and reading.max_sessions and not first.grouped:
+        raise TraceError(
+            f"--max-conversations: the rows of {path} ({first.name}) do not stand session by "
+            "session; leave it out, or bound the run with --max-requests"
+        )
+    return Trace(
+        files=files,
+        format_name=first.name,
+        skip_bad_rows=skip_bad_rows,
+        reading=Reading() if reading is None else reading,
+    )
 
 
 def _file_rows(
     path: Path, trace_format: TraceFormat, tally: Tally, bad: Callable[[BadRow], None]
 ) -> Iterator[TraceRow]:
+    what = "item" if trace_format.document else "line"
+    texts = open_parts(path) if trace_format.document else open_lines(path)
+
     def report(line: int, reason: str) -> None:
-        bad(BadRow(str(path), line, reason))
+        bad(BadRow(str(path), line, reason, what))
 
     try:
-        yield from trace_format.rows(_not_empty(path), report, tally.note)
-    except WrongHeaderError as problem:
+        yield from trace_format.rows(_not_empty(path, texts), report, tally.note)
+    except (WrongHeaderError, BrokenDocumentError) as problem:
         raise TraceError(
             f"{path}: not a {trace_format.name} trace: {problem}. Expected is "
             f"{trace_format.description}"
         ) from None
 
 
-def _not_empty(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file; one that has nothing but blank lines is refused."""
-    lines = open_lines(path)
-    for line in lines:
-        if line[1].strip():
-            # Blank lines before it are dropped here: no format reads them.
-            return chain((line,), lines)
+def _not_empty(path: Path, texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines or parts of a file; one that has nothing but space is refused."""
+    for text in texts:
+        if text[1].strip():
+            # What is blank before it is dropped here: no format reads it.
+            return chain((text,), texts)
     raise _empty(path)
 
 
@@ -396,15 +539,26 @@ class Survey:
     rows: int
     bad_rows: int
     first_bad: tuple[BadRow, ...]
-    failed_rows: int
-    backward_rows: int
+    notes: Mapping[str, int]
+    """What was counted beside good and bad rows, by what its `Note` is called."""
+    sessions: int
+    """Of a grouped format; else 0."""
     span_ns: int
+    """Of a grouped format: of its longest session."""
     prompt_tokens: int
     output_tokens: int
     has_hash_ids: bool
     block_tokens: int
     sha256: str
     """Of the files' bytes as they lie on disk, one after the other: `cat files | sha256sum`."""
+
+    @property
+    def failed_rows(self) -> int:
+        return self.notes.get(Note.FAILED.value, 0)
+
+    @property
+    def backward_rows(self) -> int:
+        return self.notes.get(Note.BACKWARD.value, 0)
 
 
 def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None = None) -> Survey:
@@ -415,12 +569,18 @@ def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None 
     unreadable or has another header.
     """
     tally = Tally()
-    rows = prompt = output = 0
-    row: TraceRow | None = None
+    grouped = trace.format.grouped
+    rows = prompt = output = sessions = span_ns = block_tokens = 0
+    session: str | None = None
     for row in islice(trace.every_row(tally), limit or None):
         rows += 1
         prompt += row.prompt_tokens
         output += row.output_tokens
+        span_ns = max(span_ns, row.at_ns)
+        if row.block_tokens != block_tokens and row.hash_ids is not None:
+            block_tokens = _one_size(trace, block_tokens, row)
+        if grouped and row.session != session:
+            sessions, session = sessions + 1, row.session
         if progress is not None and rows % _PROGRESS_ROWS == 0:
             progress(rows)
     if progress is not None:
@@ -429,15 +589,26 @@ def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None 
         rows=rows,
         bad_rows=tally.bad_rows,
         first_bad=tuple(tally.first_bad),
-        failed_rows=tally.failed_rows,
-        backward_rows=tally.backward_rows,
-        span_ns=row.at_ns if row else 0,
+        notes=dict(tally.notes),
+        sessions=sessions,
+        span_ns=span_ns,
         prompt_tokens=prompt,
         output_tokens=output,
-        has_hash_ids=row is not None and row.hash_ids is not None,
-        block_tokens=row.block_tokens if row else 0,
+        has_hash_ids=block_tokens > 0,
+        block_tokens=block_tokens,
         sha256=_sha256(trace.files),
     )
+
+
+def _one_size(trace: Trace, known: int, row: TraceRow) -> int:
+    """The blocks' size, which is one for the whole trace. Raises `TraceError`."""
+    if known:
+        what = "item" if trace.format.document else "line"
+        raise TraceError(
+            f"{_names(trace)}: {what} {row.line} has blocks of {row.block_tokens} tokens, those "
+            f"before it had {known}; give a trace whose blocks are all of one size"
+        )
+    return row.block_tokens
 
 
 def _sha256(files: tuple[Path, ...]) -> str:
@@ -466,11 +637,19 @@ def require_usable(trace: Trace, found: Survey) -> None:
             f"{_bad_rows(trace, found)}, and there is no good one; is it a {trace.format_name} "
             "trace at all? Name its format, or correct the file"
         )
-    if found.failed_rows:
+    if found.notes.keys() == {Note.FAILED.value}:
         raise TraceError(
             f"{_names(trace)}: all {found.failed_rows} rows are failed requests, which are left "
             "out; give a trace with at least one that was answered"
         )
+    if found.notes:
+        counted = ", ".join(f"{note}: {count}" for note, count in sorted(found.notes.items()))
+        raise TraceError(
+            f"{_names(trace)}: no request is left to replay (counted were {counted}; what each "
+            "means is said in docs/reference/trace-formats.md); give another trace, or other limits"
+        )
+    if trace.format.document:
+        raise TraceError(f"{_names(trace)}: no item in it; a trace has at least one")
     raise TraceError(f"{_names(trace)}: no rows behind the header; a trace has at least one row")
 
 
@@ -480,9 +659,11 @@ def _bad_rows(trace: Trace, found: Survey) -> str:
     more = found.bad_rows - len(found.first_bad)
     tail = f"; and {more} more" if more else ""
     total = found.rows + found.bad_rows + found.failed_rows
+    # The rows of a document are not its items, of which nobody knows how many there are.
+    of = "items or parts of them" if trace.format.document else f"of {total} rows"
     return (
-        f"{_names(trace)}: {found.bad_rows} of {total} rows cannot be read as "
-        f"{trace.format_name} ({listed}{tail})"
+        f"{_names(trace)}: {found.bad_rows} {of} cannot be read as {trace.format_name} "
+        f"({listed}{tail})"
     )
 
 

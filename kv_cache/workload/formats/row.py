@@ -2,15 +2,42 @@
 
 from typing import NamedTuple
 
+from kv_cache.core.request import Request
+
 
 class TraceRow(NamedTuple):
-    """One request of a trace. `at_ns` is relative to the trace's first row and never decreases
-    below 0; `hash_ids` (with their `block_tokens`) only where the trace has prefix information."""
+    """One request of a trace.
+
+    `at_ns` counts from the trace's first row and never decreases (in a format that is `grouped`:
+    from its session's first row); 0 throughout where the format has no times.
+
+    What is reused: `hash_ids` (with their `block_tokens`, and a `scope` where the same id means
+    another content in another scope) only where the trace has prefix information. Rows without
+    belong to a `session` or stand alone. `adds`: `prompt_tokens` are only what this row adds to
+    its session's history; otherwise they are the whole prompt, history included.
+
+    When it is sent: not before the rows named in `after` are answered, and `think_ns` after the
+    last of these answers where the trace says so. A row of a session without `after` waits for
+    the session's row before it. `name` is what later rows call this one.
+
+    `nbytes` is the size of the one object that a row of an I/O trace moves, `reads` whether it
+    was read; such a row has one hash id. `request` is what a recorded run asked, to be asked again
+    as it is.
+    """
 
     line: int
     at_ns: int
     prompt_tokens: int
     output_tokens: int
-    hash_ids: tuple[int, ...] | None = None
+    hash_ids: tuple[int | str, ...] | None = None
     block_tokens: int = 0
     session: str | None = None
+    name: str | None = None
+    after: tuple[str, ...] = ()
+    think_ns: int | None = None
+    adds: bool = False
+    scope: str = ""
+    model: str | None = None
+    nbytes: int = 0
+    reads: bool = False
+    request: Request | None = None

@@ -1,0 +1,119 @@
+"""From the options to what many requests share: system prompts, and documents for retrieval."""
+
+from collections.abc import Collection
+from itertools import cycle, islice
+
+from kv_cache.cache.manager import TierSpec
+from kv_cache.config.root import Config
+from kv_cache.core.block import Block
+from kv_cache.core.errors import ConfigError
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import MIB, PAGE_BYTES, round_up
+from kv_cache.workload.prompts import PUBLISHED_TOKENS, Prompts
+from kv_cache.workload.rag import (
+    ChunkReuse,
+    Ingested,
+    Library,
+    LibraryConfig,
+    RetrievalConfig,
+    Retriever,
+    is_large,
+)
+from kv_cache.workload.sizing import Geometry
+
+
+def build_prompts(config: Config) -> Prompts | None:
+    """The system prompts that conversations may begin with, if any may."""
+    given = config.prefix_cache
+    if not config.workload.prefix_caching:
+        return None
+    lengths = given.prompt_tokens if given.lengths == "listed" else PUBLISHED_TOKENS
+    return Prompts(
+        lengths=tuple(islice(cycle(lengths), given.prompts or len(lengths))),
+        popularity=given.popularity,
+        zipf_s=given.zipf_s,
+        min_tokens=given.min_prefix_length,
+        max_entries=given.max_prefix_entries,
+    )
+
+
+def build_retriever(
+    config: Config, geometry: Geometry, seed: Seed, capacity_bytes: int | None
+) -> Retriever | None:
+    """Documents, and what is retrieved of them; None without RAG. As many are ingested as fit into
+    `capacity_bytes`."""
+    rag = config.rag
+    if not rag.enabled:
+        return None
+    large = is_large(geometry.model)
+    library = Library(
+        LibraryConfig(
+            geometry=geometry,
+            documents=rag.num_docs,
+            document_tokens=(
+                (rag.large_model_doc_tokens_min, rag.large_model_doc_tokens_max)
+                if large
+                else (rag.small_model_doc_tokens_min, rag.small_model_doc_tokens_max)
+            ),
+            chunk_tokens=_chunk_tokens(config, geometry),
+            max_documents=rag.max_documents,
+        ),
+        seed.child("documents"),
+    )
+    retrieval = RetrievalConfig(
+        top_k=rag.top_k_chunks,
+        probability=rag.request_probability,
+        zipf=rag.retrieval_distribution == "zipfian",
+        reuse=ChunkReuse(rag.reuse),
+        question_tokens=rag.question_tokens,
+        answer_tokens=rag.generation_range,
+    )
+    ingested = Ingested(library, library.fitting(capacity_bytes))
+    return Retriever(library, retrieval, seed.child("retrieval"), ingested)
+
+
+def _chunk_tokens(config: Config, geometry: Geometry) -> int:
+    """Of the whole model, so that chunks are the same however many ranks share them."""
+    rag, model = config.rag, geometry.model
+    most = rag.max_chunk_bytes // model.bytes_per_token
+    if not most:
+        raise ConfigError(
+            f"rag.max_chunk_bytes is {rag.max_chunk_bytes}, less than the {model.bytes_per_token} "
+            f"bytes of one token of {model.name}; raise it"
+        )
+    return min(rag.chunk_size_tokens, most)
+
+
+def check_chunks(
+    config: Config,
+    retriever: Retriever | None,
+    stored: Collection[tuple[Block, ...]],
+    specs: tuple[TierSpec, ...],
+) -> None:
+    """Raise ConfigError where a chunk's objects, such as are `stored` before the run, are larger
+    than any tier can take."""
+    *upper, last = specs
+    if retriever is None or last.capacity_bytes is None:
+        return
+    share = config.cache_rules().large_entry_limit_ratio
+    most = max([last.capacity_bytes, *(int((s.capacity_bytes or 0) * share) for s in upper)])
+    block = retriever.library.largest_block
+    largest = max((b.nbytes for blocks in stored for b in blocks), default=block.nbytes)
+    if round_up(largest, PAGE_BYTES) > most:
+        raise ConfigError(
+            f"rag.chunk_size_tokens is {config.rag.chunk_size_tokens}: an object of {block.tokens} "
+            f"tokens is {largest / MIB:.1f} MiB, and no tier takes more than "
+            f"{most / MIB:.1f} MiB; lower it or rag.max_chunk_bytes, set --block-tokens, or raise "
+            "--storage-capacity-gb"
+        )
+
+
+def ingestion_notes(retriever: Retriever | None) -> list[str]:
+    """What does not fit before the run."""
+    if retriever is None:
+        return []
+    count, fitting = len(retriever.library), len(retriever.ingested)
+    if fitting == count:
+        return []
+    said = f"{fitting} of {count} documents are ingested, the most popular: the tiers take no more"
+    return [f"{said}. What is retrieved of the others is computed"]

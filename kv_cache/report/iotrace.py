@@ -1,0 +1,182 @@
+"""The I/O trace (`--io-trace-log`): every physical operation of a run in virtual time, as CSV.
+
+The columns are those of the MLPerf reference benchmark. Rows stand in the order in which operations
+are asked for, with the instant of asking, so that one seed always gives the same bytes; what the
+run's end cut off is left out, as it is in the result. `docs/how-to/record-and-replay.md` says what
+the words mean.
+
+No byte is moved, so a result beside such a trace may not hold a bandwidth or a latency where the
+reference's readers look for one: `without_figures` takes them out.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from kv_cache.core.effect import Leg, Move, Op, OpDone
+from kv_cache.core.kinds import Cause, OpKind
+from kv_cache.core.units import NS_PER_S, NS_PER_US
+from kv_cache.report.records import LineWriter, packing, require_own_name
+
+COLUMNS = ("Timestamp", "Operation", "Object_Size_Bytes", "Tier", "Key", "Phase")
+HEAD = ",".join(COLUMNS) + "\r\n"
+FLAG = "--io-trace-log"
+
+PHASES: Mapping[Cause, str] = {
+    Cause.PREFILL: "Prefill",
+    Cause.POPULATE: "Prefill",  # as in the reference
+    Cause.DECODE: "Decode",
+    Cause.REUSE: "Decode",  # the reference's word for reads of earlier turns
+    Cause.DEMOTION: "Evict",
+    Cause.EVICTION: "Evict",
+    Cause.PROMOTION: "Promote",
+    Cause.DISCARD: "Discard",
+}
+_OPERATIONS: Mapping[OpKind, str] = {
+    OpKind.READ: "Read",
+    OpKind.WRITE: "Write",
+    OpKind.DELETE: "Delete",
+}
+
+
+class _Row:
+    """A side of an operation; it counts once all of the operation has ended."""
+
+    __slots__ = ("ended", "line", "op")
+
+    def __init__(self, op: Op, line: bytes) -> None:
+        self.op = op  # kept, so that no other gets its id
+        self.line = line
+        self.ended = False
+
+
+class IoTrace:
+    """The driver tells it each side when it is asked for, and each operation when it has ended."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)  # as the reference does
+        self._lines = LineWriter(
+            Path(os.path.realpath(path)),
+            encode=bytes,
+            head=HEAD.encode(),
+            packed=packing(path, FLAG),
+        )
+        self._rows: deque[_Row] = deque()  # from the first that has not ended
+        self._going: dict[int, list[_Row]] = {}
+
+    @property
+    def lines(self) -> LineWriter:
+        """The file: how much was written, its digest."""
+        return self._lines
+
+    def on_leg(self, op: Op, leg: Leg) -> None:
+        row = _Row(op, line_of(op, leg))
+        self._rows.append(row)
+        self._going.setdefault(id(op), []).append(row)
+
+    def on_op(self, done: OpDone) -> None:
+        for row in self._going.pop(id(done.op), ()):
+            row.ended = True
+        while self._rows and self._rows[0].ended:
+            self._lines.add(self._rows.popleft().line)
+
+    def close(self) -> str | None:
+        """Complete the file; the answer says what went wrong, if anything did."""
+        for row in self._rows:
+            if row.ended:
+                self._lines.add(row.line)
+        return self._lines.close()
+
+
+def check_io_trace(path: Path) -> None:
+    """Refuse a name that the trace cannot be written under. Raises PlaceError."""
+    require_own_name(path, FLAG, lambda first: first == HEAD.rstrip(), makes_parents=True)
+
+
+def line_of(op: Op, leg: Leg) -> bytes:
+    """One row. A promotion's read is what was asked for; its write follows from it."""
+    key = op.target.key if isinstance(op, Move) else op.copy.key
+    asked = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
+    phase = PHASES[Cause.REUSE if asked else op.cause]
+    seconds, rest_ns = divmod(leg.started_ns, NS_PER_S)
+    # None of these can hold a comma or a quote.
+    return (
+        f"{seconds}.{rest_ns // NS_PER_US:06d},{_OPERATIONS[leg.kind]},{leg.nbytes},"
+        f"Tier-{leg.tier.value},{key.hex()},{phase}\r\n"
+    ).encode()
+
+
+# --- a result without figures ----------------------------------------------------------------
+
+_LISTS = (
+    "end_to_end_latencies", "storage_latencies", "generation_latencies", "throughput_timeline",
+    "prefill_latencies", "decode_latencies",
+)  # fmt: skip
+_NUMBERS = (
+    "total_storage_io_latency", "total_generation_latency", "avg_latency_ms", "p99_latency_ms",
+    "throughput_req_per_sec", "storage_throughput_mbps",
+)  # fmt: skip
+_SUMMARY = (
+    "avg_throughput_tokens_per_sec", "total_storage_io_time", "storage_throughput_tokens_per_sec",
+    "requests_per_second", "slo_attainment",
+)  # fmt: skip
+_FIGURES = ("_ms", "_bandwidth_gbps", "_iops", "_per_sec")
+_LATENCIES = ("end_to_end_latency_ms", "storage_io_latency_ms", "generation_latency_ms")
+
+
+def without_figures(document: MutableMapping[str, Any]) -> None:
+    """Take every rate and latency out of the reference's keys: null, and empty lists."""
+    for name in _LISTS:
+        document[name] = []
+    for holder, name in _places(document):
+        holder[name] = None
+
+
+def figures_left(document: Mapping[str, Any]) -> list[str]:
+    """The names of rates and latencies that stand in the reference's keys all the same."""
+    lists = [name for name in _LISTS if document.get(name)]
+    return lists + [name for holder, name in _places(document) if holder[name] is not None]
+
+
+def _places(document: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    """(mapping, key) of each number that would be performance."""
+    yield from _present(document, _NUMBERS)
+    summary = document.get("summary")
+    if not isinstance(summary, Mapping):
+        return
+    yield from _present(summary, _SUMMARY)
+    for name in _LATENCIES:
+        yield from _all(summary.get(name))
+    stats = summary.get("cache_stats")
+    if isinstance(stats, Mapping):
+        for name in stats:
+            if name.endswith(_FIGURES):
+                yield stats, name
+    for decision in _decisions(summary):
+        for name in decision:
+            if name.endswith(_FIGURES):
+                yield decision, name
+    classes = summary.get("qos_metrics")
+    for numbers in classes.values() if isinstance(classes, Mapping) else ():
+        if isinstance(numbers, Mapping):
+            yield from _all(numbers.get("latency_ms"))
+            sla = numbers.get("sla")
+            if isinstance(sla, Mapping):
+                yield from _present(sla, ("actual_p95_ms", "compliance", "met"))
+
+
+def _present(holder: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
+    return ((holder, name) for name in names if name in holder)
+
+
+def _all(holder: object) -> Iterator[tuple[Any, str]]:
+    return ((holder, name) for name in (holder if isinstance(holder, Mapping) else ()))
+
+
+def _decisions(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Of the autoscaler."""
+    rows = summary.get("autoscaling_stats")
+    found = [*(rows if isinstance(rows, list) else ()), summary.get("autoscaling_summary")]
+    return [row for row in found if isinstance(row, Mapping)]

@@ -1,0 +1,326 @@
+"""A configuration of synthetic users who ask as a trace does, as far as laws can say it.
+
+Lengths, turns and think times become laws (`workload/lengths`), arrivals a rate and a coefficient
+of variation. What is written says of each how far it is from the trace: the Kolmogorov-Smirnov
+distance is the largest difference between the shares up to a value, 0 (the same) to 1. It also says
+what no law carries over, so that nobody takes the users for the trace.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil, log10
+from textwrap import wrap
+from typing import Any
+
+import yaml
+
+from kv_cache.config.root import Config
+from kv_cache.core.errors import ConfigError, UsageError
+from kv_cache.core.request import Request
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import NS_PER_S
+from kv_cache.workload.formats import TRACE_FORMATS
+from kv_cache.workload.formats.opening import Survey, Trace
+from kv_cache.workload.lengths import (
+    QUANTILES,
+    Fit,
+    fit_empirical,
+    fit_lognormal,
+    fit_zipf,
+)
+from kv_cache.workload.paced import Pace
+from kv_cache.workload.spread import Times
+from kv_cache.workload.stats import SessionFigures, StreamFigures
+
+CHOICES = ("best", "lognormal", "zipf", "empirical")
+NEAR = 0.05
+"""A lognormal law that is no further off is taken: two numbers say more than a table."""
+
+
+def _table(values: Sequence[float]) -> Fit:
+    """An empirical law with as few quantiles as are near enough."""
+    fit = fit_empirical(values)
+    for steps in (40, 100):
+        if fit.ks > NEAR:
+            even = (step / steps for step in range(steps + 1))
+            fit = fit_empirical(values, sorted({*QUANTILES, *even}))
+    return fit
+
+
+_FITS: Mapping[str, Callable[[Sequence[float]], Fit]] = {
+    "lognormal": fit_lognormal,
+    "zipf": fit_zipf,
+    "empirical": _table,
+}
+_OF_TIMES = "times"  # as best, without zipf, which has whole numbers only
+_MOST_SAMPLES = 100_000  # that a law is fitted to; of more, evenly spaced in their order
+_FAR = 0.2  # a distance above which a law is only like the trace in its moments
+_DRAWS = 20_000  # of the arrival process, to compare with the trace's gaps
+_MOST_CV = 100.0
+_LIKE_POISSON = 0.05  # a coefficient of variation as near to 1 as that
+_MOST_USERS = 100_000
+_WIDTH = 96
+
+
+class Samples:
+    """What laws are fitted to. Told each request in its order."""
+
+    def __init__(self) -> None:
+        self.prompts: Counter[int] = Counter()  # tokens that a request adds to what was said
+        self.outputs: Counter[int] = Counter()
+        self.gaps = Times()
+        self.shorter = 0  # prompts that are no longer than what their session had said
+        self._said: dict[str, int] = {}
+        self._turns: Counter[str] = Counter()
+        self._last_ns: int | None = None
+
+    def add(self, request: Request, *, in_session: bool) -> None:
+        added = self._added(request) if in_session else request.prompt_tokens
+        if added > 0:
+            self.prompts[added] += 1
+        else:
+            self.shorter += 1
+        self.outputs[max(1, request.output_tokens)] += 1
+        if self._last_ns is not None:
+            self.gaps.add(max(0, request.intended_ns - self._last_ns))
+        self._last_ns = request.intended_ns
+        if in_session:
+            self._turns[request.conversation] += 1
+
+    @property
+    def turns(self) -> Counter[int]:
+        """How many sessions have so many turns."""
+        return Counter(self._turns.values())
+
+    def _added(self, request: Request) -> int:
+        said = self._said.get(request.conversation, 0)
+        self._said[request.conversation] = request.prompt_tokens + request.output_tokens
+        return request.prompt_tokens - said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One section of the file: what it sets, and the comments before it."""
+
+    name: str
+    notes: Sequence[str]
+    keys: Mapping[str, Any]
+
+
+def fit_text(
+    samples: Samples,
+    stream: StreamFigures,
+    sessions: SessionFigures | None,
+    thinks: Times,
+    *,
+    law: str,
+    trace: Trace,
+    found: Survey,
+    config: Config,
+    block_tokens: int,
+) -> str:
+    """The configuration as YAML with its comments. Raises UsageError."""
+    of = TRACE_FORMATS[trace.format_name]
+    if not stream.requests:
+        raise UsageError(f"{trace.files[0]}: there is no request to fit anything to")
+    if stream.operations:
+        raise UsageError(
+            f"{trace.files[0]}: its rows are operations on objects, not prompts, so nothing can be "
+            "fitted to them; replay it with run --trace"
+        )
+    talks = sessions is not None and sessions.one_turn < sessions.sessions
+    parts = [
+        _users(stream, sessions, of.grouped, config, talks=talks),
+        _arrival(samples, stream, of.grouped),
+        _workload(talks=talks),
+        _laws(samples, thinks.counted(), law, talks=talks),
+    ]
+    if block_tokens:
+        note = "As long as the blocks that were looked at."
+        parts.append(_Part(name="semantics", notes=[note], keys={"block_tokens": block_tokens}))
+    head = _head(trace, found, stream)
+    lost = _lost(samples, stream, of.grouped, talks=talks)
+    lines = [*head, "#", "# What no law carries over:", *(_bullet(text) for text in lost)]
+    return "\n".join([*lines, "", *(line for part in parts for line in _yaml(part))])
+
+
+def _head(trace: Trace, found: Survey, stream: StreamFigures) -> list[str]:
+    name = "".join(c if " " <= c <= "~" else "?" for c in trace.files[0].name)
+    more = f" and {len(trace.files) - 1} more do" if len(trace.files) > 1 else " does"
+    return [
+        f"# Synthetic users who ask as {name}{more} ({trace.format_name},",
+        f"# sha256 {found.sha256}; {stream.requests:,} requests),",
+        "# fitted by kv-cache.py trace fit. KS: Kolmogorov-Smirnov distance between law and trace,",
+        "# the largest difference between the shares up to a value: 0 (the same) to 1.",
+    ]
+
+
+def _lost(samples: Samples, stream: StreamFigures, grouped: bool, *, talks: bool) -> Iterator[str]:
+    reuse = stream.reuse
+    told = f"{100 * (reuse.hit_ratio or 0):.1f} % of the trace's blocks had been asked for before"
+    if reuse.own_hits is not None or talks:
+        yield f"Reuse between sessions: users share nothing but their own history ({told})."
+    else:
+        yield f"Reuse: these users ask for each block once ({told})."
+    yield "Order: lengths are drawn independently of each other, of the hour and of the turn."
+    if talks:
+        yield (
+            "That the first request of a session is longer than what later ones add: one law holds "
+            "for all of them."
+        )
+    if samples.shorter:
+        yield (
+            f"Contexts that were cut, and sub-agents: {samples.shorter:,} prompts are no longer "
+            "than what their session had said, and count for nothing here."
+        )
+    if not grouped and stream.arrivals.per_s is not None:
+        yield "Changes of the rate over time, and which gaps follow each other."
+    if len(stream.models) > 1:
+        yield f"Models: the trace asks {len(stream.models)}, these users one (see run.model_mix)."
+
+
+# --- sections --------------------------------------------------------------------------------
+
+
+def _users(
+    stream: StreamFigures,
+    sessions: SessionFigures | None,
+    grouped: bool,
+    config: Config,
+    *,
+    talks: bool,
+) -> _Part:
+    if grouped:
+        users = config.workload.trace_users or config.run.num_users
+        users = users if sessions is None else min(users, sessions.sessions)
+        note = (
+            f"{users} sessions go on at the same time, as in a replay with --trace-users {users}."
+        )
+        return _Part(name="run", notes=[note], keys={"num_users": users})
+    if not talks or sessions is None or sessions.step_s is None or not stream.arrivals.span_s:
+        note = "Who asks makes no difference: each request is a conversation of its own."
+        return _Part(name="run", notes=[note], keys={"num_users": config.run.num_users})
+    open_at_once = sessions.step_s.total / stream.arrivals.span_s
+    note = (
+        f"{open_at_once:.3g} sessions are open at the same time on average (the time between first "
+        "and last turns of all sessions, over the trace's)."
+    )
+    users = min(_MOST_USERS, max(1, ceil(open_at_once)))
+    return _Part(name="run", notes=[note], keys={"num_users": users})
+
+
+def _arrival(samples: Samples, stream: StreamFigures, grouped: bool) -> _Part:
+    row = stream.arrivals
+    if grouped or row.per_s is None or row.gap_cv is None:
+        note = "The trace has no common clock: users wait for their answers, then think."
+        return _Part(name="arrival", notes=[note], keys={"mode": "closed"})
+    keys: dict[str, Any] = {"mode": "open", "request_rate": _figures(row.per_s, 6)}
+    cv = min(_MOST_CV, row.gap_cv)
+    if cv < _LIKE_POISSON:
+        keys["process"] = "fixed"
+    elif abs(cv - 1) < _LIKE_POISSON:
+        keys["process"] = "poisson"
+    else:
+        keys |= {"process": "gamma", "cv": _figures(cv, 4)}
+    pace = Pace(rate=row.per_s, process=keys["process"], cv=cv)
+    off = _gap_distance(samples.gaps, pace)
+    note = f"Gaps have a coefficient of variation of {row.gap_cv:.3g} (Poisson: 1), KS {off:.3f}"
+    note += ": rate and variation are the trace's, their shape is not." if off > _FAR else "."
+    return _Part(name="arrival", notes=[note], keys=keys)
+
+
+def _workload(*, talks: bool) -> _Part:
+    note = "The trace does not say who shares a system prompt"
+    if talks:
+        return _Part(name="workload", notes=[f"{note}."], keys={"prefix_caching": False})
+    note += ", nor that anybody asks again."
+    return _Part(name="workload", notes=[note], keys={"multi_turn": False, "prefix_caching": False})
+
+
+def _laws(samples: Samples, thinks: Mapping[int, int], law: str, *, talks: bool) -> _Part:
+    notes, keys = [], {}
+    wanted: list[tuple[str, str, Mapping[int, int], float]] = [
+        ("prompt", "tokens that a request adds" if talks else "tokens", samples.prompts, 1),
+        ("output", "tokens", samples.outputs, 1),
+    ]
+    if talks:
+        wanted.append(("turns", "requests of a session", samples.turns, 1))
+    if thinks:
+        wanted.append(("think_s", "seconds before a request", thinks, NS_PER_S))
+    for name, what, counted, unit in wanted:
+        fit, told = _fitted(expanded(counted, unit), _OF_TIMES if name == "think_s" else law)
+        keys[name] = fit.law.as_config()
+        notes.append(f"{name} ({what}): {told}.")
+    if talks and not thinks:
+        notes.append("think_s: the trace does not say how long is thought.")
+    return _Part(name="lengths", notes=notes, keys=keys)
+
+
+def _fitted(values: Sequence[float], law: str) -> tuple[Fit, str]:
+    """The law that is taken, and in words how near each is."""
+    fits: dict[str, Fit] = {}
+    for name, fit in _FITS.items():
+        if law in ("best", name) or (law == _OF_TIMES and name != "zipf"):
+            try:
+                fits[name] = fit(values)
+            except ConfigError:  # a law that has no such values
+                continue
+    if not fits:
+        raise ConfigError(f"--law {law}: some values are 0, and it has none such; use empirical")
+    near = fits.get("lognormal")
+    taken = near if near is not None and near.ks <= NEAR else min(fits.values(), key=lambda f: f.ks)
+    return taken, "KS " + ", ".join(f"{name} {fit.ks:.3f}" for name, fit in fits.items())
+
+
+def expanded(counted: Mapping[int, int], unit: float = 1) -> list[float]:
+    """The values as often as they were counted; of many, evenly spaced ones in their order."""
+    total = sum(counted.values())
+    every = max(1.0, total / _MOST_SAMPLES)
+    found: list[float] = []
+    below = 0
+    for value, count in sorted(counted.items()):
+        below += count
+        while len(found) * every + every / 2 <= below:
+            found.append(value / unit)
+    return found
+
+
+def _gap_distance(gaps: Times, pace: Pace) -> float:
+    """KS between the trace's gaps and those that the process draws."""
+    drawn = sorted(islice(pace.gaps_ns(Seed(0).child("fit")), _DRAWS))
+    worst, below, at = 0.0, 0, 0
+    counted = gaps.counted()
+    total = sum(counted.values())
+    for value, count in counted.items():
+        while at < _DRAWS and drawn[at] < value:
+            at += 1
+        worst = max(worst, abs(at / _DRAWS - below / total))
+        below += count
+        while at < _DRAWS and drawn[at] <= value:
+            at += 1
+        worst = max(worst, abs(at / _DRAWS - below / total))
+    return worst
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def _yaml(part: _Part) -> Iterator[str]:
+    for note in part.notes:
+        yield from (f"# {line}" for line in wrap(note, _WIDTH))
+    yield f"{part.name}:"
+    for key, value in part.keys.items():
+        text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+        yield f"  {key}: {text.removesuffix('...' + chr(10)).strip()}"
+    yield ""
+
+
+def _bullet(text: str) -> str:
+    lines = wrap(text, _WIDTH - 4)
+    return "\n".join(f"#   {line}" if i else f"# - {line}" for i, line in enumerate(lines))
+
+
+def _figures(value: float, digits: int) -> float:
+    return round(value, max(0, digits - 1 - int(log10(value) // 1))) if value else 0.0

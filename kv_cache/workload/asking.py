@@ -1,0 +1,183 @@
+"""A trace's rows as requests.
+
+Rows with hash ids share blocks exactly where the trace says so. Rows of a session have its history
+built for them, and say so in the result. Rows with neither are never given sharing that the trace
+does not have: each is content of its own, in every cycle anew.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kv_cache.core.block import Block, content_key
+from kv_cache.core.errors import TraceError
+from kv_cache.core.kinds import Lookup, Qos
+from kv_cache.core.request import Request
+from kv_cache.core.seed import Seed
+from kv_cache.workload.conversation import Conversation
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.qos import QosMix
+from kv_cache.workload.sizing import Geometry
+
+TRACE_USERS = 1000  # rows without a session are spread over so many users, as in the reference
+MOST_CONVERSATIONS = 100_000
+"""Conversations that are remembered; one that is silent while so many others speak begins anew,
+and is counted."""
+
+
+class History(StrEnum):
+    """What the prompt tokens of a session's later rows mean."""
+
+    FORMAT = "format"  # as the format says
+    INCLUDED = "included"  # the whole prompt, history included
+    ADDED = "added"  # only what is new
+    NONE = "none"  # sessions are in order, but have no history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingConfig:
+    """`trace_block_tokens`: 0 where the trace has no hash ids."""
+
+    geometry: Geometry
+    qos: QosMix
+    trace_block_tokens: int = 0
+    history: History = History.FORMAT
+
+    def __post_init__(self) -> None:
+        own, asked = self.trace_block_tokens, self.geometry.block_tokens
+        if own and asked and own % asked:
+            raise TraceError(
+                f"--block-tokens {asked}: the trace's blocks of {own} tokens cannot be cut into "
+                f"blocks of {asked}; use a divisor of {own}, or 0 for one object each request"
+            )
+
+
+class Asking:
+    """One cycle's requests, told row by row in the file's order. `draws`: a seed of this cycle."""
+
+    def __init__(self, config: AskingConfig, cycle: int, draws: Seed) -> None:
+        self._config = config
+        self._cycle = cycle
+        self._draws = draws
+        self._rng = draws.rng()
+        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self.history_turns = 0
+        self.restarts = 0
+        self.forgotten = 0
+
+    def request(self, row: TraceRow, ordinal: int, intended_ns: int) -> Request:
+        """The request of the row that is the `ordinal`-th (from 0) that was read."""
+        if row.request is not None:
+            return replace(row.request, request_id=ordinal, intended_ns=intended_ns)
+        qos = self._qos(row.session)
+        plain = Request(
+            request_id=ordinal,
+            intended_ns=intended_ns,
+            user=row.session or f"trace_user_{ordinal % TRACE_USERS}",
+            conversation=row.session or row.name or f"row_{ordinal}",
+            turn=1,
+            qos=qos,
+            priority=self._config.qos.priority(qos),
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=row.output_tokens,
+            blocks=(),
+            model=row.model or "",
+        )
+        if row.nbytes:
+            return self._operation(plain, row)
+        if row.hash_ids is not None:
+            return self._hashed(plain, row, row.hash_ids)
+        if row.session is not None and self._config.history is not History.NONE:
+            return self._turn(plain, row, row.session)
+        return self._alone(plain, row, ordinal)
+
+    def facts(self) -> Mapping[str, int]:
+        """Of this cycle, so far: for how many turns a history was built, and where it was not."""
+        return {
+            "history_turns": self.history_turns,
+            "history_restarts": self.restarts,
+            "forgotten_conversations": self.forgotten,
+        }
+
+    def _qos(self, session: str | None) -> Qos:
+        """A session keeps its class; rows without one draw in the file's order."""
+        rng = self._rng if session is None else self._draws.child("session", session).rng()
+        return self._config.qos.draw(rng)
+
+    def _operation(self, plain: Request, row: TraceRow) -> Request:
+        assert row.hash_ids is not None, "an operation names its object"
+        key = content_key("object", *row.hash_ids)
+        return replace(
+            plain,
+            blocks=(Block(key, row.prompt_tokens, row.nbytes),),
+            new_from=1 if row.reads else 0,
+            lookup=Lookup.OPERATION,
+        )
+
+    def _hashed(self, plain: Request, row: TraceRow, hash_ids: tuple[int | str, ...]) -> Request:
+        """The trace's blocks, whole (a paged cache allocates its last block whole too)."""
+        blocks = self._blocks(self._scope(row), hash_ids)
+        return replace(plain, blocks=blocks, lookup=Lookup.CONTENT)
+
+    def _scope(self, row: TraceRow) -> tuple[str | int, ...]:
+        """Ids that mean something in one session alone mean something else in the next cycle."""
+        return ("hash", row.scope, self._cycle) if row.scope else ("hash",)
+
+    def _blocks(
+        self, scope: tuple[str | int, ...], hash_ids: tuple[int | str, ...]
+    ) -> tuple[Block, ...]:
+        geometry, own = self._config.geometry, self._config.trace_block_tokens
+        size = geometry.block_tokens
+        if not size:
+            key = content_key("sequence", *scope[1:], *hash_ids)
+            return (geometry.block(key, own * len(hash_ids)),)
+        if size == own:
+            return tuple(geometry.block(content_key(*scope, h), own) for h in hash_ids)
+        return tuple(
+            geometry.block(content_key(*scope, h, part), size)
+            for h in hash_ids
+            for part in range(own // size)
+        )
+
+    def _turn(self, plain: Request, row: TraceRow, session: str) -> Request:
+        talk = self._conversation(session)
+        before = talk.restarts
+        turn = talk.ask(
+            self._config.geometry, row.prompt_tokens, row.output_tokens, adds=self._adds(row)
+        )
+        self.restarts += talk.restarts - before
+        self.history_turns += turn.new_from > 0
+        return replace(
+            plain,
+            turn=turn.number,
+            prompt_tokens=turn.prompt_tokens,
+            blocks=turn.blocks,
+            new_from=turn.new_from,
+            tail_tokens=turn.tail_tokens,
+        )
+
+    def _adds(self, row: TraceRow) -> bool:
+        history = self._config.history
+        return row.adds if history is History.FORMAT else history is History.ADDED
+
+    def _conversation(self, session: str) -> Conversation:
+        known = self._conversations
+        talk = known.get(session)
+        if talk is None:
+            talk = known[session] = Conversation(f"{self._cycle}/{session}")
+            if len(known) > MOST_CONVERSATIONS:
+                known.popitem(last=False)
+                self.forgotten += 1
+        known.move_to_end(session)
+        return talk
+
+    def _alone(self, plain: Request, row: TraceRow, ordinal: int) -> Request:
+        geometry = self._config.geometry
+        size = geometry.block_tokens
+        name = ("row", self._cycle, ordinal)
+        if not size:
+            block = geometry.block(content_key(*name), row.prompt_tokens)
+            return replace(plain, blocks=(block,), once=True)
+        blocks = geometry.stream(name, 0, row.prompt_tokens // size)
+        return replace(plain, blocks=blocks, tail_tokens=row.prompt_tokens % size, once=True)

@@ -1,0 +1,419 @@
+"""Our own traces, `kv-cache-trace/1`: JSON lines that hold all that a row of any format says.
+
+The first line is the header:
+
+    {"schema": "kv-cache-trace/1", "grouped": false, "timed": true, "block_tokens": 512,
+     "source": "mooncake: conversation_trace.jsonl"}
+
+`grouped` and `timed` are as in `TraceFormat`, `block_tokens` is the length of the rows' blocks (0:
+there are none, or each row says its own), `source` says for a reader where the trace is from. A
+recorded run also has `load` (`Load`), and its `at_ns` count from the beginning of its load. Each
+line behind it is one row, an object with these fields, of which all but `at_ns` and `prompt` may
+be absent (`FIELDS`):
+
+    at_ns     ns from the trace's first row (grouped: from its session's), a whole number
+    prompt    prompt tokens        output    answer tokens (0)
+    ids       hash ids, numbers or texts     block     tokens of each (the header's)
+    session, name, model, scope    texts
+    after     names of the rows that it waits for
+    think_ns  how long its user thinks after them
+    adds      true: `prompt` is only what this row adds to its session's history
+    nbytes    size of the one object of an I/O trace's row       reads   true: it was read
+    request   a whole request, as it was asked (`encode_request`)
+
+`trace convert` and `run --record` write it; see `header_line` and `row_line`. A row that is read
+and written again is the same row, but for its line number. There is one format of the table for
+each kind of trace (`LAYOUTS`), told apart by the header.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from enum import StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import Any, get_type_hints
+
+from kv_cache.core.block import KEY_BYTES, Block
+from kv_cache.core.kinds import Lookup, Qos
+from kv_cache.core.request import Request
+from kv_cache.workload.formats.base import (
+    MAX_TIME_NS,
+    MAX_TOKENS,
+    Bad,
+    Noted,
+    RowClock,
+    RowError,
+    WrongHeaderError,
+    ignore,
+    parsed,
+    shown,
+    tokens,
+)
+from kv_cache.workload.formats.iotrace import MAX_OBJECT_BYTES
+from kv_cache.workload.formats.jsonlines import read_object
+from kv_cache.workload.formats.names import Links, Recent, ident
+from kv_cache.workload.formats.row import TraceRow
+
+SCHEMA = "kv-cache-trace/1"
+
+_AROUND = " \t\r\n\ufeff"
+_MOST = 2**63 - 1
+
+# As a row's line calls them -> as `TraceRow` does.
+FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "at_ns": "at_ns",
+        "prompt": "prompt_tokens",
+        "output": "output_tokens",
+        "ids": "hash_ids",
+        "block": "block_tokens",
+        "session": "session",
+        "name": "name",
+        "after": "after",
+        "think_ns": "think_ns",
+        "adds": "adds",
+        "scope": "scope",
+        "model": "model",
+        "nbytes": "nbytes",
+        "reads": "reads",
+        "request": "request",
+    }
+)
+_NEEDED = ("at_ns", "prompt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the requests of a recorded run were asked under, and a replay has to be too.
+
+    `block_tokens` is the run's geometry (0 = one object a turn), `prefill_only_from_tokens` as in
+    `Semantics`.
+    """
+
+    block_tokens: int
+    prefill_only_from_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    grouped: bool
+    timed: bool
+    block_tokens: int = 0
+    source: str = ""
+    load: Load | None = None
+
+
+# --- writing ---
+
+
+def header_line(header: Header) -> str:
+    """The first line, without its end."""
+    said: dict[str, object] = {
+        "schema": SCHEMA,
+        "grouped": header.grouped,
+        "timed": header.timed,
+        "block_tokens": header.block_tokens,
+        "source": header.source,
+    }
+    if header.load is not None:
+        said["load"] = asdict(header.load)
+    return _json(said)
+
+
+def row_line(row: TraceRow, header: Header) -> str:
+    """One row's line, without its end; what is as it is without saying so is left out."""
+    absent = {**TraceRow._field_defaults, "output_tokens": 0}
+    absent["block_tokens"] = 0 if row.hash_ids is None else header.block_tokens
+    found = {}
+    for said, name in FIELDS.items():
+        value = getattr(row, name)
+        if said in _NEEDED or value != absent[name]:
+            found[said] = encode_request(value) if said == "request" else value
+    return _json(found)
+
+
+def encode_request(request: Request) -> dict[str, Any]:
+    """A request as JSON: the fields of `Request` by name, those at their default left out; a block
+    is [key in hex, tokens, bytes]. What the intake fills in (`offered_*`) is not kept."""
+    found: dict[str, Any] = {}
+    for name, default in _REQUEST.items():
+        value = getattr(request, name)
+        if value != default:
+            found[name] = value
+    found["blocks"] = [[block.key.hex(), block.tokens, block.nbytes] for block in request.blocks]
+    return found
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+# --- reading ---
+
+
+class Canonical:
+    document = False
+
+    def __init__(self, *, grouped: bool, timed: bool) -> None:
+        self.grouped = grouped
+        self.timed = timed
+        self.name = f"kv-cache{'-sessions' if grouped else ''}{'' if timed else '-untimed'}"
+        self.description = (
+            f"our own JSON lines ({SCHEMA}) {'by session' if grouped else 'in one stream'}, "
+            f"{'with' if timed else 'without'} instants"
+        )
+
+    def matches(self, head: str) -> bool:
+        texts = (text.strip(_AROUND) for text in head.splitlines())
+        try:
+            header = read_header(next((text for text in texts if text), ""))
+        except RowError:
+            return False
+        return (header.grouped, header.timed) == (self.grouped, self.timed)
+
+    def rows(
+        self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
+    ) -> Iterator[TraceRow]:
+        lines = iter(lines)
+        header = self._header(lines)
+        if header is None:
+            return
+        read = parsed(lines, partial(_row, header), bad)
+        if self.grouped:
+            yield from _in_sessions(read, bad, note)
+        else:
+            clock, links = RowClock(note), Links(note)
+            if header.load is not None:
+                clock.at(0, 0)
+            for line, row in read:
+                yield _placed(row, line, clock, links)
+
+    def _header(self, lines: Iterator[tuple[int, str]]) -> Header | None:
+        for line, text in lines:
+            text = text.strip(_AROUND)
+            if not text:
+                continue
+            try:
+                header = read_header(text)
+            except RowError as problem:
+                raise WrongHeaderError(f"line {line} is not the header: {problem}") from None
+            if (header.grouped, header.timed) != (self.grouped, self.timed):
+                raise WrongHeaderError(
+                    f"line {line}: the header says grouped {header.grouped} and timed "
+                    f"{header.timed}, which is another of our formats"
+                )
+            return header
+        return None
+
+
+LAYOUTS = tuple(
+    Canonical(grouped=grouped, timed=timed) for grouped in (False, True) for timed in (True, False)
+)
+
+
+def read_header(text: str) -> Header:
+    """Raises `RowError` for a line that is not a header of this version."""
+    found = read_object(text)
+    if found.get("schema") != SCHEMA:
+        raise RowError(f'expected {{"schema": "{SCHEMA}", ...}}, found {shown(text)}')
+    return Header(
+        grouped=_flag("grouped", found.get("grouped")),
+        timed=_flag("timed", found.get("timed")),
+        block_tokens=_whole("block_tokens", found.get("block_tokens", 0), MAX_TOKENS),
+        source=ident("source", found.get("source", "")),
+        load=_load(found["load"]) if "load" in found else None,
+    )
+
+
+def _load(value: object) -> Load:
+    if not isinstance(value, dict):
+        raise RowError(f"load: expected an object, found {shown(value)}")
+    names = [field.name for field in fields(Load)]
+    missing = [name for name in names if name not in value]
+    if missing:
+        raise RowError(f"load: expected {', '.join(names)}, found no {', '.join(missing)}")
+    return Load(**{name: _whole(f"load.{name}", value[name], _MOST) for name in names})
+
+
+def _placed(row: TraceRow, line: int, clock: RowClock, links: Links) -> TraceRow:
+    after = links.after(line, row.after) if row.after else ()
+    name = None if row.name is None else links.name(line, row.name)
+    return row._replace(line=line, at_ns=clock.at(line, row.at_ns), after=after, name=name)
+
+
+def _in_sessions(read: Iterable[tuple[int, TraceRow]], bad: Bad, note: Noted) -> Iterator[TraceRow]:
+    """Law 10: the rows of a session stand together, and each session has a clock of its own."""
+    current: str | None = None
+    clock, links = RowClock(note), Links(note)
+    begun: Recent[bool] = Recent()
+    for line, row in read:
+        if row.session is None:
+            bad(line, "session: expected one, since the header says that rows are grouped")
+            continue
+        if row.session != current:
+            if row.session in begun:
+                bad(line, f"session: {shown(row.session)} has ended before; its rows stand apart")
+                continue
+            current = row.session
+            begun.put(current, True)
+            clock, links = RowClock(note), Links(note)
+        yield _placed(row, line, clock, links)
+
+
+def _row(header: Header, text: str) -> TraceRow:
+    found = read_object(text, _NEEDED)
+    unknown = next((name for name in found if name not in FIELDS), None)
+    if unknown is not None:
+        raise RowError(f"expected the fields {', '.join(FIELDS)}, found {shown(unknown)}")
+    values = {FIELDS[said]: _CHECKS[said](said, value) for said, value in found.items()}
+    values.setdefault("output_tokens", 0)
+    if "hash_ids" in values:
+        values.setdefault("block_tokens", header.block_tokens)
+    row = TraceRow(line=0, **values)
+    _check_objects(row)
+    return row
+
+
+def _check_objects(row: TraceRow) -> None:
+    ids = len(row.hash_ids or ())
+    if row.nbytes and (ids != 1 or row.block_tokens):
+        raise RowError(f"nbytes: expected one id and no block length beside it, found {ids} ids")
+    if row.reads and not row.nbytes:
+        raise RowError("reads: expected nbytes beside it, found none")
+    if not row.nbytes and bool(ids) != bool(row.block_tokens):
+        raise RowError(
+            f"ids: expected blocks of a length, found {ids} ids and {row.block_tokens} tokens each"
+        )
+
+
+def _whole(name: str, value: object, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise RowError(f"{name}: expected a whole number from 0 to {most}, found {shown(value)}")
+    return value
+
+
+def _no_text(name: str, value: object) -> object:
+    """A number in quotes is another type, which the shared converter would read as a CSV cell."""
+    if isinstance(value, str):
+        raise RowError(f"{name}: expected a number, found the text {shown(value)}")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise RowError(f"{name}: expected true or false, found {shown(value)}")
+    return value
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if type(value) is not list:
+        raise RowError(f"{name}: expected a list, found {shown(value)}")
+    return value
+
+
+def _ids(name: str, value: object) -> tuple[int | str, ...]:
+    found = _list(name, value)
+    if not found:
+        raise RowError(f"{name}: expected at least one id, found none")
+    return tuple(ident(name, one) if isinstance(one, str) else _id(name, one) for one in found)
+
+
+def _id(name: str, value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise RowError(f"{name}: expected whole numbers from 0, or texts, found {shown(value)}")
+    return value
+
+
+def _names(name: str, value: object) -> tuple[str, ...]:
+    return tuple(ident(name, one) for one in _list(name, value))
+
+
+def _time_ns(name: str, value: object) -> int:
+    return _whole(name, value, MAX_TIME_NS)
+
+
+def decode_request(value: object) -> Request:
+    """The request that `encode_request` wrote. Raises `RowError` for anything else."""
+    if not isinstance(value, dict):
+        raise RowError(f"request: expected an object, found {shown(value)}")
+    unknown = next((name for name in value if name not in _REQUEST), None)
+    if unknown is not None:
+        raise RowError(f"request: expected the fields of a request, found {shown(unknown)}")
+    missing = [n for n, default in _REQUEST.items() if default is MISSING and n not in value]
+    if missing:
+        raise RowError(f"request: expected {', '.join(missing)}, found none")
+    said = {
+        name: _REQUEST_CHECKS[_REQUEST_TYPES[name]](f"request.{name}", one)
+        for name, one in value.items()
+    }
+    request = Request(**said)
+    most = len(request.blocks)
+    if not (request.shared <= most and request.new_from <= most):
+        raise RowError(
+            f"request: expected shared and new_from up to its {most} blocks, found "
+            f"{request.shared} and {request.new_from}"
+        )
+    return request
+
+
+def _blocks(name: str, value: object) -> tuple[Block, ...]:
+    return tuple(_block(name, one) for one in _list(name, value))
+
+
+def _block(name: str, value: object) -> Block:
+    if type(value) is list and len(value) == 3 and isinstance(value[0], str):
+        try:
+            key = bytes.fromhex(value[0])
+        except ValueError:
+            key = b""
+        if len(key) == KEY_BYTES:
+            size = _whole(name, value[2], MAX_OBJECT_BYTES)
+            return Block(key, _whole(name, value[1], MAX_TOKENS), size)
+    raise RowError(
+        f"{name}: expected [key of {2 * KEY_BYTES} hex digits, tokens, bytes], found {shown(value)}"
+    )
+
+
+def _word(words: type[StrEnum], name: str, value: object) -> StrEnum:
+    known = [str(word) for word in words]
+    if not isinstance(value, str) or value not in known:
+        raise RowError(f"{name}: expected one of {', '.join(known)}, found {shown(value)}")
+    return words(value)
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = MappingProxyType(
+    {
+        "at_ns": _time_ns,
+        "prompt": lambda name, value: tokens(name, _no_text(name, value), 1),
+        "output": lambda name, value: tokens(name, _no_text(name, value), 0),
+        "ids": _ids,
+        "block": lambda name, value: _whole(name, value, MAX_TOKENS),
+        "session": ident,
+        "name": ident,
+        "after": _names,
+        "think_ns": _time_ns,
+        "adds": _flag,
+        "scope": ident,
+        "model": ident,
+        "nbytes": lambda name, value: _whole(name, value, MAX_OBJECT_BYTES),
+        "reads": _flag,
+        "request": lambda name, value: decode_request(value),
+    }
+)
+
+_FILLED_IN = ("offered_blocks", "offered_tokens")
+_REQUEST: Mapping[str, Any] = MappingProxyType(
+    {field.name: field.default for field in fields(Request) if field.name not in _FILLED_IN}
+)
+_REQUEST_TYPES = get_type_hints(Request)
+_REQUEST_CHECKS: Mapping[Any, Callable[[str, Any], Any]] = MappingProxyType(
+    {
+        int: lambda name, value: _whole(name, value, _MOST),
+        str: ident,
+        bool: _flag,
+        Qos: partial(_word, Qos),
+        Lookup: partial(_word, Lookup),
+        tuple[Block, ...]: _blocks,
+    }
+)

@@ -1,0 +1,137 @@
+"""Several models in one run: every conversation belongs to one of them.
+
+Two models share no block, whatever they are asked: each has keys of its own, and sizes of its own.
+Which model a conversation belongs to is drawn by weight from its name. Where requests share blocks
+by content alone (hash ids), it is drawn from a block instead, so that what a trace shares stays
+shared: those that have that block in common ask the same model. It is not the first, which may be
+a system prompt that all requests of a trace begin with, but the one behind `opening_tokens`. What
+is shared within these each model has for itself. A trace that names its models may say which of
+the mix they are.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from kv_cache.core.block import Block, content_key, salted_key
+from kv_cache.core.kinds import Lookup
+from kv_cache.core.request import Request
+from kv_cache.core.seed import Seed
+from kv_cache.workload.mapped import Mapped
+from kv_cache.workload.sizing import Geometry
+from kv_cache.workload.source import Source
+
+_POINTS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One model of a mix; its weight counts against the others'."""
+
+    name: str
+    weight: float
+    geometry: Geometry
+
+
+class Mix:
+    """Which model, and the same blocks of that model."""
+
+    def __init__(self, shares: Sequence[Share], seed: Seed, opening_tokens: int = 0) -> None:
+        self._opening_tokens = opening_tokens
+        self.shares = {share.name: share for share in shares}
+        self._names = tuple(self.shares)
+        self._seed = seed
+        self._ends = tuple(accumulate(share.weight for share in shares))
+        self._salts = {name: content_key("model", name) for name in self._names}
+
+    def drawn(self, name: str) -> str:
+        """The model of whatever has this name: the same one each time."""
+        point = int.from_bytes(self._seed.child(name).bits(8), "little") / _POINTS
+        place = bisect_right(self._ends, point * self._ends[-1])
+        return self._names[min(place, len(self._names) - 1)]
+
+    def by_content(self, blocks: Sequence[Block]) -> str:
+        """By the first block that ends behind the opening, or the last one there is."""
+        left = self._opening_tokens
+        for block in blocks:
+            left -= block.tokens
+            if left < 0:
+                break
+        return self.drawn(block.key.hex())
+
+    def blocks(self, blocks: Iterable[Block], model: str) -> tuple[Block, ...]:
+        """The same tokens as `model` keeps them."""
+        salt, geometry = self._salts[model], self.shares[model].geometry
+        return tuple(
+            Block(salted_key(b.key, salt), b.tokens, geometry.nbytes(b.tokens)) for b in blocks
+        )
+
+    def geometry(self, name: str) -> dict[str, Any]:
+        model = self.shares[name].geometry.model
+        return {**asdict(model), "bytes_per_token": model.bytes_per_token}
+
+    def weights(self) -> dict[str, float]:
+        """The share of each model: its weight in all weights."""
+        return {name: share.weight / self._ends[-1] for name, share in self.shares.items()}
+
+
+class Mixed(Mapped):
+    """`source`, asked of the models of a mix.
+
+    `trace_models`: the source's own names of models -> names in the mix. `prepopulated`: all
+    blocks are known by their content alone, whoever asks for them.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        mix: Mix,
+        trace_models: Mapping[str, str] | None = None,
+        *,
+        prepopulated: bool = False,
+    ) -> None:
+        super().__init__(source)
+        self._mix = mix
+        self._trace_models = trace_models or {}
+        self._prepopulated = prepopulated
+        self._asked: Counter[str] = Counter()
+        self._named = 0
+
+    def pop(self, now_ns: int) -> Request:
+        asked = self._source.pop(now_ns)
+        request = self._change(asked)
+        self._asked[request.model] += 1
+        self._named += not self._prepopulated and asked.model in self._trace_models
+        return request
+
+    def describe(self) -> Mapping[str, Any]:
+        shares = self._mix.weights()
+        return {
+            **super().describe(),
+            "models": [
+                {
+                    "model": name,
+                    "share": share,
+                    "requests": self._asked[name],
+                    **self._mix.geometry(name),
+                }
+                for name, share in shares.items()
+            ],
+            "requests_of_models_named_by_the_trace": self._named,
+        }
+
+    def _change(self, request: Request) -> Request:
+        model = self._model(request)
+        return replace(request, model=model, blocks=self._mix.blocks(request.blocks, model))
+
+    def _model(self, request: Request) -> str:
+        if self._prepopulated:
+            return self._mix.by_content(request.blocks)
+        if request.model in self._trace_models:
+            return self._trace_models[request.model]
+        if request.blocks and request.lookup is Lookup.CONTENT and not request.retrieved:
+            return self._mix.by_content(request.blocks)
+        return self._mix.drawn(request.conversation)

@@ -1,0 +1,358 @@
+"""Retrieval-augmented generation: documents that are stored before anybody asks, and requests that
+read some of their chunks.
+
+A document is cut into chunks, and a chunk into blocks of the run's geometry, the last of which may
+be shorter. After a request, by chance, one more is sent beside it: it reads the chunks that were
+retrieved, and answers a question behind them. What of them is of use is `ChunkReuse`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from heapq import nsmallest
+from itertools import accumulate, islice
+from random import Random
+from typing import Any, NamedTuple
+
+from kv_cache.core.block import Block, Key, content_key
+from kv_cache.core.kinds import Lookup
+from kv_cache.core.model import ModelShape
+from kv_cache.core.request import Request
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import PAGE_BYTES, round_up
+from kv_cache.workload.prepopulated import FILL_SHARE
+from kv_cache.workload.quota import Quota
+from kv_cache.workload.sizing import Geometry
+from kv_cache.workload.source import Source
+
+LARGE_HIDDEN_DIM = 8192
+LARGE_LAYERS = 64
+
+
+class ChunkReuse(StrEnum):
+    """When the stored state of a chunk is of use."""
+
+    INDEPENDENT = "independent"  # wherever it stands (CacheBlend, arXiv 2405.16444; EPIC)
+    PREFIX = "prefix"  # only behind the same chunks in the same order, as any prefix
+
+
+def is_large(model: ModelShape) -> bool:
+    """The reference's rule for which documents a model reads."""
+    return model.hidden_dim >= LARGE_HIDDEN_DIM or model.num_layers >= LARGE_LAYERS
+
+
+class Chunk(NamedTuple):
+    """A document's `part`-th, from 0."""
+
+    document: int
+    part: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryConfig:
+    """`document_tokens` is an inclusive range. Of more than `max_documents` (0 = no limit) the
+    first are gone again when the last are ingested."""
+
+    geometry: Geometry
+    documents: int
+    document_tokens: tuple[int, int]
+    chunk_tokens: int
+    max_documents: int = 0
+
+
+class Library:
+    """The documents, the most popular first; each has a length of its own, drawn from the seed."""
+
+    def __init__(self, config: LibraryConfig, seed: Seed) -> None:
+        self._config = config
+        gone = max(0, config.documents - config.max_documents) if config.max_documents else 0
+        self._numbers = range(gone, config.documents)
+        low, high = config.document_tokens
+        self._tokens = [
+            seed.child("document", number).rng().randint(low, high) for number in self._numbers
+        ]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self._tokens)
+
+    @property
+    def chunk_count(self) -> int:
+        return sum(self.chunks_of(place) for place in range(len(self)))
+
+    def chunks_of(self, place: int) -> int:
+        """How many chunks the document at a place has."""
+        return -(-self._tokens[place] // self._config.chunk_tokens)
+
+    def chunk(self, place: int, part: int) -> Chunk:
+        size = self._config.chunk_tokens
+        return Chunk(self._numbers[place], part, min(size, self._tokens[place] - part * size))
+
+    def chunks(self, place: int) -> Iterator[Chunk]:
+        return (self.chunk(place, part) for part in range(self.chunks_of(place)))
+
+    def blocks(self, chunk: Chunk, behind: Key | None = None) -> tuple[Block, ...]:
+        """A chunk's blocks; with the key of the last block before it, they are others than those of
+        the same chunk in front."""
+        name: tuple[str | int, ...] = ("document", chunk.document, chunk.part)
+        if behind is not None:
+            name = ("behind", behind.hex(), *name)
+        geometry = self._config.geometry
+        return tuple(
+            geometry.block(content_key(*name, index), tokens)
+            for index, tokens in enumerate(self._cuts(chunk.tokens))
+        )
+
+    def nbytes(self, documents: int, unit: int = 1) -> int:
+        """What the first documents take, each block rounded up to whole units."""
+        return sum(self._bytes(place, unit) for place in range(documents))
+
+    def fitting(self, capacity_bytes: int | None) -> int:
+        """How many documents, from the first, fit into tiers that may be filled with so much."""
+        if capacity_bytes is None:
+            return len(self)
+        sizes = accumulate(self._bytes(place, PAGE_BYTES) for place in range(len(self)))
+        return sum(size <= capacity_bytes * FILL_SHARE for size in sizes)
+
+    @property
+    def largest_block(self) -> Block:
+        """One of the size of the largest that there is."""
+        tokens = min(self._config.chunk_tokens, max(self._tokens))
+        return self._config.geometry.block(b"", self._cuts(tokens)[0])
+
+    def _bytes(self, place: int, unit: int) -> int:
+        size = self._config.chunk_tokens
+        whole, rest = divmod(self._tokens[place], size)
+        return whole * self._chunk_bytes(size, unit) + self._chunk_bytes(rest, unit)
+
+    def _chunk_bytes(self, tokens: int, unit: int) -> int:
+        block = self._config.geometry.block
+        return sum(round_up(block(b"", cut).nbytes, unit) for cut in self._cuts(tokens))
+
+    def _cuts(self, tokens: int) -> list[int]:
+        whole, rest = divmod(tokens, self._config.geometry.block_tokens or max(1, tokens))
+        size = self._config.geometry.block_tokens or tokens
+        return [size] * whole + ([rest] if rest else [])
+
+
+class Ingested(Collection[tuple[Block, ...]]):
+    """What is stored of a library before the run: its first `count` documents, each chunk as if it
+    stood in front. Made anew by whoever asks: a library may be large."""
+
+    def __init__(self, library: Library, count: int) -> None:
+        self._library = library
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[Block, ...]]:
+        library = self._library
+        for place in range(self._count):
+            yield tuple(b for chunk in library.chunks(place) for b in library.blocks(chunk))
+
+    def __contains__(self, blocks: object) -> bool:
+        return any(blocks == each for each in self)
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes, as they are counted when they are written."""
+        return self._library.nbytes(self._count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalConfig:
+    """After a request, with `probability`, the `top_k` chunks of one document are read. `zipf`: the
+    chance of the i-th document and chunk (from 1) is proportional to 1 / i; else all are alike.
+    `answer_tokens` is an inclusive range."""
+
+    top_k: int
+    probability: float
+    zipf: bool
+    reuse: ChunkReuse
+    question_tokens: int
+    answer_tokens: tuple[int, int]
+
+
+class Retriever:
+    """What is retrieved after which request: all of it drawn from the seed and that request's name,
+    so that it does not matter when it is asked."""
+
+    def __init__(
+        self, library: Library, config: RetrievalConfig, seed: Seed, ingested: Ingested
+    ) -> None:
+        self.library = library
+        self._config = config
+        self._seed = seed
+        self.ingested = ingested
+        ranks = range(1, len(library) + 1) if config.zipf else ()
+        self._weights = list(accumulate(1 / rank for rank in ranks))
+
+    def counts(self, request: Request) -> int:
+        """How many requests this one is: itself, and what is asked beside it."""
+        return 1 + self._asked_beside(request)
+
+    def beside(self, request: Request) -> Request | None:
+        """What is asked beside a request, if anything is, under the number of that one."""
+        if not self._asked_beside(request):
+            return None
+        rng = self._named(request).child("what").rng()
+        chunks = self._retrieve(rng)
+        config = self._config
+        return replace(
+            request,
+            user=f"{request.user}/rag",
+            conversation=f"{request.conversation}/rag_{request.turn}",
+            turn=1,
+            prompt_tokens=sum(chunk.tokens for chunk in chunks) + config.question_tokens,
+            output_tokens=rng.randint(*config.answer_tokens),
+            blocks=self._sequence(chunks),
+            shared=0,
+            new_from=0,
+            tail_tokens=config.question_tokens,
+            lookup=(
+                Lookup.INDEPENDENT if config.reuse is ChunkReuse.INDEPENDENT else Lookup.CONTENT
+            ),
+            retrieved=True,
+            once=False,
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        library, config = self.library, self._config
+        return {
+            "rag_documents": len(library),
+            "rag_chunks": library.chunk_count,
+            "rag_tokens": library.tokens,
+            "rag_bytes": library.nbytes(len(library)),
+            "rag_ingested_documents": len(self.ingested),
+            "rag_ingested_bytes": self.ingested.nbytes,
+            "rag_distribution": "zipfian" if config.zipf else "uniform",
+            "rag_reuse": config.reuse.value,
+            "rag_top_k": config.top_k,
+            "rag_probability": config.probability,
+            "rag_question_tokens": config.question_tokens,
+        }
+
+    def _named(self, request: Request) -> Seed:
+        return self._seed.child(request.user, request.conversation, request.turn)
+
+    def _asked_beside(self, request: Request) -> bool:
+        """An operation of an I/O trace is nobody's question."""
+        if request.lookup is Lookup.OPERATION:
+            return False
+        return self._named(request).share() < self._config.probability
+
+    def _retrieve(self, rng: Random) -> Sequence[Chunk]:
+        place = self._document(rng)
+        found = distinct(rng, self.library.chunks_of(place), self._config.top_k, self._config.zipf)
+        return [self.library.chunk(place, part) for part in found]
+
+    def _document(self, rng: Random) -> int:
+        if not self._weights:
+            return rng.randrange(len(self.library))
+        drawn = bisect_right(self._weights, rng.random() * self._weights[-1])
+        return min(drawn, len(self.library) - 1)
+
+    def _sequence(self, chunks: Sequence[Chunk]) -> tuple[Block, ...]:
+        if self._config.reuse is ChunkReuse.INDEPENDENT:
+            return tuple(b for chunk in chunks for b in self.library.blocks(chunk))
+        blocks: list[Block] = []
+        for chunk in chunks:
+            blocks += self.library.blocks(chunk, blocks[-1].key if blocks else None)
+        return tuple(blocks)
+
+
+def distinct(rng: Random, count: int, most: int, zipf: bool) -> list[int]:
+    """At most `most` of `count` places, drawn one after the other, none twice, in that order.
+
+    A place that is drawn with weight w is the first of all at the smallest of exponentially
+    distributed instants of rate w (Efraimidis and Spirakis, 2006): one draw for each is enough.
+    """
+    instants = [
+        (rng.expovariate(1.0) * (place + 1 if zipf else 1), place) for place in range(count)
+    ]
+    return [place for _, place in nsmallest(most, instants)]
+
+
+class Retrieving:
+    """`source`, and beside some of its requests one that retrieves, at the same intended instant.
+
+    Nobody waits for what was retrieved: the source learns of its own requests only. `most`: how
+    many requests are sent in all (0 = no limit), of which the source counts its own by
+    `Retriever.counts`.
+    """
+
+    def __init__(self, source: Source, retriever: Retriever, most: int = 0) -> None:
+        self._source = source
+        self._retriever = retriever
+        self._quota = Quota(self._retrievals(most), most) if most else None
+        self._popped = 0
+        self._beside: Request | None = None
+        self._inner: dict[int, int] = {}  # number here -> number there, of those not answered
+        self._unanswered = 0  # of those that retrieve
+
+    @property
+    def on_demand(self) -> bool:
+        return self._source.on_demand
+
+    @property
+    def exhausted(self) -> bool:
+        return self._source.exhausted and self._beside is None and not self._unanswered
+
+    @property
+    def users(self) -> int | None:
+        return self._source.users
+
+    def next_ns(self) -> int | None:
+        return self._source.next_ns() if self._beside is None else self._beside.intended_ns
+
+    def pop(self, now_ns: int) -> Request:
+        number, self._popped = self._popped, self._popped + 1
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            self._unanswered += 1
+            intended_ns = now_ns if self.on_demand else beside.intended_ns
+            return replace(beside, request_id=number, intended_ns=intended_ns)
+        request = self._source.pop(now_ns)
+        self._inner[number] = request.request_id
+        also = self._retriever.beside(request)
+        if also is not None and (self._quota is None or self._quota.take(also.conversation)):
+            self._beside = also
+        return _numbered(request, number)
+
+    def after(self, request: Request, finished_ns: int) -> None:
+        number = self._inner.pop(request.request_id, None)
+        if number is None:
+            self._unanswered -= 1
+            return
+        self._source.after(_numbered(request, number), finished_ns)
+
+    def resize(self, users: int, now_ns: int) -> None:
+        self._source.resize(users, now_ns)
+
+    def plan(self) -> Iterator[Request]:
+        number = 0
+        for request in self._source.plan():
+            yield _numbered(request, number)
+            number += 1
+            if (also := self._retriever.beside(request)) is not None:
+                yield _numbered(also, number)
+                number += 1
+
+    def describe(self) -> Mapping[str, Any]:
+        return {**self._source.describe(), **self._retriever.describe()}
+
+    def _retrievals(self, most: int) -> Iterator[Request]:
+        """Those among the first of the plan, each under a name that no other has."""
+        for request in islice(self.plan(), most):
+            if request.retrieved:
+                yield replace(request, user=request.conversation)
+
+
+def _numbered(request: Request, number: int) -> Request:
+    return request if request.request_id == number else replace(request, request_id=number)

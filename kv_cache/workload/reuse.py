@@ -1,0 +1,520 @@
+"""How much of what is asked has been asked before: what caches of any size would find.
+
+Blocks are looked at as one flat stream, request after request and block after block. A reference's
+stack distance is how many other blocks were asked for since the same block was asked for last; a
+cache of C blocks that keeps what was asked for last (LRU) finds exactly the references with a
+distance below C. So one walk tells the hits of every size (Mattson, Gecsei, Slutz and Traiger,
+"Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970).
+
+Distances are exact. They are found for many references at once: a block's place is how many blocks
+were last asked for before it, and a reference's distance is the number of places behind its
+block's, less those given up in between, which are counted bit by bit as the inversions of a
+permutation. That is O(log n) steps a reference, of arrays and not of Python, and memory for the
+blocks that are remembered, however often they are asked for.
+
+It must not remember what nobody asks for again (`Request.once`): such blocks take room in the
+stack, and are counted, no more.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_cache.core.block import Block, Key
+from kv_cache.core.request import Request
+from kv_cache.core.units import NS_PER_S
+from kv_cache.workload.spread import Ints, Spread, Times, spread
+
+NOBODY = -1
+"""In place of a block's number: one that nobody asks for again."""
+FIRST = -1
+"""In place of a distance: the block had not been asked for before."""
+
+LRU_SHARES = (0.05, 0.10, 0.25)
+WINDOWS_S = (60, 600, 3600)
+"""Of the working set (Denning, "The working set model for program behavior", CACM 11(5), 1968)."""
+
+_LEAST_BATCH = 1 << 16  # references that are looked at together
+_CURVE_POINTS = 96
+_MOST_SAMPLES = 512  # of the growth over time
+
+
+# --- stack distances ---
+
+
+class StackDistances:
+    """Distances of a stream that comes in parts. Blocks have numbers from 0, in the order in which
+    they first appear, or are `NOBODY`."""
+
+    def __init__(self) -> None:
+        self._places: Ints = np.empty(0, np.int64)
+        self._distinct = 0
+        self.counts: Ints = np.zeros(0, np.int64)
+        """How many references had each distance."""
+
+    @property
+    def known(self) -> int:
+        return len(self._places)
+
+    def add(self, blocks: Ints) -> Ints:
+        """The distance of each reference, or `FIRST`."""
+        order, again = _groups(blocks)
+        here = self._distinct + np.arange(len(blocks))
+        before = self._before(blocks, order, again, here)
+        warm = np.flatnonzero(before >= 0)
+        distances = np.full(len(blocks), FIRST, np.int64)
+        given_up = before[warm]
+        ranks, ordered = _ranked(given_up)
+        distances[warm] = here[warm] - given_up - 1 - greater_before(ranks)
+        self._move(blocks, order, again, here, ordered)
+        self._count(distances[warm])
+        return distances
+
+    def hits(self, capacity: int) -> int:
+        """What LRU finds with room for so many blocks."""
+        return int(self.counts[:capacity].sum())
+
+    def _before(self, blocks: Ints, order: Ints, again: npt.NDArray[np.bool_], here: Ints) -> Ints:
+        """The place of each reference's block before it; negative where it has none."""
+        before = np.full(len(blocks), FIRST, np.int64)
+        before[order[1:][again]] = here[order[:-1][again]]
+        begins = order[np.concatenate(([True], ~again))] if len(order) else order
+        old = begins[(blocks[begins] >= 0) & (blocks[begins] < self.known)]
+        before[old] = self._places[blocks[old]]
+        return before
+
+    def _move(
+        self,
+        blocks: Ints,
+        order: Ints,
+        again: npt.NDArray[np.bool_],
+        here: Ints,
+        given_up: Ints,
+    ) -> None:
+        """Each block to where it was asked for last, and all places closed up."""
+        lasts = order[np.concatenate((~again, [True]))] if len(order) else order
+        lasts = lasts[blocks[lasts] >= 0]
+        fresh = int(blocks.max(initial=NOBODY)) + 1 - self.known
+        if fresh > 0:
+            self._places = np.concatenate((self._places, np.empty(fresh, np.int64)))
+        self._places[blocks[lasts]] = here[lasts]
+        self._places -= np.searchsorted(given_up, self._places)
+        self._distinct += len(blocks) - len(given_up)
+
+    def _count(self, distances: Ints) -> None:
+        seen = np.bincount(distances)
+        if len(seen) > len(self.counts):
+            seen[: len(self.counts)] += self.counts
+            self.counts = seen
+        else:
+            self.counts[: len(seen)] += seen
+
+
+def _groups(blocks: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The references by block and then by time, and whether each but the first has the block of
+    the one before it."""
+    order = np.argsort(blocks, kind="stable")
+    ordered = blocks[order]
+    return order, (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
+
+
+def _ranked(values: Ints) -> tuple[Ints, Ints]:
+    """The rank of each of different values, and the values in order."""
+    order = np.argsort(values)
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.arange(len(values))
+    return ranks, values[order]
+
+
+def greater_before(ranks: Ints) -> Ints:
+    """For each entry of a permutation of 0..n-1 how many greater ones stand before it.
+
+    From the highest bit down: of two entries that agree above a bit, the one with the bit is
+    greater. So the entries that lack it count those before them that have it, among those that
+    agree above; then these are parted, the order kept.
+    """
+    count = len(ranks)
+    bits = max(1, (count - 1).bit_length())
+    entries: Ints = np.arange(1 << bits)  # those added are behind and greater: counted nowhere
+    entries[:count] = ranks
+    found: Ints = np.zeros(1 << bits, np.int64)
+    for bit in reversed(range(bits)):
+        half = 1 << bit
+        entries, found = (rows.reshape(-1, 2 * half) for rows in (entries, found))
+        has = (entries >> bit & 1).astype(bool)
+        found = found + np.where(has, 0, np.cumsum(has, axis=1))
+        entries, found = _parted(entries, has, half), _parted(found, has, half)
+    return found.reshape(-1)[ranks]
+
+
+def _parted(rows: Ints, upper: npt.NDArray[np.bool_], half: int) -> Ints:
+    """Each row with its lower entries first; half of a row is lower."""
+    return np.concatenate((rows[~upper].reshape(-1, half), rows[upper].reshape(-1, half)), axis=1)
+
+
+# --- the reuse of a stream of requests ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What an LRU cache of so many blocks finds. `share` is of the unique blocks; `nbytes` are
+    those of so many blocks of mean size."""
+
+    share: float
+    blocks: int
+    nbytes: int
+    hits: int
+    hit_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What had been asked for until an instant."""
+
+    at_s: float
+    requests: int
+    references: int
+    unique_blocks: int
+    unique_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingSet:
+    """What was asked for in the last `window_s` seconds: the mean over the whole time."""
+
+    window_s: int
+    blocks: float
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseFigures:
+    """`hits` are those of a cache without limits, which finds what was stored before anybody asked
+    and what was asked for; all else are first references, which no cache finds;
+    `prefix_hits` of them stand before the first miss of their request. `own_hits` have been asked
+    for by the same conversation (None: not looked at). Tokens are those of the whole sequences,
+    what is behind the last block included."""
+
+    references: int
+    unique_blocks: int
+    never_again: int
+    bytes_referenced: int
+    footprint_bytes: int
+    hits: int
+    first_references: int
+    hit_ratio: float | None
+    prefix_hits: int
+    prefix_hit_ratio: float | None
+    token_hit_ratio: float | None
+    own_hits: int | None
+    own_hit_ratio: float | None
+    lru: Sequence[Room]
+    lru_curve: Sequence[Room]
+    distance_blocks: Spread | None
+    time_s: Spread | None
+    growth: Sequence[Growth]
+    working_sets: Sequence[WorkingSet]
+
+
+class Reuse:
+    """Told requests in their order; `by_conversation` also looks what each conversation has asked
+    for itself, at the price of remembering who asked for what."""
+
+    def __init__(self, *, by_conversation: bool = False) -> None:
+        self._numbers: dict[Key, int] = {}
+        self._sizes = array("q")  # bytes of each numbered block
+        self._owners = _Owners() if by_conversation else None
+        self._pending = _Pending()
+        self._stack = StackDistances()
+        self._times = Times()
+        self._residence = _Residence()
+        self._growth = _Samples()
+        self._requests = self._references = self._alone = 0
+        self._bytes = self._unique_bytes = 0
+        self._hits = self._prefix_hits = 0
+        self._tokens = self._hit_tokens = 0
+        self._begin_ns: int | None = None
+        self._now_ns = 0  # since the first request
+
+    def add(self, request: Request) -> None:
+        if self._begin_ns is None:
+            self._begin_ns = request.intended_ns
+        at_ns = self._now_ns = max(self._now_ns, request.intended_ns - self._begin_ns)
+        self._requests += 1
+        self._references += len(request.blocks)
+        self._tokens += request.tail_tokens
+        if request.once:
+            self._add_alone(request, at_ns)
+        else:
+            self._add_shared(request, at_ns)
+        self._growth.add(
+            (
+                at_ns, self._requests, self._references,
+                len(self._numbers) + self._alone, self._unique_bytes,
+            )
+        )  # fmt: skip
+        if self._pending.full(len(self._numbers)):
+            self._flush()
+
+    def store(self, blocks: Iterable[Block]) -> None:
+        """Blocks that are there before anybody asks."""
+        count = 0
+        for key, _, nbytes in blocks:
+            if key in self._numbers:
+                continue
+            self._pending.blocks.append(len(self._numbers))
+            self._numbers[key] = len(self._numbers)
+            self._sizes.append(nbytes)
+            self._unique_bytes += nbytes
+            count += 1
+        self._pending.end(count, 0)
+
+    def figures(self) -> ReuseFigures:
+        """What was found so far."""
+        self._flush()
+        unique = len(self._numbers) + self._alone
+        return ReuseFigures(
+            references=self._references,
+            unique_blocks=unique,
+            never_again=self._alone,
+            bytes_referenced=self._bytes,
+            footprint_bytes=self._unique_bytes,
+            hits=self._hits,
+            first_references=self._references - self._hits,
+            hit_ratio=_ratio(self._hits, self._references),
+            prefix_hits=self._prefix_hits,
+            prefix_hit_ratio=_ratio(self._prefix_hits, self._references),
+            token_hit_ratio=_ratio(self._hit_tokens, self._tokens),
+            own_hits=self._owners.hits if self._owners else None,
+            own_hit_ratio=_ratio(self._owners.hits, self._references) if self._owners else None,
+            lru=[self._room(share, int(unique * share)) for share in LRU_SHARES],
+            lru_curve=[self._room(size / unique, size) for size in _sizes_of(unique)],
+            distance_blocks=spread(np.arange(len(self._stack.counts)), self._stack.counts),
+            time_s=self._times.spread(NS_PER_S),
+            growth=[Growth(at_s=at_ns / NS_PER_S, requests=r, references=n, unique_blocks=u,
+                           unique_bytes=b) for at_ns, r, n, u, b in self._growth.rows()],
+            working_sets=self._residence.means(self._now_ns, self._view_sizes()),
+        )  # fmt: skip
+
+    def _add_shared(self, request: Request, at_ns: int) -> None:
+        numbers, note, owners = self._numbers, self._pending.blocks.append, self._owners
+        hits = 0
+        prefix = -1
+        for key, tokens, nbytes in request.blocks:
+            number = numbers.get(key)
+            self._tokens += tokens
+            self._bytes += nbytes
+            if number is None:
+                number = numbers[key] = len(numbers)
+                self._sizes.append(nbytes)
+                self._unique_bytes += nbytes
+                if prefix < 0:
+                    prefix = hits
+            else:
+                hits += 1
+                self._hit_tokens += tokens
+            note(number)
+            if owners is not None:
+                owners.see(request.conversation, number)
+        self._hits += hits
+        self._prefix_hits += hits if prefix < 0 else prefix
+        self._pending.end(len(request.blocks), at_ns)
+
+    def _add_alone(self, request: Request, at_ns: int) -> None:
+        count, nbytes = len(request.blocks), request.total_bytes
+        self._tokens += request.context_tokens - request.tail_tokens
+        self._alone += count
+        self._bytes += nbytes
+        self._unique_bytes += nbytes
+        self._residence.alone(at_ns, count, nbytes)
+        if self._numbers:  # else there is nothing yet that they could push out
+            self._pending.blocks.extend([NOBODY] * count)
+            self._pending.end(count, at_ns)
+
+    def _flush(self) -> None:
+        blocks, times_ns = self._pending.take()
+        if not len(blocks):
+            return
+        distances = self._stack.add(blocks)
+        gaps_ns = self._residence.add(blocks, times_ns, self._view_sizes())
+        self._times.add_all(gaps_ns[distances >= 0])
+
+    def _view_sizes(self) -> Ints:
+        return np.array(self._sizes, np.int64)
+
+    def _room(self, share: float, blocks: int) -> Room:
+        unique = len(self._numbers) + self._alone
+        hits = self._stack.hits(blocks)
+        return Room(
+            share=share,
+            blocks=blocks,
+            nbytes=self._unique_bytes * blocks // unique if unique else 0,
+            hits=hits,
+            hit_ratio=hits / self._references if self._references else 0.0,
+        )
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _sizes_of(unique: int) -> list[int]:
+    """Sizes from one block to all of them, evenly on a logarithmic scale."""
+    if not unique:
+        return []
+    return [int(size) for size in np.unique(np.geomspace(1, unique, _CURVE_POINTS).round())]
+
+
+class _Pending:
+    """References that were not looked at yet."""
+
+    def __init__(self) -> None:
+        self.blocks = array("q")
+        self._counts = array("q")
+        self._times_ns = array("q")
+
+    def end(self, count: int, at_ns: int) -> None:
+        """The last `count` of them came at `at_ns`."""
+        self._counts.append(count)
+        self._times_ns.append(at_ns)
+
+    def full(self, known: int) -> bool:
+        """A look at many blocks costs as much for one reference as for many."""
+        return len(self.blocks) >= max(_LEAST_BATCH, known // 4)
+
+    def take(self) -> tuple[Ints, Ints]:
+        """Blocks and instants, one each a reference; nothing is pending then."""
+        blocks = np.array(self.blocks, np.int64)
+        times_ns = np.repeat(np.array(self._times_ns, np.int64), np.array(self._counts, np.int64))
+        for part in (self.blocks, self._counts, self._times_ns):
+            del part[:]
+        return blocks, times_ns
+
+
+class _Owners:
+    """Which conversations have asked for which blocks."""
+
+    def __init__(self) -> None:
+        self._conversations: dict[str, int] = {}
+        self._first = array("q")  # of each block, the conversation that asked for it first
+        self._others: set[tuple[int, int]] = set()
+        self.hits = 0
+
+    def see(self, conversation: str, block: int) -> None:
+        who = self._conversations.setdefault(conversation, len(self._conversations))
+        if block == len(self._first):
+            self._first.append(who)
+        elif self._first[block] == who or (who, block) in self._others:
+            self.hits += 1
+        else:
+            self._others.add((who, block))
+
+
+class _Residence:
+    """Time between references, and how long blocks are in the working sets of `WINDOWS_S`.
+
+    A block is in a working set for as long as the window after each reference, or until the next
+    one. The sum of that over all references, divided by the whole time, is the mean size (Denning
+    and Schwartz, "Properties of the working-set model", CACM 15(3), 1972).
+    """
+
+    def __init__(self) -> None:
+        self._last_ns: Ints = np.empty(0, np.int64)
+        self._windows_ns = [seconds * NS_PER_S for seconds in WINDOWS_S]
+        self._sums = [[0.0, 0.0] for _ in WINDOWS_S]  # block-ns and byte-ns
+        self._recent: deque[list[int]] = deque()  # second, blocks and bytes that are asked for once
+
+    def add(self, blocks: Ints, times_ns: Ints, sizes: Ints) -> Ints:
+        """The time since the same block's last reference (where there was one)."""
+        order, again = _groups(blocks)
+        gaps_ns = np.zeros(len(blocks), np.int64)
+        known = np.zeros(len(blocks), bool)
+        gaps_ns[order[1:][again]] = times_ns[order[1:][again]] - times_ns[order[:-1][again]]
+        known[order[1:][again]] = True
+        begins = order[np.concatenate(([True], ~again))]
+        old = begins[(blocks[begins] >= 0) & (blocks[begins] < len(self._last_ns))]
+        gaps_ns[old] = times_ns[old] - self._last_ns[blocks[old]]
+        known[old] = True
+        self._sum(gaps_ns[known], sizes[blocks[known]])
+        self._keep(blocks, times_ns, order, again, len(sizes))
+        return gaps_ns
+
+    def alone(self, at_ns: int, count: int, nbytes: int) -> None:
+        """Blocks that are asked for once stay for the whole window."""
+        for window_ns, sums in zip(self._windows_ns, self._sums, strict=True):
+            sums[0] += float(window_ns) * count
+            sums[1] += float(window_ns) * nbytes
+        second = at_ns // NS_PER_S
+        if self._recent and self._recent[-1][0] == second:
+            self._recent[-1][1] += count
+            self._recent[-1][2] += nbytes
+        else:
+            self._recent.append([second, count, nbytes])
+        while self._recent[0][0] < second - WINDOWS_S[-1]:
+            self._recent.popleft()
+
+    def means(self, end_ns: int, sizes: Ints) -> list[WorkingSet]:
+        """Of the windows that are no longer than the whole time."""
+        found = []
+        for seconds, window_ns, sums in zip(WINDOWS_S, self._windows_ns, self._sums, strict=True):
+            if window_ns > end_ns:
+                continue
+            left_ns = np.minimum(window_ns, end_ns - self._last_ns)
+            blocks = sums[0] + float(left_ns.sum(dtype=np.float64))
+            nbytes = sums[1] + float((left_ns.astype(np.float64) * sizes).sum())
+            for second, count, size in self._recent:  # what would reach beyond the end
+                beyond_ns = max(0, second * NS_PER_S + window_ns - end_ns)
+                blocks -= float(beyond_ns) * count
+                nbytes -= float(beyond_ns) * size
+            found.append(
+                WorkingSet(window_s=seconds, blocks=blocks / end_ns, nbytes=nbytes / end_ns)
+            )
+        return found
+
+    def _sum(self, gaps_ns: Ints, sizes: Ints) -> None:
+        for window_ns, sums in zip(self._windows_ns, self._sums, strict=True):
+            stays_ns = np.minimum(window_ns, gaps_ns).astype(np.float64)
+            sums[0] += float(stays_ns.sum())
+            sums[1] += float((stays_ns * sizes).sum())
+
+    def _keep(
+        self,
+        blocks: Ints,
+        times_ns: Ints,
+        order: Ints,
+        again: npt.NDArray[np.bool_],
+        known: int,
+    ) -> None:
+        lasts = order[np.concatenate((~again, [True]))]
+        lasts = lasts[blocks[lasts] >= 0]
+        fresh = np.empty(known - len(self._last_ns), np.int64)
+        self._last_ns = np.concatenate((self._last_ns, fresh))
+        self._last_ns[blocks[lasts]] = times_ns[lasts]
+
+
+class _Samples:
+    """Rows of a stream, evenly apart and never more than `_MOST_SAMPLES`, and the last."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, ...]] = []
+        self._every = 1
+        self._seen = 0
+        self._last: tuple[int, ...] | None = None
+
+    def add(self, row: tuple[int, ...]) -> None:
+        self._last = row
+        if self._seen % self._every == 0:
+            self._rows.append(row)
+            if len(self._rows) == _MOST_SAMPLES:
+                self._rows = self._rows[::2]
+                self._every *= 2
+        self._seen += 1
+
+    def rows(self) -> list[tuple[int, ...]]:
+        if self._last is None or self._rows[-1] == self._last:
+            return self._rows
+        return [*self._rows, self._last]

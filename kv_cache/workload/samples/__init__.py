@@ -1,0 +1,137 @@
+"""Small traces of real shape, made from a seed: for `datasets/`, for tests and for trying out.
+
+They have the columns, units, line ends and the rough distributions of the public traces whose
+format they share, and none of their data. They must not be cited as those traces. The same seed
+and number of rows give the same bytes on every machine (`draws`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from kv_cache.core.seed import Seed
+from kv_cache.workload.formats import TRACE_FORMATS
+from kv_cache.workload.formats.canonical import Header, header_line, row_line
+from kv_cache.workload.samples.accesses import (
+    blkparse_lines,
+    fio2_lines,
+    fio3_lines,
+    iotrace_lines,
+    lmcache_bytes,
+    msr_lines,
+)
+from kv_cache.workload.samples.chats import mooncake_lines, qwen_lines
+from kv_cache.workload.samples.counts import (
+    azure2024_lines,
+    azure_lines,
+    burstgpt3_lines,
+    burstgpt_lines,
+    splitwise_lines,
+)
+from kv_cache.workload.samples.draws import heavy
+from kv_cache.workload.samples.talks import agentic_lines, messages_lines, sharegpt_text
+
+__all__ = [
+    "SAMPLES",
+    "SAMPLE_ROWS",
+    "SAMPLE_SEED",
+    "Sample",
+    "burstgpt_lines",
+    "heavy",
+    "mooncake_lines",
+    "sample_bytes",
+]
+
+SAMPLE_SEED = 20
+SAMPLE_ROWS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One file: its format, and what makes its bytes. A `row` of a trace of sessions is a session,
+    of LMCache's and blkparse's a request of several records."""
+
+    format: str
+    make: Callable[[Seed, int], bytes]
+    rows: int = SAMPLE_ROWS
+
+
+def sample_bytes(name: str, seed: int = SAMPLE_SEED, rows: int | None = None) -> bytes:
+    """The whole file `name` of `SAMPLES`; the same arguments give the same bytes."""
+    sample = SAMPLES[name]
+    return sample.make(Seed(seed).child("samples", name), sample.rows if rows is None else rows)
+
+
+def _lined(
+    lines: Callable[[Seed, int], Iterable[str]], end: str = "\n", *, last: bool = True
+) -> Callable[[Seed, int], bytes]:
+    """The bytes of lines, each with `end` behind it, or behind all but the last."""
+
+    def make(seed: Seed, rows: int) -> bytes:
+        return (end.join(lines(seed, rows)) + (end if last else "")).encode()
+
+    return make
+
+
+def _own_lines(of: str, seed: Seed, rows: int) -> Iterator[str]:
+    """The sample `of`, as our own format says it."""
+    sample = SAMPLES[of]
+    trace_format = TRACE_FORMATS[sample.format]
+    data = sample.make(seed, rows)
+    text = (
+        [(1, data.decode())] if trace_format.document else enumerate(data.decode().split("\n"), 1)
+    )
+    found = list(trace_format.rows(text, lambda line, reason: None))
+    header = Header(
+        grouped=trace_format.grouped,
+        timed=trace_format.timed,
+        block_tokens=max((row.block_tokens for row in found), default=0),
+        source=of,
+    )
+    yield header_line(header)
+    for row in found:
+        yield row_line(row, header)
+
+
+SAMPLES: Mapping[str, Sample] = MappingProxyType(
+    {
+        "mooncake_sample.jsonl": Sample(format="mooncake", make=_lined(mooncake_lines)),
+        "qwen_sample.jsonl": Sample(format="qwen", rows=250, make=_lined(qwen_lines)),
+        "burstgpt_sample.csv": Sample(format="burstgpt", make=_lined(burstgpt_lines)),
+        "burstgpt3_sample.csv": Sample(format="burstgpt", make=_lined(burstgpt3_lines)),
+        # As published: CRLF, and nothing behind the last row.
+        "azure_sample.csv": Sample(format="azure", make=_lined(azure_lines, "\r\n", last=False)),
+        "azure2024_sample.csv": Sample(format="azure", make=_lined(azure2024_lines)),
+        "splitwise_sample.csv": Sample(format="splitwise", make=_lined(splitwise_lines)),
+        "sharegpt_sample.json": Sample(
+            format="sharegpt", rows=40, make=lambda seed, rows: sharegpt_text(seed, rows).encode()
+        ),
+        "messages_sample.jsonl": Sample(format="sharegpt", rows=20, make=_lined(messages_lines)),
+        "agentic_sample.jsonl": Sample(format="agentic", rows=8, make=_lined(agentic_lines)),
+        "kv_cache_sample.jsonl": Sample(
+            format="kv-cache", rows=100, make=_lined(partial(_own_lines, "qwen_sample.jsonl"))
+        ),
+        "kv_cache_untimed_sample.jsonl": Sample(
+            format="kv-cache-untimed",
+            rows=100,
+            make=_lined(partial(_own_lines, "fio_iolog2_sample.log")),
+        ),
+        "kv_cache_sessions_sample.jsonl": Sample(
+            format="kv-cache-sessions",
+            rows=4,
+            make=_lined(partial(_own_lines, "agentic_sample.jsonl")),
+        ),
+        "kv_cache_sessions_untimed_sample.jsonl": Sample(
+            format="kv-cache-sessions-untimed",
+            rows=40,
+            make=_lined(partial(_own_lines, "sharegpt_sample.json")),
+        ),
+        "iotrace_sample.csv": Sample(format="iotrace", make=_lined(iotrace_lines, "\r\n")),
+        "lmcache_sample.lct": Sample(format="lmcache", rows=20, make=lmcache_bytes),
+        "msr_sample.csv": Sample(format="msr", make=_lined(msr_lines)),
+        "blkparse_sample.txt": Sample(format="blkparse", rows=80, make=_lined(blkparse_lines)),
+        "fio_iolog3_sample.log": Sample(format="fio-iolog3", make=_lined(fio3_lines)),
+        "fio_iolog2_sample.log": Sample(format="fio-iolog2", make=_lined(fio2_lines)),
+    }
+)

@@ -1,0 +1,322 @@
+"""`kv-cache.py trace stats | plot | convert | fit` as a user starts it, and the known answers of
+the real traces."""
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kv_cache.cli import main
+from kv_cache.core.seed import Seed
+from kv_cache.workload.samples import burstgpt_lines, mooncake_lines
+from tests.cli import run
+from tests.traces import shared_trace
+
+
+def stats(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """The document's own section."""
+    capsys.readouterr()
+    assert main(["trace", "stats", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["kv_cache"]
+
+
+def written(path: Path, lines: Iterable[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def chats(path: Path) -> Path:
+    """A small ShareGPT file of conversations of 1 to 5 turns."""
+    said = [
+        {
+            "id": f"c{number}",
+            "conversations": [
+                part
+                for turn in range(number % 5 + 1)
+                for part in (
+                    {"from": "human", "value": "why " * (20 + 7 * turn + number)},
+                    {"from": "gpt", "value": "because " * (30 + number)},
+                )
+            ],
+        }
+        for number in range(40)
+    ]
+    path.write_text(json.dumps(said))
+    return path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "mooncake.jsonl", mooncake_lines(Seed(3), 300))
+    written(tmp_path / "burst.csv", burstgpt_lines(Seed(4), 3000))
+    chats(tmp_path / "chats.json")
+    return tmp_path
+
+
+# --- the real traces -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "span_s", "p50", "p99", "cv"),
+    [("code", 8819, 3435.9, 1469, 7436, 13.2), ("conv", 19366, 3501.7, 1020, 4142, 1.09)],
+)
+def test_azure_has_its_known_answers(
+    capsys: pytest.CaptureFixture[str],
+    name: str, rows: int, span_s: float, p50: int, p99: int, cv: float,
+) -> None:  # fmt: skip
+    own = stats(capsys, shared_trace(f"azure_2023_{name}.csv"))
+    prompt, arrivals, reuse = own["tokens"]["prompt"], own["arrivals"], own["reuse"]
+    assert (own["requests"], prompt["p50"], prompt["p99"]) == (rows, p50, p99)
+    assert round(arrivals["span_s"], 1) == span_s
+    assert float(f"{arrivals['gap_cv']:.3g}") == cv
+    assert (reuse["never_again"], reuse["hits"], own["sessions"]) == (rows, 0, None)
+
+
+def test_mooncake_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    own = stats(capsys, shared_trace("mooncake_conversation_6000.jsonl"))
+    reuse = own["reuse"]
+    assert (reuse["references"], reuse["unique_blocks"]) == (152_537, 99_716)
+    assert (reuse["hits"], reuse["prefix_hits"]) == (52_821, 52_821)
+    assert round(reuse["hit_ratio"], 4) == 0.3463
+    tenth = reuse["lru"][1]
+    assert (tenth["blocks"], tenth["hits"], round(tenth["hit_ratio"], 4)) == (9971, 31_657, 0.2075)
+
+
+def test_the_agentic_sessions_have_their_known_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = stats(capsys, shared_trace("agentic"))
+    reuse = own["reuse"]
+    assert (reuse["references"], reuse["hits"], reuse["own_hits"]) == (611_886, 561_082, 561_082)
+    assert own["sessions"]["sessions"] == 25
+    assert own["sessions"]["think_s"]["count"] > 400
+
+
+def test_sharegpt_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    own = stats(capsys, shared_trace("sharegpt_v3_400.json"), "--block-tokens", 16)
+    told = own["sessions"]
+    assert told["sessions"] + own["rows"]["notes"]["empty"] == 400
+    assert told["turns"]["total"] == own["requests"] == own["rows"]["good"]
+    assert own["arrivals"]["per_s"] is None
+    assert own["reuse"]["hits"] == own["reuse"]["own_hits"] > 0
+
+
+# --- stats -----------------------------------------------------------------------------------
+
+
+def test_the_summary_fits_a_screen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "stats", "mooncake.jsonl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert lines[0] == "trace     mooncake.jsonl (mooncake), 300 requests"
+
+
+def test_a_document_is_written_whole_and_can_be_drawn(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["trace", "stats", "mooncake.jsonl", "-o", "S.json"]) == 0
+    told = json.loads((here / "S.json").read_bytes())["kv_cache"]
+    assert told["schema"] == "kv-cache-trace-stats/1"
+    assert told == stats(capsys, "mooncake.jsonl")
+    assert main(["plot", "S.json"]) == 0
+    assert main(["trace", "plot", "mooncake.jsonl"]) == 0
+    assert (here / "S.svg").read_bytes() == (here / "mooncake.trace.svg").read_bytes()
+
+
+@pytest.mark.parametrize("words", [["chats.json"], ["--users"], ["burst.csv"]])
+def test_every_kind_of_workload_has_a_picture(here: Path, words: list[str]) -> None:
+    pytest.importorskip("matplotlib")
+    few = ["--requests", "500", "--block-tokens", "64", "-o", "P.png"]
+    assert main(["trace", "plot", *words, *few]) == 0
+    assert (here / "P.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_path_may_stand_at_the_end_and_options_of_run_are_obeyed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = stats(capsys, "mooncake.jsonl")
+    cut = stats(capsys, "--block-tokens", "128", "--model", "tiny-1b", "mooncake.jsonl")
+    assert cut["reuse"]["hits"] == 4 * whole["reuse"]["hits"]
+    assert cut["model"]["bytes_per_token"] < whole["model"]["bytes_per_token"]
+    few = stats(capsys, "mooncake.jsonl", "--requests", 10)
+    assert few["requests"] == few["reuse"]["growth"][-1]["requests"] == 10
+
+
+def test_synthetic_users_have_the_same_numbers(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ["--users", "--requests", 400, "--num-users", 5, "--block-tokens", 64]
+    own = stats(capsys, *said)
+    assert own == stats(capsys, *said)
+    assert own["requests"] == own["sessions"]["turns"]["total"] == 400
+    assert own["sessions"]["step_s"]["least"] > 0.05
+    assert 0 < own["reuse"]["lru"][0]["hits"] < own["reuse"]["hits"]
+    assert own["rows"] is None
+
+
+def test_bad_rows_are_counted_where_they_are_skipped(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(
+        here / "rows.csv",
+        ["Timestamp,Request tokens,Response tokens", "1,5,5", "2,x,5", "3,5,0", "1,6,5"],
+    )
+    rows = stats(capsys, file.name, "--skip-bad-rows")["rows"]
+    assert (rows["good"], rows["bad"]) == (2, 1)
+    assert rows["notes"] == {"failed": 1}
+    assert rows["first_bad"][0]["line"] == 3
+
+
+# --- convert ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+@pytest.mark.parametrize("name", ["mooncake.jsonl", "burst.csv", "chats.json"])
+def test_a_converted_trace_has_the_numbers_of_the_original(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str, suffix: str
+) -> None:
+    if suffix.endswith(".zst"):
+        pytest.importorskip("zstandard")
+    assert main(["trace", "convert", name, "-o", f"C{suffix}"]) == 0
+    before, after = (stats(capsys, file, "--block-tokens", 64) for file in (name, f"C{suffix}"))
+    for part in ("requests", "tokens", "arrivals", "sessions", "reuse", "models"):
+        assert after[part] == before[part], part
+    assert after["rows"]["good"] == before["rows"]["good"]
+
+
+def test_a_packed_file_is_packed(here: Path) -> None:
+    assert main(["trace", "convert", "mooncake.jsonl", "-o", "C.jsonl.gz"]) == 0
+    lines = gzip.decompress((here / "C.jsonl.gz").read_bytes()).splitlines()
+    assert json.loads(lines[0])["source"] == "mooncake: mooncake.jsonl"
+    assert len(lines) == 301
+
+
+# --- fit -------------------------------------------------------------------------------------
+
+
+def fitted(name: str, *words: str) -> Any:
+    assert main(["trace", "fit", name, "-o", "F.yaml", *words]) == 0
+    return yaml.safe_load(Path("F.yaml").read_text())
+
+
+def test_fitted_users_resemble_a_trace_without_sessions(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within 10 %: rate, means and medians; within 25 %: the variation of the gaps."""
+    config = fitted("burst.csv")
+    assert config["workload"] == {"multi_turn": False, "prefix_caching": False}
+    trace = stats(capsys, "burst.csv")
+    users = stats(capsys, "--users", "--config", "F.yaml", "--requests", 3000)
+    for name in ("prompt", "output"):
+        for part in ("mean", "p50", "p90"):
+            wanted = trace["tokens"][name][part]
+            assert users["tokens"][name][part] == pytest.approx(wanted, rel=0.1), (name, part)
+    told, made = trace["arrivals"], users["arrivals"]
+    assert made["per_s"] == pytest.approx(told["per_s"], rel=0.1)
+    assert made["gap_cv"] == pytest.approx(told["gap_cv"], rel=0.25)
+    assert users["reuse"]["hits"] == 0
+
+
+def test_fitted_users_resemble_conversations(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within 15 %: what an answer has, how many turns, and how many tokens are found again."""
+    config = fitted("chats.json", "--block-tokens=16")
+    assert config["semantics"] == {"block_tokens": 16}
+    assert config["arrival"] == {"mode": "closed"}
+    trace = stats(capsys, "chats.json", "--block-tokens", 16)
+    users = stats(capsys, "--users", "--config", "F.yaml", "--requests", 3000)
+    assert users["tokens"]["output"]["p50"] == pytest.approx(
+        trace["tokens"]["output"]["p50"], rel=0.15
+    )
+    turns = [own["sessions"]["turns"]["mean"] for own in (trace, users)]
+    assert turns[1] == pytest.approx(turns[0], rel=0.15)
+    reuse = [own["reuse"]["token_hit_ratio"] for own in (trace, users)]
+    assert reuse[1] == pytest.approx(reuse[0], rel=0.15)
+
+
+@pytest.mark.parametrize("law", ["lognormal", "zipf", "empirical"])
+def test_a_law_can_be_chosen(here: Path, law: str) -> None:
+    config = fitted("burst.csv", f"--law={law}")
+    assert {each["law"] for each in config["lengths"].values()} == {law}
+
+
+def test_a_fit_says_how_far_it_is_off_and_what_it_loses(here: Path) -> None:
+    fitted("mooncake.jsonl")
+    text = (here / "F.yaml").read_text()
+    assert "KS lognormal 0." in text
+    assert "these users ask for each block once (" in text
+
+
+def test_a_run_takes_a_fitted_configuration(here: Path) -> None:
+    fitted("burst.csv")
+    ran = run(
+        here, "run", "--config=F.yaml", "--virtual-time", "--max-requests=200", "--output=R.json",
+        "--gpu-mem-gb=0", "--cpu-mem-gb=0",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.result["requests_completed"] == 200
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("stat x", "Did you mean 'stats'?"),
+        ("stats", "no trace is given"),
+        ("stats missing.csv", "missing.csv"),
+        ("stats empty.csv", "is empty"),
+        ("stats bad.csv", "--skip-bad-rows"),
+        ("stats mooncake.jsonl more", "'more' belongs to no flag"),
+        ("stats mooncake.jsonl --trace x", "both traces"),
+        ("stats mooncake.jsonl --users", "leave one of them out"),
+        ("stats mooncake.jsonl --requests 0", "--requests is 0"),
+        ("stats mooncake.jsonl --blok-tokens 4", "--block-tokens"),
+        ("stats mooncake.jsonl --trace-format burst", "burstgpt"),
+        ("stats mooncake.jsonl -o no/S.json", "no"),
+        ("stats mooncake.jsonl -o .", "regular file"),
+        ("plot mooncake.jsonl -o P.jpg", "does not end in .svg"),
+        ("plot mooncake.jsonl -o bad.csv", "does not end in .svg"),
+        ("plot mooncake.jsonl -o theirs.svg", "did not write"),
+        ("convert mooncake.jsonl", "-o"),
+        ("convert mooncake.jsonl -o mooncake.jsonl", "the trace itself"),
+        ("convert mooncake.jsonl -o C.xz", "cannot be packed"),
+        ("convert mooncake.jsonl -o C --to csv", "kv-cache"),
+        ("convert bad.csv -o C.jsonl", "--skip-bad-rows"),
+        ("fit --users", "--users"),
+        ("fit disk.csv", "operations on objects"),
+        ("fit mooncake.jsonl --law normal", "lognormal"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], line: str, says: str
+) -> None:
+    written(here / "bad.csv", ["Timestamp,Request tokens,Response tokens", "1,5,5", "2,x,5"])
+    written(here / "disk.csv", ["128166372003061629,usr,0,Read,7014609920,24576,41286"])
+    (here / "empty.csv").write_text("")
+    (here / "theirs.svg").write_text("<svg/>")
+    before = {path.name: path.read_bytes() for path in here.iterdir()}
+    assert main(["trace", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err, err
+    assert err.count("\n") == 1, err
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == before
+
+
+def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace"]) == 0
+    assert "trace convert PATH" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "fit", "--help"])
+    assert ended.value.code == 0
+    assert "Kolmogorov-Smirnov" in capsys.readouterr().out
