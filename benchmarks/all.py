@@ -24,6 +24,7 @@ from benchmarks import (
     harness,
     io_path,
     monitors,
+    replay,
     resize,
     trace_stats,
 )
@@ -49,6 +50,10 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
         "6": ("the harness alone", lambda: [harness.steady(STEADY_RATE, STEADY_S, USERS)]),
         "4": ("two devices told apart", lambda: discrimination.discriminate(quick=quick)),
         "5": ("the same run again", lambda: discrimination.repeat(quick=quick)),
+        "10": (
+            "replay of traces (10, 11)",
+            lambda: list(replay.figures(replay.traces(None), directory, quick=quick)),
+        ),
         "8": ("the capacity of two devices", lambda: capacity.figures(quick=quick)),
         "1": ("the I/O path beside fio (1, 2, 3)", lambda: io_path.run(io_path.PLACES, plan)),
     }
@@ -69,7 +74,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    parser.add_argument("--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9", "12"))
+    parser.add_argument(
+        "--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9", "10", "12")
+    )
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
     began = time.monotonic()

@@ -174,10 +174,9 @@ def _joined(trace: Trace | None) -> list[str]:
     """Whether the hash ids of several files mean the same is not to be told from the files."""
     if trace is None or len(trace.files) < 2 or trace.format.grouped:
         return []
-    return [
-        f"workload.trace (--trace) has {len(trace.files)} files, which are replayed one after the "
-        "other as one trace: an id means the same in all of them"
-    ]
+    count = len(trace.files)
+    said = f"workload.trace (--trace) has {count} files, which are replayed one after the other"
+    return [f"{said} as one trace: an id means the same in all of them"]
 
 
 def refuse_given(
