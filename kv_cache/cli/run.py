@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ from kv_cache.config.load import load_config
 from kv_cache.config.profile import read_profile
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.schema import print_config
-from kv_cache.config.shared import check_chunks, ingestion_notes
+from kv_cache.config.shared import beyond_all_tiers, check_chunks, ingestion_notes
 from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.kinds import OpKind
@@ -68,6 +68,7 @@ from kv_cache.workload.formats.opening import (
     require_usable,
     survey,
 )
+from kv_cache.workload.formats.row import TraceRow
 
 QUICK = Path("quick")
 EXIT_BROKEN = 1
@@ -119,7 +120,8 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))
-    trace, found = open_workload(config)
+    specs = tier_specs(config, _storage_bytes(config))
+    trace, found = open_workload(config, beyond_all_tiers(config, model, specs))
     config = as_recorded(config, trace)
     output = _output(config)
     check_output_file(output)
@@ -135,7 +137,6 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     _check_recordings(config, output, trace)
     validation = config.output.validation_trace
     compared = None if validation is None else read_validation(Path(validation))
-    specs = tier_specs(config, _storage_bytes(config))
 
     def build(config: Config, salt: str = "") -> Load:
         own = seed if config.run.seed is None else config.run.seed
@@ -199,8 +200,11 @@ def _storage_bytes(config: Config) -> int | None:
     return gib_to_bytes(config.tiers.storage_capacity_gib) or None
 
 
-def open_workload(config: Config) -> tuple[Trace | None, Survey | None]:
-    """Read the whole trace once, so that a bad row is found now and not in an hour."""
+def open_workload(
+    config: Config, unfit: Callable[[TraceRow], str | None] | None = None
+) -> tuple[Trace | None, Survey | None]:
+    """Read the whole trace once, so that a bad row is found now and not in an hour. `unfit` says
+    why a row that is good in itself is none for this run."""
     path = config.trace_path()
     if path is None:
         return None, None
@@ -210,6 +214,7 @@ def open_workload(config: Config) -> tuple[Trace | None, Survey | None]:
         skip_bad_rows=config.workload.skip_bad_rows,
         reading=config.trace_reading(),
     )
+    trace = replace(trace, unfit=unfit)
     with bar_for(config, desc="reading trace", unit=" rows") as bar:
         found = survey(trace, progress=lambda rows: to(bar, rows))
     require_usable(trace, found)

@@ -1,14 +1,17 @@
 """From the options to what many requests share: system prompts, and documents for retrieval."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import cycle, islice
 
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.root import Config
 from kv_cache.core.block import Block
 from kv_cache.core.errors import ConfigError
+from kv_cache.core.kinds import RunMode
+from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, PAGE_BYTES, round_up
+from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.prompts import PUBLISHED_TOKENS, Prompts
 from kv_cache.workload.rag import (
     ChunkReuse,
@@ -92,11 +95,9 @@ def check_chunks(
 ) -> None:
     """Raise ConfigError where a chunk's objects, such as are `stored` before the run, are larger
     than any tier can take."""
-    *upper, last = specs
-    if retriever is None or last.capacity_bytes is None:
+    most = largest_taken(config, specs)
+    if retriever is None or most is None:
         return
-    share = config.cache_rules().large_entry_limit_ratio
-    most = max([last.capacity_bytes, *(int((s.capacity_bytes or 0) * share) for s in upper)])
     block = retriever.library.largest_block
     largest = max((b.nbytes for blocks in stored for b in blocks), default=block.nbytes)
     if round_up(largest, PAGE_BYTES) > most:
@@ -106,6 +107,49 @@ def check_chunks(
             f"{most / MIB:.1f} MiB; lower it or rag.max_chunk_bytes, set --block-tokens, or raise "
             "--storage-capacity-gb"
         )
+
+
+def largest_taken(config: Config, specs: tuple[TierSpec, ...]) -> int | None:
+    """Bytes of the largest object that any tier takes; None where there is no limit."""
+    *upper, last = specs
+    if last.capacity_bytes is None:
+        return None
+    share = config.cache_rules().large_entry_limit_ratio
+    return max([last.capacity_bytes, *(int((s.capacity_bytes or 0) * share) for s in upper)])
+
+
+def beyond_all_tiers(
+    config: Config, model: ModelShape, specs: tuple[TierSpec, ...]
+) -> Callable[[TraceRow], str | None] | None:
+    """Why a row of a trace cannot be served: an object that it needs fits no tier. None where
+    nothing is too large, or where the objects are not the trace's (decode-only)."""
+    most = largest_taken(config, specs)
+    if most is None or config.mode is RunMode.DECODE_ONLY:
+        return None
+
+    def too_large(row: TraceRow) -> str | None:
+        nbytes = _largest_of(config, model, row)
+        if round_up(nbytes, PAGE_BYTES) <= most:
+            return None
+        return (
+            f"expected objects of at most {most / MIB:.1f} MiB, the most that a tier takes "
+            f"(--storage-capacity-gb), found one of {nbytes / MIB:.1f} MiB"
+        )
+
+    return too_large
+
+
+def _largest_of(config: Config, model: ModelShape, row: TraceRow) -> int:
+    if row.request is not None:
+        return max((block.nbytes for block in row.request.blocks), default=0)
+    if row.nbytes:
+        return row.nbytes
+    size = config.resolved_block_tokens(row.block_tokens)
+    whole = row.prompt_tokens if row.hash_ids is None else row.block_tokens * len(row.hash_ids)
+    geometry = Geometry(
+        model=model, tensor_parallel=config.tiers.tensor_parallel, block_tokens=size
+    )
+    return geometry.nbytes(size or whole)
 
 
 def ingestion_notes(retriever: Retriever | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from kv_cache.core.units import GIB
@@ -12,7 +13,7 @@ _OPS = ("read", "write")
 def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     """A few lines: what ran, how fast storage was, what users felt, what to know first."""
     own = document["kv_cache"]
-    lines = [*_head(own), "", *_tiers(own), "", *_requests(own)]
+    lines = [*_head(own), *_asked(own), "", *_tiers(own), "", *_requests(own)]
     lines += [*_users(own), *_before(own), *_validated(document)]
     lines += ["", *_verdict(own["passport"])]
     lines += [f"  ! {note}" for note in own["notes"]]
@@ -101,6 +102,19 @@ def _traced_tiers(own: Mapping[str, Any]) -> list[str]:
             row, name = tier[op], label if op == "read" else ""
             lines.append(f"{name:<22}{op:<6}{row['bytes'] / GIB:>9.2f}{row['operations']:>9}")
     return lines
+
+
+def _asked(own: Mapping[str, Any]) -> list[str]:
+    """The trace, what it was taken for, and what of it was left out."""
+    asked = own["workload"]
+    files = asked.get("files")
+    if not files:
+        return []
+    name = PurePath(files[0]).name if len(files) == 1 else f"{len(files)} files"
+    left = [f"{asked['skipped_bad_rows']} bad rows left out"] if asked["skipped_bad_rows"] else []
+    left += [f"{count} {note}" for note, count in asked["notes"].items()]
+    told = ", ".join([f"{asked['rows']} rows", *left])
+    return [f"trace     {name} ({asked['format']}): {told}"]
 
 
 def _tiers(own: Mapping[str, Any]) -> list[str]:

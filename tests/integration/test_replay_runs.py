@@ -198,3 +198,25 @@ def test_a_window_replays_only_what_lies_in_it(tmp_path: Path) -> None:
     assert 300 < ran.own["requests"]["submitted"] < 2000
     assert ran.own["workload"]["window_s"] == "600:900"
     assert ran.own["window_s"] < 3.5
+
+
+def test_rows_beyond_every_tier_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
+    path = shared_trace("azure_2023_code.csv")
+    args = (
+        f"--trace={path}", "--model=tiny-1b", "--semantics=mlperf", "--gpu-mem-gb=0",
+        "--cpu-mem-gb=0", "--storage-capacity-gb=0.1", "--virtual-time", "--trace-speedup=0",
+        "--replay-cycles=1", "--generation-mode=none", "--output=R.json",
+    )  # fmt: skip
+    large = sum(
+        int(line.split(",")[1]) * 24_576 > 0.1 * 2**30 for line in path.read_text().splitlines()[1:]
+    )
+    stopped = run(tmp_path, *args)
+    assert stopped.code == 2
+    assert f"{large} of 8819 rows" in stopped.err
+    assert stopped.err.count(", line ") == 5
+    assert "found one of " in stopped.err
+    assert not list(tmp_path.iterdir()) or [p.name for p in tmp_path.iterdir()] == ["small.yaml"]
+    went_on = run(tmp_path, *args, "--skip-bad-rows", "--max-requests=500")
+    assert went_on.code == 0, went_on.err
+    assert went_on.own["workload"]["skipped_bad_rows"] == large
+    assert went_on.own["requests"]["failed"] == 0

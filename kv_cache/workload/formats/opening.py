@@ -387,6 +387,8 @@ class Trace:
     format_name: str
     skip_bad_rows: bool = False
     reading: Reading = field(default_factory=Reading)
+    unfit: Callable[[TraceRow], str | None] | None = None
+    """Why a good row cannot be asked of this run, where it cannot: then it is a bad one."""
 
     @property
     def format(self) -> TraceFormat:
@@ -423,8 +425,22 @@ class Trace:
 
     def _walk(self, tally: Tally, bad: Callable[[BadRow], None]) -> Iterator[TraceRow]:
         of = self.format
-        files = (_file_rows(path, of, tally, bad) for path in self.files)
+        files = (self._fit(path, _file_rows(path, of, tally, bad), bad) for path in self.files)
         return self._sessions(files, tally) if of.grouped else _one_after_the_other(files)
+
+    def _fit(
+        self, path: Path, rows: Iterator[TraceRow], bad: Callable[[BadRow], None]
+    ) -> Iterator[TraceRow]:
+        if self.unfit is None:
+            yield from rows
+            return
+        what = "item" if self.format.document else "line"
+        for row in rows:
+            reason = self.unfit(row)
+            if reason is None:
+                yield row
+            else:
+                bad(BadRow(str(path), row.line, reason, what))
 
     def _sessions(self, files: Iterator[Iterator[TraceRow]], tally: Tally) -> Iterator[TraceRow]:
         """As many sessions as are wanted. One that is called as one of an earlier file gets a name
