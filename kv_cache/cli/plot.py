@@ -65,10 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULT",
-        help="result of run, run --trials, capacity or precondition, or a run's directory",
+        help="result of run, run --trials, capacity, precondition or trace stats, or a run's "
+        "directory",
     )  # fmt: skip
     parser.add_argument(
-        "--output", type=Path, metavar="FILE",
+        "-o", "--output", type=Path, metavar="FILE",
         help="where the picture of a single RESULT goes: FILE.svg, FILE.png or FILE.pdf "
         "[default: beside RESULT, as .svg]",
     )  # fmt: skip

@@ -183,7 +183,7 @@ def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> 
         offered.add(blocks)
     limit = config.schedule.queue_limit
     waiting = config.arrival.mode == "closed" and (load.sessions or not config.replays)
-    users = config.workload.trace_users or config.run.num_users
+    users = _asking(config)
     users *= 1 if load.retriever is None else 2  # a user's retrieval waits beside his question
     return Intake(
         load.source,
@@ -299,8 +299,13 @@ def workers(config: Config, users: int | None = None) -> int:
     `users`: how many there are, if not as many as the run begins with."""
     if config.schedule.workers is not None:
         return config.schedule.workers
-    asking = (config.workload.trace_users or config.run.num_users) if users is None else users
-    return min(asking, config.schedule.max_workers)
+    return min(_asking(config) if users is None else users, config.schedule.max_workers)
+
+
+def _asking(config: Config) -> int:
+    """Users, or sessions of a trace, at the same time."""
+    sessions = config.workload.trace_users if config.replays else None
+    return sessions or config.run.num_users
 
 
 def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[TierFacts, ...]:
@@ -397,7 +402,7 @@ def _replay(
     if of.grouped:
         sessions = SessionsConfig(
             asking=asking,
-            users=work.trace_users or config.run.num_users,
+            users=_asking(config),
             speedup=0 if paced else work.trace_speedup,
             cycles=work.replay_cycles,
         )
@@ -469,7 +474,7 @@ def _trace_facts(trace: Trace, found: Survey) -> dict[str, Any]:
         "dropped_failed_rows": found.failed_rows,
         "backward_rows": found.backward_rows,
         "trace_block_tokens": found.block_tokens,
-        "sessions": found.sessions,
+        "sessions": found.sessions if trace.format.grouped else None,
         "notes": dict(found.notes),
         **trace.reading_facts(),
     }

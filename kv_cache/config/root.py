@@ -502,7 +502,8 @@ def _warnings(config: Config) -> Iterator[str]:
     if not config.replays:
         for path in (
             "trace_prompts", "trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format",
-            "max_conversations", "tokenizer",
+            "max_conversations", "tokenizer", "trace_users", "arrival_scale", "trace_window",
+            "trace_history",
         ):  # fmt: skip
             if getattr(work, path) != options()[f"workload.{path}"].default:
                 yield f"{_say(config, f'workload.{path}')}: no effect, as no trace is replayed"
@@ -510,6 +511,10 @@ def _warnings(config: Config) -> Iterator[str]:
         unused = ["workload.multi_turn", "workload.prefix_caching"]
         if config.arrival.request_rate > 0 and work.trace_speedup != options()[_SPEEDUP].default:
             yield f"{_say(config, _SPEEDUP)}: no effect, as --request-rate sets the pace"
+        if config.arrival.request_rate > 0 or not work.trace_speedup:
+            unscaled = "workload.arrival_scale"
+            if work.arrival_scale != options()[unscaled].default:
+                yield f"{_say(config, unscaled)}: no effect, as the trace's instants are not kept"
         if config.arrival.request_rate == 0:  # with a rate, the arrivals are spaced all the same
             unused.append("arrival.mode")
         for path in unused:

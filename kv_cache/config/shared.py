@@ -145,6 +145,8 @@ def _largest_of(config: Config, model: ModelShape, row: TraceRow) -> int:
     if row.nbytes:
         return row.nbytes
     size = config.resolved_block_tokens(row.block_tokens)
+    if not size and row.session is not None and row.hash_ids is None and not row.adds:
+        return 0  # its object is what it adds to a history, which the row alone does not say
     whole = row.prompt_tokens if row.hash_ids is None else row.block_tokens * len(row.hash_ids)
     geometry = Geometry(
         model=model, tensor_parallel=config.tiers.tensor_parallel, block_tokens=size

@@ -131,11 +131,13 @@ def fit_text(
             "fitted to them; replay it with run --trace"
         )
     talks = sessions is not None and sessions.one_turn < sessions.sessions
+    arrival = _arrival(samples, stream, of.grouped)
+    paced = "request_rate" in arrival.keys
     parts = [
         _users(stream, sessions, of.grouped, config, talks=talks),
-        _arrival(samples, stream, of.grouped),
+        arrival,
         _workload(talks=talks),
-        _laws(samples, thinks.counted(), law, talks=talks),
+        _laws(samples, thinks.counted(), law, talks=talks, paced=paced),
     ]
     if block_tokens:
         note = "As long as the blocks that were looked at."
@@ -239,7 +241,9 @@ def _workload(*, talks: bool) -> _Part:
     return _Part(name="workload", notes=[note], keys={"multi_turn": False, "prefix_caching": False})
 
 
-def _laws(samples: Samples, thinks: Mapping[int, int], law: str, *, talks: bool) -> _Part:
+def _laws(
+    samples: Samples, thinks: Mapping[int, int], law: str, *, talks: bool, paced: bool
+) -> _Part:
     notes, keys = [], {}
     wanted: list[tuple[str, str, Mapping[int, int], float]] = [
         ("prompt", "tokens that a request adds" if talks else "tokens", samples.prompts, 1),
@@ -247,13 +251,15 @@ def _laws(samples: Samples, thinks: Mapping[int, int], law: str, *, talks: bool)
     ]
     if talks:
         wanted.append(("turns", "requests of a session", samples.turns, 1))
-    if thinks:
+    if thinks and not paced:
         wanted.append(("think_s", "seconds before a request", thinks, NS_PER_S))
     for name, what, counted, unit in wanted:
         fit, told = _fitted(expanded(counted, unit), _OF_TIMES if name == "think_s" else law)
         keys[name] = fit.law.as_config()
         notes.append(f"{name} ({what}): {told}.")
-    if talks and not thinks:
+    if thinks and paced:
+        notes.append("think_s: left out, as the rate says when somebody asks.")
+    elif talks and not thinks:
         notes.append("think_s: the trace does not say how long is thought.")
     return _Part(name="lengths", notes=notes, keys=keys)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kv_cache.core.block import Block
+from kv_cache.core.kinds import Lookup
 from kv_cache.core.request import Request
 
 MOST_REMEMBERED = 2_000_000
@@ -32,6 +33,8 @@ class Offered:
         """`request` with `offered_blocks` and `offered_tokens`."""
         if request.once:
             return request
+        if request.lookup is Lookup.OPERATION:
+            return self._operation(request)
         blocks = tokens = 0
         for block in request.blocks:
             if self._remember(_short(block)):
@@ -40,6 +43,17 @@ class Offered:
         if not blocks:
             return request
         return replace(request, offered_blocks=blocks, offered_tokens=tokens)
+
+    def _operation(self, request: Request) -> Request:
+        """Of a trace of operations: only what was written can be read, and a write looks for
+        nothing. A read stores nothing."""
+        (block,) = request.blocks
+        if not request.new_from:
+            self._remember(_short(block))
+            return request
+        if _short(block) not in self._seen:
+            return request
+        return replace(request, offered_blocks=1, offered_tokens=block.tokens)
 
     def _remember(self, name: int) -> bool:
         """Whether it was known."""

@@ -67,7 +67,8 @@ class SessionFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFigures:
-    """Of the requests: a prompt is all of it, history included."""
+    """Of the requests, as their source tells them: a prompt is all of it, history included, but of
+    synthetic users with one object a turn, whose prompts are what is new."""
 
     prompt: Spread | None
     output: Spread | None

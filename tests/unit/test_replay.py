@@ -20,6 +20,7 @@ from kv_cache.workload import replay as replaying
 from kv_cache.workload.asking import AskingConfig, History
 from kv_cache.workload.conversation import Conversation
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.offered import Offered
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
@@ -373,3 +374,24 @@ def test_sixty_cycles_of_a_trace_take_no_more_memory_than_twenty() -> None:
     peak(2)
     grown, rows_more = peak(60) - peak(20), 40 * 400
     assert grown < 25 * rows_more, "a row that is kept takes more; Python's free lists take some"
+
+
+def test_a_trace_of_operations_offers_what_was_written_before_it_is_read() -> None:
+    plain = TraceRow(1, 0, 1, 0, ("a",), nbytes=4096)
+    reads = plain._replace(reads=True)
+    rows = [reads, reads, plain, plain, reads, reads._replace(hash_ids=("b",))]
+    offered = Offered()
+    told = [offered.see(request).offered_blocks for request in replay(rows).plan()]
+    assert told == [0, 0, 0, 0, 1, 0]
+
+
+def test_what_is_forgotten_is_counted_and_what_is_asked_for_is_kept() -> None:
+    offered = Offered(most=3)
+
+    def ask(*ids: int) -> int:
+        row = TraceRow(1, 0, 1, 1, ids, 16)
+        (request,) = replay([row], asking=asking(16, 16)).plan()
+        return offered.see(request).offered_blocks
+
+    assert [ask(1, 2, 3), ask(1), ask(4), ask(1), ask(2)] == [0, 1, 0, 1, 0]
+    assert offered.forgotten == 2
