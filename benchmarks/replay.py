@@ -7,7 +7,8 @@ memory grows with the trace.
    tier of 10 GiB, ten sessions at a time: of each follow-up whether it came after its
    predecessor's answer and its think time over the speed-up, from the records; the hit ratio
    beside the trace's own; and how much was dropped.
-2. A trace replayed once and ten times over in virtual time: peak resident memory of each, in turn.
+2. A trace replayed ten and twenty times over in virtual time: peak resident memory of each, in turn.
+   (A single pass does not fill what every run keeps of bounded size: lists of latencies, windows.)
 
 The model has 3.5 KiB of KV a token, so that what the sessions store in all is a little more than
 10 GiB.
@@ -119,14 +120,16 @@ def early_rows(
 
 
 def memory(path: Path, pairs: int) -> Figure:
-    """Peak resident memory of ten passes over that of one, in turn."""
+    """Peak resident memory of twenty passes over that of ten, in turn."""
     growth = []
     for _ in range(pairs):
-        once, often = (peak_kib(path, cycles) for cycles in (1, 10))
+        once, often = (peak_kib(path, cycles) for cycles in (10, 20))
         growth.append(often / once)
-        print(f"peak resident memory: {once / 1024:.1f} MiB once, {often / 1024:.1f} MiB ten times")
+        print(
+            f"peak resident memory: {once / 1024:.1f} MiB ten times, {often / 1024:.1f} MiB twenty"
+        )
     return Figure(
-        number="11", what="a trace ten times over, peak memory", wanted=f"< {MOST_GROWTH} x once",
+        number="11", what="a trace twenty times over, peak memory", wanted=f"< {MOST_GROWTH} x ten",
         seen=f"{statistics.median(growth):.3f} ({min(growth):.3f} to {max(growth):.3f})",
         met=statistics.median(growth) < MOST_GROWTH,
     )  # fmt: skip

@@ -81,7 +81,8 @@ def check_space(path: Path, wanted_bytes: int) -> None:
 
 
 def check_output_file(path: Path) -> None:
-    """Refuse a result file that could not be written; an older result may be overwritten."""
+    """Refuse a result file that could not be written, or that holds something else; an older result
+    may be overwritten."""
     where = f"output file {path}"
     real = _resolve(path, where)
     found = _stat(real, where)
@@ -94,6 +95,32 @@ def check_output_file(path: Path) -> None:
         _refuse_unwritable(base, fd, where)
     if found is not None and not os.access(real, os.W_OK, effective_ids=True):
         raise PlaceError(f"{where}: it is write-protected; name another file with --output")
+    if found is not None and found.st_size and not _is_ours(real, where):
+        raise PlaceError(
+            f"{where}: a file of that name is there which is none of our results; name another "
+            "file, or move that one away"
+        )
+
+
+# What results, rows of latencies and fits have at their beginning.
+_OURS = (
+    b'"requests_completed"',
+    b'"schema": "kv-cache-',
+    b'"schema":"kv-cache-',
+    b'{"request_id"',
+    b"fitted by kv-cache.py trace fit",
+)
+_LOOKED_AT = 1 << 16
+
+
+def _is_ours(path: Path, where: str) -> bool:
+    """Whether a file is one that this program, or the reference, has written."""
+    try:
+        with path.open("rb") as file:
+            begins = file.read(_LOOKED_AT)
+    except OSError as error:
+        raise PlaceError(f"{where}: it cannot be read ({error.strerror}); name another") from None
+    return any(mark in begins for mark in _OURS)
 
 
 def check_results_dir(path: Path) -> None:

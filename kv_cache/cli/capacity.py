@@ -222,6 +222,11 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
         raise ConfigError(
             "a trace has no users to search for; give --by rate, or leave --trace out"
         )
+    if job.load.sessions:
+        raise ConfigError(
+            "a trace of sessions cannot be asked at a rate: its rows wait for the answers that "
+            "they follow; give a trace whose rows have instants, or leave --trace out"
+        )
     _check_lengths(options, job.config, promises)
     highest = 10_000 if options.highest is None else options.highest
     if not by_users:

@@ -61,6 +61,7 @@ from kv_cache.report.trials import aggregate, trial_seed, trials_text
 from kv_cache.report.validation import ValidationTrace, read_validation
 from kv_cache.schedule.saturation import storage_p95_ns
 from kv_cache.sim.run import measured_tier, simulate
+from kv_cache.workload.asking import History
 from kv_cache.workload.formats.opening import (
     Survey,
     Trace,
@@ -91,6 +92,7 @@ class Job:
     directories: tuple[Path, ...]  # of the storage tier, or the temporary directory's parent
     warnings: tuple[str, ...]
     trace: Trace | None = None
+    found: Survey | None = None
     validation: ValidationTrace | None = None
 
 
@@ -120,8 +122,7 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))
-    specs = tier_specs(config, _storage_bytes(config))
-    trace, found = open_workload(config, beyond_all_tiers(config, model, specs))
+    trace, found = open_workload(config)
     config = as_recorded(config, trace)
     output = _output(config)
     check_output_file(output)
@@ -137,6 +138,8 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     _check_recordings(config, output, trace)
     validation = config.output.validation_trace
     compared = None if validation is None else read_validation(Path(validation))
+    specs = tier_specs(config, _storage_bytes(config))
+    trace, found = _fitting(config, model, specs, trace, found)
 
     def build(config: Config, salt: str = "") -> Load:
         own = seed if config.run.seed is None else config.run.seed
@@ -158,17 +161,39 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
         directories=storage_directories(config),
         validation=compared,
         trace=trace,
-        warnings=_warnings(config, load, trace),
+        found=found,
+        warnings=_warnings(config, load, trace, found),
     )
 
 
-def _warnings(config: Config, load: Load, trace: Trace | None) -> tuple[str, ...]:
+def _warnings(
+    config: Config, load: Load, trace: Trace | None, found: Survey | None
+) -> tuple[str, ...]:
     return (
         *config.warnings(),
         *_joined(trace),
+        *_without_use(config, trace, found),
         *ingestion_notes(load.retriever),
         *recording_notes(config, trace),
     )
+
+
+def _without_use(config: Config, trace: Trace | None, found: Survey | None) -> list[str]:
+    """Options that this trace gives nothing to do."""
+    if trace is None or found is None:
+        return []
+    work, name = config.workload, f"the rows of {trace.files[0]} ({trace.format_name})"
+    told = []
+    if work.trace_history != History.FORMAT and found.has_hash_ids:
+        told.append(f"workload.trace_history (--trace-history): no effect, as {name} have hash ids")
+    if not trace.format.timed and work.trace_speedup not in (0, 1):
+        told.append(f"workload.trace_speedup (--trace-speedup): no effect, as {name} have no times")
+    if trace.format.grouped and config.arrival.request_rate > 0:
+        told.append(
+            "arrival.request_rate (--request-rate) is the most that is asked: the rows of sessions "
+            "wait for the answers that they follow, and are asked later than it says"
+        )
+    return told
 
 
 def _joined(trace: Trace | None) -> list[str]:
@@ -200,11 +225,29 @@ def _storage_bytes(config: Config) -> int | None:
     return gib_to_bytes(config.tiers.storage_capacity_gib) or None
 
 
-def open_workload(
-    config: Config, unfit: Callable[[TraceRow], str | None] | None = None
+def _fitting(
+    config: Config,
+    model: ModelShape,
+    specs: tuple[TierSpec, ...],
+    trace: Trace | None,
+    found: Survey | None,
 ) -> tuple[Trace | None, Survey | None]:
-    """Read the whole trace once, so that a bad row is found now and not in an hour. `unfit` says
-    why a row that is good in itself is none for this run."""
+    """Rows that no tier can hold are bad ones; the trace is read again where there may be some."""
+    unfit = beyond_all_tiers(config, model, specs)
+    if trace is None or found is None or unfit is None:
+        return trace, found
+    largest = TraceRow(0, 0, found.most_tokens, 0, None, found.block_tokens)
+    if unfit(largest._replace(nbytes=found.most_bytes)) is None:
+        return trace, found
+    trace = replace(trace, unfit=unfit)
+    with bar_for(config, desc="reading trace", unit=" rows") as bar:
+        found = survey(trace, progress=lambda rows: to(bar, rows))
+    require_usable(trace, found)
+    return trace, found
+
+
+def open_workload(config: Config) -> tuple[Trace | None, Survey | None]:
+    """Read the whole trace once, so that a bad row is found now and not in an hour."""
     path = config.trace_path()
     if path is None:
         return None, None
@@ -214,7 +257,6 @@ def open_workload(
         skip_bad_rows=config.workload.skip_bad_rows,
         reading=config.trace_reading(),
     )
-    trace = replace(trace, unfit=unfit)
     with bar_for(config, desc="reading trace", unit=" rows") as bar:
         found = survey(trace, progress=lambda rows: to(bar, rows))
     require_usable(trace, found)
@@ -230,24 +272,34 @@ def _output(config: Config) -> Path:
 def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None:
     """What is written as the run goes on replaces nobody else's file, nor one of the run's own."""
     told = config.output
-    checks = {"record": check_recording, "io_trace_log": check_io_trace}
+    checks: dict[str, Callable[[Path], None]] = {
+        "output": lambda _: None,  # these have been checked
+        "latency_dump": lambda _: None,
+        "fio_export": lambda _: None,
+        "record": check_recording,
+        "io_trace_log": check_io_trace,
+    }
     others: dict[str, Sequence[str | Path | None]] = {
-        "--output": [output],
-        "--latency-dump": [told.latency_dump],
-        "--fio-export": [told.fio_export],
         "--validation-trace": [told.validation_trace],
+        "--profile": [config.sim.profile],
         "the trace": () if trace is None else trace.files,
     }
     for name, check in checks.items():
-        if (given := getattr(told, name)) is None:
+        given = output if name == "output" else getattr(told, name)
+        if given is None:
             continue
         flag = f"--{name.replace('_', '-')}"
         for path in _each_trial(Path(given), config.run.trials):
             check(path)
-            for other, files in others.items():
-                if any(os.path.realpath(path) == os.path.realpath(f) for f in files if f):
-                    raise PlaceError(f"{flag} {path}: {other} has the same file; name another")
+            refuse_same(path, flag, others)
         others[flag] = [given]
+
+
+def refuse_same(path: Path, flag: str, others: Mapping[str, Sequence[str | Path | None]]) -> None:
+    """Raise PlaceError where a file that is to be written is another one of this command."""
+    for other, files in others.items():
+        if any(os.path.realpath(path) == os.path.realpath(file) for file in files if file):
+            raise PlaceError(f"{flag} {path}: {other} has the same file; name another")
 
 
 def _each_trial(path: Path, trials: int) -> list[Path]:
@@ -313,7 +365,7 @@ def _trial(job: Job, number: int) -> Job:
         output=replace(told, output=str(output), **own),
     )
     load = job.build(config)
-    warnings = _warnings(config, load, job.trace)
+    warnings = _warnings(config, load, job.trace, job.found)
     return replace(job, config=config, seed=seed, output=output, load=load, warnings=warnings)
 
 

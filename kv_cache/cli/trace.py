@@ -33,13 +33,14 @@ from kv_cache.report.plot import (
     write_picture,
 )
 from kv_cache.report.recording import as_recorded
-from kv_cache.report.records import packing
+from kv_cache.report.records import packing, require_own_name
 from kv_cache.report.result import as_json
 from kv_cache.report.tracefit import CHOICES, Samples, fit_text
 from kv_cache.report.tracestats import stats_document, stats_text
 from kv_cache.report.writing import open_atomically, write_atomically
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.canonical import Header, header_line, row_line
+from kv_cache.workload.formats.base import RowError
+from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
 from kv_cache.workload.formats.opening import Survey, Tally, Trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.spread import Times
@@ -125,7 +126,9 @@ def _stats(argv: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     if options.output is not None:
         check_output_file(options.output)
-    document = _document(_asked(options, rest))
+    asked = _asked(options, rest)
+    _refuse_inputs(options.output, asked)
+    document = _document(asked)
     if options.output is not None:
         _write(options.output, as_json(document))
     if options.json and options.output is None:
@@ -168,8 +171,7 @@ def _convert(argv: Sequence[str]) -> int:
         "--to", choices=("kv-cache",), default="kv-cache", help="the format [default kv-cache]"
     )
     options, rest = parser.parse_known_args(argv)
-    check_output_file(options.output)
-    packing(options.output, "--output")  # refuses what cannot be packed, before all the work
+    require_own_name(options.output, "--output", _is_own_trace)
     asked = _asked(options, rest)
     trace, found = asked.opened()
     if any(_same(options.output, path) for path in trace.files):
@@ -193,6 +195,7 @@ def _fit(argv: Sequence[str]) -> int:
     if options.output is not None:
         check_output_file(options.output)
     asked = _asked(options, rest)
+    _refuse_inputs(options.output, asked)
     samples = Samples()
     look = asked.look()
     assert look.trace is not None
@@ -473,6 +476,22 @@ def _write(path: Path, data: bytes) -> None:
 def _cannot_write(path: Path, error: OSError) -> PlaceError:
     reason = (error.strerror or str(error)).lower()
     return PlaceError(f"--output {path}: it cannot be written ({reason}); name another file")
+
+
+def _is_own_trace(first: str) -> bool:
+    """Whether a file that begins with this line is one of `trace convert` or `run --record`."""
+    try:
+        read_header(first)
+    except RowError:
+        return False
+    return True
+
+
+def _refuse_inputs(output: Path | None, asked: _Asked) -> None:
+    """Raises PlaceError where what is to be written is what is read."""
+    path = asked.config.trace_path()
+    if output is not None and path is not None and _same(output, path):
+        raise PlaceError(f"--output {output} is the trace itself; name another file")
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -61,13 +61,30 @@ def copies(config: Config, shapes: Collection[ModelShape]) -> int:
 
 def check_objects(config: Config, trace: Trace) -> None:
     """A trace of operations has objects of its own. Raises TraceError."""
+    row = next(trace.rows(), None)
+    if row is not None and row.nbytes:
+        _check_operations(config, trace)
     mixed = bool(config.run.model_mix)
     if not mixed and (config.tiers.ranks == "one" or config.tiers.tensor_parallel == 1):
         return
-    row = next(trace.rows(), None)
     if row is not None and row.nbytes:
         raise TraceError(
             f"{'run.model_mix (--model-mix)' if mixed else 'tiers.ranks (--ranks) all'}: the rows "
             f"of {trace.files[0]} ({trace.format_name}) name the objects that are moved, which no "
             "model makes anew; leave it out"
         )
+
+
+def _check_operations(config: Config, trace: Trace) -> None:
+    """What asks prompts has nothing to ask of operations. Raises TraceError."""
+    asked = {
+        "run.mode (--decode-only)": config.mode is RunMode.DECODE_ONLY,
+        "rag.enabled (--enable-rag)": config.rag.enabled,
+        "workload.trace_prompts (--trace-prompts)": config.workload.trace_prompts,
+    }
+    for option, given in asked.items():
+        if given:
+            raise TraceError(
+                f"{option}: the rows of {trace.files[0]} ({trace.format_name}) are reads and "
+                "writes of objects, and no prompts; leave it out"
+            )

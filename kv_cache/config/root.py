@@ -32,6 +32,7 @@ from kv_cache.workload.formats.tokens import open_tokens
 DEFAULT_DURATION_S = 60.0
 DATASET_CONVERSATIONS = 500  # as many as the reference reads of a dataset
 _SPEEDUP = "workload.trace_speedup"
+_SLOWEST = 1e-6
 _WINDOW = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)?:([0-9]{1,9}(?:\.[0-9]{1,9})?)?")
 
 T = TypeVar("T")
@@ -397,6 +398,10 @@ def _check_arrival(config: Config) -> None:
 
 def _check_trace(config: Config) -> None:
     work = config.workload
+    if 0 < work.trace_speedup < _SLOWEST:
+        raise ConfigError(
+            f"{_say(config, _SPEEDUP)}: give at least {_SLOWEST:g}, or 0 for as fast as served"
+        )
     if work.trace is not None and work.use_burst_trace:
         raise ConfigError(
             f"{_say(config, 'workload.trace')} and workload.use_burst_trace (--use-burst-trace) "

@@ -297,7 +297,7 @@ class WorkloadConfig:
     )  # fmt: skip
     arrival_scale: float = opt(
         1.0, "So many times as many sessions begin in a second, each at its own pace; rows without "
-        "a session are sessions of their own", above=0, high=1e6, flag="--arrival-scale",
+        "a session are sessions of their own", low=1e-6, high=1e6, flag="--arrival-scale",
     )  # fmt: skip
     trace_window: str | None = opt(
         None, "Replay only what lies between these seconds of the trace, e.g. 600:1200; either may "

@@ -17,8 +17,10 @@ class Request:
 
     `model` is the one that is asked, as the source calls it; "" where it does not say.
     `retrieved`: asked by RAG, beside what users or a trace ask. `once`: nobody else ever asks for
-    any of these blocks. `offered_blocks` of the sequence (with so many tokens) had been asked for
-    before this request came: what a cache without limits would have had, filled in by the intake.
+    any of these blocks. `cycle` is the pass over a trace that it is of: what has a name of its own
+    in each pass is not asked for in a later one. `offered_blocks` of the sequence (with so many
+    tokens) had been asked for before this request came: what a cache without limits would have
+    had, filled in by the intake.
     """
 
     request_id: int
@@ -38,6 +40,7 @@ class Request:
     model: str = ""
     retrieved: bool = False
     once: bool = False
+    cycle: int = 0
     offered_blocks: int = 0
     offered_tokens: int = 0
 

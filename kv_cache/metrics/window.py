@@ -301,12 +301,22 @@ class Series:
         self._longest = longest
         self.windows: list[Window] = []
         self.together = 1  # how many ticks one window is, at most
+        self._last = 0  # how many ticks the last one is so far
 
     def add(self, window: Window) -> None:
+        if self._last < self.together and self.windows[-1:] and self._goes_on(window):
+            self.windows[-1] = joined(self.windows[-1], window)
+            self._last += 1
+            return
         self.windows.append(window)
+        self._last = 1
         if len(self.windows) > self._longest:
             self.windows = _in_pairs(self.windows)
             self.together *= 2
+            self._last = self.together  # whatever it is, the next one begins anew
+
+    def _goes_on(self, window: Window) -> bool:
+        return self.windows[-1].phase is window.phase
 
     def of(self, phase: Phase) -> list[Window]:
         return [window for window in self.windows if window.phase is phase]

@@ -5,7 +5,7 @@ built for them, and say so in the result. Rows with neither are never given shar
 does not have: each is content of its own, in every cycle anew.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,6 +24,14 @@ TRACE_USERS = 1000  # rows without a session are spread over so many users, as i
 MOST_CONVERSATIONS = 100_000
 """Conversations that are remembered; one that is silent while so many others speak begins anew,
 and is counted."""
+
+
+_COUNTED = (
+    "history_turns",
+    "history_restarts",
+    "history_branches",
+    "forgotten_conversations",
+)
 
 
 class History(StrEnum):
@@ -54,19 +62,40 @@ class AskingConfig:
 
 
 class Asking:
-    """One cycle's requests, told row by row in the file's order. `draws`: a seed of this cycle."""
+    """One cycle's requests, told row by row in the file's order. `draws`: a seed of this cycle;
+    `counted`: what is told of all cycles.
 
-    def __init__(self, config: AskingConfig, cycle: int, draws: Seed) -> None:
+    A pass is content of its own: what was asked in an earlier one is not asked again, so that a
+    trace that is repeated offers what it offers once.
+    """
+
+    def __init__(
+        self, config: AskingConfig, cycle: int, draws: Seed, counted: Counter[str] | None = None
+    ) -> None:
         self._config = config
         self._cycle = cycle
         self._draws = draws
         self._rng = draws.rng()
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
-        self.history_turns = 0
-        self.restarts = 0
-        self.forgotten = 0
+        self._last: dict[str, str | None] = {}
+        self._counted = Counter() if counted is None else counted
 
-    def request(self, row: TraceRow, ordinal: int, intended_ns: int) -> Request:
+    def goes_on(self, row: TraceRow) -> bool:
+        """Whether a row, told in the file's order, goes on where its session's row before it ended.
+        A row that follows another one is a branch; nobody says what it has of its history, nor what
+        the rows behind it have."""
+        if row.session is None or row.hash_ids is not None:
+            return True
+        known, last = row.session in self._last, self._last.get(row.session)
+        if known and last is None:
+            return False
+        linear = not row.after or row.after == (last,)
+        self._last[row.session] = (row.name or "") if linear else None
+        return linear
+
+    def request(
+        self, row: TraceRow, ordinal: int, intended_ns: int, *, goes_on: bool = True
+    ) -> Request:
         """The request of the row that is the `ordinal`-th (from 0) that was read."""
         if row.request is not None:
             return replace(row.request, request_id=ordinal, intended_ns=intended_ns)
@@ -83,22 +112,21 @@ class Asking:
             output_tokens=row.output_tokens,
             blocks=(),
             model=row.model or "",
+            cycle=self._cycle,
         )
         if row.nbytes:
             return self._operation(plain, row)
         if row.hash_ids is not None:
             return self._hashed(plain, row, row.hash_ids)
         if row.session is not None and self._config.history is not History.NONE:
-            return self._turn(plain, row, row.session)
+            if goes_on:
+                return self._turn(plain, row, row.session)
+            self._counted["history_branches"] += 1
         return self._alone(plain, row, ordinal)
 
     def facts(self) -> Mapping[str, int]:
-        """Of this cycle, so far: for how many turns a history was built, and where it was not."""
-        return {
-            "history_turns": self.history_turns,
-            "history_restarts": self.restarts,
-            "forgotten_conversations": self.forgotten,
-        }
+        """Of all cycles, so far: for how many turns a history was built, and where it was not."""
+        return {name: self._counted[name] for name in _COUNTED}
 
     def _qos(self, session: str | None) -> Qos:
         """A session keeps its class; rows without one draw in the file's order."""
@@ -107,7 +135,7 @@ class Asking:
 
     def _operation(self, plain: Request, row: TraceRow) -> Request:
         assert row.hash_ids is not None, "an operation names its object"
-        key = content_key("object", *row.hash_ids)
+        key = content_key("object", *self._pass(), *row.hash_ids)
         return replace(
             plain,
             blocks=(Block(key, row.prompt_tokens, row.nbytes),),
@@ -121,8 +149,10 @@ class Asking:
         return replace(plain, blocks=blocks, lookup=Lookup.CONTENT)
 
     def _scope(self, row: TraceRow) -> tuple[str | int, ...]:
-        """Ids that mean something in one session alone mean something else in the next cycle."""
-        return ("hash", row.scope, self._cycle) if row.scope else ("hash",)
+        return ("hash", *self._pass(), row.scope) if row.scope else ("hash", *self._pass())
+
+    def _pass(self) -> tuple[str | int, ...]:
+        return ("pass", self._cycle) if self._cycle else ()
 
     def _blocks(
         self, scope: tuple[str | int, ...], hash_ids: tuple[int | str, ...]
@@ -146,8 +176,8 @@ class Asking:
         turn = talk.ask(
             self._config.geometry, row.prompt_tokens, row.output_tokens, adds=self._adds(row)
         )
-        self.restarts += talk.restarts - before
-        self.history_turns += turn.new_from > 0
+        self._counted["history_restarts"] += talk.restarts - before
+        self._counted["history_turns"] += turn.new_from > 0
         return replace(
             plain,
             turn=turn.number,
@@ -167,8 +197,9 @@ class Asking:
         if talk is None:
             talk = known[session] = Conversation(f"{self._cycle}/{session}")
             if len(known) > MOST_CONVERSATIONS:
-                known.popitem(last=False)
-                self.forgotten += 1
+                silent, _ = known.popitem(last=False)
+                self._last.pop(silent, None)
+                self._counted["forgotten_conversations"] += 1
         known.move_to_end(session)
         return talk
 

@@ -17,27 +17,36 @@ forgotten, and what was offered is a lower bound."""
 
 
 class Offered:
-    """Tells each request, in the order in which they come, what of it was asked for before."""
+    """Tells each request, in the order in which they come, what of it was asked for before.
+
+    What every pass over a trace names anew is forgotten with the pass behind it. What is there
+    before anybody asks, and shared prompts, stay.
+    """
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
         self._most = most
+        self._stays: set[int] = set()
         self._seen: dict[int, None] = {}  # the last asked for at the end
+        self._before: dict[int, None] = {}  # of the pass before this one
+        self._cycle = 0
         self.forgotten = 0
 
     def add(self, blocks: Iterable[Block]) -> None:
         """Blocks that are there before anybody asks."""
-        for block in blocks:
-            self._remember(_short(block))
+        self._stays.update(map(_short, blocks))
 
     def see(self, request: Request) -> Request:
         """`request` with `offered_blocks` and `offered_tokens`."""
         if request.once:
             return request
+        if request.cycle > self._cycle:
+            self._cycle = request.cycle
+            self._before, self._seen = self._seen, {}
         if request.lookup is Lookup.OPERATION:
             return self._operation(request)
         blocks = tokens = 0
-        for block in request.blocks:
-            if self._remember(_short(block)):
+        for place, block in enumerate(request.blocks):
+            if self._remember(_short(block), stays=place < request.shared):
                 blocks += 1
                 tokens += block.tokens
         if not blocks:
@@ -49,24 +58,31 @@ class Offered:
         nothing. A read stores nothing."""
         (block,) = request.blocks
         if not request.new_from:
-            self._remember(_short(block))
+            self._remember(_short(block), stays=False)
             return request
         if _short(block) not in self._seen:
             return request
         return replace(request, offered_blocks=1, offered_tokens=block.tokens)
 
-    def _remember(self, name: int) -> bool:
+    def _remember(self, name: int, *, stays: bool) -> bool:
         """Whether it was known."""
-        seen = self._seen
-        if name in seen:
-            del seen[name]
-            seen[name] = None
+        if name in self._stays:
             return True
+        seen = self._seen
+        known = name in seen
+        if known:
+            del seen[name]
+        elif name in self._before:
+            known = True
+            del self._before[name]
+        if stays:
+            self._stays.add(name)
+            return known
         seen[name] = None
         if len(seen) > self._most:
             del seen[next(iter(seen))]
             self.forgotten += 1
-        return False
+        return known
 
 
 def _short(block: Block) -> int:

@@ -10,7 +10,7 @@ Only rows that wait are held in memory: for their instant behind others, or for 
 """
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -130,6 +130,8 @@ class TraceReplay:
         self._popped = 0
         self._cycle = -1
         self._ended = False
+        self._cycles_ended = self._held_back = 0
+        self._noted: Counter[str] = Counter()
         self._ready: list[tuple[int, int, _Waiting]] = []
         self._links = _Links()
         self._asked: dict[int, _Waiting] = {}  # by the request ids that were told
@@ -165,6 +167,7 @@ class TraceReplay:
         self._fill()
         if not self._ready and not self._asked and not self._ended:
             assert not self._links.held, "rows wait for answers that nobody will give"
+            self._cycles_ended += self._head is None
             self._advance(finished_ns)
 
     def resize(self, users: int, now_ns: int) -> None:
@@ -185,9 +188,10 @@ class TraceReplay:
             "speedup": self._config.speedup,
             "arrival_scale": self._config.arrival_scale,
             "cycles": self._config.cycles,
-            "cycles_ended": self._cycle + self._ended,
+            "cycles_ended": self._cycles_ended,
             "prefix_information": bool(self._config.asking.trace_block_tokens),
             **self._asking.facts(),
+            "arrivals_read_late": self._held_back,
         }
 
     def _advance(self, origin_ns: int) -> None:
@@ -197,7 +201,7 @@ class TraceReplay:
         self._cycle += 1
         self._origin_ns = origin_ns
         draws = self._seed.child("qos", self._cycle)
-        self._asking = Asking(self._config.asking, self._cycle, draws)
+        self._asking = Asking(self._config.asking, self._cycle, draws, self._noted)
         self._links = _Links()
         self._rows = _paced(self._open(), self._config)
         self._head = next(self._rows, None)
@@ -221,16 +225,20 @@ class TraceReplay:
     def _wants(self, head: _Due) -> bool:
         if not self._ready:
             return self._links.held < MOST_HELD
-        if self._links.held + len(self._ready) >= MOST_HELD:
+        if self._origin_ns + _earliest_ns(head.row, self._config) >= self._ready[0][0]:
             return False
-        return self._origin_ns + _earliest_ns(head.row, self._config) < self._ready[0][0]
+        full = self._links.held + len(self._ready) >= MOST_HELD
+        self._held_back += full and head.due_ns + self._origin_ns < self._ready[0][0]
+        return not full
 
     def _push(self, entry: _Waiting) -> None:
         heapq.heappush(self._ready, (entry.request.intended_ns, entry.ordinal, entry))
 
     def _entry(self, due: _Due) -> tuple[_Waiting, tuple[str, ...]]:
         row = due.row
-        request = self._asking.request(row, self._read, self._origin_ns + due.due_ns)
+        goes_on = self._asking.goes_on(row)
+        due_ns = self._origin_ns + due.due_ns
+        request = self._asking.request(row, self._read, due_ns, goes_on=goes_on)
         think_ns = _shorter(row.think_ns or 0, self._config.speedup)
         if row.name is None and row.session is not None and not row.after:
             # The rows of a session follow each other; its name is apart from those of rows.

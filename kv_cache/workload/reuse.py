@@ -45,6 +45,8 @@ _MOST_SAMPLES = 512  # of the growth over time
 
 # --- stack distances ---
 
+_LAST_NS = 2**63 - 1  # a time that a trace says fits, but perhaps not with what is thought
+
 
 class StackDistances:
     """Distances of a stream that comes in parts. Blocks have numbers from 0, in the order in which
@@ -380,7 +382,7 @@ class _Pending:
     def end(self, count: int, at_ns: int) -> None:
         """The last `count` of them came at `at_ns`."""
         self._counts.append(count)
-        self._times_ns.append(at_ns)
+        self._times_ns.append(min(at_ns, _LAST_NS))
 
     def full(self, known: int) -> bool:
         """A look at many blocks costs as much for one reference as for many."""

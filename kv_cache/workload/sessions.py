@@ -7,6 +7,7 @@ ends when its last session has ended.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -36,6 +37,7 @@ class _Ask:
     only where it does not say how long was thought before it."""
 
     row: TraceRow
+    goes_on: bool
     ordinal: int
     own_ns: int
     think_ns: int | None
@@ -103,10 +105,12 @@ class SessionReplay:
         self._seed = seed
         self._facts = facts
         self._quota = Quota(self.plan(), most, counts) if most else None
-        self._popped = self._read = self._begun = self._ordinal = 0
-        self._asking = Asking(config.asking, 0, seed)
+        self._popped = self._read = self._begun = self._ordinal = self._cycles_ended = 0
+        self._counted: Counter[str] = Counter()
+        self._asking = Asking(config.asking, 0, seed, self._counted)
         self._cycle = -1
         self._ended = False
+        self._whole = True  # every row of this cycle was asked
         self._going = 0
         self._ready: list[tuple[int, int, int, _Session]] = []
         self._asked: dict[int, tuple[_Session, int]] = {}
@@ -135,7 +139,7 @@ class SessionReplay:
 
     def _request(self, ask: _Ask, index: int, intended_ns: int) -> Request:
         """A session's turns are asked in order, so that its history grows as it goes on."""
-        request = self._asking.request(ask.row, ask.ordinal, intended_ns)
+        request = self._asking.request(ask.row, ask.ordinal, intended_ns, goes_on=ask.goes_on)
         turn = index + 1 if ask.row.request is None else request.turn
         return replace(request, request_id=self._popped, turn=turn)
 
@@ -148,6 +152,7 @@ class SessionReplay:
         self._going -= 1
         self._begin(finished_ns)
         if not self._going:
+            self._cycles_ended += self._whole
             self._advance(finished_ns)
 
     def resize(self, users: int, now_ns: int) -> None:
@@ -168,7 +173,7 @@ class SessionReplay:
             "users": self._config.users,
             "speedup": self._config.speedup,
             "cycles": self._config.cycles,
-            "cycles_ended": max(0, self._cycle + self._ended),
+            "cycles_ended": self._cycles_ended,
             "sessions_begun": self._begun,
             "prefix_information": bool(self._config.asking.trace_block_tokens),
             **self._asking.facts(),
@@ -182,8 +187,9 @@ class SessionReplay:
                 return
             self._cycle += 1
             draws = self._seed.child("qos", self._cycle)
-            self._asking = Asking(self._config.asking, self._cycle, draws)
+            self._asking = Asking(self._config.asking, self._cycle, draws, self._counted)
             self._sessions = groupby(self._open(), key=lambda row: row.session)
+            self._whole = True
             for _ in range(self._config.users):
                 self._begin(origin_ns)
             self._ended = not self._going
@@ -191,6 +197,7 @@ class SessionReplay:
     def _begin(self, now_ns: int) -> None:
         """A user takes the next session that has anything to ask."""
         if self._quota is not None and self._quota.spent:
+            self._whole &= next(self._sessions, None) is None
             return
         for _, rows in self._sessions:
             asks = self._asks(list(rows))
@@ -213,10 +220,12 @@ class SessionReplay:
         asks: list[_Ask] = []
         for index, row in enumerate(rows):
             if self._quota is not None and not self._quota.take(_user(row)):
+                self._whole = False
                 break
             asks.append(
                 _Ask(
                     row=row,
+                    goes_on=self._asking.goes_on(row),
                     ordinal=self._read,
                     own_ns=_shorter(row.at_ns, speedup),
                     think_ns=None if row.think_ns is None else _shorter(row.think_ns, speedup),

@@ -712,14 +712,16 @@ def test_hash_ids_share_blocks_exactly_where_the_trace_says_so() -> None:
     rows = trace_rows(hashed=True)
     for block_tokens, parts in ((256, 1), (64, 4)):
         source = replay(Seed(1), kind="hashed", speedup=0, cycles=2, block_tokens=block_tokens)
-        keys: dict[tuple[int | str, int], set[bytes]] = defaultdict(set)
+        keys: dict[tuple[int, int | str, int], set[bytes]] = defaultdict(set)
         for number, request in enumerate(source.plan()):
+            assert request.cycle == number // ROWS
             row = rows[number % ROWS]
             assert row.hash_ids is not None
             assert len(request.blocks) == parts * len(row.hash_ids)
             assert request.prompt_tokens == row.prompt_tokens
             for place, each in enumerate(request.blocks):
-                keys[row.hash_ids[place // parts], place % parts].add(each.key)
+                name = (request.cycle, row.hash_ids[place // parts], place % parts)
+                keys[name].add(each.key)
                 assert each.tokens == block_tokens
         assert all(len(found) == 1 for found in keys.values())
         assert len({next(iter(found)) for found in keys.values()}) == len(keys)

@@ -419,6 +419,8 @@ def test_a_survey_counts_everything(tmp_path: Path, skip: bool) -> None:
         output_tokens=16 * 2 + 10,
         has_hash_ids=False,
         block_tokens=0,
+        most_tokens=100,
+        most_bytes=0,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
     )
     assert (found.failed_rows, found.backward_rows) == (4, 1)

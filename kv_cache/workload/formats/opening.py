@@ -565,6 +565,10 @@ class Survey:
     output_tokens: int
     has_hash_ids: bool
     block_tokens: int
+    most_tokens: int
+    """Of a row: its prompt, or its blocks, whole."""
+    most_bytes: int
+    """Of an object that a row names, where rows do."""
     sha256: str
     """Of the files' bytes as they lie on disk, one after the other: `cat files | sha256sum`."""
 
@@ -586,13 +590,18 @@ def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None 
     """
     tally = Tally()
     grouped = trace.format.grouped
-    rows = prompt = output = sessions = span_ns = block_tokens = 0
+    rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
     session: str | None = None
     for row in islice(trace.every_row(tally), limit or None):
         rows += 1
         prompt += row.prompt_tokens
         output += row.output_tokens
         span_ns = max(span_ns, row.at_ns)
+        whole = row.block_tokens * len(row.hash_ids or ())
+        most_tokens = max(most_tokens, row.prompt_tokens, whole)
+        most_bytes = max(most_bytes, row.nbytes)
+        if row.request is not None:
+            most_bytes = max(most_bytes, *(block.nbytes for block in row.request.blocks), 0)
         if row.block_tokens != block_tokens and row.hash_ids is not None:
             block_tokens = _one_size(trace, block_tokens, row)
         if grouped and row.session != session:
@@ -612,6 +621,8 @@ def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None 
         output_tokens=output,
         has_hash_ids=block_tokens > 0,
         block_tokens=block_tokens,
+        most_tokens=most_tokens,
+        most_bytes=most_bytes,
         sha256=_sha256(trace.files),
     )
 
