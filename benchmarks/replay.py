@@ -7,7 +7,7 @@ memory grows with the trace.
    tier of 10 GiB, ten sessions at a time: of each follow-up whether it came after its
    predecessor's answer and its think time over the speed-up, from the records; the hit ratio
    beside the trace's own; and how much was dropped.
-2. A trace replayed ten and twenty times over in virtual time: peak resident memory of each, in turn.
+2. A trace replayed ten and twenty times in virtual time: peak resident memory of each, in turn.
    (A single pass does not fill what every run keeps of bounded size: lists of latencies, windows.)
 
 The model has 3.5 KiB of KV a token, so that what the sessions store in all is a little more than
