@@ -36,6 +36,24 @@ def check_ram(parts: Mapping[str, int], *, available: int | None = None) -> None
     )
 
 
+def check_ram_of_ranks(parts: Mapping[str, int], ranks: int, *, total: int | None = None) -> None:
+    """Refuse `ranks` runs of these parts that a machine of `total` RAM cannot hold together.
+
+    All the machine's RAM is the measure, not what is left of it: another rank may have taken its
+    own already. Raises PlaceError.
+    """
+    have = int(psutil.virtual_memory().total) if total is None else total
+    each, usable = sum(parts.values()), usable_bytes(have)
+    if ranks <= 1 or each * ranks <= usable:
+        return
+    raise PlaceError(
+        f"{ranks} ranks on this machine need {human_bytes(each * ranks)} of RAM together, "
+        f"{human_bytes(each)} each, but the machine has {human_bytes(have)}, of which "
+        f"{human_bytes(usable)} may be used; {_what_fits(parts, usable // ranks)} for each, or "
+        "start fewer"
+    )
+
+
 def usable_bytes(available: int) -> int:
     return max(0, available - max(RESERVE_BYTES, math.ceil(available * RESERVE_SHARE)))
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,6 +41,9 @@ OWNER_NAME = "OWNER.json"
 RUN_PREFIX = "kv-cache-run-"
 FILES_PATTERN = "[0-9a-f][0-9a-f]/*.kv"
 """The objects in a run's subdirectory, as a glob; everything else there is foreign."""
+
+FOREIGN_RUN_MARKS = ("summary.json", "*_metadata.json")
+"""MLPerf's report generator takes any directory that holds one of these for a run of its own."""
 
 RUN_MARK = "config.yaml"
 """The first file of a run's directory of results; what holds one is a run of ours."""
@@ -84,6 +88,7 @@ def check_output_file(path: Path) -> None:
     """Refuse a result file that could not be written, or that holds something else; an older result
     may be overwritten."""
     where = f"output file {path}"
+    check_name(path, where)
     real = _resolve(path, where)
     found = _stat(real, where)
     if found is not None and not stat.S_ISREG(found.st_mode):
@@ -121,6 +126,15 @@ def _is_ours(path: Path, where: str) -> bool:
     except OSError as error:
         raise PlaceError(f"{where}: it cannot be read ({error.strerror}); name another") from None
     return any(mark in begins for mark in _OURS)
+
+
+def check_name(path: Path, where: str) -> None:
+    """Refuse a name that makes MLPerf's report generator take the directory for a run of its."""
+    if any(fnmatchcase(path.name, mark) for mark in FOREIGN_RUN_MARKS):
+        raise PlaceError(
+            f"{where}: MLPerf's report generator takes a directory with a file of this name for a "
+            "run of its own; choose another name"
+        )
 
 
 def check_results_dir(path: Path) -> None:

@@ -21,7 +21,7 @@ from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.fill import Filled, check_fill, fill
-from kv_cache.bench.memory import check_ram
+from kv_cache.bench.memory import check_ram, check_ram_of_ranks
 from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
 from kv_cache.bench.place import (
     CacheDir,
@@ -78,7 +78,6 @@ from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
 from kv_cache.tiers.payload import Payload
 from kv_cache.workload.digest import schedule_digest
 
-FREE_SHARE = 0.95  # of the free space, when no capacity is given (the reference's rule)
 BACKGROUND_THREADS = 8  # that store what was written behind, and populate
 SWITCH_INTERVAL_S = 0.0001  # the default of 5 ms shows in every short operation: decision 0009
 _SHORTEST_NS = NS_PER_MS  # less than this is no window
@@ -99,7 +98,7 @@ def drive_capacities(config: Config, directories: Sequence[Path]) -> list[int]:
     on = [os.stat(nearest_existing(directory)).st_dev for directory in directories]
     wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
     if not wanted:
-        free = [_free_share(directory) for directory in directories]
+        free = [_free_bytes(directory, config.tiers.free_share) for directory in directories]
         return [_pages(n // on.count(place)) for n, place in zip(free, on, strict=True)]
     each = _pages(wanted // len(directories))
     capacities = [wanted - each * (len(directories) - 1), *[each] * (len(directories) - 1)]
@@ -113,8 +112,8 @@ def _pages(nbytes: int) -> int:
     return nbytes // PAGE_BYTES * PAGE_BYTES
 
 
-def _free_share(directory: Path) -> int:
-    capacity = _pages(int(obtainable_bytes(directory) * FREE_SHARE))
+def _free_bytes(directory: Path, share: float) -> int:
+    capacity = _pages(int(obtainable_bytes(directory) * share))
     if capacity < MIB:
         raise PlaceError(
             f"cache directory {directory}: the file system is full; give another --cache-dir"
@@ -128,8 +127,9 @@ def storage_directories(config: Config) -> tuple[Path, ...]:
     return (Path(gettempdir()),) if given is None else tuple(Path(name) for name in given)
 
 
-def check_places(config: Config) -> int:
-    """Everything that can be known to fail before anything is written; the storage capacity."""
+def check_places(config: Config, ranks_here: int = 1) -> int:
+    """Everything that can be known to fail before anything is written; the storage capacity.
+    `ranks_here`: how many runs like this one begin on this machine at the same time."""
     directories = storage_directories(config)
     _check_apart(directories)
     if config.tiers.cache_dir is not None:
@@ -142,13 +142,13 @@ def check_places(config: Config) -> int:
     gpu = gib_to_bytes(config.tiers.gpu_mem_gib) * config.tiers.num_gpus
     emulated = gpu if gpu and not _real_gpu(config) else 0
     pool = (config.io.load_buffers + config.io.store_buffers) * config.io.buffer_mib * MIB
-    check_ram(
-        {
-            "cpu tier": gib_to_bytes(config.tiers.cpu_mem_gib),
-            "gpu tier (emulated in RAM)": emulated,
-            "buffers": max(pool, _fill_buffers(config)),
-        }
-    )
+    parts = {
+        "cpu tier": gib_to_bytes(config.tiers.cpu_mem_gib),
+        "gpu tier (emulated in RAM)": emulated,
+        "buffers": max(pool, _fill_buffers(config)),
+    }
+    check_ram(parts)
+    check_ram_of_ranks(parts, ranks_here)
     return capacity
 
 

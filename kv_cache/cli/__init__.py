@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from kv_cache.cli.aside import step_aside
+from kv_cache.cli.ranks import rank_of
 from kv_cache.core.errors import UsageError, did_you_mean
 
 EXIT_USAGE = 2
@@ -11,6 +13,8 @@ EXIT_SIGINT = 130
 
 
 def _run(argv: Sequence[str]) -> int:
+    if rank_of(os.environ).told_by is not None:
+        step_aside()
     from kv_cache.cli.run import main as run
 
     return run(argv)
@@ -108,10 +112,10 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE
 
 
-def console() -> None:
+def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     try:
-        code = main(sys.argv[1:])
+        code = entry(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
         code = EXIT_SIGINT

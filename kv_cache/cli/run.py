@@ -20,11 +20,13 @@ from tqdm import tqdm
 
 from kv_cache.bench.certify import ceiling
 from kv_cache.bench.fill import Filled
-from kv_cache.bench.place import check_output_file, check_results_dir
+from kv_cache.bench.place import check_name, check_output_file, check_results_dir
 from kv_cache.bench.run import RealRun, check_places, fill_drives, storage_directories
 from kv_cache.cache.manager import TierSpec
+from kv_cache.cli.apart import alone_note, apart, own_file
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.ranks import rank_of
 from kv_cache.cli.twin import export_job
 from kv_cache.config.build import Load, build_load, endless, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
@@ -36,6 +38,7 @@ from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.model import ModelShape
+from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed, fresh_seed
@@ -94,6 +97,20 @@ class Job:
     trace: Trace | None = None
     found: Survey | None = None
     validation: ValidationTrace | None = None
+    start: "Start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Who is started, as what, and what the starter has to say."""
+
+    rank: MpiRank = ALONE
+    own: "Own | None" = None  # makes its own what all ranks were given; None: nothing is shared
+    notes: tuple[str, ...] = ()
+    not_submittable: tuple[str, ...] = ()
+
+
+Own = Callable[[Config], Config]
 
 
 class Build(Protocol):
@@ -105,20 +122,34 @@ class Build(Protocol):
 def main(argv: Sequence[str]) -> int:
     """Run; the exit code. UsageError is the caller's to print."""
     invocation = parse(argv)
+    rank = rank_of(os.environ)
+
+    def own(config: Config) -> Config:
+        return apart(config, rank, own_file(_output(config), rank))
+
+    start = Start(rank=rank) if rank.alone else Start(rank=rank, own=own, notes=alone_note(rank))
+    return launch(invocation, start, quick=not argv)
+
+
+def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
+    """Check and run; the exit code. Raises UsageError."""
     logging.basicConfig(
         level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
     )
-    job = prepare(invocation, quick=not argv)
-    for warning in job.warnings:
+    job = prepare(invocation, quick=quick, start=start)
+    for warning in (*start.notes, *start.not_submittable, *job.warnings):
         log.warning(warning)
     with interrupts() as caught:
         return _run(job, caught) if job.config.run.trials == 1 else _run_trials(job, caught)
 
 
-def prepare(invocation: Invocation, *, quick: bool) -> Job:
+def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) -> Job:
     """Check everything that was asked for, and build what is pure. Raises UsageError."""
+    start = start or Start()
     path = QUICK if quick and invocation.config_path is None else invocation.config_path
     config = load_config(path, invocation.overrides)
+    if start.own is not None:
+        config = start.own(config)
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))
@@ -138,7 +169,7 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
     _check_recordings(config, output, trace)
     validation = config.output.validation_trace
     compared = None if validation is None else read_validation(Path(validation))
-    specs = tier_specs(config, _storage_bytes(config))
+    specs = tier_specs(config, _storage_bytes(config, start.rank))
     trace, found = _fitting(config, model, specs, trace, found)
 
     def build(config: Config, salt: str = "") -> Load:
@@ -163,6 +194,7 @@ def prepare(invocation: Invocation, *, quick: bool) -> Job:
         trace=trace,
         found=found,
         warnings=_warnings(config, load, trace, found),
+        start=start,
     )
 
 
@@ -219,9 +251,9 @@ def refuse_given(
             raise ConfigError(f"{path}{flag} cannot be given to {command}: {why}; leave it out")
 
 
-def _storage_bytes(config: Config) -> int | None:
+def _storage_bytes(config: Config, rank: MpiRank) -> int | None:
     if not config.run.virtual_time:
-        return check_places(config)
+        return check_places(config, rank.on_machine or 1)
     return gib_to_bytes(config.tiers.storage_capacity_gib) or None
 
 
@@ -290,6 +322,7 @@ def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None
             continue
         flag = f"--{name.replace('_', '-')}"
         for path in _each_trial(Path(given), config.run.trials):
+            check_name(path, f"{flag} {path}")
             check(path)
             refuse_same(path, flag, others)
         others[flag] = [given]
@@ -451,12 +484,19 @@ class _Watchers:
 
     def complete(self, outcome: RunOutcome, interrupted: str | None) -> RunOutcome:
         """Complete the files, and let the outcome say what became of them and of the run."""
-        warnings = [*self._job.warnings, *self._close()]
+        start = self._job.start
+        told = (*start.notes, *start.not_submittable, *self._job.warnings)
+        warnings = [*told, *self._close()]
         if interrupted is not None:
             ends = "ends where the run was interrupted, with a whole line"
             warnings += [f"the trace {made['path']} {ends}" for made in self.recordings()]
         return replace(
-            outcome, interrupted=interrupted, warnings=warnings, record_bytes=self.written_bytes
+            outcome,
+            interrupted=interrupted,
+            warnings=warnings,
+            record_bytes=self.written_bytes,
+            rank=start.rank,
+            not_submittable=start.not_submittable,
         )
 
     def _close(self) -> tuple[str, ...]:

@@ -121,6 +121,10 @@ class TiersConfig:
         0.0, "Bytes that the cache may keep on storage; 0 = 95 % of the free space (no limit in "
         "virtual time)", unit="GiB", low=0, high=2**30, flag="--storage-capacity-gb",
     )  # fmt: skip
+    free_share: float = opt(
+        0.95, "Share of the free space that is taken where storage_capacity_gib is 0; ranks that "
+        "write to the same file system divide it among themselves", above=0, high=1,
+    )  # fmt: skip
     cache_dir: tuple[str, ...] | None = opt(
         None, "Directory on the device to be measured; if not given, a temporary one; several "
         "(one on each drive) share the objects by key", flag="--cache-dir", metavar="DIR",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kv_cache.core.kinds import Outcome, Phase, Tier
+from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Series
@@ -62,6 +63,8 @@ class RunOutcome:
     preconditioning: Mapping[str, Any] | None = None
     tracing: Mapping[str, Any] | None = None  # the reference's keys, where the kernel was traced
     kept_in: str | None = None  # the directory of cache files that were left on purpose
+    rank: MpiRank = ALONE
+    not_submittable: Sequence[str] = ()  # why no launcher may be given this as a result
 
     @property
     def window_ns(self) -> int:

@@ -837,6 +837,13 @@ def _foreign(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
         yield well(said)
         return
+    ranks = e.number("foreign.ranks_here")
+    if ranks is not None and ranks > 1:
+        yield unknown(
+            f"{said}; {ranks:.0f} ranks of this job ran on this machine, and what of it was theirs "
+            "is not known here"
+        )
+        return
     names = [
         f"{row.text('name') or 'unnamed'} ({human_bytes(_moved_by(row))})"
         for row in sorted(e.rows("foreign.processes") or [], key=_moved_by, reverse=True)

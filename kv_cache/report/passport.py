@@ -47,7 +47,7 @@ def gather(
         "payload": said.get("payload"),
         "interposed": said.get("interposed"),
         "throttles": said.get("throttles"),
-        "foreign": said.get("foreign"),
+        "foreign": _foreign(outcome),
         "client": _client(config, outcome, flows, targets),
         "clock": said.get("clock"),
     }
@@ -171,6 +171,12 @@ def _amplification(outcome: RunOutcome, flows: Flows) -> dict[str, Any]:
         "all_bytes": everything,
         "storage_share": ratio(read + written, everything),
     }
+
+
+def _foreign(outcome: RunOutcome) -> dict[str, Any] | None:
+    """What others moved; and how many ranks are among them and us, where there are several."""
+    said, ranks = outcome.witness.get("foreign"), outcome.rank.on_machine or 1
+    return said if said is None or ranks == 1 else {**said, "ranks_here": ranks}
 
 
 def _client(config: Config, outcome: RunOutcome, flows: Flows, targets: Targets) -> dict[str, Any]:

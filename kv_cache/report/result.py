@@ -111,6 +111,8 @@ def _own_section(
         "notes": notes(outcome),
         "passport": passport(config, outcome, targets, environment),
         "seed": outcome.seed,
+        "rank": outcome.rank.to_json(),
+        "not_submittable": list(outcome.not_submittable),
         "schedule": {
             "sha256": outcome.schedule_sha256,
             "requests_digested": outcome.schedule_requests,

@@ -1,0 +1,77 @@
+"""What of that which all ranks of a job were given is this rank's own.
+
+Launchers start the same command line on every rank. Each then has directories, files and a seed of
+its own, by the rank alone and without asking the others: nobody overwrites anybody, whoever ends
+first.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kv_cache.config.root import Config
+from kv_cache.core.mpirank import MpiRank
+from kv_cache.report.environment import Reader, filesystem
+
+SEEDS = 2**32
+OWN_FILES = ("latency_dump", "fio_export", "record", "io_trace_log")
+"""Options of the section output that name a file beside the result."""
+
+LOCAL_FILESYSTEMS = frozenset(
+    (
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "jfs", "zfs", "vfat"),
+        *("exfat", "tmpfs", "ramfs", "overlay"),
+    )
+)
+"""What only this machine writes to. Any other may be every machine's."""
+
+
+def own_file(path: Path, rank: MpiRank) -> Path:
+    """Rank 0 has the name that was given, so that whoever gave it finds a result there; `R.json` of
+    rank 2 is `R.rank2.json`."""
+    return path if rank.rank == 0 else path.with_name(f"{path.stem}.rank{rank.rank}{path.suffix}")
+
+
+def apart(config: Config, rank: MpiRank, output: Path) -> Config:
+    """What all ranks were given, made this rank's: directories below those that were given, files
+    beside them, the seed plus the rank, and its share of free space. `output` is its own result.
+    """
+    told, tiers = config.output, config.tiers
+    files: dict[str, Any] = {
+        name: str(own_file(Path(given), rank))
+        for name in OWN_FILES
+        if (given := getattr(told, name)) is not None
+    }
+    results = None if told.results_dir is None else str(Path(told.results_dir) / rank.directory)
+    directories = tiers.cache_dir
+    if directories is not None:
+        directories = tuple(str(Path(name) / rank.directory) for name in directories)
+    seed = config.run.seed
+    return replace(
+        config,
+        run=replace(config.run, seed=None if seed is None else (seed + rank.rank) % SEEDS),
+        tiers=replace(
+            tiers,
+            cache_dir=directories,
+            free_share=tiers.free_share / _sharers(rank, tiers.cache_dir),
+        ),
+        output=replace(told, output=str(output), results_dir=results, **files),
+    )
+
+
+def _sharers(rank: MpiRank, directories: tuple[str, ...] | None) -> int:
+    """How many ranks write to the file systems of these directories, this one included; where the
+    starter does not say, this one."""
+    everybody = rank.ranks or 1
+    local = all(
+        filesystem(Reader(), Path(name))["type"] in LOCAL_FILESYSTEMS for name in directories or ()
+    )
+    return (rank.on_machine or everybody) if local else everybody
+
+
+def alone_note(rank: MpiRank) -> tuple[str, ...]:
+    """What whoever reads one rank's result has to know."""
+    if rank.alone:
+        return ()
+    said = f"this is {rank} ({rank.told_by}) alone: nothing here is a sum over ranks"
+    return (f"{said}, and the others' results have files of their own",)

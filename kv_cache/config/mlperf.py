@@ -1,0 +1,60 @@
+"""The three workloads of MLPerf Storage v3.0's KV-cache benchmark (section 6 of its rules)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SEED = 42
+"""The seed of rank 0 in a CLOSED submission; the others' are that plus their rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlperfOption:
+    """One workload. A client (an MPI rank) has all of it; a system is loaded by more clients."""
+
+    name: str
+    model: str
+    users: int
+    cpu_mem_gib: int
+    max_concurrent_allocs: int
+    gpu_mem_gib: int = 0
+    duration_s: float = 300
+    generation_mode: str = "none"
+
+    def overrides(self) -> dict[str, object]:
+        """The options of a run that the rules fix, by dotted path."""
+        return {
+            "run.model": self.model,
+            "run.num_users": self.users,
+            "run.duration_s": self.duration_s,
+            "run.generation_mode": self.generation_mode,
+            "tiers.gpu_mem_gib": self.gpu_mem_gib,
+            "tiers.cpu_mem_gib": self.cpu_mem_gib,
+            "schedule.max_concurrent_allocs": self.max_concurrent_allocs,
+        }
+
+
+MLPERF_OPTIONS: Mapping[int, MlperfOption] = {
+    1: MlperfOption(
+        name="Max Storage Stress",
+        model="llama3.1-8b",
+        users=200,
+        cpu_mem_gib=0,
+        max_concurrent_allocs=16,
+    ),
+    2: MlperfOption(
+        name="Storage Throughput",
+        model="llama3.1-8b",
+        users=100,
+        cpu_mem_gib=4,
+        max_concurrent_allocs=16,
+    ),
+    3: MlperfOption(
+        name="Large Model",
+        model="llama3.1-70b-instruct",
+        users=70,
+        cpu_mem_gib=0,
+        max_concurrent_allocs=4,
+    ),
+}
+"""By the number that the launcher gives them. (The reference of April 2026 had no limit on
+allocations in option 2.)"""
