@@ -173,6 +173,8 @@ _OURS = {
     "output.io_trace_log": "each probe stands in the result of the search",
     "output.validation_trace": "each probe stands in the result of the search",
     "output.fio_export": "each probe stands in the result of the search",
+    "output.xlsx_output": "each probe stands in the result of the search",
+    "output.json": "the result of the search is JSON, see --output",
     "output.certify": "a probe that the client limits is told",
 }
 """Options of a run that the search sets itself, and why."""
@@ -209,6 +211,7 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
         "output.io_trace_log": None,
         "output.validation_trace": None,
         "output.fio_export": None,
+        "output.xlsx_output": None,
         "output.certify": False,
         "schedule.workers": options.concurrency,
     }

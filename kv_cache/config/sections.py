@@ -465,6 +465,11 @@ class OutputConfig:
         None, "Compare the run with the records of a real system: a JSON list, one object for "
         "each request", flag="--validation-trace", metavar="PATH",
     )  # fmt: skip
+    xlsx_output: str | None = opt(
+        None, "Write the summary as a spreadsheet in the reference's sheets, or as CSV where the "
+        "name does not end in .xlsx", flag="--xlsx-output", metavar="PATH",
+    )  # fmt: skip
+    json: bool = opt(False, "Print the summary as one JSON document instead of text", flag="--json")
     fio_export: str | None = opt(
         None, "Write the fio job that does the same I/O on storage", flag="--fio-export",
         metavar="PATH",

@@ -97,13 +97,14 @@ MAPPED = {
     "--trace-models GPT-4=a": ("workload.trace_models", {"GPT-4": "a"}),
     "--kv-dtype int4": ("run.kv_dtype", "int4"),
     "--ranks all": ("tiers.ranks", "all"),
+    "--xlsx-output s.xlsx": ("output.xlsx_output", "s.xlsx"),
+    "--json": ("output.json", True),
     "--trials 5": ("run.trials", 5),
     "--trial-cooldown 20": ("run.trial_cooldown_s", 20.0),
     "--gpu emulated": ("tiers.gpu", "emulated"),
 }
 
 REFUSED = [
-    "--xlsx-output x",
     "--nvme-backend cpcs",
     "--cpcs-mode noop",
     *(

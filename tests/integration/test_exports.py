@@ -1,0 +1,87 @@
+"""What a run writes and prints beside its result."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli import small
+
+SHORT = ("--duration=1", "--drain=2")
+
+
+def test_a_spreadsheet_has_the_values_of_the_result(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    pytest.importorskip("xlsxwriter")
+    ran = small(tmp_path, *SHORT, "--xlsx-output=S.xlsx")
+    assert ran.code == 0, ran.err
+    assert "sheets  S.xlsx" in ran.out
+    book = openpyxl.load_workbook(tmp_path / "S.xlsx")
+    names, values = (tuple(c.value for c in row) for row in book["Summary"].iter_rows())
+    assert len(names) == 99
+    found = dict(zip(names, values, strict=True))
+    summary, stats = ran.result["summary"], ran.result["summary"]["cache_stats"]
+    assert found["Total Requests"] == summary["total_requests"] > 0
+    for column, value in {
+        "Requests/sec": summary["requests_per_second"],
+        "Storage Tier Write Device P95 (ms)": stats["storage_write_device_p95_ms"],
+        "Tier Storage Read Bandwidth (GiB/s)": stats["tier_storage_read_bandwidth_gbps"],
+        "Storage Entries": stats["storage_entries"],
+    }.items():
+        assert found[column] == pytest.approx(value, rel=1e-15)
+    assert not any(value is None for value in values)
+    assert [path.name for path in tmp_path.glob("*.tmp")] == []
+
+
+def test_trials_have_a_spreadsheet_each_and_print_one_document(tmp_path: Path) -> None:
+    ran = small(tmp_path, *SHORT, "--trials=2", "--xlsx-output=S.csv", "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["schema"] == "kv-cache-trials-summary/1"
+    assert told["finished"] == 2
+    assert told["files"] == {"result": "R.json"}
+    for number, one in enumerate(told["trials"], start=1):
+        assert one["files"] == {
+            "result": f"R.trial{number}.json",
+            "sheets": f"S.trial{number}.csv",
+        }
+        with (tmp_path / one["files"]["sheets"]).open() as file:
+            [row] = csv.DictReader(file)
+        assert int(row["Seed"]) == one["seed"]
+        result = json.loads((tmp_path / one["files"]["result"]).read_bytes())
+        assert row["Requests/sec"] == repr(result["summary"]["requests_per_second"])
+
+
+def test_json_prints_the_summary_as_one_document(tmp_path: Path) -> None:
+    ran = small(tmp_path, *SHORT, "--json", "--latency-dump=D.jsonl")
+    assert ran.code == 0, ran.err
+    told, own = json.loads(ran.out), ran.own
+    assert list(told)[:3] == ["schema", "verdict", "reasons"]
+    assert told["verdict"] == own["passport"]["verdict"]
+    assert told["fingerprint"] == own["chain"][-1]["chained"]
+    read = told["metrics"]["storage.read.bytes_per_second"]
+    assert read["value"] == own["tiers"]["storage"]["read"]["bytes_per_second"]
+    assert (read["unit"], read["better"]) == ("bytes/s", "higher")
+    assert told["files"] == {"result": "R.json", "latency_dump": "D.jsonl"}
+
+
+def test_bad_input_prints_no_document(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--json", "--num-users=0")
+    assert (ran.code, ran.out) == (2, "")
+
+
+def test_a_run_without_a_completed_request_has_no_spreadsheet(tmp_path: Path) -> None:
+    ran = small(
+        tmp_path, "--duration=0.000001", "--num-users=1", "--xlsx-output=S.csv", "--drain=0"
+    )
+    assert ran.code == 0, ran.err
+    assert "summary" not in ran.result
+    assert "no request completed" in ran.err
+    assert not (tmp_path / "S.csv").exists()
+
+
+def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--xlsx-output=same.csv", "--latency-dump=./same.csv")
+    assert (ran.code, ran.result) == (2, None)
+    assert "--latency-dump has the same file" in ran.err
