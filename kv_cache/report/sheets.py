@@ -206,6 +206,9 @@ METRICS: Mapping[str, Callable[[Json], Cell]] = {
 COLUMNS = {**PARAMETERS, **METRICS}
 """Of the sheet Summary, and of the CSV."""
 
+CSV_MARK = ",".join(list(COLUMNS)[:5])
+"""How each CSV begins, the reference's too; a file that begins so may be replaced."""
+
 TRACED: Mapping[str, str] = {
     "d2c_read_us": "D2C Read (us)",
     "d2c_write_us": "D2C Write (us)",
@@ -430,7 +433,7 @@ def check_target(asked: Path, flag: str = FLAG) -> Target:
     if target.path.suffix.lower() == ".xlsx":
         require_workbook(target.path, flag)
     else:
-        require_replaceable(target.path, ",".join(list(COLUMNS)[:5]), flag)
+        require_replaceable(target.path, CSV_MARK, flag)
     return target
 
 
