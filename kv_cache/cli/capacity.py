@@ -174,6 +174,7 @@ _OURS = {
     "output.validation_trace": "each probe stands in the result of the search",
     "output.fio_export": "each probe stands in the result of the search",
     "output.xlsx_output": "each probe stands in the result of the search",
+    "output.metrics_port": "each probe is a run of its own",
     "output.json": "the result of the search is JSON, see --output",
     "output.certify": "a probe that the client limits is told",
 }
@@ -212,6 +213,7 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
         "output.validation_trace": None,
         "output.fio_export": None,
         "output.xlsx_output": None,
+        "output.metrics_port": None,
         "output.certify": False,
         "schedule.workers": options.concurrency,
     }

@@ -19,11 +19,12 @@ import orjson
 from tqdm import tqdm
 
 from kv_cache.bench.certify import ceiling
+from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.fill import Filled
 from kv_cache.bench.place import check_output_file, check_results_dir
 from kv_cache.bench.run import RealRun, check_places, fill_drives, storage_directories
 from kv_cache.cache.manager import TierSpec
-from kv_cache.cli.exports import check_exports, write_exports
+from kv_cache.cli.exports import check_exports, endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.twin import export_job
@@ -464,6 +465,11 @@ def _run(job: Job, caught: Interrupts) -> int:
         watchers.open()
         outcome = watchers.complete(_simulated(job, caught, watchers), caught.name)
         return _conclude(job, caught, watchers, outcome)
+    with endpoint(job.config) as served:
+        return _measure(job, caught, watchers, served)
+
+
+def _measure(job: Job, caught: Interrupts, watchers: _Watchers, served: Endpoint | None) -> int:
     filled = fill_first(job, caught) if job.config.precondition.enabled else None
     with RealRun(
         job.config,
@@ -478,6 +484,7 @@ def _run(job: Job, caught: Interrupts) -> int:
         rounds=load_of_rounds(job),
     ) as run:
         watchers.open()
+        watch(job.config, served, run)
         with Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
         # A signal that comes from now on interrupts what follows, and not what was measured.

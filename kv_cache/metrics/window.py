@@ -159,6 +159,23 @@ class Bins:
         self.classes = {qos: _Class(promises) for qos in Qos}
 
 
+class Totals:
+    """Requests of the whole run by phase, class and outcome, and the tokens of those that
+    completed, up to the last window. All keys are there from the start."""
+
+    def __init__(self) -> None:
+        keys = [(phase, qos) for phase in Phase for qos in Qos]
+        self.ended = {(*key, outcome): 0 for key in keys for outcome in Outcome}
+        self.prompt_tokens, self.output_tokens = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0)
+
+    def add(self, bins: Bins, phase: Phase) -> None:
+        for qos, each in bins.classes.items():
+            for outcome, count in each.ends.items():
+                self.ended[phase, qos, outcome] += count
+            self.prompt_tokens[phase, qos] += each.prompt
+            self.output_tokens[phase, qos] += each.output
+
+
 class Meter:
     """Two sets of bins take turns, so that their memory stays the same and is cleared outside the
     driver's lock."""
@@ -170,6 +187,7 @@ class Meter:
         }
         self._live, self._spare = Bins(len(self.promises)), Bins(len(self.promises))
         self._submitted = 0
+        self.totals = Totals()
 
     # --- under the driver's lock -----------------------------------------------------------
 
@@ -229,6 +247,7 @@ class Meter:
             machine=machine or {},
         )
         self._submitted = gauges.submitted
+        self.totals.add(bins, phase)
         for ops in bins.ops.values():
             ops.clear()
         for each in bins.classes.values():

@@ -2,11 +2,16 @@
 
 import csv
 import json
+import socket
+import time
+import urllib.request
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli import small
+from tests.cli import SMALL, finish, small, start
 
 SHORT = ("--duration=1", "--drain=2")
 
@@ -85,3 +90,65 @@ def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:
     ran = small(tmp_path, "--xlsx-output=same.csv", "--latency-dump=./same.csv")
     assert (ran.code, ran.result) == (2, None)
     assert "--latency-dump has the same file" in ran.err
+
+
+# --- metrics -----------------------------------------------------------------------------------
+
+
+def scrape(port: int) -> dict[str, Any]:
+    parser = pytest.importorskip("prometheus_client.parser")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+def bytes_moved(found: dict[str, Any], **labels: str) -> float:
+    samples = found["kv_cache_bytes"].samples if "kv_cache_bytes" in found else ()
+    return float(sum(s.value for s in samples if labels.items() <= s.labels.items()))
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_a_run_tells_its_metrics_while_it_goes_on(tmp_path: Path) -> None:
+    port, found, doing = free_port(), list[dict[str, Any]](), set[str]()
+    args = [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=3", "--drain=2"]
+    process = start(tmp_path, [*args, f"--metrics-port={port}"])
+    while process.poll() is None:
+        try:
+            found.append(scrape(port))
+        except OSError:  # not yet, or not any more
+            continue
+        finally:
+            time.sleep(0.3)
+        doing |= {s.labels["what"] for s in found[-1]["kv_cache_doing"].samples}
+    ran = finish(process, tmp_path)
+    assert ran.code == 0, ran.err
+    assert "measure" in doing
+    [info] = found[-1]["kv_cache_run_info"].samples
+    assert (info.labels["model"], info.labels["seed"]) == ("tiny-1b", "3")
+    where = {"tier": "storage", "phase": "measure"}
+    moved = [bytes_moved(each, **where) for each in found]
+    assert moved == sorted(moved)
+    tiers = ran.own["tiers"]["storage"]
+    assert 0 < moved[-1] <= tiers["read"]["bytes"] + tiers["write"]["bytes"]
+    with pytest.raises(OSError, match="refused"):
+        scrape(port)
+
+
+def test_a_port_in_use_is_said_before_the_run(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        ran = small(tmp_path, *SHORT, f"--metrics-port={port}")
+    assert (ran.code, ran.out, ran.result) == (2, "", None)
+    assert ran.err.startswith(f"kv-cache: --metrics-port {port}: it is in use")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_there_are_no_metrics_in_virtual_time(tmp_path: Path) -> None:
+    ran = small(tmp_path, *SHORT, "--virtual-time", "--metrics-port=1")
+    assert ran.code == 0, ran.err
+    assert "--metrics-port" in ran.err

@@ -21,10 +21,7 @@ VALUES = st.lists(st.integers(0, 2**62) | st.integers(0, 3000), min_size=1, max_
 
 
 def hdrh() -> Any:
-    pytest.importorskip("hdrh")
-    from hdrh.histogram import HdrHistogram
-
-    return HdrHistogram
+    return pytest.importorskip("hdrh.histogram").HdrHistogram
 
 
 def of(values: list[int]) -> Histogram:
@@ -124,10 +121,7 @@ def run(seed: int = 1, begun: str | None = "2026-01-01T00:00:00+00:00", **more: 
 
 
 def read_log(path: Path) -> dict[str, Any]:
-    hdrh()
-    from hdrh.log import HistogramLogReader
-
-    reader = HistogramLogReader(str(path), hdrh()(1, HOUR_NS, 3))
+    reader = pytest.importorskip("hdrh.log").HistogramLogReader(str(path), hdrh()(1, HOUR_NS, 3))
     found = {}
     while (one := reader.get_next_interval_histogram()) is not None:
         found[one.get_tag()] = one
