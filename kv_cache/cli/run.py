@@ -37,17 +37,19 @@ from kv_cache.config.sections import OutputConfig
 from kv_cache.config.shared import beyond_all_tiers, check_chunks, ingestion_notes
 from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
-from kv_cache.core.kinds import OpKind
+from kv_cache.core.kinds import OpKind, Phase
 from kv_cache.core.model import ModelShape
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed, fresh_seed
 from kv_cache.core.units import GIB, gib_to_bytes, ns_to_ms
+from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.window import Window
 from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.environment import capture
 from kv_cache.report.fio import HEADER, derive
+from kv_cache.report.hdr import HdrLog, check_hdr_log
 from kv_cache.report.iotrace import IoTrace, check_io_trace
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import require_replaceable
@@ -237,7 +239,11 @@ def _output(config: Config) -> Path:
 def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None:
     """What is written as the run goes on replaces nobody else's file, nor one of the run's own."""
     told = config.output
-    checks = {"record": check_recording, "io_trace_log": check_io_trace}
+    checks = {
+        "record": check_recording,
+        "io_trace_log": check_io_trace,
+        "hdr_log": check_hdr_log,
+    }
     others: dict[str, Sequence[str | Path | None]] = {
         "--output": [output],
         "--latency-dump": [told.latency_dump],
@@ -268,6 +274,7 @@ def _check_exports(config: Config, output: Path, trace: Trace | None) -> list[st
             "--fio-export": [own.fio_export],
             "--record": [own.record],
             "--io-trace-log": [own.io_trace_log],
+            "--hdr-log": [own.hdr_log],
             "--validation-trace": [own.validation_trace],
             "the trace": () if trace is None else trace.files,
         }
@@ -344,7 +351,10 @@ def _trial(job: Job, number: int) -> Job:
 def _own_files(config: Config, number: int) -> OutputConfig:
     """The section `output` of one trial: what it writes, under names of its own."""
     told = config.output
-    names = ("output", "latency_dump", "fio_export", "record", "io_trace_log", "xlsx_output")
+    names = (
+        *("output", "latency_dump", "fio_export", "record", "io_trace_log"),
+        *("hdr_log", "xlsx_output"),
+    )
     own: dict[str, Any] = {
         name: str(_numbered(Path(path), number))
         for name in names
@@ -374,12 +384,14 @@ class _Watchers:
         self._dump: LineWriter | None = None
         self._recording: Recording | None = None
         self._io_trace: IoTrace | None = None
+        self._hdr_log: HdrLog | None = None
         self.run_directory: RunDirectory | None = None
         self.environment = capture(*job.directories)
         self.written_bytes = 0
         self.files: dict[str, str] = {}  # SHA-256 of the records, by name, once they are closed
 
-    def open(self) -> None:
+    def open(self, begun_unix_s: float = 0.0) -> None:
+        """`begun_unix_s`: the run's origin; virtual time begins with the epoch."""
         output = self._job.config.output
         if output.results_dir is not None:
             self.run_directory = RunDirectory(Path(output.results_dir), self._job.seed)
@@ -394,6 +406,8 @@ class _Watchers:
             self._recording = Recording(Path(output.record), job.config, job.load)
         if output.io_trace_log is not None:
             self._io_trace = IoTrace(Path(output.io_trace_log))
+        if output.hdr_log is not None and output.io_trace_log is None:
+            self._hdr_log = HdrLog(Path(output.hdr_log), begun_unix_s)
 
     def on_arrival(self, request: Request) -> None:
         if self._recording is not None:
@@ -402,6 +416,12 @@ class _Watchers:
     def on_leg(self, op: Op, leg: Leg) -> None:
         if self._io_trace is not None:
             self._io_trace.on_leg(op, leg)
+
+    def on_latencies(
+        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
+    ) -> None:
+        if self._hdr_log is not None:
+            self._hdr_log.on_latencies(start_ns, end_ns, phase, found)
 
     def on_record(self, record: RequestRecord) -> None:
         if self._requests is not None:
@@ -445,7 +465,7 @@ class _Watchers:
 
     def _close(self) -> tuple[str, ...]:
         """What could not be written."""
-        traces = (self._recording, self._io_trace)
+        traces = (self._recording, self._io_trace, self._hdr_log)
         closed = [trace.close() for trace in traces if trace is not None]
         writers = (self._requests, self._transfers, self._dump)
         closed += [writer.close() for writer in writers if writer is not None]
@@ -482,8 +502,9 @@ def _measure(job: Job, caught: Interrupts, watchers: _Watchers, served: Endpoint
         on_arrival=watchers.on_arrival,
         filled=filled,
         rounds=load_of_rounds(job),
+        on_latencies=watchers.on_latencies,
     ) as run:
-        watchers.open()
+        watchers.open(run.clock.started_unix_s)
         watch(job.config, served, run)
         with Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
@@ -532,6 +553,7 @@ def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
             on_op=watchers.on_op,
             on_leg=watchers.on_leg,
             on_arrival=watchers.on_arrival,
+            on_latencies=watchers.on_latencies,
             stopped=caught.stop.is_set,
         )
 
@@ -546,7 +568,7 @@ def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOut
         print(summary_text(document, str(job.output)))
         for made in watchers.recordings():
             print(f"trace   {made['path']} ({made['rows']} {made['what']})")
-        for what in ("plot", "fio_job", "sheets"):
+        for what in ("plot", "fio_job", "hdr_log", "sheets"):
             if what in files:
                 print(f"{what.replace('_', ' '):<7} {files[what]}")
     elif job.told is None:
@@ -566,8 +588,9 @@ def _write_beside(
     """The files that are not the result, by what they are; and whether all could be written."""
     told = job.config.output
     files = {f"trace_of_{made['what']}": str(made["path"]) for made in watchers.recordings()}
-    if told.latency_dump is not None:
-        files["latency_dump"] = told.latency_dump
+    for name in ("latency_dump", "hdr_log"):
+        if (path := getattr(told, name)) is not None and Path(path).exists():
+            files[name] = path
     if watchers.run_directory is not None:
         files["run_directory"] = str(watchers.run_directory.path)
     if job.config.autoscaler.enabled or outcome.preconditioning is not None:

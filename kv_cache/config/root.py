@@ -521,6 +521,8 @@ def _warnings(config: Config) -> Iterator[str]:
         yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
     if config.output.records and config.output.results_dir is None:
         yield f"{_say(config, 'output.records')}: no effect without --results-dir"
+    if config.output.hdr_log is not None and config.output.io_trace_log is not None:
+        yield f"{_say(config, 'output.hdr_log')}: no effect with --io-trace-log: nothing is timed"
     host = "output.metrics_host"
     if config.output.metrics_port is None and value_at(config, host) != options()[host].default:
         yield f"{_say(config, host)}: no effect without --metrics-port"

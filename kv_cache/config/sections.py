@@ -469,6 +469,10 @@ class OutputConfig:
         None, "Write the summary as a spreadsheet in the reference's sheets, or as CSV where the "
         "name does not end in .xlsx", flag="--xlsx-output", metavar="PATH",
     )  # fmt: skip
+    hdr_log: str | None = opt(
+        None, "Write the latencies of each window as a log of HdrHistogram, packed where the name "
+        "ends in .gz or .zst", flag="--hdr-log", metavar="PATH",
+    )  # fmt: skip
     metrics_port: int | None = opt(
         None, "Serve Prometheus metrics on this port while the run goes on; 0 = any that is free, "
         "which is logged", low=0, high=65_535, flag="--metrics-port",

@@ -15,6 +15,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from struct import pack
 from typing import Any
 
@@ -22,8 +23,10 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
+from kv_cache.metrics.window import latency_tag
 from kv_cache.report.compare import Input
 from kv_cache.report.reading import SECTION, entry, histogram, part
+from kv_cache.report.records import LineWriter, packing, require_own_name
 
 MARK = "#[kv-cache latencies in ns"
 """How each log begins; a file that begins so may be replaced."""
@@ -154,9 +157,9 @@ def tagged(given: Input) -> dict[str, Histogram]:
         if row.get("phase") != Phase.MEASURE.value:
             continue
         tier, kind = (entry(row, name, str, given.path) for name in ("tier", "operation"))
-        side = "device" if tier == "storage" else "total"
-        made = histogram(row, f"histogram_{side}", given.path)
-        found.setdefault(f"{tier}.{kind}.{side}", []).append(made)
+        tag = latency_tag(tier, kind)
+        made = histogram(row, f"histogram_{tag.rsplit('.', 1)[1]}", given.path)
+        found.setdefault(tag, []).append(made)
     for who in ("all", *(qos.value for qos in Qos)):
         row = _part(given, f"measured.{who}", dict)
         for latency in ("response", "ttft"):
@@ -188,3 +191,34 @@ def _named(given: Input, count: int) -> str:
     """The file's own name, as a comment can hold it."""
     name = "".join(c if c.isprintable() and c not in "[]" else "?" for c in given.path.name)
     return f"{given.label} {name}" if count > 1 else name
+
+
+# --- a log as a run goes on --------------------------------------------------------------------
+
+FLAG = "--hdr-log"
+
+
+def check_hdr_log(path: Path) -> None:
+    """Refuse a file that could not be written, or that holds something else. Raises PlaceError."""
+    require_own_name(path, FLAG, lambda first: first.startswith(MARK))
+
+
+class HdrLog:
+    """A line for each measured window and tag; what a window holds is encoded before it goes."""
+
+    def __init__(self, path: Path, begun_unix_s: float) -> None:
+        head = log_header(begun_unix_s, "the measured windows of a run")
+        self.lines = LineWriter(path, encode=bytes, head=head.encode(), packed=packing(path, FLAG))
+
+    def on_latencies(
+        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
+    ) -> None:
+        if phase is not Phase.MEASURE:
+            return
+        start_s, length_s = start_ns / NS_PER_S, (end_ns - start_ns) / NS_PER_S
+        for tag, one in found.items():
+            self.lines.add(log_line(tag, start_s, length_s, one).encode())
+
+    def close(self) -> str | None:
+        """Complete the file; the answer says what went wrong, if anything did."""
+        return self.lines.close()

@@ -77,9 +77,7 @@ def test_bad_input_prints_no_document(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_completed_request_has_no_spreadsheet(tmp_path: Path) -> None:
-    ran = small(
-        tmp_path, "--duration=0.000001", "--num-users=1", "--xlsx-output=S.csv", "--drain=0"
-    )
+    ran = small(tmp_path, "--virtual-time", "--duration=0.000001", "--xlsx-output=S.csv")
     assert ran.code == 0, ran.err
     assert "summary" not in ran.result
     assert "no request completed" in ran.err
@@ -152,3 +150,53 @@ def test_there_are_no_metrics_in_virtual_time(tmp_path: Path) -> None:
     ran = small(tmp_path, *SHORT, "--virtual-time", "--metrics-port=1")
     assert ran.code == 0, ran.err
     assert "--metrics-port" in ran.err
+
+
+# --- the log of HdrHistogram -------------------------------------------------------------------
+
+
+def intervals(path: Path, tag: str) -> list[Any]:
+    module = pytest.importorskip("hdrh.log")
+    histogram = pytest.importorskip("hdrh.histogram").HdrHistogram
+    reader = module.HistogramLogReader(str(path), histogram(1, 3600 * 10**9, 3))
+    found = iter(reader.get_next_interval_histogram, None)
+    kept = [one for one in found if one.get_tag() == tag]
+    reader.close()
+    return kept
+
+
+def test_a_hdr_log_has_the_measured_windows_as_the_series_has_them(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--duration=3", "--warmup=1", "--drain=2", "--hdr-log=L.hlog")
+    assert ran.code == 0, ran.err
+    assert "hdr log L.hlog" in ran.out
+    rows = [row for row in ran.own["series"]["windows"] if row["phase"] == "measure"]
+    for tag, path in (
+        ("storage.read.device", ("tiers", "storage", "read")),
+        ("cpu.write.total", ("tiers", "cpu", "write")),
+    ):
+        found = intervals(tmp_path / "L.hlog", tag)
+        sides = [row[path[0]][path[1]][path[2]] for row in rows]
+        assert [one.get_total_count() for one in found] == [side["operations"] for side in sides]
+        for one, side in zip(found, sides, strict=True):
+            assert one.get_max_value() / 1e6 == pytest.approx(side["max_ms"], rel=1 / 1024)
+    spans = [one.get_end_time_stamp() - one.get_start_time_stamp() for one in found]
+    assert spans == pytest.approx([1e3 * (row["end_s"] - row["start_s"]) for row in rows], abs=2)
+
+
+def test_a_hdr_log_of_somebody_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "L.hlog").write_text("#[mine]\n")
+    ran = small(tmp_path, *SHORT, "--hdr-log=L.hlog")
+    assert (ran.code, ran.result) == (2, None)
+    assert ran.err.startswith("kv-cache: --hdr-log L.hlog")
+    assert (tmp_path / "L.hlog").read_text() == "#[mine]\n"
+
+
+def test_virtual_time_has_a_hdr_log_that_repeats(tmp_path: Path) -> None:
+    logs = []
+    for name in ("a", "b"):
+        ran = small(tmp_path, *SHORT, "--virtual-time", f"--hdr-log={name}.hlog", "--json")
+        assert ran.code == 0, ran.err
+        assert json.loads(ran.out)["files"]["hdr_log"] == f"{name}.hlog"
+        logs.append((tmp_path / f"{name}.hlog").read_bytes())
+    assert logs[0] == logs[1]
+    assert intervals(tmp_path / "a.hlog", "storage.write.device")
