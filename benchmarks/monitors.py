@@ -36,7 +36,7 @@ MOST_SHARE = 0.01
 EACH = 50  # operations of each tier and kind in a window, and requests of each class
 _CACHES = 32 * MIB
 _KINDS = ((OpKind.READ, Read), (OpKind.WRITE, Write))
-_GAUGES = Gauges(
+GAUGES = Gauges(
     users=100, workers=100, in_flight=50, queued=10, oldest_queued_ns=5, behind=0, submitted=0
 )
 
@@ -68,7 +68,7 @@ def costs(ticks: int, device: str | None) -> dict[str, list[float]]:
     parts: dict[str, Callable[[], object]] = {
         "nothing": lambda: None,
         "sample": monitor.sample,
-        "take and read": lambda: meter.read(meter.take(1), Phase.MEASURE, _GAUGES),
+        "take and read": lambda: meter.read(meter.take(1), Phase.MEASURE, GAUGES),
     }
     taken: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(ticks):

@@ -65,7 +65,7 @@ from kv_cache.metrics.recorder import Edges, Failure, Recorder
 from kv_cache.metrics.slo import Promise
 from kv_cache.metrics.steady import Round, proof
 from kv_cache.metrics.summary import Flows
-from kv_cache.metrics.window import Window
+from kv_cache.metrics.window import OnLatencies, Totals, Window
 from kv_cache.schedule.autoscale import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, nobody
@@ -260,6 +260,7 @@ class RealRun:
         rounds: Load | None = None,
         promises: Sequence[Promise] | None = None,
         watch: Watch | None = None,
+        on_latencies: OnLatencies | None = None,
     ) -> None:
         """`wrap` puts something around each store; `rehearse` runs on storage that keeps nothing
         and takes no time, with all the rest as it is. `filled` is what was done to the drives
@@ -285,6 +286,7 @@ class RealRun:
         self.phase = "starting"
         self.signals = Signals()
         self._meter, self._control = build_control(config, promises, watch)
+        self._meter.on_latencies = on_latencies
         self.recorder = Recorder(Edges(), self._meter)
         self.intake = self.serving = build_intake(config, load, on_arrival)
         self._rounds = None if rounds is None else build_intake(endless(config), rounds)
@@ -520,10 +522,10 @@ class RealRun:
         self._next_cut_ns = bins.end_ns + self._tick_ns
         phase = self.recorder.edges.phase_of((bins.start_ns + bins.end_ns) // 2)
         window = self._meter.read(bins, phase, gauges, self._monitor.sample())
-        self.latest = window
         if phase is Phase.PRECONDITION:
             self._recent.append(window)
         orders = self._control.see(window, last=last)
+        self.latest = self._control.latest
         if orders.users is not None:
             self.resize(orders.users)
         self._enough = self._enough or orders.stop
@@ -720,6 +722,11 @@ class RealRun:
         }
 
     # --- for whoever watches ---------------------------------------------------------------
+
+    @property
+    def totals(self) -> Totals:
+        """Requests up to the latest window."""
+        return self._meter.totals
 
     @property
     def elapsed_s(self) -> float:

@@ -56,6 +56,12 @@ def _compare(argv: Sequence[str]) -> int:
     return compare(argv)
 
 
+def _report(argv: Sequence[str]) -> int:
+    from kv_cache.cli.report import main as report
+
+    return report(argv)
+
+
 def _plot(argv: Sequence[str]) -> int:
     from kv_cache.cli.plot import main as plot
 
@@ -85,6 +91,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "capacity": _capacity,
     "compare": _compare,
     "precondition": _precondition,
+    "report": _report,
     "plot": _plot,
     "trace": _trace,
     "datasets": _datasets,

@@ -173,6 +173,10 @@ _OURS = {
     "output.io_trace_log": "each probe stands in the result of the search",
     "output.validation_trace": "each probe stands in the result of the search",
     "output.fio_export": "each probe stands in the result of the search",
+    "output.xlsx_output": "each probe stands in the result of the search",
+    "output.hdr_log": "each probe stands in the result of the search",
+    "output.metrics_port": "each probe is a run of its own",
+    "output.json": "the result of the search is JSON, see --output",
     "output.certify": "a probe that the client limits is told",
 }
 """Options of a run that the search sets itself, and why."""
@@ -209,6 +213,9 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
         "output.io_trace_log": None,
         "output.validation_trace": None,
         "output.fio_export": None,
+        "output.xlsx_output": None,
+        "output.hdr_log": None,
+        "output.metrics_port": None,
         "output.certify": False,
         "schedule.workers": options.concurrency,
     }

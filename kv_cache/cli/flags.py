@@ -67,14 +67,6 @@ _EPILOG = """examples:
 A flag overrides the configuration file. Sizes named gb are GiB (2^30 bytes), as in the reference.
 Flags may be shortened as long as they stay unambiguous."""
 
-_REFUSED: Mapping[str, tuple[str, str]] = {
-    "--xlsx-output": (
-        "would write the result as a spreadsheet",
-        "use --output and convert the JSON",
-    ),
-}
-"""Flag of the reference -> what it would do, what to do instead."""
-
 _CPCS_PREFIXES = ("--cpcs-", "--spdk-", "--direct-probe-")
 _CPCS_FLAGS = frozenset(
     (
@@ -212,10 +204,6 @@ def _add_arrival(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_absent(group: argparse._ArgumentGroup) -> None:
-    for flag, (would, _) in _REFUSED.items():
-        group.add_argument(
-            flag, dest=flag, action=_Refuse, nargs="?", help=would, metavar="X",
-        )  # fmt: skip
     group.add_argument(
         "--nvme-backend", dest="--nvme-backend", metavar="X", type=partial(_only, "--nvme-backend"),
         help="only file; the computational-storage flags (--cpcs-*, --spdk-*) are refused",
@@ -278,12 +266,6 @@ def _only(flag: str, text: str) -> str:
     if text != {"--nvme-backend": "file", "--cpcs-mode": "off"}[flag]:
         raise _no_cpcs(f"{flag} {text}")
     return text
-
-
-class _Refuse(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        would, instead = _REFUSED[self.dest]
-        raise ConfigError(f"{self.dest} {would}; this version does not have it: {instead}")
 
 
 def _no_cpcs(flag: str) -> ConfigError:

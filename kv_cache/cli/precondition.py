@@ -61,6 +61,10 @@ _USELESS = {
     "output.record": "requests of the rounds are not recorded",
     "output.validation_trace": "nothing is measured",
     "output.fio_export": "nothing is measured",
+    "output.xlsx_output": "nothing is measured",
+    "output.hdr_log": "nothing is measured",
+    "output.metrics_port": "nothing is measured",
+    "output.json": "what was done is written to --output as JSON",
     "output.certify": "nothing is measured",
 }
 

@@ -19,11 +19,13 @@ import orjson
 from tqdm import tqdm
 
 from kv_cache.bench.certify import ceiling
+from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.fill import Filled
 from kv_cache.bench.place import check_name, check_output_file, check_results_dir
 from kv_cache.bench.run import RealRun, check_places, fill_drives, storage_directories
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.apart import alone_note, apart, own_file
+from kv_cache.cli.exports import check_exports, endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.ranks import rank_of
@@ -33,20 +35,24 @@ from kv_cache.config.load import load_config
 from kv_cache.config.profile import read_profile
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.schema import print_config
+from kv_cache.config.sections import OutputConfig
 from kv_cache.config.shared import beyond_all_tiers, check_chunks, ingestion_notes
 from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
-from kv_cache.core.kinds import OpKind
+from kv_cache.core.kinds import OpKind, Phase
 from kv_cache.core.model import ModelShape
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed, fresh_seed
 from kv_cache.core.units import GIB, gib_to_bytes, ns_to_ms
+from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.window import Window
+from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.environment import capture
 from kv_cache.report.fio import HEADER, derive
+from kv_cache.report.hdr import HdrLog, check_hdr_log
 from kv_cache.report.iotrace import IoTrace, check_io_trace
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import require_replaceable
@@ -57,7 +63,7 @@ from kv_cache.report.recording import (
     recording_notes,
 )
 from kv_cache.report.records import LineWriter, dump_row
-from kv_cache.report.result import build_result, write_result
+from kv_cache.report.result import as_json, build_result, write_result
 from kv_cache.report.rundir import RunDirectory
 from kv_cache.report.table import summary_text
 from kv_cache.report.trials import aggregate, trial_seed, trials_text
@@ -98,6 +104,7 @@ class Job:
     found: Survey | None = None
     validation: ValidationTrace | None = None
     start: "Start"
+    told: list[dict[str, Any]] | None = None  # of a trial: where its summary for programs goes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +174,8 @@ def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) 
     if config.output.fio_export is not None:
         require_replaceable(Path(config.output.fio_export), HEADER, "--fio-export")
     _check_recordings(config, output, trace)
+    for sentence in _check_exports(config, output, trace):
+        log.warning(sentence)
     validation = config.output.validation_trace
     compared = None if validation is None else read_validation(Path(validation))
     specs = tier_specs(config, _storage_bytes(config, start.rank))
@@ -310,6 +319,7 @@ def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None
         "fio_export": lambda _: None,
         "record": check_recording,
         "io_trace_log": check_io_trace,
+        "hdr_log": check_hdr_log,
     }
     others: dict[str, Sequence[str | Path | None]] = {
         "--validation-trace": [told.validation_trace],
@@ -335,6 +345,25 @@ def refuse_same(path: Path, flag: str, others: Mapping[str, Sequence[str | Path 
             raise PlaceError(f"{flag} {path}: {other} has the same file; name another")
 
 
+def _check_exports(config: Config, output: Path, trace: Trace | None) -> list[str]:
+    """For each trial where there are several; what is said of one holds for all."""
+    told, said = config.output, list[str]()
+    for number in range(1, config.run.trials + 1):
+        own = _own_files(config, number) if config.run.trials > 1 else told
+        taken: dict[str, Sequence[str | Path | None]] = {
+            "--output": [output, own.output],
+            "--latency-dump": [own.latency_dump],
+            "--fio-export": [own.fio_export],
+            "--record": [own.record],
+            "--io-trace-log": [own.io_trace_log],
+            "--hdr-log": [own.hdr_log],
+            "--validation-trace": [own.validation_trace],
+            "the trace": () if trace is None else trace.files,
+        }
+        said = check_exports(replace(config, output=own), taken)
+    return said
+
+
 def _each_trial(path: Path, trials: int) -> list[Path]:
     return [path] if trials == 1 else [_numbered(path, n) for n in range(1, trials + 1)]
 
@@ -347,12 +376,13 @@ def _run_trials(job: Job, caught: Interrupts) -> int:
     in common in the result of all."""
     planned, cooldown_s = job.config.run.trials, job.config.run.trial_cooldown_s
     documents: list[Mapping[str, Any]] = []
+    told: list[dict[str, Any]] = []
     files: dict[str, str] = {}
     code = 0
     for number in range(1, planned + 1):
         if number > 1 and (caught.stop.wait(cooldown_s) or code):
             break
-        trial = _trial(job, number)
+        trial = replace(_trial(job, number), told=told)
         log.info("trial %d of %d, seed %d", number, planned, trial.seed)
         before = _changed_ns(trial.output)
         try:
@@ -374,8 +404,15 @@ def _run_trials(job: Job, caught: Interrupts) -> int:
     except OSError as error:
         log.error("the result of all trials could not be written: %s", error)
         code = EXIT_BROKEN
-    print(trials_text(document, str(job.output)))
+    if job.config.output.json:
+        _print_json(brief_of_trials(document, told, {"result": str(job.output)}))
+    else:
+        print(trials_text(document, str(job.output)))
     return code or caught.exit_code
+
+
+def _print_json(document: Mapping[str, Any]) -> None:
+    print(as_json(document).decode(), end="")
 
 
 def _changed_ns(path: Path) -> int | None:
@@ -386,20 +423,26 @@ def _trial(job: Job, number: int) -> Job:
     """The job of one trial: another seed, and files of its own."""
     seed = trial_seed(job.seed, number)
     output = _numbered(job.output, number)
-    told = job.config.output
-    own: dict[str, Any] = {
-        name: str(_numbered(Path(path), number))
-        for name in ("latency_dump", "fio_export", "record", "io_trace_log")
-        if (path := getattr(told, name)) is not None
-    }
-    config = replace(
-        job.config,
-        run=replace(job.config.run, seed=seed),
-        output=replace(told, output=str(output), **own),
-    )
+    files = replace(_own_files(job.config, number), output=str(output))
+    config = replace(job.config, run=replace(job.config.run, seed=seed), output=files)
     load = job.build(config)
     warnings = _warnings(config, load, job.trace, job.found)
     return replace(job, config=config, seed=seed, output=output, load=load, warnings=warnings)
+
+
+def _own_files(config: Config, number: int) -> OutputConfig:
+    """The section `output` of one trial: what it writes, under names of its own."""
+    told = config.output
+    names = (
+        *("output", "latency_dump", "fio_export", "record", "io_trace_log"),
+        *("hdr_log", "xlsx_output"),
+    )
+    own: dict[str, Any] = {
+        name: str(_numbered(Path(path), number))
+        for name in names
+        if (path := getattr(told, name)) is not None
+    }
+    return replace(told, **own)
 
 
 def _numbered(path: Path, number: int) -> Path:
@@ -423,12 +466,14 @@ class _Watchers:
         self._dump: LineWriter | None = None
         self._recording: Recording | None = None
         self._io_trace: IoTrace | None = None
+        self._hdr_log: HdrLog | None = None
         self.run_directory: RunDirectory | None = None
         self.environment = capture(*job.directories)
         self.written_bytes = 0
         self.files: dict[str, str] = {}  # SHA-256 of the records, by name, once they are closed
 
-    def open(self) -> None:
+    def open(self, begun_unix_s: float = 0.0) -> None:
+        """`begun_unix_s`: the run's origin; virtual time begins with the epoch."""
         output = self._job.config.output
         if output.results_dir is not None:
             self.run_directory = RunDirectory(Path(output.results_dir), self._job.seed)
@@ -443,6 +488,8 @@ class _Watchers:
             self._recording = Recording(Path(output.record), job.config, job.load)
         if output.io_trace_log is not None:
             self._io_trace = IoTrace(Path(output.io_trace_log))
+        if output.hdr_log is not None and output.io_trace_log is None:
+            self._hdr_log = HdrLog(Path(output.hdr_log), begun_unix_s)
 
     def on_arrival(self, request: Request) -> None:
         if self._recording is not None:
@@ -451,6 +498,12 @@ class _Watchers:
     def on_leg(self, op: Op, leg: Leg) -> None:
         if self._io_trace is not None:
             self._io_trace.on_leg(op, leg)
+
+    def on_latencies(
+        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
+    ) -> None:
+        if self._hdr_log is not None:
+            self._hdr_log.on_latencies(start_ns, end_ns, phase, found)
 
     def on_record(self, record: RequestRecord) -> None:
         if self._requests is not None:
@@ -501,7 +554,7 @@ class _Watchers:
 
     def _close(self) -> tuple[str, ...]:
         """What could not be written."""
-        traces = (self._recording, self._io_trace)
+        traces = (self._recording, self._io_trace, self._hdr_log)
         closed = [trace.close() for trace in traces if trace is not None]
         writers = (self._requests, self._transfers, self._dump)
         closed += [writer.close() for writer in writers if writer is not None]
@@ -521,6 +574,11 @@ def _run(job: Job, caught: Interrupts) -> int:
         watchers.open()
         outcome = watchers.complete(_simulated(job, caught, watchers), caught.name)
         return _conclude(job, caught, watchers, outcome)
+    with endpoint(job.config) as served:
+        return _measure(job, caught, watchers, served)
+
+
+def _measure(job: Job, caught: Interrupts, watchers: _Watchers, served: Endpoint | None) -> int:
     filled = fill_first(job, caught) if job.config.precondition.enabled else None
     with RealRun(
         job.config,
@@ -533,8 +591,10 @@ def _run(job: Job, caught: Interrupts) -> int:
         on_arrival=watchers.on_arrival,
         filled=filled,
         rounds=load_of_rounds(job),
+        on_latencies=watchers.on_latencies,
     ) as run:
-        watchers.open()
+        watchers.open(run.clock.started_unix_s)
+        watch(job.config, served, run)
         with Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
         # A signal that comes from now on interrupts what follows, and not what was measured.
@@ -582,6 +642,7 @@ def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
             on_op=watchers.on_op,
             on_leg=watchers.on_leg,
             on_arrival=watchers.on_arrival,
+            on_latencies=watchers.on_latencies,
             stopped=caught.stop.is_set,
         )
 
@@ -589,20 +650,46 @@ def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
 def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
     document, lost = _keep(job, watchers, outcome)
-    print(summary_text(document, str(job.output)))
-    for made in watchers.recordings():
-        print(f"trace   {made['path']} ({made['rows']} {made['what']})")
+    files, complete = _write_beside(job, watchers, outcome, document)
+    if lost is None:
+        files = {"result": str(job.output), **files}
+    if not job.config.output.json:
+        print(summary_text(document, str(job.output)))
+        for made in watchers.recordings():
+            print(f"trace   {made['path']} ({made['rows']} {made['what']})")
+        for what in ("plot", "fio_job", "hdr_log", "sheets"):
+            if what in files:
+                print(f"{what.replace('_', ' '):<7} {files[what]}")
+    elif job.told is None:
+        _print_json(brief(document, files))
+    else:
+        job.told.append(brief(document, files))
+    if lost is not None:
+        log.error("the result could not be written: %s", lost)
+    if lost is not None or outcome.death is not None or not complete:
+        return EXIT_BROKEN
+    return caught.exit_code
+
+
+def _write_beside(
+    job: Job, watchers: _Watchers, outcome: RunOutcome, document: Mapping[str, Any]
+) -> tuple[dict[str, str], bool]:
+    """The files that are not the result, by what they are; and whether all could be written."""
+    told = job.config.output
+    files = {f"trace_of_{made['what']}": str(made["path"]) for made in watchers.recordings()}
+    for name in ("latency_dump", "hdr_log"):
+        if (path := getattr(told, name)) is not None and Path(path).exists():
+            files[name] = path
+    if watchers.run_directory is not None:
+        files["run_directory"] = str(watchers.run_directory.path)
     if job.config.autoscaler.enabled or outcome.preconditioning is not None:
         picture = plot_beside(document, job.output)
         if picture is not None:
-            print(f"plot    {picture}")
-    if outcome.driver == "real-io" and job.config.output.fio_export is not None:
-        _export_job(document, job.output, Path(job.config.output.fio_export))
-    if lost is not None:
-        log.error("the result could not be written: %s", lost)
-    if lost is not None or outcome.death is not None:
-        return EXIT_BROKEN
-    return caught.exit_code
+            files["plot"] = str(picture)
+    if outcome.driver == "real-io" and told.fio_export is not None:
+        files |= _export_job(document, job.output, Path(told.fio_export))
+    made, complete = write_exports(job.config, document)
+    return files | made, complete
 
 
 def _keep(
@@ -627,13 +714,13 @@ def _keep(
     return document, None
 
 
-def _export_job(document: Mapping[str, Any], result: Path, path: Path) -> None:
+def _export_job(document: Mapping[str, Any], result: Path, path: Path) -> dict[str, str]:
     try:
         export_job(derive(document, result), path)
     except UsageError as error:  # nothing moved in the window: the result stands all the same
         log.error("no fio job was written: %s", error)
-    else:
-        print(f"fio job {path}")
+        return {}
+    return {"fio_job": str(path)}
 
 
 # --- for whoever watches ---------------------------------------------------------------------

@@ -531,8 +531,13 @@ def _warnings(config: Config) -> Iterator[str]:
         yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
     if config.output.records and config.output.results_dir is None:
         yield f"{_say(config, 'output.records')}: no effect without --results-dir"
+    if config.output.hdr_log is not None and config.output.io_trace_log is not None:
+        yield f"{_say(config, 'output.hdr_log')}: no effect with --io-trace-log: nothing is timed"
+    host = "output.metrics_host"
+    if config.output.metrics_port is None and value_at(config, host) != options()[host].default:
+        yield f"{_say(config, host)}: no effect without --metrics-port"
     if config.run.virtual_time:
-        for path in ("output.certify", "output.fio_export"):
+        for path in ("output.certify", "output.fio_export", "output.metrics_port"):
             if value_at(config, path) != options()[path].default:
                 yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
     elif config.sim.profile is not None:

@@ -469,6 +469,23 @@ class OutputConfig:
         None, "Compare the run with the records of a real system: a JSON list, one object for "
         "each request", flag="--validation-trace", metavar="PATH",
     )  # fmt: skip
+    xlsx_output: str | None = opt(
+        None, "Write the summary as a spreadsheet in the reference's sheets, or as CSV where the "
+        "name does not end in .xlsx", flag="--xlsx-output", metavar="PATH",
+    )  # fmt: skip
+    hdr_log: str | None = opt(
+        None, "Write the latencies of each window as a log of HdrHistogram, packed where the name "
+        "ends in .gz or .zst", flag="--hdr-log", metavar="PATH",
+    )  # fmt: skip
+    metrics_port: int | None = opt(
+        None, "Serve Prometheus metrics on this port while the run goes on; 0 = any that is free, "
+        "which is logged", low=0, high=65_535, flag="--metrics-port",
+    )  # fmt: skip
+    metrics_host: str = opt(
+        "127.0.0.1", "Address that metrics_port is of; 0.0.0.0 = all, for whoever reaches them",
+        flag="--metrics-host", metavar="ADDRESS",
+    )  # fmt: skip
+    json: bool = opt(False, "Print the summary as one JSON document instead of text", flag="--json")
     fio_export: str | None = opt(
         None, "Write the fio job that does the same I/O on storage", flag="--fio-export",
         metavar="PATH",

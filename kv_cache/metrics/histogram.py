@@ -110,6 +110,12 @@ class Histogram:
             return None
         return int(self._array()[: bucket_of(limit) + 1].sum()) / self.count
 
+    def counts_at_most(self, limits: Iterable[int]) -> list[int]:
+        """How many values are at most each limit (with the limit's own bucket), and then how many
+        there are at all, as one look at the buckets says: also while values are added."""
+        below = np.cumsum(self._array())
+        return [*(int(below[bucket_of(limit)]) for limit in limits), int(below[-1])]
+
     def buckets(self) -> dict[int, int]:
         """The counts of the buckets that are not empty, in order."""
         counts = self._array()

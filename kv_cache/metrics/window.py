@@ -6,7 +6,7 @@ collected at each tick (`take`, under the lock too); what it means is worked out
 An operation counts where it ended, with all its bytes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -159,17 +159,46 @@ class Bins:
         self.classes = {qos: _Class(promises) for qos in Qos}
 
 
+class Totals:
+    """Requests of the whole run by phase, class and outcome, and the tokens of those that
+    completed, up to the last window. All keys are there from the start."""
+
+    def __init__(self) -> None:
+        keys = [(phase, qos) for phase in Phase for qos in Qos]
+        self.ended = {(*key, outcome): 0 for key in keys for outcome in Outcome}
+        self.prompt_tokens, self.output_tokens = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0)
+
+    def add(self, bins: Bins, phase: Phase) -> None:
+        for qos, each in bins.classes.items():
+            for outcome, count in each.ends.items():
+                self.ended[phase, qos, outcome] += count
+            self.prompt_tokens[phase, qos] += each.prompt
+            self.output_tokens[phase, qos] += each.output
+
+
+OnLatencies = Callable[[int, int, Phase, Mapping[str, Histogram]], None]
+"""Told of each window from when to when (ns) it was, its phase, and its histograms by tag
+(`latency_tag`), which hold until it returns."""
+
+
+def latency_tag(tier: str, kind: str) -> str:
+    """`storage.read.device`, `cpu.write.total`: which time is told of a tier's operations."""
+    return f"{tier}.{kind}.{'device' if tier == Tier.NVME.label else 'total'}"
+
+
 class Meter:
     """Two sets of bins take turns, so that their memory stays the same and is cleared outside the
     driver's lock."""
 
     def __init__(self, promises: Sequence[Promise] = ()) -> None:
+        self.on_latencies: OnLatencies | None = None
         self.promises = tuple(promises)
         self._of = {
             qos: [(i, p) for i, p in enumerate(self.promises) if p.qos is qos] for qos in Qos
         }
         self._live, self._spare = Bins(len(self.promises)), Bins(len(self.promises))
         self._submitted = 0
+        self.totals = Totals()
 
     # --- under the driver's lock -----------------------------------------------------------
 
@@ -229,6 +258,9 @@ class Meter:
             machine=machine or {},
         )
         self._submitted = gauges.submitted
+        self.totals.add(bins, phase)
+        if self.on_latencies is not None:
+            self.on_latencies(bins.start_ns, bins.end_ns, phase, _by_tag(bins))
         for ops in bins.ops.values():
             ops.clear()
         for each in bins.classes.values():
@@ -241,6 +273,13 @@ class Meter:
         if bins is None:
             bins = self._live.ops[tier, kind] = _Ops()
         return bins
+
+
+def _by_tag(bins: Bins) -> dict[str, Histogram]:
+    found = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
+    for qos, each in bins.classes.items():
+        found |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
+    return {tag: histogram for tag, histogram in sorted(found.items()) if histogram.count}
 
 
 def _tier_of(done: OpDone) -> Tier:

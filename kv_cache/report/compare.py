@@ -110,15 +110,24 @@ def read_inputs(paths: Sequence[Path]) -> list[Input]:
             f"compare needs 2 to {len(LABELS)} results, the baseline first, and was given "
             f"{len(paths)}; name more or fewer files"
         )
-    inputs = [_read(label, path) for label, path in zip(LABELS, paths, strict=False)]
+    inputs = [
+        input_of(label, path, read_document(path))
+        for label, path in zip(LABELS, paths, strict=False)
+    ]
     for other in inputs[1:]:
         require_comparable(inputs[0], other)
     return inputs
 
 
-def _read(label: str, path: Path) -> Input:
+def read_document(path: Path) -> Json:
+    """The whole document of a run's result, or of trials, as it was written. Raises UsageError."""
     document = _trials_document(path) or read_result(path, measured=False)
     require_intact(document, path)
+    return document
+
+
+def input_of(label: str, path: Path, document: Json) -> Input:
+    """Raises UsageError where the document lacks what every one has."""
     own = document[SECTION]
     several = own["schema"] == trials.SCHEMA
     rows = _counted(document, path) if several else []

@@ -33,6 +33,7 @@ class Control:
     watch: Watch = _on
     series: Series = field(default_factory=Series)
     decisions: list[Decision] = field(default_factory=list)
+    latest: Window | None = None  # with its saturation
 
     @property
     def standing(self) -> dict[str, Any] | None:
@@ -45,6 +46,7 @@ class Control:
         level = Level(state.level, state.by, state.saturated)
         window = replace(window, saturation=level)
         self.series.add(window)
+        self.latest = window
         if window.phase is not Phase.MEASURE:
             return Orders()
         stop = self.watch(window)

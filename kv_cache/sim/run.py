@@ -23,6 +23,7 @@ from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.window import OnLatencies
 from kv_cache.schedule.autoscale import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, nobody
@@ -91,6 +92,7 @@ def simulate(
     stopped: Callable[[], bool] = lambda: False,
     promises: Sequence[Promise] | None = None,
     watch: Watch | None = None,
+    on_latencies: OnLatencies | None = None,
 ) -> RunOutcome:
     """Serve the whole load on the models, or until `stopped`; the same configuration and seed give
     the same records, byte for byte. `on_leg` as in `Simulation`, `on_arrival` as in `Intake`,
@@ -99,6 +101,7 @@ def simulate(
     world = build_world(config, specs, signals)
     intake = build_intake(config, load, on_arrival)
     meter, control = build_control(config, promises, watch)
+    meter.on_latencies = on_latencies
     recorder = Recorder(Edges(), meter)
     models = tier_models(config)
     facts: dict[Tier, dict[str, object]] = {spec.tier: {"engine": ENGINE} for spec in specs}

@@ -97,13 +97,17 @@ MAPPED = {
     "--trace-models GPT-4=a": ("workload.trace_models", {"GPT-4": "a"}),
     "--kv-dtype int4": ("run.kv_dtype", "int4"),
     "--ranks all": ("tiers.ranks", "all"),
+    "--xlsx-output s.xlsx": ("output.xlsx_output", "s.xlsx"),
+    "--hdr-log l.hlog": ("output.hdr_log", "l.hlog"),
+    "--metrics-port 0": ("output.metrics_port", 0),
+    "--metrics-host ::1": ("output.metrics_host", "::1"),
+    "--json": ("output.json", True),
     "--trials 5": ("run.trials", 5),
     "--trial-cooldown 20": ("run.trial_cooldown_s", 20.0),
     "--gpu emulated": ("tiers.gpu", "emulated"),
 }
 
 REFUSED = [
-    "--xlsx-output x",
     "--nvme-backend cpcs",
     "--cpcs-mode noop",
     *(

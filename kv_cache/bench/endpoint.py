@@ -1,0 +1,170 @@
+"""Metrics for whoever scrapes them while a run goes on (`--metrics-port`): a small HTTP server on a
+thread of its own, which ends with the run.
+
+It never takes the run's lock. However often it is asked, it looks at the run at most every
+quarter of a second, so that nobody can slow a run down by asking.
+"""
+
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any, Self
+
+from kv_cache.core.errors import PlaceError
+from kv_cache.metrics.exposition import CONTENT_TYPE
+
+PATH = "/metrics"
+FRESH_S = 0.25  # so long a text is served again
+_PATIENCE_S = 5.0  # with a client that does not go on
+_AT_MOST = 16  # clients at once; more are sent away
+
+Text = Callable[[], str]
+
+log = logging.getLogger("kv_cache")
+
+
+def check_endpoint(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before anything begins. Raises PlaceError."""
+    _bound(host, port).server_close()
+
+
+class Endpoint:
+    """Listens from when it is made until it is closed. `tells` may be changed at any time."""
+
+    def __init__(self, host: str, port: int, tells: Text) -> None:
+        """Raises PlaceError."""
+        self.tells = tells
+        self._server = _bound(host, port)
+        self._server.text = self._text
+        self._lock = threading.Lock()
+        self._last: tuple[float, bytes] | None = None
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True,
+            name="metrics",
+        )  # fmt: skip
+        self._thread.start()
+        log.info("metrics at %s", self.url)
+
+    @property
+    def url(self) -> str:
+        host, port = self._server.server_address[:2]
+        shown = f"[{host!s}]" if ":" in str(host) else str(host)
+        return f"http://{shown}:{port}{PATH}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nobody is answered any more; whoever is being answered is left behind."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _text(self) -> bytes:
+        with self._lock:
+            now = time.monotonic()
+            if self._last is None or now - self._last[0] >= FRESH_S:
+                self._last = now, self.tells().encode()
+            return self._last[1]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    text: Callable[[], bytes]
+
+    def __init__(self, family: socket.AddressFamily, address: Any) -> None:
+        self.address_family = family
+        self._places = threading.BoundedSemaphore(_AT_MOST)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # without a look at the names of hosts, which may take long
+        self.server_name, self.server_port = "kv-cache", self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a client of the metrics went away", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "kv-cache"
+    sys_version = ""
+    timeout = _PATIENCE_S
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path == PATH:
+            status, kind, data = self._metrics()
+        elif path == "/":
+            status, kind, data = 200, "text/plain", f"kv-cache: {PATH}\n".encode()
+        else:
+            status, kind, data = 404, "text/plain", f"only {PATH} is here\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def _metrics(self) -> tuple[int, str, bytes]:
+        try:
+            return 200, CONTENT_TYPE, self.server.text()
+        except Exception:
+            log.exception("the metrics could not be told")
+            return 500, "text/plain", b"the metrics could not be told, see the log\n"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug("metrics: %s", format % args)
+
+
+def _bound(host: str, port: int) -> _Server:
+    where = f"--metrics-port {port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return _Server(family, address)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise PlaceError(
+            f"--metrics-host {host!r}: no such address ({reason}); give one of this machine's"
+        ) from None
+    except OSError as error:
+        raise PlaceError(_why(where, host, error)) from None
+
+
+def _why(where: str, host: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: it is in use on {host}; name another, or 0 for any that is free"
+    if error.errno == errno.EACCES:
+        return f"{where}: this user may not listen there; name one above 1023, or 0 for any"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--metrics-host {host}: it is no address of this machine; give one that is"
+    reason = (error.strerror or str(error)).lower()
+    return f"{where} on {host}: it cannot be listened on ({reason}); name another"

@@ -1,0 +1,107 @@
+"""`kv-cache.py report RESULT…`: results told in a form for people, or for other tools."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kv_cache.cli.parsing import CommandParser
+from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.report.formats import DEFAULT, FORMATS, Format, read_sources
+from kv_cache.report.reading import RESULT_FILE
+from kv_cache.report.writing import write_atomically
+
+_ABOUT = """\
+Tell results of run, or of run --trials, in another form. Several stand side by side, the first
+being the baseline.
+
+A file that report did not write is never replaced.
+"""
+
+_EXAMPLES = """\
+examples:
+  kv-cache.py report result.json
+  kv-cache.py report old.json new.json --output comparison.md
+  kv-cache.py report runs/* --output all.csv
+  kv-cache.py report result.json --format hdr --output latencies.hlog
+
+exit code: 0 done, 2 bad input or a library that is missing
+"""
+
+STDOUT = "-"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read all, then write; the exit code. UsageError is the caller's to print."""
+    options = _parser().parse_args(list(argv))
+    name = options.format or _by_suffix(options.output)
+    form = FORMATS[name]
+    results = [Path(result) for result in options.results]
+    target = _target(options.output, name, form, results)
+    if target is not None:
+        form.require_ours(target, "--output")
+    data = form.render(read_sources(results, name))
+    if target is None:
+        sys.stdout.buffer.write(data)
+        return 0
+    try:
+        write_atomically(target, data)
+    except OSError as error:
+        raise PlaceError(
+            f"--output {target}: it cannot be written ({error.strerror}); name another file"
+        ) from None
+    print(f"{name}  {target}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="kv-cache.py report",
+        description=f"{_ABOUT}\nforms:\n{_forms()}",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "results", nargs="+", metavar="RESULT",
+        help="result of run or run --trials, or a run's directory",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", choices=tuple(FORMATS), metavar="FORM",
+        help=f"one of the forms above [default: as --output ends, else {DEFAULT}]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", metavar="FILE",
+        help=f"where it goes; {STDOUT} = stdout [default: stdout for text]",
+    )  # fmt: skip
+    return parser
+
+
+def _forms() -> str:
+    return "".join(f"  {name:<10}{form.says}\n" for name, form in FORMATS.items())
+
+
+def _by_suffix(output: str | None) -> str:
+    """The form that a file's name asks for."""
+    if output in (None, STDOUT):
+        return DEFAULT
+    assert output is not None
+    suffix = Path(output).suffix.lower()
+    for name, form in FORMATS.items():
+        if suffix in form.suffixes:
+            return name
+    known = ", ".join(s for form in FORMATS.values() for s in form.suffixes)
+    raise ConfigError(f"--output {output} ends in none of {known}; say which with --format")
+
+
+def _target(output: str | None, name: str, form: Format, results: Sequence[Path]) -> Path | None:
+    """The file, or None for stdout. Raises ConfigError."""
+    if output not in (None, STDOUT):
+        assert output is not None
+        return Path(output)
+    if output is None and form.beside:
+        first = results[0] / RESULT_FILE if results[0].is_dir() else results[0]
+        return first.with_suffix(form.suffixes[0])
+    if not form.printable:
+        raise ConfigError(f"--format {name} is no text; name a file with --output")
+    return None

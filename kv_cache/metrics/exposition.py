@@ -1,0 +1,244 @@
+"""A run as it goes on, in Prometheus' text format 0.0.4.
+
+Counters only grow: they are of the whole run, and carry the phase where it matters. Gauges are of
+the latest window. What grows is read as it is, without the driver's lock: each number is right,
+but one look may have an operation in its bytes that is not in its histogram yet.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
+from kv_cache.core.units import NS_PER_S
+from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.recorder import Flow, OpStats, Recorder
+from kv_cache.metrics.window import Gauges, Totals, Window
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "kv_cache_"
+
+EDGES_NS = tuple(digit * 10**power for power in range(4, 11) for digit in (1, 2, 5))
+"""Upper ends of the buckets that are told, 10 us to 50 s; a value within 0.4 % above counts too."""
+
+Labels = Mapping[str, str]
+Sample = tuple[Labels, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One metric. Samples of a histogram are whole histograms in ns, told in seconds."""
+
+    name: str
+    kind: str
+    says: str
+    samples: tuple[Sample, ...] = ()
+    histograms: tuple[tuple[Labels, Histogram], ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        if not self.samples and not self.histograms:
+            return
+        name = PREFIX + self.name
+        yield f"# HELP {name} {_escaped(self.says)}"
+        yield f"# TYPE {name} {self.kind}"
+        for labels, value in self.samples:
+            yield _line(name, labels, value)
+        for labels, histogram in self.histograms:
+            yield from _histogram_lines(name, labels, histogram)
+
+
+def _histogram_lines(name: str, labels: Labels, histogram: Histogram) -> Iterator[str]:
+    total = histogram.total  # before the counts: never more time than values
+    *below, count = histogram.counts_at_most(EDGES_NS)
+    for edge, so_many in zip(EDGES_NS, below, strict=True):
+        yield _line(f"{name}_bucket", {**labels, "le": f"{edge / NS_PER_S:g}"}, so_many)
+    yield _line(f"{name}_bucket", {**labels, "le": "+Inf"}, count)
+    yield _line(f"{name}_sum", labels, total / NS_PER_S)
+    yield _line(f"{name}_count", labels, count)
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
+    inner = ",".join(f'{key}="{_quoted(text)}"' for key, text in labels.items())
+    told = int(value) if isinstance(value, int) else float(value)
+    return f"{name}{{{inner}}} {told!r}" if inner else f"{name} {told!r}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _quoted(text: str) -> str:
+    return _escaped(text).replace('"', '\\"')
+
+
+def exposition(families: Iterable[Family]) -> str:
+    """The text of a scrape."""
+    return "".join(f"{line}\n" for family in families for line in family.lines())
+
+
+# --- what is told ----------------------------------------------------------------------------
+
+
+def about(info: Labels, doing: str) -> list[Family]:
+    """What runs, and what it does at the moment."""
+    return [
+        Family(name="run_info", kind="gauge", says="What is run", samples=((info, 1),)),
+        Family(
+            name="doing",
+            kind="gauge",
+            says="What the run does now: 1 for one word",
+            samples=(({"what": doing}, 1),),
+        ),
+    ]
+
+
+def measured(recorder: Recorder, totals: Totals, window: Window | None) -> Iterator[Family]:
+    """All numbers of a run."""
+    yield from _requests(recorder, totals)
+    yield from _operations(recorder)
+    if window is not None:
+        yield from _now(window)
+        yield from _machine(window)
+
+
+def _requests(recorder: Recorder, totals: Totals) -> Iterator[Family]:
+    ended = (
+        ({"class": qos.value, "outcome": outcome.value, "phase": phase.value}, count)
+        for (phase, qos, outcome), count in totals.ended.items()
+        if count or phase is Phase.MEASURE
+    )
+    says = "Requests that ended, up to the latest window"
+    yield Family(name="requests_total", kind="counter", says=says, samples=tuple(ended))
+    for name, counts in (("prompt", totals.prompt_tokens), ("output", totals.output_tokens)):
+        yield Family(
+            name=f"{name}_tokens_total",
+            kind="counter",
+            says=f"{name.title()} tokens of requests that completed, up to the latest window",
+            samples=tuple(
+                ({"class": qos.value, "phase": phase.value}, count)
+                for (phase, qos), count in counts.items()
+                if count or phase is Phase.MEASURE
+            ),
+        )
+    for name, says in (("response", "Answered after it was meant to be asked"), ("ttft", "TTFT")):
+        yield Family(
+            name=f"{name}_seconds",
+            kind="histogram",
+            says=f"{says}: requests that completed in the measured window",
+            histograms=tuple(
+                ({"class": qos.value}, getattr(recorder.classes[qos], name)) for qos in Qos
+            ),
+        )
+
+
+def _operations(recorder: Recorder) -> Iterator[Family]:
+    flows = dict(recorder.flows)
+    counted: dict[tuple[Phase, Tier, OpKind, str], list[OpStats]] = {}
+    for flow, stats in flows.items():
+        key = flow.phase, flow.tier, flow.kind, str(flow.cause)
+        counted.setdefault(key, []).append(stats)
+    labelled = {_flow_labels(key): stats for key, stats in sorted(counted.items())}
+    for name, says, value in (
+        ("operations_total", "Operations that ended well", lambda s: s.operations),
+        ("bytes_total", "Bytes that system calls moved", lambda s: s.bytes),
+        ("system_calls_total", "System calls that moved them", lambda s: s.calls),
+    ):
+        samples = tuple((dict(k), sum(map(value, stats))) for k, stats in labelled.items())
+        yield Family(name=name, kind="counter", says=says, samples=samples)
+    failed = (
+        (
+            {
+                "tier": failure.tier.label,
+                "operation": failure.kind.value,
+                "cause": str(failure.cause),
+                "reason": failure.reason,
+            },
+            count,
+        )
+        for failure, count in dict(recorder.failures).items()
+    )
+    says = "Operations that failed"
+    yield Family(name="failed_operations_total", kind="counter", says=says, samples=tuple(failed))
+    yield Family(
+        name="operation_seconds",
+        kind="histogram",
+        says="Time of operations in all phases: the device's for storage, all of it for memory",
+        histograms=tuple(_latencies(flows)),
+    )
+
+
+def _flow_labels(key: tuple[Phase, Tier, OpKind, str]) -> tuple[tuple[str, str], ...]:
+    phase, tier, kind, cause = key
+    return (
+        ("tier", tier.label),
+        ("operation", kind.value),
+        ("cause", cause),
+        ("phase", phase.value),
+    )
+
+
+def _latencies(flows: Mapping[Flow, OpStats]) -> Iterator[tuple[Labels, Histogram]]:
+    sides: dict[tuple[Tier, OpKind], list[Histogram]] = {}
+    for flow, stats in flows.items():
+        side = stats.device if flow.tier is Tier.NVME else stats.total
+        sides.setdefault((flow.tier, flow.kind), []).append(side)
+    for (tier, kind), histograms in sorted(sides.items()):
+        yield {"tier": tier.label, "operation": kind.value}, merged(histograms)
+
+
+_GAUGES: Mapping[str, str] = {
+    "users": "Synthetic users",
+    "workers": "Requests that may be served at once",
+    "in_flight": "Requests that are served",
+    "queued": "Requests that wait",
+    "behind": "Stores behind their answers that go on",
+}
+
+
+def _now(window: Window) -> Iterator[Family]:
+    """The latest window."""
+    gauges = window.gauges
+    yield _gauge("window_seconds", "Length of the latest window", window.seconds)
+    yield _counter("requests_submitted_total", "Requests that came", gauges.submitted)
+    yield from _levels(gauges)
+    if window.saturation is not None:
+        level = window.saturation
+        by = {"by": level.by or "nothing"}
+        says = "Load over what may be, by the signal that is nearest its limit; 1 is at the limit"
+        yield Family(name="saturation", kind="gauge", says=says, samples=((by, level.level),))
+        yield _gauge("saturated", "Whether storage is saturated", int(level.saturated))
+    says = "Percentiles of the latest window; device time for storage"
+    percentiles = tuple(
+        ({"tier": tier.label, "operation": kind.value, "quantile": quantile}, ns / NS_PER_S)
+        for (tier, kind), ops in sorted(window.ops.items())
+        for quantile, ns in (
+            ("0.5", ops.latency.p50_ns),
+            ("0.95", ops.latency.p95_ns),
+            ("0.99", ops.latency.p99_ns),
+        )
+        if ns is not None
+    )
+    yield Family(name="window_operation_seconds", kind="gauge", says=says, samples=percentiles)
+
+
+def _levels(gauges: Gauges) -> Iterator[Family]:
+    for name, says in _GAUGES.items():
+        value = getattr(gauges, name)
+        if value is not None:
+            yield _gauge(name, says, value)
+    oldest_s = gauges.oldest_queued_ns / NS_PER_S
+    yield _gauge("oldest_queued_seconds", "Age of the request that has waited longest", oldest_s)
+
+
+def _machine(window: Window) -> Iterator[Family]:
+    """What the kernel told of the time of the window; unknown ones are left out."""
+    for name, value in window.machine.items():
+        if isinstance(value, int | float):
+            yield _gauge(f"machine_{name}", f"{name} of the window, see docs/metrics.md", value)
+
+
+def _gauge(name: str, says: str, value: float) -> Family:
+    return Family(name=name, kind="gauge", says=says, samples=(({}, value),))
+
+
+def _counter(name: str, says: str, value: float) -> Family:
+    return Family(name=name, kind="counter", says=says, samples=(({}, value),))

@@ -1,0 +1,99 @@
+"""The forms in which `report` tells results: one table, a line for each.
+
+A form gets the results that were named, whole, in their order. It is asked before whether it may
+replace the file that it would be written to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kv_cache.core.errors import UsageError
+from kv_cache.report.compare import LABELS, Input, Json, input_of, read_document
+from kv_cache.report.hdr import MARK as HDR_MARK
+from kv_cache.report.hdr import hdr_log
+from kv_cache.report.markdown import MARK as MARKDOWN_MARK
+from kv_cache.report.markdown import markdown
+from kv_cache.report.reading import require_replaceable
+from kv_cache.report.sheets import CSV_MARK, require_workbook, summary_csv, workbook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One of the results: the `document` as it stands in the file, and what `compare` takes of it.
+    `given.trials` is None of a single run."""
+
+    document: Json
+    given: Input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """`suffixes` name it by the file, the first is its own. `runs_only` forms have nothing to say
+    of trials as a whole. What is not `printable` needs a file; `beside` goes beside the result
+    where none is named."""
+
+    says: str
+    suffixes: tuple[str, ...]
+    render: Callable[[Sequence[Source]], bytes]
+    require_ours: Callable[[Path, str], None]
+    runs_only: bool = False
+    printable: bool = True
+    beside: bool = False
+
+
+def _begins(mark: str) -> Callable[[Path, str], None]:
+    return lambda path, flag: require_replaceable(path, mark, flag)
+
+
+def _documents(sources: Sequence[Source]) -> list[Json]:
+    return [source.document for source in sources]
+
+
+FORMATS: Mapping[str, Format] = {
+    "markdown": Format(
+        says="verdicts, numbers side by side, and what was run, for pasting",
+        suffixes=(".md",),
+        render=lambda sources: markdown([source.given for source in sources]),
+        require_ours=_begins(MARKDOWN_MARK),
+    ),
+    "csv": Format(
+        says="a row for each run, in the reference's 99 columns",
+        suffixes=(".csv",),
+        render=lambda sources: summary_csv(_documents(sources)),
+        require_ours=_begins(CSV_MARK),
+        runs_only=True,
+    ),
+    "xlsx": Format(
+        says="the same as a workbook; of one run all of the reference's sheets",
+        suffixes=(".xlsx",),
+        render=lambda sources: workbook(_documents(sources)),
+        require_ours=require_workbook,
+        runs_only=True,
+        printable=False,
+    ),
+    "hdr": Format(
+        says="latencies of the measured window as a log of HdrHistogram",
+        suffixes=(".hlog", ".hdr"),
+        render=lambda sources: hdr_log([source.given for source in sources]),
+        require_ours=_begins(HDR_MARK),
+        runs_only=True,
+    ),
+}
+DEFAULT = "markdown"
+
+
+def read_sources(paths: Sequence[Path], name: str) -> list[Source]:
+    """The results that are to be told in the form `name`. Raises UsageError."""
+    if len(paths) > len(LABELS):
+        raise UsageError(f"report takes up to {len(LABELS)} results, and was given {len(paths)}")
+    sources = []
+    for label, path in zip(LABELS, paths, strict=False):
+        document = read_document(path)
+        given = input_of(label, path, document)
+        if given.trials is not None and FORMATS[name].runs_only:
+            raise UsageError(
+                f"{path} is of trials, and {name} tells single runs; name the trials' own results"
+            )
+        sources.append(Source(document=document, given=given))
+    return sources
