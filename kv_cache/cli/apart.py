@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.root import Config
+from kv_cache.config.sections import OutputConfig
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.report.environment import Reader, filesystem
 
 SEEDS = 2**32
-OWN_FILES = ("latency_dump", "fio_export", "record", "io_trace_log")
+OWN_FILES = (
+    "latency_dump",
+    "fio_export",
+    "record",
+    "io_trace_log",
+    "xlsx_output",
+    "hdr_log",
+)
 """Options of the section output that name a file beside the result."""
 
 LOCAL_FILESYSTEMS = frozenset(
@@ -55,8 +63,15 @@ def apart(config: Config, rank: MpiRank, output: Path) -> Config:
             cache_dir=directories,
             free_share=tiers.free_share / _sharers(rank, tiers.cache_dir),
         ),
-        output=replace(told, output=str(output), results_dir=results, **files),
+        output=replace(
+            told, output=str(output), results_dir=results, metrics_port=_port(told, rank), **files
+        ),
     )
+
+
+def _port(told: OutputConfig, rank: MpiRank) -> int | None:
+    """Ranks on one machine listen on ports one after the other; 0 is any that is free."""
+    return told.metrics_port + rank.rank if told.metrics_port else told.metrics_port
 
 
 def _sharers(rank: MpiRank, directories: tuple[str, ...] | None) -> int:
