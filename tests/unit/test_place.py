@@ -163,8 +163,13 @@ def test_wanting_more_space_than_there_is_names_what_would_fit(
 
 
 def test_an_output_file_needs_a_directory_and_may_replace_a_file(tmp_path: Path) -> None:
-    (tmp_path / "old.json").write_text("{}")
+    (tmp_path / "old.json").write_text('{"requests_completed": 7}')
     check_output_file(tmp_path / "old.json")
+    (tmp_path / "empty.json").write_text("")
+    check_output_file(tmp_path / "empty.json")
+    (tmp_path / "theirs.json").write_text('{"mine": 1}')
+    with pytest.raises(PlaceError, match="none of our results"):
+        check_output_file(tmp_path / "theirs.json")
     with pytest.raises(PlaceError, match="there is no directory"):
         check_output_file(tmp_path / "none" / "new.json")
     with pytest.raises(PlaceError, match="not a regular file"):

@@ -135,7 +135,8 @@ def row_line(row: TraceRow, header: Header) -> str:
 
 def encode_request(request: Request) -> dict[str, Any]:
     """A request as JSON: the fields of `Request` by name, those at their default left out; a block
-    is [key in hex, tokens, bytes]. What the intake fills in (`offered_*`) is not kept."""
+    is [key in hex, tokens, bytes]. What the intake and the replay fill in
+    (`offered_*`, `cycle`) is not kept."""
     found: dict[str, Any] = {}
     for name, default in _REQUEST.items():
         value = getattr(request, name)
@@ -402,7 +403,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = MappingProxyType(
     }
 )
 
-_FILLED_IN = ("offered_blocks", "offered_tokens")
+_FILLED_IN = ("offered_blocks", "offered_tokens", "cycle")
 _REQUEST: Mapping[str, Any] = MappingProxyType(
     {field.name: field.default for field in fields(Request) if field.name not in _FILLED_IN}
 )
