@@ -212,3 +212,8 @@ class Asking:
             return replace(plain, blocks=(block,), once=True)
         blocks = geometry.stream(name, 0, row.prompt_tokens // size)
         return replace(plain, blocks=blocks, tail_tokens=row.prompt_tokens % size, once=True)
+
+
+def shorter(gap_ns: int, by: float) -> int:
+    """A gap of the trace at a multiple of its pace; 0 = nobody waits."""
+    return round(gap_ns / by) if by else 0

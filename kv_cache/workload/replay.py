@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.asking import Asking, AskingConfig
+from kv_cache.workload.asking import Asking, AskingConfig, shorter
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, one
 
@@ -239,7 +239,7 @@ class TraceReplay:
         goes_on = self._asking.goes_on(row)
         due_ns = self._origin_ns + due.due_ns
         request = self._asking.request(row, self._read, due_ns, goes_on=goes_on)
-        think_ns = _shorter(row.think_ns or 0, self._config.speedup)
+        think_ns = shorter(row.think_ns or 0, self._config.speedup)
         if row.name is None and row.session is not None and not row.after:
             # The rows of a session follow each other; its name is apart from those of rows.
             names: tuple[str, ...] = (f"session {row.session}",)
@@ -265,15 +265,11 @@ def _paced(rows: Iterator[TraceRow], config: ReplayConfig) -> Iterator[_Due]:
 
 def _scaled(begin_ns: int, at_ns: int, config: ReplayConfig) -> int:
     """When what began at `begin_ns` in the trace and is at `at_ns` there is due."""
-    return _shorter(begin_ns, config.speedup * config.arrival_scale) + _shorter(
+    return shorter(begin_ns, config.speedup * config.arrival_scale) + shorter(
         at_ns - begin_ns, config.speedup
     )
 
 
 def _earliest_ns(row: TraceRow, config: ReplayConfig) -> int:
     """Nothing that stands behind `row` in the trace is due before."""
-    return _shorter(row.at_ns, config.speedup * max(1.0, config.arrival_scale))
-
-
-def _shorter(gap_ns: int, by: float) -> int:
-    return round(gap_ns / by) if by else 0
+    return shorter(row.at_ns, config.speedup * max(1.0, config.arrival_scale))

@@ -15,7 +15,7 @@ from typing import Any
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.asking import Asking, AskingConfig
+from kv_cache.workload.asking import Asking, AskingConfig, shorter
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, Quota, one
 
@@ -227,8 +227,8 @@ class SessionReplay:
                     row=row,
                     goes_on=self._asking.goes_on(row),
                     ordinal=self._read,
-                    own_ns=_shorter(row.at_ns, speedup),
-                    think_ns=None if row.think_ns is None else _shorter(row.think_ns, speedup),
+                    own_ns=shorter(row.at_ns, speedup),
+                    think_ns=None if row.think_ns is None else shorter(row.think_ns, speedup),
                     after=_after(row, index, named),
                 )
             )
@@ -249,7 +249,3 @@ def _after(row: TraceRow, index: int, named: Mapping[str, int]) -> set[int]:
     if row.after:
         return {named[name] for name in row.after if name in named}
     return {index - 1} if index and row.name is None else set()
-
-
-def _shorter(gap_ns: int, by: float) -> int:
-    return round(gap_ns / by) if by else 0
