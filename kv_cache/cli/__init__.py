@@ -58,6 +58,12 @@ def _plot(argv: Sequence[str]) -> int:
     return plot(argv)
 
 
+def _report(argv: Sequence[str]) -> int:
+    from kv_cache.cli.report import main as report
+
+    return report(argv)
+
+
 def _trace(argv: Sequence[str]) -> int:
     from kv_cache.cli.trace import main as trace
 
@@ -81,6 +87,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "capacity": _capacity,
     "compare": _compare,
     "precondition": _precondition,
+    "report": _report,
     "plot": _plot,
     "trace": _trace,
     "datasets": _datasets,

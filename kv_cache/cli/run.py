@@ -500,6 +500,10 @@ def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOut
     print(summary_text(document, str(job.output)))
     for made in watchers.recordings():
         print(f"trace   {made['path']} ({made['rows']} {made['what']})")
+    if lost is None and watchers.run_directory is not None:
+        written = watchers.run_directory.report(document)
+        if written is not None:
+            print(f"report  {written}")
     if job.config.autoscaler.enabled or outcome.preconditioning is not None:
         picture = plot_beside(document, job.output)
         if picture is not None:

@@ -111,14 +111,24 @@ def read_inputs(paths: Sequence[Path]) -> list[Input]:
             f"{len(paths)}; name more or fewer files"
         )
     inputs = [_read(label, path) for label, path in zip(LABELS, paths, strict=False)]
+    require_all_comparable(inputs)
+    return inputs
+
+
+def require_all_comparable(inputs: Sequence[Input]) -> None:
+    """Refuse results that may not be compared with the first. Raises UsageError."""
     for other in inputs[1:]:
         require_comparable(inputs[0], other)
-    return inputs
 
 
 def _read(label: str, path: Path) -> Input:
     document = _trials_document(path) or read_result(path, measured=False)
     require_intact(document, path)
+    return as_input(label, path, document)
+
+
+def as_input(label: str, path: Path, document: Json) -> Input:
+    """A document of a run or of trials that has been read from `path`. Raises UsageError."""
     own = document[SECTION]
     several = own["schema"] == trials.SCHEMA
     rows = _counted(document, path) if several else []
