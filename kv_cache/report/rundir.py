@@ -54,8 +54,8 @@ class RunDirectory:
         write_atomically(self.path / "result.json", as_json(document))
 
     def report(self, document: Mapping[str, Any]) -> Path | None:
-        """Write the page of a document that stands here; None, which is logged, if that fails: the
-        result is worth more than its picture."""
+        """Write the page of a document that stands here; None, which is logged, if that fails,
+        whatever the reason: the result is written already, and is not to look broken."""
         target = self.path / PAGE_FILE
         try:
             # As it is read back, so that `report` makes the same page of the file.
@@ -63,5 +63,8 @@ class RunDirectory:
             write_atomically(target, made.encode())
         except (OSError, UsageError) as error:
             log.warning("no report: %s", error)
+            return None
+        except Exception:  # noqa: BLE001 - a mistake in the page is no mistake in the run
+            log.exception("no report, by a mistake of the program; the result is complete")
             return None
         return target

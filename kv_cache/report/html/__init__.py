@@ -51,11 +51,11 @@ def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
             with _Named(doc):
                 runs[doc.label] = read_run(doc, most)
     articles = []
-    if len(docs) > 1:
-        articles.append(_comparison(docs, list(runs.values()), book))
     for doc in docs:
         with _Named(doc):
             articles.append(_article(doc, runs.get(doc.label), book, alone=len(docs) == 1))
+    if len(docs) > 1:  # read first, but made last: now each document is known to be good
+        articles.insert(0, _comparison(docs, list(runs.values()), book))
     return _whole(docs, articles, book)
 
 

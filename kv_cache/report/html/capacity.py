@@ -1,7 +1,9 @@
 """The report of a capacity search: the answer, and latency over throughput."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, nan
+from statistics import fmean
 
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart, Limit, Line, Table
@@ -72,7 +74,8 @@ def _sentences(own: Json) -> Iterator[str]:
         if load > 0
         else "No load that was tried keeps what was promised."
     )
-    yield text_at(own, "answer.reason")
+    if reason := text_at(own, "answer.reason"):
+        yield f"Why not more: {reason}."
     if what := word(own, "limited_by.what"):
         yield f"Above that it is limited by {what}: {text_at(own, 'limited_by.why')}."
 
@@ -118,39 +121,71 @@ def _curves(doc: Doc, probes: Sequence[Json], book: Book) -> list[Html]:
         *book.figure(_storage(doc, probes)),
     ]
     return [
-        tag("p", "Each point is a probe. Open points did not keep what was promised."),
+        tag(
+            "p",
+            "Each point is a probe. Open points did not keep what was promised. Over the load, the "
+            "interval of the answer is shaded.",
+        ),
         tag("div", *made, class_="charts"),
     ]
 
 
 def _latency_over_throughput(doc: Doc, probes: Sequence[Json]) -> Chart:
-    """Points stand by throughput and are joined by load: beyond the knee the line turns back."""
-    ranked = sorted(probes, key=lambda row: _or_zero(number(row, "completed_per_s")))
-    rank = {id(row): place for place, row in enumerate(ranked)}
+    """Points stand by throughput and lines follow the load: beyond the knee they may turn back."""
+    ranked = sorted(probes, key=_completed)
     axis = Axis(
         key=doc.id("throughput"), kind=LINEAR, label="requests completed/s",
-        places=[_or_zero(number(row, "completed_per_s")) for row in ranked],
+        places=[_completed(row) for row in ranked],
     )  # fmt: skip
     unit = word(doc.own, "unit")
     return Chart(
         title="Response over requests completed", unit="ms", axis=axis, log=True,
-        lines=_latencies(ranked), order=[rank[id(row)] for row in probes],
+        lines=_latencies(ranked, _completed),
         names=[figures(needed(row, "load")) for row in ranked],
-        says=f"All requests. The numbers are the load, in {unit}; lines follow the load.",
+        says=f"All requests. The numbers are the load, in {unit}; lines go from load to load, "
+        "through the mean of its probes.",
         table=_table(doc.own, probes),
     )  # fmt: skip
+
+
+def _completed(row: Json) -> float:
+    return _or_zero(number(row, "completed_per_s"))
+
+
+def _load(row: Json) -> float:
+    return needed(row, "load")
 
 
 def _or_zero(value: float) -> float:
     return value if isfinite(value) else 0.0
 
 
-def _latencies(rows: Sequence[Json]) -> list[Line]:
-    return [
-        Line(name=name, look=look, dash=dash, hollow=_outside(rows),
-             values=[number(row, f"response_ms.{name}") for row in rows])
-        for name, dash, look in _PERCENTILES
-    ]  # fmt: skip
+def _latencies(rows: Sequence[Json], x: Callable[[Json], float]) -> list[Line]:
+    return [_line(name, rows, x, _response(name), look, dash) for name, dash, look in _PERCENTILES]
+
+
+def _response(name: str) -> Callable[[Json], float]:
+    return lambda row: number(row, f"response_ms.{name}")
+
+
+def _line(
+    name: str,
+    rows: Sequence[Json],
+    x: Callable[[Json], float],
+    y: Callable[[Json], float],
+    look: int,
+    dash: str = "",
+) -> Line:
+    """A point for each probe, and a line through the means of each load."""
+    places: dict[float, list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=_load):
+        if isfinite(value := y(row)) and value > 0:
+            places.setdefault(_load(row), []).append((x(row), value))
+    through = [(fmean(a for a, _ in each), fmean(b for _, b in each)) for each in places.values()]
+    return Line(
+        name=name, look=look, dash=dash, hollow=_outside(rows), through=through,
+        values=[y(row) for row in rows],
+    )  # fmt: skip
 
 
 def _outside(rows: Sequence[Json]) -> list[int]:
@@ -158,10 +193,15 @@ def _outside(rows: Sequence[Json]) -> list[int]:
 
 
 def _load_axis(doc: Doc, probes: Sequence[Json]) -> Axis:
+    """With the interval of the answer, as far as loads were tried."""
     unit = word(doc.own, "unit")
-    label = "users (open loop)" if unit == "users" else f"load, {unit}"
-    return Axis(key=doc.id("load"), kind=LINEAR, label=label,
-                places=[needed(row, "load") for row in probes])  # fmt: skip
+    loads = [_load(row) for row in probes]
+    low, high = (number(doc.own, f"answer.{end}") for end in ("low", "high"))
+    band = [("interval", low, min(high, loads[-1]) if isfinite(high) else loads[-1])]
+    return Axis(
+        key=doc.id("load"), kind=LINEAR, places=loads, bands=band if low > 0 else (),
+        label="users (open loop)" if unit == "users" else f"load, {unit}",
+    )  # fmt: skip
 
 
 def _latency_over_load(doc: Doc, probes: Sequence[Json]) -> Chart:
@@ -173,7 +213,7 @@ def _latency_over_load(doc: Doc, probes: Sequence[Json]) -> Chart:
     ]  # fmt: skip
     return Chart(
         title="Response over load", unit="ms", axis=_load_axis(doc, probes), log=True,
-        lines=_latencies(probes), limits=limits, table=_table(doc.own, probes),
+        lines=_latencies(probes, _load), limits=limits, table=_table(doc.own, probes),
         says="All requests. A limit is of one class: a probe may break it though this line is "
         "below.",
     )  # fmt: skip
@@ -181,11 +221,9 @@ def _latency_over_load(doc: Doc, probes: Sequence[Json]) -> Chart:
 
 def _throughput(doc: Doc, probes: Sequence[Json]) -> Chart:
     lines = [
-        Line(name="completed", look=0, hollow=_outside(probes),
-             values=[number(row, "completed_per_s") for row in probes]),
-        Line(name="asked", look=4, dash="dash",
-             values=[number(row, "offered_per_s") for row in probes]),
-    ]  # fmt: skip
+        _line("completed", probes, _load, _completed, 0),
+        _line("asked", probes, _load, lambda row: number(row, "offered_per_s"), 4, "dash"),
+    ]
     return Chart(
         title="Requests asked and completed", unit="requests/s", axis=_load_axis(doc, probes),
         lines=lines, table=_table(doc.own, probes),
@@ -194,14 +232,17 @@ def _throughput(doc: Doc, probes: Sequence[Json]) -> Chart:
 
 def _storage(doc: Doc, probes: Sequence[Json]) -> Chart:
     lines = [
-        Line(name=kind, look=look, dash=dash, hollow=_outside(probes),
-             values=[number(row, f"storage_{kind}_bytes_per_s") / GIB for row in probes])
-        for kind, look, dash in (("read", 0, ""), ("write", 1, "dash"))
-    ]  # fmt: skip
+        _line("read", probes, _load, lambda row: _rate(row, "read"), 0),
+        _line("write", probes, _load, lambda row: _rate(row, "write"), 1, "dash"),
+    ]
     return Chart(
         title="Storage throughput", unit="GiB/s", axis=_load_axis(doc, probes), lines=lines,
         table=_table(doc.own, probes),
     )  # fmt: skip
+
+
+def _rate(row: Json, kind: str) -> float:
+    return number(row, f"storage_{kind}_bytes_per_s") / GIB
 
 
 def _table(own: Json, probes: Sequence[Json]) -> Table:
@@ -312,23 +353,32 @@ def summary(own: Json) -> Mapping[str, str]:
 def together(docs: Sequence[Doc]) -> Chart:
     """The p95 of all searches over throughput, on one axis."""
     points = sorted(
-        ((_or_zero(number(row, "completed_per_s")), index, number(row, "response_ms.p95"))
-         for index, doc in enumerate(docs) for row in rows_at(doc.own, "probes")),
-        key=lambda point: point[0],
+        ((_completed(row), index, row) for index, doc in enumerate(docs)
+         for row in rows_at(doc.own, "probes")),
+        key=lambda point: point[:2],
     )  # fmt: skip
-    lines = [
-        Line(name=doc.label, look=index % 9, dash=("", "dash", "dot", "chain")[index % 4],
-             values=[ms if of == index else nan for _, of, ms in points])
-        for index, doc in enumerate(docs)
-    ]  # fmt: skip
+    lines = [_of_search(doc, index, points) for index, doc in enumerate(docs)]
     axis = Axis(key="all-throughput", kind=LINEAR, label="requests completed/s",
                 places=[x for x, _, _ in points])  # fmt: skip
-    heads = ("requests/s", *(f"{doc.label} p95 ms" for doc in docs))
-    rows = [
-        (figures(x), *(figures(ms) if of == index else "" for index in range(len(docs))))
-        for x, of, ms in points
-    ]
+    rows = [(docs[of].label, figures(x), figures(_p95(row))) for x, of, row in points]
     return Chart(
         title="Response p95 over requests completed", unit="ms", axis=axis, log=True, lines=lines,
-        table=Table(heads=heads, rows=rows),
+        says="Open points did not keep what was promised.",
+        table=Table(heads=("", "requests/s", "p95 ms"), rows=rows),
+    )  # fmt: skip
+
+
+def _p95(row: Json) -> float:
+    return number(row, "response_ms.p95")
+
+
+def _of_search(doc: Doc, index: int, points: Sequence[tuple[float, int, Json]]) -> Line:
+    """One search among the points of all."""
+    dash = ("", "dash", "dot", "chain")[index % 4]
+    own = _line(doc.label, [row for _, of, row in points if of == index], _completed, _p95, 0)
+    return replace(
+        own, look=index % 9, dash=dash,
+        values=[_p95(row) if of == index else nan for _, of, row in points],
+        hollow=[place for place, (_, of, row) in enumerate(points)
+                if of == index and row.get("inside") is not True],
     )  # fmt: skip

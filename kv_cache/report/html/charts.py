@@ -22,13 +22,15 @@ DASHES: Mapping[str, str] = {"": "", "dash": "7 4", "dot": "2 3", "chain": "8 3 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """`look` is one of nine colours; `dash` tells lines apart without them. `hollow` are the points
-    that are drawn open."""
+    that are drawn open. Where there is a `through`, the line goes through those places (x, y) and
+    not from point to point."""
 
     name: str
     values: Sequence[float]
     look: int
     dash: str = ""
     hollow: Sequence[int] = ()
+    through: Sequence[tuple[float, float]] = ()
 
     @property
     def there(self) -> bool:
@@ -67,8 +69,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`most` is a value that the vertical axis reaches at least; `joined` draws lines between
-    points, in this order if it is given; `names` stand beside the first line's points."""
+    """`most` is a value that the vertical axis reaches at least; `names` stand beside the first
+    line's points, as far as they have room."""
 
     title: str
     unit: str
@@ -79,7 +81,6 @@ class Chart:
     limits: Sequence[Limit] = ()
     says: str = ""
     most: float = 0.0
-    order: Sequence[int] = ()
     names: Sequence[str] = ()
     steps: bool = False
 
@@ -149,7 +150,6 @@ def _drawing(chart: Chart, lines: Sequence[Line]) -> dict[str, Any]:
         "log": chart.log,
         "steps": chart.steps,
         "most": rounded(chart.most),
-        "order": list(chart.order),
         "names": [plain(name) for name in chart.names],
         "lines": [
             {
@@ -157,6 +157,7 @@ def _drawing(chart: Chart, lines: Sequence[Line]) -> dict[str, Any]:
                 "look": line.look,
                 "dash": DASHES[line.dash],
                 "hollow": list(line.hollow),
+                "through": [[rounded_place(x), rounded(y)] for x, y in line.through],
                 "values": [rounded(_shown(value, log=chart.log)) for value in line.values],
             }
             for line in lines

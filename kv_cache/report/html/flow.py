@@ -13,7 +13,7 @@ from pathlib import Path
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.report.html.parts import Doc, Json, details, table
+from kv_cache.report.html.parts import Doc, Json, bullets, details, table
 from kv_cache.report.html.text import NOTHING, Html, figures, join, tag
 from kv_cache.report.pictures.base import needed, rows_at, word
 from kv_cache.report.reading import histogram
@@ -139,11 +139,12 @@ def flow_content(doc: Doc, every: Sequence[Flow]) -> list[Html]:
         *_between(every),
         table(
             "Operations of the measured window, by tier, kind and cause",
-            ("tier", "operation", "cause", "means", "operations", "GiB", "p50 ms", "p95 ms",
-             "p99 ms", "p99.99 ms"),
+            ("tier", "operation", "cause", "operations", "GiB", "p50 ms", "p95 ms", "p99 ms",
+             "p99.99 ms"),
             [_row(flow) for flow in every],
-            words=4,
+            words=3,
         ),
+        *_meanings(every),
         *_other_phases(doc),
     ]  # fmt: skip
 
@@ -165,11 +166,15 @@ def _row(flow: Flow) -> tuple[object, ...]:
         flow.tier,
         flow.operation,
         flow.cause,
-        _WHY.get(flow.cause, ""),
         f"{flow.operations:,}",
         NOTHING if flow.operation == OpKind.DELETE else figures(flow.bytes / GIB),
         *(figures(None if ns is None else ns / 1e6) for ns in (*times, deep)),
     )
+
+
+def _meanings(every: Sequence[Flow]) -> list[Html]:
+    there = {flow.cause for flow in every}
+    return bullets([f"{cause}: {why}" for cause, why in _WHY.items() if cause in there], "small")
 
 
 def _other_phases(doc: Doc) -> list[Html]:
@@ -252,15 +257,27 @@ def _sides(every: Sequence[Flow], tier: str, index: int, largest: float) -> Iter
 def _vertical(each: Exchange, tiers: Sequence[str], largest: float) -> Iterator[Html]:
     start, end = tiers.index(each.start), tiers.index(each.end)
     down = start < end
-    past = abs(start - end) > 1
+    said = f"{each.cause} {figures(each.bytes / GIB)} GiB"
+    if abs(start - end) > 1:
+        yield from _past(start, end, each.bytes / largest, _kind(each.cause), said)
+        return
     x = _WIDE / 2 + (-_BOX / 4 if down else _BOX / 4)
-    if past:  # along the side of the tier between
-        x = _LEFT - 8 if down else _LEFT + _BOX + 8
     y1, y2 = (_y(start) + _TALL + 3, _y(end) - 3) if down else (_y(start) - 3, _y(end) + _TALL + 3)
     yield _arrow(x, y1, x, y2, each.bytes / largest, _kind(each.cause))
-    said = f"{each.cause} {figures(each.bytes / GIB)} GiB"
-    where = _y(min(start, end)) + _TALL + _GAP / 2 + 4 + (14 if past else 0)
+    where = _y(min(start, end)) + _TALL + _GAP / 2 + 4
     yield _text(x + (-10 if down else 10), where, said, "end" if down else "start", "small")
+
+
+def _past(start: int, end: int, share: float, kind: str, said: str) -> Iterator[Html]:
+    """Around the tier between: left of it downwards, right of it upwards."""
+    down = start < end
+    side, x = (_LEFT, 58.0) if down else (_LEFT + _BOX, _WIDE - 58.0)
+    y1, y2 = (_y(start) + _TALL - 5, _y(end) + 6) if down else (_y(start) + 5, _y(end) + _TALL - 6)
+    path = join((f"{px:.1f},{py:.1f}" for px, py in ((side, y1), (x, y1), (x, y2))), " ")
+    yield tag("polyline", points=path, stroke_width=f"{_width(share):.1f}", class_=f"way {kind}")
+    yield _arrow(x, y2, side + (-3 if down else 3), y2, share, kind)
+    where = y1 + 18 if down else y1 - 12
+    yield _text(x + (6 if down else -6), where, said, "start" if down else "end", "small")
 
 
 def _kind(cause: str) -> str:
@@ -268,9 +285,13 @@ def _kind(cause: str) -> str:
     return cause if cause in known else "other"
 
 
+def _width(share: float) -> float:
+    return 1.2 + (_THICKEST - 1.2) * min(1.0, share)
+
+
 def _arrow(x1: float, y1: float, x2: float, y2: float, share: float, kind: str) -> Html:
     """A line that is as wide as its share, with a head."""
-    width = 1.2 + (_THICKEST - 1.2) * min(1.0, share)
+    width = _width(share)
     head = 3.5 + width / 2
     across, along = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
     bx, by = x2 - across * head * 1.4, y2 - along * head * 1.4

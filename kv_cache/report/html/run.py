@@ -31,6 +31,7 @@ from kv_cache.report.html.rounds import rounds_content
 from kv_cache.report.html.text import Html, as_text, figures, tag
 from kv_cache.report.html.times import (
     CLASSES,
+    DENSE,
     LOOK_OF_CLASS,
     Timeline,
     last_users,
@@ -216,6 +217,8 @@ def _windows_said(run: Run) -> str:
     if run.time.together > 1:
         points += f", up to {run.time.together} of them in a point: the mean of rates and levels, "
         points += "the median of percentiles"
+    if len(run.time.points) > DENSE:
+        points += "; faint behind the median of their neighbours, until a part is zoomed into"
     return f"{points}. Shaded parts do not count: only the phase measure does."
 
 

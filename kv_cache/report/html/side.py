@@ -142,7 +142,7 @@ def _how_sure(found: Comparison, judged: int) -> Iterator[str]:
 def _ratio_table(found: Comparison, other: Input) -> Iterator[Html]:
     base, rows = found.inputs[0].label, found.against(other.label)
     reach = _reach(rows)
-    heads = ("", "unit", f"{base} to {other.label}", f"{other.label} is", base, other.label,
+    heads = ("", "unit", "less or more", f"{other.label} is", base, other.label,
              f"{other.label}/{base}", "95 % interval")  # fmt: skip
     yield table(
         f"{other.label} against {base}", heads, [_ratio_row(row, reach) for row in rows], words=4

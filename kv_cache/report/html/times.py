@@ -16,12 +16,14 @@ MOST_POINTS = 3600
 """A chart has no more; neighbours become one point, the mean of rates and levels and the median of
 percentiles."""
 FEWEST_POINTS = 240
+DENSE = 400
+"""More than these are drawn faintly behind their medians; the page's script has the same number."""
 _TABLE_ROWS = 60
 
 TIERS = tuple(tier.label for tier in Tier)
 CLASSES = tuple(qos.value for qos in Qos)
 LOOK_OF_CLASS = {Qos.INTERACTIVE.value: 0, Qos.RESPONSIVE.value: 1, Qos.BATCH.value: 2}
-_PERCENTILES = (("p50", "dot"), ("p95", ""), ("p99", "dash"))
+_PERCENTILES = (("p50", "dot", 2), ("p95", "", 0), ("p99", "dash", 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +155,11 @@ def _if_any(chart: Chart | None) -> Chart | None:
 
 
 def _storage_latency(_: Json, time: Timeline) -> Iterator[Chart | None]:
-    for kind, look in (("read", 0), ("write", 1)):
+    for kind in ("read", "write"):
         lines = [
             Series(name=name, value=_middle(f"tiers.storage.{kind}.{name}_ms"), look=look,
                    dash=dash)
-            for name, dash in _PERCENTILES
+            for name, dash, look in _PERCENTILES
         ]  # fmt: skip
         yield time.chart(
             f"Time of one storage {kind}", "ms", lines, log=True,

@@ -1,6 +1,6 @@
 """The report of several trials of one configuration: how far they agree."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
 from kv_cache.report.html.common import common_sections
@@ -75,35 +75,49 @@ def _cards(own: Json) -> Iterator[Card]:
 
 
 def _metrics(own: Json) -> list[Html]:
-    rows = [
-        _row(metric, row) for name, metric in METRICS.items() if (row := _metric_row(own, name))
-    ]
-    if not rows:
+    there = [(m, row) for name, m in METRICS.items() if (row := _metric_row(own, name))]
+    if not there:
         return []
+    reach = _reach([row for _, row in there])
+    rows = [_row(metric, row, reach) for metric, row in there]
     heads = ("", "unit", "each trial, and the interval", "median", "mean", "95 % interval of mean",
              "CV")  # fmt: skip
     said = (
-        "Dots are trials, the bar is the 95 % interval of their mean, the line their median; the "
-        "width of the picture is 15 % of the median to each side."
+        "Dots are trials, the bar is the 95 % interval of their mean, the line their median. A "
+        f"picture ends {100 * reach:.0f} % of the median to each side."
     )
     return [tag("p", said), table("Every number of the trials", heads, rows, words=3)]
 
 
-_REACH = 0.15
+_LEAST, _MOST = 0.1, 1.5
 
 
-def _row(metric: Metric, row: Json) -> tuple[object, ...]:
+def _reach(rows: Sequence[Json]) -> float:
+    """As far as the dots go, as a share of the median; a bar may go further."""
+    far = [
+        abs(value / median - 1)
+        for row in rows
+        if (median := number(row, "median")) > 0
+        for value in _values(row)
+    ]
+    return min(_MOST, max([_LEAST, *(1.1 * each for each in far)]))
+
+
+def _values(row: Json) -> list[float]:
+    values = value_at(row, "values")
+    return known(number({"v": v}, "v") for v in values) if isinstance(values, list) else []
+
+
+def _row(metric: Metric, row: Json, reach: float) -> tuple[object, ...]:
     median = number(row, "median")
     low, high = (number(row, f"interval.{end}") for end in ("low", "high"))
-    values = value_at(row, "values")
-    some = known(number({"v": v}, "v") for v in values) if isinstance(values, list) else []
 
     def at(value: float) -> float:
-        return 0.5 + (value / median - 1) / (2 * _REACH) if median > 0 else 0.5
+        return 0.5 + (value / median - 1) / (2 * reach) if median > 0 else 0.5
 
     there = isfinite(low) and isfinite(high)
     strip = Strip(
-        middle=0.5, dots=[at(value) for value in some],
+        middle=0.5, dots=[at(value) for value in _values(row)],
         low=at(low) if there else None, high=at(high) if there else None,
     )  # fmt: skip
     return (

@@ -4,7 +4,8 @@
   "use strict";
   var data = JSON.parse(document.getElementById("data").textContent);
   var root = document.documentElement;
-  var HEIGHT = 240, PRINTED = 640;
+  var DENSE = 400, GROUPS = 120;
+  var HEIGHT = 240, PRINTED = 335;
   var printing = false;
 
   function colour(name) {
@@ -139,11 +140,12 @@
       var room = (last - first) * 0.04 || Math.abs(first) * 0.1 || 1;
       first -= room; last += room;
     }
+    if (!(last > first)) { first -= 0.5; last += 0.5; }
     this.ends = [first, last];
     return {
       width: width,
       height: HEIGHT,
-      padding: [10, this.axis.kind === "percentile" ? 26 : 14, 0, 0],
+      padding: [10, 28, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, range: function (_, low, high) { return self.zoomed ? [low, high] : [first, last]; } },
@@ -170,15 +172,14 @@
   };
 
   Chart.prototype.line = function (line, index) {
-    var stroke = colour("c" + line.look), page = colour("page"), spec = this.spec;
+    var self = this, stroke = colour("c" + line.look), spec = this.spec;
     var few = line.values.length <= 90;
     var options = {
       label: line.name,
       show: !this.hidden[index],
-      stroke: stroke,
-      width: line.values.length > 600 ? 1 : 1.6,
-      dash: line.dash ? line.dash.split(" ").map(Number) : undefined,
-      spanGaps: spec.axis === "all-throughput",
+      stroke: function (u) { return self.dense(u) ? faint(stroke) : stroke; },
+      width: line.values.length > DENSE ? 1 : 1.6,
+      dash: line.dash && line.values.length <= DENSE ? dashes(line, 1) : undefined,
       points: {
         show: few && this.axis.kind !== "percentile",
         size: 5, stroke: stroke, fill: stroke, width: 1,
@@ -186,12 +187,34 @@
       },
     };
     if (spec.steps) options.paths = uPlot.paths.stepped({ align: 1 });
-    if (spec.order.length || line.hollow.length) {
+    if (line.through.length) {
       options.points.show = false;
       options.points.filter = function () { return null; };
-      if (spec.order.length) options.paths = function () { return null; };
+      options.paths = function () { return null; };
     }
     return options;
+  };
+
+  function dashes(line, ratio) {
+    return line.dash ? line.dash.split(" ").map(function (n) { return n * ratio; }) : [];
+  }
+
+  function faint(hex) { return hex + "55"; }
+
+  /* Whether more points are in sight than can be told apart; then they stand faintly behind lines
+     through what they are in the middle. */
+  Chart.prototype.dense = function (u) {
+    if (this.axis.kind !== "time" || this.axis.places.length <= DENSE) return false;
+    var seen = this.seen(u);
+    return seen[1] - seen[0] > DENSE;
+  };
+
+  /* The first point in sight, and the one after the last. */
+  Chart.prototype.seen = function (u) {
+    var places = this.axis.places, low = u.scales.x.min, high = u.scales.x.max, from = 0, to = places.length;
+    while (from < to && places[from] < low) from++;
+    while (to > from && places[to - 1] > high) to--;
+    return [from, to];
   };
 
   /* Points without neighbours, of which a line would show nothing. */
@@ -289,18 +312,31 @@
     });
     spec.lines.forEach(function (line, index) {
       if (self.hidden[index]) return;
-      if (spec.order.length) self.join(u, line);
-      if (spec.order.length || line.hollow.length) self.dots(u, line);
+      if (self.dense(u)) self.middle(u, line);
+      if (!line.through.length) return;
+      self.join(u, line);
+      self.dots(u, line);
     });
-    ctx.setLineDash([]);
-    ctx.textAlign = "center";
-    if (spec.names.length && !this.hidden[0])
-      spec.lines[0].values.forEach(function (value, index) {
-        if (value === null) return;
-        var x = u.valToPos(self.axis.places[index], "x", true);
-        write(ctx, spec.names[index], x, u.valToPos(value, "y", true) - 6 * ratio, colour("ink"));
-      });
+    if (spec.names.length && !this.hidden[0]) this.name(u);
     ctx.restore();
+  };
+
+  /* Names above the first line's points, but for those that would cover another. */
+  Chart.prototype.name = function (u) {
+    var ctx = u.ctx, ratio = uPlot.pxRatio, places = this.axis.places, names = this.spec.names;
+    var taken = [];
+    ctx.textAlign = "center";
+    this.spec.lines[0].values.forEach(function (value, index) {
+      if (value === null) return;
+      var x = u.valToPos(places[index], "x", true), y = u.valToPos(value, "y", true) - 6 * ratio;
+      var half = ctx.measureText(names[index]).width / 2 + 2 * ratio, tall = 14 * ratio;
+      var free = taken.every(function (other) {
+        return Math.abs(other.x - x) > other.half + half || Math.abs(other.y - y) > tall;
+      });
+      if (!free) return;
+      taken.push({ x: x, y: y, half: half });
+      write(ctx, names[index], x, y, colour("ink"));
+    });
   };
 
   function write(ctx, text, x, y, ink) {
@@ -312,18 +348,36 @@
     ctx.fillText(text, x, y);
   }
 
-  /* A line through points in an order of its own. */
-  Chart.prototype.join = function (u, line) {
-    var ctx = u.ctx, ratio = uPlot.pxRatio, places = this.axis.places, begun = false;
+  /* A line through the medians of groups of neighbours. */
+  Chart.prototype.middle = function (u, line) {
+    var ctx = u.ctx, ratio = uPlot.pxRatio, places = this.axis.places, seen = this.seen(u), begun = false;
+    var each = Math.ceil((seen[1] - seen[0]) / GROUPS);
     ctx.strokeStyle = colour("c" + line.look);
-    ctx.lineWidth = 1.6 * ratio;
-    ctx.setLineDash(line.dash ? line.dash.split(" ").map(function (n) { return n * ratio; }) : []);
+    ctx.lineWidth = 2 * ratio;
+    ctx.setLineDash(dashes(line, ratio));
     ctx.beginPath();
-    this.spec.order.forEach(function (index) {
-      if (line.values[index] === null) return;
-      var x = u.valToPos(places[index], "x", true), y = u.valToPos(line.values[index], "y", true);
+    for (var i = seen[0]; i < seen[1]; i += each) {
+      var end = Math.min(seen[1], i + each);
+      var some = line.values.slice(i, end).filter(function (v) { return v !== null; }).sort(function (a, b) { return a - b; });
+      if (!some.length) { begun = false; continue; }
+      var x = u.valToPos((places[i] + places[end - 1]) / 2, "x", true);
+      var y = u.valToPos(some[Math.floor(some.length / 2)], "y", true);
       if (begun) ctx.lineTo(x, y); else ctx.moveTo(x, y);
       begun = true;
+    }
+    ctx.stroke();
+  };
+
+  /* A line through places of its own. */
+  Chart.prototype.join = function (u, line) {
+    var ctx = u.ctx, ratio = uPlot.pxRatio;
+    ctx.strokeStyle = colour("c" + line.look);
+    ctx.lineWidth = 1.6 * ratio;
+    ctx.setLineDash(dashes(line, ratio));
+    ctx.beginPath();
+    line.through.forEach(function (place, index) {
+      var x = u.valToPos(place[0], "x", true), y = u.valToPos(place[1], "y", true);
+      if (index) ctx.lineTo(x, y); else ctx.moveTo(x, y);
     });
     ctx.stroke();
   };
