@@ -64,7 +64,7 @@ class RunDirectory:
         except (OSError, UsageError) as error:
             log.warning("no report: %s", error)
             return None
-        except Exception:  # noqa: BLE001 - a mistake in the page is no mistake in the run
+        except Exception:  # a mistake in the page is no mistake in the run
             log.exception("no report, by a mistake of the program; the result is complete")
             return None
         return target
