@@ -20,7 +20,9 @@ from kv_cache.bench.run import RealRun
 from kv_cache.cli.flags import parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
-from kv_cache.cli.run import EXIT_BROKEN, Job, Progress, prepare, refuse_given
+from kv_cache.cli.prepare import Job, prepare, refuse_given
+from kv_cache.cli.progress import Progress
+from kv_cache.cli.run import EXIT_BROKEN
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import Phase, Qos

@@ -13,15 +13,9 @@ from typing import Any
 from kv_cache.bench.run import RealRun
 from kv_cache.cli.flags import parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.run import (
-    EXIT_BROKEN,
-    Job,
-    Progress,
-    fill_first,
-    load_of_rounds,
-    prepare,
-    refuse_given,
-)
+from kv_cache.cli.prepare import Job, prepare, refuse_given
+from kv_cache.cli.progress import Progress
+from kv_cache.cli.run import EXIT_BROKEN, fill_first, load_of_rounds
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.environment import capture
 from kv_cache.report.plot import plot_beside

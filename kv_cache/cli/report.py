@@ -8,12 +8,12 @@ from pathlib import Path
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.report.formats import DEFAULT, FORMATS, Format, read_sources
-from kv_cache.report.reading import RESULT_FILE
+from kv_cache.report.rundir import PAGE_FILE
 from kv_cache.report.writing import write_atomically
 
 _ABOUT = """\
-Tell results of run, or of run --trials, in another form. Several stand side by side, the first
-being the baseline.
+Tell results in another form: as a page for a browser, or for other programs. Several stand side by
+side, the first being the baseline.
 
 A file that report did not write is never replaced.
 """
@@ -21,6 +21,8 @@ A file that report did not write is never replaced.
 _EXAMPLES = """\
 examples:
   kv-cache.py report result.json
+  kv-cache.py report runs/run-20261121T204838Z-seed3
+  kv-cache.py report old-drive.json new-drive.json -o drives.html
   kv-cache.py report old.json new.json --output comparison.md
   kv-cache.py report runs/* --output all.csv
   kv-cache.py report result.json --format hdr --output latencies.hlog
@@ -64,15 +66,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULT",
-        help="result of run or run --trials, or a run's directory",
+        help="result of run or run --trials, or a run's directory; for html of capacity or "
+        "precondition too",
     )  # fmt: skip
     parser.add_argument(
         "--format", choices=tuple(FORMATS), metavar="FORM",
         help=f"one of the forms above [default: as --output ends, else {DEFAULT}]",
     )  # fmt: skip
     parser.add_argument(
-        "--output", metavar="FILE",
-        help=f"where it goes; {STDOUT} = stdout [default: stdout for text]",
+        "-o", "--output", metavar="FILE",
+        help=f"where it goes; {STDOUT} = stdout [default: html beside a single RESULT, else "
+        "stdout]",
     )  # fmt: skip
     return parser
 
@@ -99,9 +103,15 @@ def _target(output: str | None, name: str, form: Format, results: Sequence[Path]
     if output not in (None, STDOUT):
         assert output is not None
         return Path(output)
+    if output is None and form.beside and len(results) > 1:
+        raise ConfigError(
+            f"{len(results)} results are given, and a report of several has no place of its own; "
+            f"say where it goes: -o FILE{form.suffixes[0]}"
+        )
     if output is None and form.beside:
-        first = results[0] / RESULT_FILE if results[0].is_dir() else results[0]
-        return first.with_suffix(form.suffixes[0])
+        if results[0].is_dir():
+            return results[0] / PAGE_FILE
+        return results[0].with_suffix(form.suffixes[0])
     if not form.printable:
         raise ConfigError(f"--format {name} is no text; name a file with --output")
     return None

@@ -8,122 +8,42 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from shutil import get_terminal_size
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
-from tqdm import tqdm
 
 from kv_cache.bench.certify import ceiling
 from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.fill import Filled
-from kv_cache.bench.place import check_name, check_output_file, check_results_dir
-from kv_cache.bench.run import RealRun, check_places, fill_drives, storage_directories
-from kv_cache.cache.manager import TierSpec
+from kv_cache.bench.run import RealRun, fill_drives
 from kv_cache.cli.apart import alone_note, apart, own_file
-from kv_cache.cli.exports import check_exports, endpoint, watch, write_exports
+from kv_cache.cli.exports import endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.prepare import Job, Start, numbered, output_of, own_files, prepare, warnings_of
+from kv_cache.cli.progress import Progress, bar_for, to
 from kv_cache.cli.ranks import rank_of
 from kv_cache.cli.twin import export_job
-from kv_cache.config.build import Load, build_load, endless, fillable_bytes, tier_specs
-from kv_cache.config.load import load_config
-from kv_cache.config.profile import read_profile
-from kv_cache.config.root import Config, options, value_at
-from kv_cache.config.schema import print_config
-from kv_cache.config.sections import OutputConfig
-from kv_cache.config.shared import beyond_all_tiers, check_chunks, ingestion_notes
-from kv_cache.core.effect import Leg, Op, OpDone
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError
-from kv_cache.core.kinds import OpKind, Phase
-from kv_cache.core.model import ModelShape
-from kv_cache.core.mpirank import ALONE, MpiRank
-from kv_cache.core.record import RequestRecord
-from kv_cache.core.request import Request
-from kv_cache.core.seed import Seed, fresh_seed
-from kv_cache.core.units import GIB, gib_to_bytes, ns_to_ms
-from kv_cache.metrics.histogram import Histogram
+from kv_cache.cli.watchers import Watchers
+from kv_cache.config.build import Load, endless
+from kv_cache.config.root import Config
+from kv_cache.core.errors import UsageError
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.window import Window
 from kv_cache.report.brief import brief, brief_of_trials
-from kv_cache.report.environment import capture
-from kv_cache.report.fio import HEADER, derive
-from kv_cache.report.hdr import HdrLog, check_hdr_log
-from kv_cache.report.iotrace import IoTrace, check_io_trace
+from kv_cache.report.fio import derive
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.reading import require_replaceable
-from kv_cache.report.recording import (
-    Recording,
-    as_recorded,
-    check_recording,
-    recording_notes,
-)
-from kv_cache.report.records import LineWriter, dump_row
 from kv_cache.report.result import as_json, build_result, write_result
-from kv_cache.report.rundir import RunDirectory
 from kv_cache.report.table import summary_text
 from kv_cache.report.trials import aggregate, trial_seed, trials_text
-from kv_cache.report.validation import ValidationTrace, read_validation
-from kv_cache.schedule.saturation import storage_p95_ns
-from kv_cache.sim.run import measured_tier, simulate
-from kv_cache.workload.asking import History
-from kv_cache.workload.formats.opening import (
-    Survey,
-    Trace,
-    open_trace,
-    require_usable,
-    survey,
-)
-from kv_cache.workload.formats.row import TraceRow
+from kv_cache.sim.run import simulate
 
-QUICK = Path("quick")
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
 
 log = logging.getLogger("kv_cache")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A checked run: everything is known, nothing is written yet."""
-
-    config: Config
-    model: ModelShape
-    seed: int
-    load: Load
-    build: "Build"  # the same load again, for a configuration that differs
-    specs: tuple[TierSpec, ...]
-    output: Path
-    directories: tuple[Path, ...]  # of the storage tier, or the temporary directory's parent
-    warnings: tuple[str, ...]
-    trace: Trace | None = None
-    found: Survey | None = None
-    validation: ValidationTrace | None = None
-    start: "Start"
-    told: list[dict[str, Any]] | None = None  # of a trial: where its summary for programs goes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Who is started, as what, and what the starter has to say."""
-
-    rank: MpiRank = ALONE
-    own: "Own | None" = None  # makes its own what all ranks were given; None: nothing is shared
-    notes: tuple[str, ...] = ()
-    not_submittable: tuple[str, ...] = ()
-
-
-Own = Callable[[Config], Config]
-
-
-class Build(Protocol):
-    """The load of a configuration with the same trace; with a salt, the same under other names."""
-
-    def __call__(self, config: Config, salt: str = "") -> Load: ...
 
 
 def main(argv: Sequence[str]) -> int:
@@ -132,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     rank = rank_of(os.environ)
 
     def own(config: Config) -> Config:
-        return apart(config, rank, own_file(_output(config), rank))
+        return apart(config, rank, own_file(output_of(config), rank))
 
     start = Start(rank=rank) if rank.alone else Start(rank=rank, own=own, notes=alone_note(rank))
     return launch(invocation, start, quick=not argv)
@@ -148,224 +68,6 @@ def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
         log.warning(warning)
     with interrupts() as caught:
         return _run(job, caught) if job.config.run.trials == 1 else _run_trials(job, caught)
-
-
-def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) -> Job:
-    """Check everything that was asked for, and build what is pure. Raises UsageError."""
-    start = start or Start()
-    path = QUICK if quick and invocation.config_path is None else invocation.config_path
-    config = load_config(path, invocation.overrides)
-    if start.own is not None:
-        config = start.own(config)
-    model = config.model_shape()
-    seed = fresh_seed() if config.run.seed is None else config.run.seed
-    config = replace(config, run=replace(config.run, seed=seed))
-    trace, found = open_workload(config)
-    config = as_recorded(config, trace)
-    output = _output(config)
-    check_output_file(output)
-    if config.output.results_dir is not None:
-        check_results_dir(Path(config.output.results_dir))
-    for number in range(1, config.run.trials + 1) if config.run.trials > 1 else ():
-        check_output_file(_numbered(output, number))
-    for asked in (config.output.latency_dump, config.output.fio_export):
-        if asked is not None:
-            check_output_file(Path(asked))
-    if config.output.fio_export is not None:
-        require_replaceable(Path(config.output.fio_export), HEADER, "--fio-export")
-    _check_recordings(config, output, trace)
-    for sentence in _check_exports(config, output, trace):
-        log.warning(sentence)
-    validation = config.output.validation_trace
-    compared = None if validation is None else read_validation(Path(validation))
-    specs = tier_specs(config, _storage_bytes(config, start.rank))
-    trace, found = _fitting(config, model, specs, trace, found)
-
-    def build(config: Config, salt: str = "") -> Load:
-        own = seed if config.run.seed is None else config.run.seed
-        room = fillable_bytes(config, specs)
-        return build_load(config, model, Seed(own), trace, found, room, salt)
-
-    load = build(config)
-    check_chunks(config, load.retriever, load.populate, specs)
-    if config.run.virtual_time and config.sim.profile is not None:
-        measured_tier(config, load, read_profile(config.sim.profile))  # refuses what it lacks
-    return Job(
-        config=config,
-        model=model,
-        seed=seed,
-        load=load,
-        build=build,
-        specs=specs,
-        output=output,
-        directories=storage_directories(config),
-        validation=compared,
-        trace=trace,
-        found=found,
-        warnings=_warnings(config, load, trace, found),
-        start=start,
-    )
-
-
-def _warnings(
-    config: Config, load: Load, trace: Trace | None, found: Survey | None
-) -> tuple[str, ...]:
-    return (
-        *config.warnings(),
-        *_joined(trace),
-        *_without_use(config, trace, found),
-        *ingestion_notes(load.retriever),
-        *recording_notes(config, trace),
-    )
-
-
-def _without_use(config: Config, trace: Trace | None, found: Survey | None) -> list[str]:
-    """Options that this trace gives nothing to do."""
-    if trace is None or found is None:
-        return []
-    work, name = config.workload, f"the rows of {trace.files[0]} ({trace.format_name})"
-    told = []
-    if work.trace_history != History.FORMAT and found.has_hash_ids:
-        told.append(f"workload.trace_history (--trace-history): no effect, as {name} have hash ids")
-    if not trace.format.timed and work.trace_speedup not in (0, 1):
-        told.append(f"workload.trace_speedup (--trace-speedup): no effect, as {name} have no times")
-    if trace.format.grouped and config.arrival.request_rate > 0:
-        told.append(
-            "arrival.request_rate (--request-rate) is the most that is asked: the rows of sessions "
-            "wait for the answers that they follow, and are asked later than it says"
-        )
-    return told
-
-
-def _joined(trace: Trace | None) -> list[str]:
-    """Whether the hash ids of several files mean the same is not to be told from the files."""
-    if trace is None or len(trace.files) < 2 or trace.format.grouped:
-        return []
-    count = len(trace.files)
-    said = f"workload.trace (--trace) has {count} files, which are replayed one after the other"
-    return [f"{said} as one trace: an id means the same in all of them"]
-
-
-def refuse_given(
-    invocation: Invocation, command: str, useless: Mapping[str, str], always: Sequence[str]
-) -> None:
-    """Options that a command sets itself or has no use for (path -> why) may not be given as flags,
-    and those of `always` not in the file either. Raises ConfigError."""
-    config = load_config(invocation.config_path, invocation.overrides)
-    for path, why in useless.items():
-        option = options()[path]
-        in_file = path in always and value_at(config, path) != option.default
-        if in_file or path in invocation.overrides:
-            flag = f" ({option.flag})" if option.flag else ""
-            raise ConfigError(f"{path}{flag} cannot be given to {command}: {why}; leave it out")
-
-
-def _storage_bytes(config: Config, rank: MpiRank) -> int | None:
-    if not config.run.virtual_time:
-        return check_places(config, rank.on_machine or 1)
-    return gib_to_bytes(config.tiers.storage_capacity_gib) or None
-
-
-def _fitting(
-    config: Config,
-    model: ModelShape,
-    specs: tuple[TierSpec, ...],
-    trace: Trace | None,
-    found: Survey | None,
-) -> tuple[Trace | None, Survey | None]:
-    """Rows that no tier can hold are bad ones; the trace is read again where there may be some."""
-    unfit = beyond_all_tiers(config, model, specs)
-    if trace is None or found is None or unfit is None:
-        return trace, found
-    largest = TraceRow(0, 0, found.most_tokens, 0, None, found.block_tokens)
-    if unfit(largest._replace(nbytes=found.most_bytes)) is None:
-        return trace, found
-    trace = replace(trace, unfit=unfit)
-    with bar_for(config, desc="reading trace", unit=" rows") as bar:
-        found = survey(trace, progress=lambda rows: to(bar, rows))
-    require_usable(trace, found)
-    return trace, found
-
-
-def open_workload(config: Config) -> tuple[Trace | None, Survey | None]:
-    """Read the whole trace once, so that a bad row is found now and not in an hour."""
-    path = config.trace_path()
-    if path is None:
-        return None, None
-    trace = open_trace(
-        str(path),
-        config.trace_format(),
-        skip_bad_rows=config.workload.skip_bad_rows,
-        reading=config.trace_reading(),
-    )
-    with bar_for(config, desc="reading trace", unit=" rows") as bar:
-        found = survey(trace, progress=lambda rows: to(bar, rows))
-    require_usable(trace, found)
-    return trace, found
-
-
-def _output(config: Config) -> Path:
-    if config.output.output is not None:
-        return Path(config.output.output)
-    return Path(f"benchmark_results_{datetime.now():%Y%m%d_%H%M%S}.json")
-
-
-def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None:
-    """What is written as the run goes on replaces nobody else's file, nor one of the run's own."""
-    told = config.output
-    checks: dict[str, Callable[[Path], None]] = {
-        "output": lambda _: None,  # these have been checked
-        "latency_dump": lambda _: None,
-        "fio_export": lambda _: None,
-        "record": check_recording,
-        "io_trace_log": check_io_trace,
-        "hdr_log": check_hdr_log,
-    }
-    others: dict[str, Sequence[str | Path | None]] = {
-        "--validation-trace": [told.validation_trace],
-        "--profile": [config.sim.profile],
-        "the trace": () if trace is None else trace.files,
-    }
-    for name, check in checks.items():
-        given = output if name == "output" else getattr(told, name)
-        if given is None:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        for path in _each_trial(Path(given), config.run.trials):
-            check_name(path, f"{flag} {path}")
-            check(path)
-            refuse_same(path, flag, others)
-        others[flag] = [given]
-
-
-def refuse_same(path: Path, flag: str, others: Mapping[str, Sequence[str | Path | None]]) -> None:
-    """Raise PlaceError where a file that is to be written is another one of this command."""
-    for other, files in others.items():
-        if any(os.path.realpath(path) == os.path.realpath(file) for file in files if file):
-            raise PlaceError(f"{flag} {path}: {other} has the same file; name another")
-
-
-def _check_exports(config: Config, output: Path, trace: Trace | None) -> list[str]:
-    """For each trial where there are several; what is said of one holds for all."""
-    told, said = config.output, list[str]()
-    for number in range(1, config.run.trials + 1):
-        own = _own_files(config, number) if config.run.trials > 1 else told
-        taken: dict[str, Sequence[str | Path | None]] = {
-            "--output": [output, own.output],
-            "--latency-dump": [own.latency_dump],
-            "--fio-export": [own.fio_export],
-            "--record": [own.record],
-            "--io-trace-log": [own.io_trace_log],
-            "--hdr-log": [own.hdr_log],
-            "--validation-trace": [own.validation_trace],
-            "the trace": () if trace is None else trace.files,
-        }
-        said = check_exports(replace(config, output=own), taken)
-    return said
-
-
-def _each_trial(path: Path, trials: int) -> list[Path]:
-    return [path] if trials == 1 else [_numbered(path, n) for n in range(1, trials + 1)]
 
 
 # --- trials ----------------------------------------------------------------------------------
@@ -422,154 +124,19 @@ def _changed_ns(path: Path) -> int | None:
 def _trial(job: Job, number: int) -> Job:
     """The job of one trial: another seed, and files of its own."""
     seed = trial_seed(job.seed, number)
-    output = _numbered(job.output, number)
-    files = replace(_own_files(job.config, number), output=str(output))
+    output = numbered(job.output, number)
+    files = replace(own_files(job.config, number), output=str(output))
     config = replace(job.config, run=replace(job.config.run, seed=seed), output=files)
     load = job.build(config)
-    warnings = _warnings(config, load, job.trace, job.found)
+    warnings = warnings_of(config, load, job.trace, job.found)
     return replace(job, config=config, seed=seed, output=output, load=load, warnings=warnings)
-
-
-def _own_files(config: Config, number: int) -> OutputConfig:
-    """The section `output` of one trial: what it writes, under names of its own."""
-    told = config.output
-    names = (
-        *("output", "latency_dump", "fio_export", "record", "io_trace_log"),
-        *("hdr_log", "xlsx_output"),
-    )
-    own: dict[str, Any] = {
-        name: str(_numbered(Path(path), number))
-        for name in names
-        if (path := getattr(told, name)) is not None
-    }
-    return replace(told, **own)
-
-
-def _numbered(path: Path, number: int) -> Path:
-    """`R.json` of the second trial is `R.trial2.json`."""
-    return path.with_name(f"{path.stem}.trial{number}{path.suffix}")
 
 
 # --- running ---------------------------------------------------------------------------------
 
 
-class _Watchers:
-    """Who is told of each request and operation: the files that were asked for.
-
-    Nothing is written before `open`, which comes when the cache directory has been had.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._requests: LineWriter | None = None
-        self._transfers: LineWriter | None = None
-        self._dump: LineWriter | None = None
-        self._recording: Recording | None = None
-        self._io_trace: IoTrace | None = None
-        self._hdr_log: HdrLog | None = None
-        self.run_directory: RunDirectory | None = None
-        self.environment = capture(*job.directories)
-        self.written_bytes = 0
-        self.files: dict[str, str] = {}  # SHA-256 of the records, by name, once they are closed
-
-    def open(self, begun_unix_s: float = 0.0) -> None:
-        """`begun_unix_s`: the run's origin; virtual time begins with the epoch."""
-        output = self._job.config.output
-        if output.results_dir is not None:
-            self.run_directory = RunDirectory(Path(output.results_dir), self._job.seed)
-            self.run_directory.begin(print_config(self._job.config), self.environment)
-        if self.run_directory is not None and output.records:
-            self._requests = LineWriter(self.run_directory.path / "requests.jsonl")
-            self._transfers = LineWriter(self.run_directory.path / "transfers.jsonl")
-        if output.latency_dump is not None:
-            self._dump = LineWriter(Path(output.latency_dump))
-        if output.record is not None:
-            job = self._job
-            self._recording = Recording(Path(output.record), job.config, job.load)
-        if output.io_trace_log is not None:
-            self._io_trace = IoTrace(Path(output.io_trace_log))
-        if output.hdr_log is not None and output.io_trace_log is None:
-            self._hdr_log = HdrLog(Path(output.hdr_log), begun_unix_s)
-
-    def on_arrival(self, request: Request) -> None:
-        if self._recording is not None:
-            self._recording.on_arrival(request)
-
-    def on_leg(self, op: Op, leg: Leg) -> None:
-        if self._io_trace is not None:
-            self._io_trace.on_leg(op, leg)
-
-    def on_latencies(
-        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
-    ) -> None:
-        if self._hdr_log is not None:
-            self._hdr_log.on_latencies(start_ns, end_ns, phase, found)
-
-    def on_record(self, record: RequestRecord) -> None:
-        if self._requests is not None:
-            self._requests.add(record)
-        if self._dump is not None and (row := dump_row(record)) is not None:
-            self._dump.add(row)
-
-    def on_op(self, done: OpDone) -> None:
-        if self._transfers is not None:
-            self._transfers.add(done)
-        if self._io_trace is not None:
-            self._io_trace.on_op(done)
-
-    def recordings(self) -> list[dict[str, Any]]:
-        """For the result: the traces that were written, once they are closed."""
-        output = self._job.config.output
-        made = (
-            ("requests", output.record, self._recording),
-            ("operations", output.io_trace_log, self._io_trace),
-        )
-        return [
-            {
-                "what": what,
-                "path": path,
-                "rows": writer.lines.written,
-                "sha256": writer.lines.sha256,
-            }
-            for what, path, writer in made
-            if writer is not None and writer.lines.path.exists()
-        ]
-
-    def complete(self, outcome: RunOutcome, interrupted: str | None) -> RunOutcome:
-        """Complete the files, and let the outcome say what became of them and of the run."""
-        start = self._job.start
-        told = (*start.notes, *start.not_submittable, *self._job.warnings)
-        warnings = [*told, *self._close()]
-        if interrupted is not None:
-            ends = "ends where the run was interrupted, with a whole line"
-            warnings += [f"the trace {made['path']} {ends}" for made in self.recordings()]
-        return replace(
-            outcome,
-            interrupted=interrupted,
-            warnings=warnings,
-            record_bytes=self.written_bytes,
-            rank=start.rank,
-            not_submittable=start.not_submittable,
-        )
-
-    def _close(self) -> tuple[str, ...]:
-        """What could not be written."""
-        traces = (self._recording, self._io_trace, self._hdr_log)
-        closed = [trace.close() for trace in traces if trace is not None]
-        writers = (self._requests, self._transfers, self._dump)
-        closed += [writer.close() for writer in writers if writer is not None]
-        self.files = {
-            w.path.name: w.sha256 for w in writers[:2] if w is not None and w.path.exists()
-        }
-        every = (*writers, *(trace.lines for trace in traces if trace is not None))
-        self.written_bytes = sum(
-            w.path.stat().st_size for w in every if w is not None and w.path.exists()
-        )
-        return tuple(f"records are incomplete: {error}" for error in closed if error is not None)
-
-
 def _run(job: Job, caught: Interrupts) -> int:
-    watchers = _Watchers(job)
+    watchers = Watchers(job)
     if job.config.run.virtual_time:
         watchers.open()
         outcome = watchers.complete(_simulated(job, caught, watchers), caught.name)
@@ -578,7 +145,7 @@ def _run(job: Job, caught: Interrupts) -> int:
         return _measure(job, caught, watchers, served)
 
 
-def _measure(job: Job, caught: Interrupts, watchers: _Watchers, served: Endpoint | None) -> int:
+def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint | None) -> int:
     filled = fill_first(job, caught) if job.config.precondition.enabled else None
     with RealRun(
         job.config,
@@ -630,7 +197,7 @@ def _certified(job: Job, caught: Interrupts, outcome: RunOutcome) -> RunOutcome:
     return replace(outcome, ceiling=found)
 
 
-def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
+def _simulated(job: Job, caught: Interrupts, watchers: Watchers) -> RunOutcome:
     with bar_for(job.config, desc="virtual time", unit=" requests") as bar:
         return simulate(
             job.config,
@@ -647,7 +214,7 @@ def _simulated(job: Job, caught: Interrupts, watchers: _Watchers) -> RunOutcome:
         )
 
 
-def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOutcome) -> int:
+def _conclude(job: Job, caught: Interrupts, watchers: Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
     document, lost = _keep(job, watchers, outcome)
     files, complete = _write_beside(job, watchers, outcome, document)
@@ -657,7 +224,7 @@ def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOut
         print(summary_text(document, str(job.output)))
         for made in watchers.recordings():
             print(f"trace   {made['path']} ({made['rows']} {made['what']})")
-        for what in ("plot", "fio_job", "hdr_log", "sheets"):
+        for what in ("report", "plot", "fio_job", "hdr_log", "sheets"):
             if what in files:
                 print(f"{what.replace('_', ' '):<7} {files[what]}")
     elif job.told is None:
@@ -672,7 +239,7 @@ def _conclude(job: Job, caught: Interrupts, watchers: _Watchers, outcome: RunOut
 
 
 def _write_beside(
-    job: Job, watchers: _Watchers, outcome: RunOutcome, document: Mapping[str, Any]
+    job: Job, watchers: Watchers, outcome: RunOutcome, document: Mapping[str, Any]
 ) -> tuple[dict[str, str], bool]:
     """The files that are not the result, by what they are; and whether all could be written."""
     told = job.config.output
@@ -682,6 +249,8 @@ def _write_beside(
             files[name] = path
     if watchers.run_directory is not None:
         files["run_directory"] = str(watchers.run_directory.path)
+        if (written := watchers.run_directory.report(document)) is not None:
+            files["report"] = str(written)
     if job.config.autoscaler.enabled or outcome.preconditioning is not None:
         picture = plot_beside(document, job.output)
         if picture is not None:
@@ -693,7 +262,7 @@ def _write_beside(
 
 
 def _keep(
-    job: Job, watchers: _Watchers, outcome: RunOutcome
+    job: Job, watchers: Watchers, outcome: RunOutcome
 ) -> tuple[dict[str, Any], OSError | None]:
     """The result, written; and why not, if it could not be: the summary is told all the same."""
     document = build_result(
@@ -721,74 +290,3 @@ def _export_job(document: Mapping[str, Any], result: Path, path: Path) -> dict[s
         log.error("no fio job was written: %s", error)
         return {}
     return {"fio_job": str(path)}
-
-
-# --- for whoever watches ---------------------------------------------------------------------
-
-
-def bar_for(config: Config, **options: Any) -> "tqdm[Any]":
-    """A progress bar, off where nobody looks."""
-    quiet = not (config.output.progress and sys.stderr.isatty())
-    width = get_terminal_size((100, 24)).columns  # some terminals say 0, which tqdm would believe
-    return tqdm(disable=quiet, leave=False, ncols=width, **options)
-
-
-def to(bar: "tqdm[Any]", done: int) -> None:
-    """The bar at so much."""
-    bar.update(done - bar.n)
-
-
-class Progress:
-    """One line on stderr: the phase, how far it is, and what storage does right now."""
-
-    def __init__(self, config: Config, prefix: str = "") -> None:
-        self._prefix = prefix
-        self._window_s = config.window_s()
-        self._requests = config.run.max_requests or None
-        self._bar = bar_for(config, bar_format="{bar:24} {desc}", total=1.0)
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def tick(self, run: RealRun) -> None:
-        if self._bar.disable:
-            return
-        self._bar.n = self._share(run)
-        behind = run.world.behind.holders
-        parts = [
-            *([self._prefix] if self._prefix else []),
-            f"{run.phase:<8} {run.elapsed_s:5.1f} s",
-            f"{run.recorder.all.completed} done",
-            f"{run.serving.in_flight} running",
-            f"{run.serving.queued} queued",
-            *([f"{behind} behind"] if behind else []),
-            *([] if run.latest is None else _now(run.latest)),
-            *([f"round {len(run.rounds) + 1}"] if run.phase == "precondition" else []),
-        ]
-        self._bar.set_description_str("  ".join(parts), refresh=True)
-
-    def _share(self, run: RealRun) -> float:
-        shares = [0.0]
-        if self._window_s is not None:
-            shares.append(run.elapsed_s / self._window_s)
-        if self._requests is not None:
-            shares.append((run.intake.submitted - run.intake.in_flight) / self._requests)
-        return min(1.0, max(shares))
-
-
-def _now(window: Window) -> list[str]:
-    """The last window, as far as a line has room."""
-    seconds = max(window.seconds, 1e-9)
-    told = []
-    for kind in (OpKind.READ, OpKind.WRITE):
-        p95_ns = storage_p95_ns(window, kind)
-        late = "" if p95_ns is None else f" (p95 {ns_to_ms(p95_ns):.0f} ms)"
-        told.append(f"{kind} {window.storage_bytes(kind) / seconds / GIB:.2f} GiB/s{late}")
-    if window.gauges.users is not None:
-        told.append(f"{window.gauges.users} users")
-    if window.saturation is not None:
-        told.append(f"saturation {window.saturation.level:.2f}")
-    return told

@@ -16,7 +16,8 @@ from typing import Any
 from kv_cache.bench.place import check_output_file
 from kv_cache.cli.flags import build_parser, parse
 from kv_cache.cli.parsing import CommandParser
-from kv_cache.cli.run import bar_for, open_workload, to
+from kv_cache.cli.prepare import open_workload
+from kv_cache.cli.progress import bar_for, to
 from kv_cache.config.build import Load, build_load
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config

@@ -24,7 +24,7 @@ from kv_cache.core.mpirank import MpiRank
 
 if TYPE_CHECKING:
     from kv_cache.cli.flags import Invocation
-    from kv_cache.cli.run import Start
+    from kv_cache.cli.prepare import Start
     from kv_cache.config.root import Config
 
 PROG = "mlperf_wrapper.py"
@@ -212,7 +212,7 @@ def _is_absent_default(asked: Asked) -> bool:
 
 def _start(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
     from kv_cache.cli.apart import alone_note, apart
-    from kv_cache.cli.run import Start
+    from kv_cache.cli.prepare import Start
 
     output = directory / f"{RESULT}{datetime.now():%Y%m%d_%H%M%S}.json"
 

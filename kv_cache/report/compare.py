@@ -114,9 +114,14 @@ def read_inputs(paths: Sequence[Path]) -> list[Input]:
         input_of(label, path, read_document(path))
         for label, path in zip(LABELS, paths, strict=False)
     ]
+    require_all_comparable(inputs)
+    return inputs
+
+
+def require_all_comparable(inputs: Sequence[Input]) -> None:
+    """Refuse results that may not be compared with the first. Raises UsageError."""
     for other in inputs[1:]:
         require_comparable(inputs[0], other)
-    return inputs
 
 
 def read_document(path: Path) -> Json:
@@ -127,7 +132,8 @@ def read_document(path: Path) -> Json:
 
 
 def input_of(label: str, path: Path, document: Json) -> Input:
-    """Raises UsageError where the document lacks what every one has."""
+    """A document of a run or of trials, as `read_document` gives it. Raises UsageError where it
+    lacks what every one has."""
     own = document[SECTION]
     several = own["schema"] == trials.SCHEMA
     rows = _counted(document, path) if several else []

@@ -9,35 +9,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kv_cache.core.errors import UsageError
+from kv_cache.report import plot
 from kv_cache.report.compare import LABELS, Input, Json, input_of, read_document
 from kv_cache.report.hdr import MARK as HDR_MARK
 from kv_cache.report.hdr import hdr_log
+from kv_cache.report.html import MARK as HTML_MARK
+from kv_cache.report.html import page
 from kv_cache.report.markdown import MARK as MARKDOWN_MARK
 from kv_cache.report.markdown import markdown
-from kv_cache.report.reading import require_replaceable
+from kv_cache.report.reading import RESULT_FILE, require_replaceable
 from kv_cache.report.sheets import CSV_MARK, require_workbook, summary_csv, workbook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One of the results: the `document` as it stands in the file, and what `compare` takes of it.
-    `given.trials` is None of a single run."""
+    """One of the results: the `document` as it stands in the file, which `name` says, and what
+    `compare` takes of it, None for a form of `any_kind`. `given.trials` is None of a single run."""
 
     document: Json
-    given: Input
+    name: str
+    given: Input | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """`suffixes` name it by the file, the first is its own. `runs_only` forms have nothing to say
-    of trials as a whole. What is not `printable` needs a file; `beside` goes beside the result
-    where none is named."""
+    of trials as a whole, those of `any_kind` tell documents of other commands too. What is not
+    `printable` needs a file; `beside` goes beside a single result where none is named."""
 
     says: str
     suffixes: tuple[str, ...]
     render: Callable[[Sequence[Source]], bytes]
     require_ours: Callable[[Path, str], None]
     runs_only: bool = False
+    any_kind: bool = False
     printable: bool = True
     beside: bool = False
 
@@ -50,11 +55,24 @@ def _documents(sources: Sequence[Source]) -> list[Json]:
     return [source.document for source in sources]
 
 
+def _inputs(sources: Sequence[Source]) -> list[Input]:
+    return [source.given for source in sources if source.given is not None]
+
+
 FORMATS: Mapping[str, Format] = {
+    "html": Format(
+        says="a page for a browser, of any result, which needs no network",
+        suffixes=(".html", ".htm"),
+        render=lambda sources: page(_documents(sources), [s.name for s in sources]).encode(),
+        require_ours=_begins(HTML_MARK),
+        any_kind=True,
+        printable=False,
+        beside=True,
+    ),
     "markdown": Format(
         says="verdicts, numbers side by side, and what was run, for pasting",
         suffixes=(".md",),
-        render=lambda sources: markdown([source.given for source in sources]),
+        render=lambda sources: markdown(_inputs(sources)),
         require_ours=_begins(MARKDOWN_MARK),
     ),
     "csv": Format(
@@ -75,25 +93,38 @@ FORMATS: Mapping[str, Format] = {
     "hdr": Format(
         says="latencies of the measured window as a log of HdrHistogram",
         suffixes=(".hlog", ".hdr"),
-        render=lambda sources: hdr_log([source.given for source in sources]),
+        render=lambda sources: hdr_log(_inputs(sources)),
         require_ours=_begins(HDR_MARK),
         runs_only=True,
     ),
 }
-DEFAULT = "markdown"
+DEFAULT = "html"
 
 
 def read_sources(paths: Sequence[Path], name: str) -> list[Source]:
     """The results that are to be told in the form `name`. Raises UsageError."""
     if len(paths) > len(LABELS):
         raise UsageError(f"report takes up to {len(LABELS)} results, and was given {len(paths)}")
-    sources = []
-    for label, path in zip(LABELS, paths, strict=False):
-        document = read_document(path)
-        given = input_of(label, path, document)
-        if given.trials is not None and FORMATS[name].runs_only:
+    form = FORMATS[name]
+    read = _read_any if form.any_kind else _read_given
+    sources = [read(label, path) for label, path in zip(LABELS, paths, strict=False)]
+    for path, source in zip(paths, sources, strict=True):
+        if form.runs_only and source.given is not None and source.given.trials is not None:
             raise UsageError(
                 f"{path} is of trials, and {name} tells single runs; name the trials' own results"
             )
-        sources.append(Source(document=document, given=given))
     return sources
+
+
+def _read_any(_: str, path: Path) -> Source:
+    return Source(document=plot.read_document(path), name=_name(path))
+
+
+def _read_given(label: str, path: Path) -> Source:
+    document = read_document(path)
+    return Source(document=document, name=_name(path), given=input_of(label, path, document))
+
+
+def _name(path: Path) -> str:
+    """How a report calls it: a directory's result by the directory too, as the run does."""
+    return f"{path.resolve().name}/{RESULT_FILE}" if path.is_dir() else str(path)

@@ -163,7 +163,7 @@ def tagged(given: Input) -> dict[str, Histogram]:
     for who in ("all", *(qos.value for qos in Qos)):
         row = _part(given, f"measured.{who}", dict)
         for latency in ("response", "ttft"):
-            made = histogram(row, f"histogram_{latency}", given.path, "measured")
+            made = histogram(row, f"histogram_{latency}", given.path, f"{SECTION}.measured")
             found[f"{latency}.{who}"] = [made]
     together = {tag: merged(histograms) for tag, histograms in found.items()}
     return {tag: made for tag, made in sorted(together.items()) if made.count}

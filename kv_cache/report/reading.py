@@ -82,18 +82,18 @@ def entry(row: Mapping[str, Any], name: str, kind: type[T], file: Path) -> T:
 
 
 def histogram(
-    row: Mapping[str, Any], name: str, file: Path, where: str = "operations"
+    row: Mapping[str, Any], name: str, file: Path, where: str = f"{SECTION}.operations"
 ) -> Histogram:
-    """The histogram of one row of a part of the section `kv_cache`. Raises UsageError."""
-    data = _typed(row.get(name), f"{SECTION}.{where}[].{name}", dict, file)
+    """The histogram of one row of the table at `where`. Raises UsageError."""
+    data = _typed(row.get(name), f"{where}[].{name}", dict, file)
     try:
         made = _counted(data)
     except (KeyError, TypeError, ValueError, OverflowError):
         made = None
     if made is None:
         raise UsageError(
-            f"{file}: {name} in {SECTION}.{where} is not a histogram whose buckets add up to "
-            "its count; the file was changed, so give an untouched result"
+            f"{file}: {name} in {where} is not a histogram whose buckets add up to its count; the "
+            "file was changed, so give an untouched result"
         )
     return made
 

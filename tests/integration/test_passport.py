@@ -35,7 +35,7 @@ from kv_cache.bench.certify import ceiling
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.run import RealRun
 from kv_cache.cli.flags import parse
-from kv_cache.cli.run import Job, prepare
+from kv_cache.cli.prepare import Job, prepare
 from kv_cache.cli.verify import verify
 from kv_cache.core.effect import CopyRef, Step
 from kv_cache.core.errors import PlaceError

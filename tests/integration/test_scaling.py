@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import kv_cache.cli.run as command
+import kv_cache.cli.progress as command
 from kv_cache.cli import main
 from tests.cli import SMALL, Ran, finish, prepare, run, start
 from tests.integration.test_runs import wait_for_objects

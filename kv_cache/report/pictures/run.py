@@ -101,7 +101,7 @@ class Point:
 def run_picture(own: Json) -> Picture:
     """Raises BadDocumentError and NothingToDrawError."""
     windows = rows_at(own, "series.windows")
-    points, together = _points(windows)
+    points, together = points_of(windows, _MOST_POINTS)
     panels = [*_panels(own, points), *rounds_panels(own, wide=False)]
     if not panels:
         raise NothingToDrawError("kv_cache.series.windows has no window, and there was no fill")
@@ -119,7 +119,7 @@ def _lines(own: Json, points: Sequence[Point], together: int) -> Iterator[str]:
     verdict = word(own, "passport.verdict") or "none"
     yield f"Verdict {verdict}, {word(own, 'status') or 'unknown end'}, {ending(own)}"
     if points:
-        told = (f"{name} {_length(end - start)}" for name, start, end in _phases(points))
+        told = (f"{name} {_length(end - start)}" for name, start, end in phases_of(points))
         yield f"Phases: {', '.join(told)}."
     if together > 1:
         yield (
@@ -135,8 +135,9 @@ def _length(seconds: float) -> str:
 # --- windows ---------------------------------------------------------------------------------
 
 
-def _points(windows: Sequence[Json]) -> tuple[list[Point], int]:
-    together = -(-len(windows) // _MOST_POINTS) or 1
+def points_of(windows: Sequence[Json], most: int) -> tuple[list[Point], int]:
+    """At most about so many, and how many windows one is at most. Raises BadDocumentError."""
+    together = -(-len(windows) // most) or 1
     found: list[Point] = []
     for row in windows:
         start, end, phase = needed(row, "start_s"), needed(row, "end_s"), word(row, "phase")
@@ -159,7 +160,7 @@ def _without_scraps(points: Sequence[Point]) -> list[Point]:
     return [replace(point, scrap=point.end_s - point.start_s < _SCRAP * usual) for point in points]
 
 
-def _phases(points: Sequence[Point]) -> list[tuple[str, float, float]]:
+def phases_of(points: Sequence[Point]) -> list[tuple[str, float, float]]:
     """Each phase with its beginning and end."""
     found: list[tuple[str, float, float]] = []
     for point in points:
@@ -173,7 +174,7 @@ def _phases(points: Sequence[Point]) -> list[tuple[str, float, float]]:
 def _shade(axes: "Axes", points: Sequence[Point]) -> None:
     axes.set_xlim(points[0].start_s, points[-1].end_s)
     few_ticks(axes.xaxis, 7)
-    for name, start, end in _phases(points):
+    for name, start, end in phases_of(points):
         if name != Phase.MEASURE:
             axes.axvspan(start, end, color=_TINTS[name], linewidth=0, zorder=0)
 
@@ -183,7 +184,7 @@ def _strip(points: Sequence[Point]) -> Panel:
 
     def draw(axes: "Axes") -> None:
         begin, end = points[0].start_s, points[-1].end_s
-        for name, start, stop in _phases(points):
+        for name, start, stop in phases_of(points):
             axes.axvspan(start, stop, facecolor=_TINTS[name], edgecolor=PALE, linewidth=0.6)
             if (stop - start) / (end - begin) > 0.022 * len(name):
                 middle = (start + stop) / 2
@@ -355,7 +356,7 @@ def _response(own: Json, points: Sequence[Point]) -> Panel | None:
         for qos, (colour, marker) in _CLASS_STYLES.items()
     ]  # fmt: skip
     there = {line.name for line in lines if known(line.values)}
-    limits = {qos: ms for qos, ms in _limits(own).items() if qos in there}
+    limits = {qos: ms for qos, ms in limits_of(own).items() if qos in there}
 
     def dashes(axes: "Axes") -> None:
         for qos, limit in limits.items():
@@ -369,7 +370,7 @@ def _response(own: Json, points: Sequence[Point]) -> Panel | None:
     )
 
 
-def _limits(own: Json) -> dict[str, float]:
+def limits_of(own: Json) -> dict[str, float]:
     """The p95 promised to each class, in ms: as the run looked at it, or of the class itself."""
     found = {
         qos.value: limit

@@ -1,0 +1,64 @@
+"""Ranks that run together: who they are, how their clocks relate, and what became of each.
+
+A crew is coordinated by one process, whose monotonic clock is the one that all instants here are
+in. Each rank is a whole run with its own files; the coordinator opens their windows together, adds
+up what they say while they run, and collects their results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One rank, as the coordinator saw it. What never happened is None."""
+
+    rank: int
+    host: str | None = None
+    pid: int | None = None
+    offset_ns: int | None = None  # its monotonic clock less the coordinator's
+    offset_error_ns: int | None = None  # half the shortest round trip: the offset is that sure
+    ready_ns: int | None = None  # when it could have begun
+    opened_ns: int | None = None  # when it let its first arrival in
+    ended_ns: int | None = None  # when its result came
+    lost: str | None = None  # why there is no whole result of it: `died`, `lagged`, ... in words
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """All ranks of a run, by their numbers. `wanted` are as many as were started."""
+
+    how: str  # they were started: "mpi" or "clients"
+    wanted: int
+    members: Sequence[Member]
+    planned_ns: int | None = None  # the instant at which all were told to open
+    ended_early: str | None = None  # why the run was ended for all, in words
+
+    @property
+    def skew_ns(self) -> int | None:
+        """From the first opening to the last, as their clocks tell it: max - min of opened_ns; None
+        unless every rank that was wanted has opened."""
+        opened = [m.opened_ns for m in self.members if m.opened_ns is not None]
+        return max(opened) - min(opened) if len(opened) == self.wanted else None
+
+    @property
+    def skew_error_ns(self) -> int | None:
+        """How sure the skew is: the two largest errors of an offset, added up."""
+        if self.skew_ns is None:
+            return None
+        return sum(sorted(m.offset_error_ns or 0 for m in self.members)[-2:])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "how": self.how,
+            "wanted": self.wanted,
+            "planned_ns": self.planned_ns,
+            "ended_early": self.ended_early,
+            "start_skew_ns": self.skew_ns,
+            "start_skew_error_ns": self.skew_error_ns,
+            "members": [member.to_json() for member in self.members],
+        }

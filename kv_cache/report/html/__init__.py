@@ -1,0 +1,210 @@
+"""The report as one HTML page that needs nothing else: no network, no other file.
+
+A page has a report of each document and, of several, a comparison before them. Charts are drawn by
+uPlot (MIT licence, `assets/`), which stands in the page with our own script and style. A policy in
+the page forbids everything else: any request, and any script or style whose hash it does not name,
+so that a text which got past the escaping would still do nothing. The same documents give the same
+bytes.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from kv_cache import __version__
+from kv_cache.core.errors import UsageError
+from kv_cache.report.capacity import SCHEMA as CAPACITY
+from kv_cache.report.compare import LABELS
+from kv_cache.report.html.capacity import capacity_sections
+from kv_cache.report.html.charts import Book
+from kv_cache.report.html.parts import Doc, Section, drawn_section
+from kv_cache.report.html.rounds import precondition_sections
+from kv_cache.report.html.run import Run, read_run, run_sections
+from kv_cache.report.html.side import side_sections
+from kv_cache.report.html.text import Html, embedded, tag, verbatim
+from kv_cache.report.html.times import FEWEST_POINTS, MOST_POINTS
+from kv_cache.report.html.trials import trials_sections
+from kv_cache.report.pictures.base import BadDocumentError
+from kv_cache.report.precondition import SCHEMA as PRECONDITION
+from kv_cache.report.reading import SECTION
+from kv_cache.report.trials import SCHEMA as TRIALS
+
+MARK = "<!doctype html>\n<!-- kv-cache report"
+"""How every page begins; a file that begins so may be replaced."""
+
+_RUN = "kv-cache-result/"
+_KINDS = (CAPACITY, PRECONDITION, TRIALS)
+
+
+def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """The page of documents as they were read, the baseline first. `names` say where each comes
+    from. Raises UsageError for a document that has no report, or is not as it should be."""
+    docs = _docs(documents, names)
+    book = Book()
+    most = max(FEWEST_POINTS, MOST_POINTS // len(docs))
+    runs: dict[str, Run] = {}
+    for doc in docs:
+        if doc.schema.startswith(_RUN):
+            with _Named(doc):
+                runs[doc.label] = read_run(doc, most)
+    articles = []
+    for doc in docs:
+        with _Named(doc):
+            articles.append(_article(doc, runs.get(doc.label), book, alone=len(docs) == 1))
+    if len(docs) > 1:  # read first, but made last: now each document is known to be good
+        articles.insert(0, _comparison(docs, list(runs.values()), book))
+    return _whole(docs, articles, book)
+
+
+def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Doc]:
+    if not 1 <= len(documents) <= len(LABELS):
+        raise UsageError(
+            f"a report is of 1 to {len(LABELS)} results, and {len(documents)} were given; name "
+            "more or fewer files"
+        )
+    docs = [
+        Doc(label=label, name=name, document=document)
+        for label, name, document in zip(LABELS, names, documents, strict=False)
+    ]
+    for doc in docs:
+        if not isinstance(doc.document.get(SECTION), Mapping) or not (
+            doc.schema.startswith(_RUN) or doc.schema in _KINDS
+        ):
+            raise UsageError(
+                f"{doc.name}: there is no report of it, as it is no result of run, run --trials, "
+                "capacity or precondition; give one of those"
+            )
+    return docs
+
+
+class _Named:
+    """Says which document was bad."""
+
+    def __init__(self, doc: Doc) -> None:
+        self._doc = doc
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, BadDocumentError):
+            raise UsageError(
+                f"{self._doc.name}: {SECTION}: {error}; the file was cut or changed, so give an "
+                "untouched result"
+            ) from None
+
+
+# --- articles --------------------------------------------------------------------------------
+
+
+def _sections(doc: Doc, run: Run | None, book: Book) -> Iterator[Section]:
+    if run is not None:
+        return run_sections(run, book)
+    if doc.schema == CAPACITY:
+        return capacity_sections(doc, book)
+    return trials_sections(doc) if doc.schema == TRIALS else precondition_sections(doc, book)
+
+
+_TITLES = {
+    CAPACITY: "Capacity search",
+    PRECONDITION: "Preconditioning",
+    TRIALS: "Trials",
+}
+
+
+def _article(doc: Doc, run: Run | None, book: Book, *, alone: bool) -> Html:
+    sections = list(_sections(doc, run, book))
+    what = _TITLES.get(doc.schema, "Run")
+    title = what if alone else f"{doc.label}: {what}"
+    return tag(
+        "article",
+        tag("header", tag("h2", title), tag("p", doc.name, class_="origin")),
+        _links(doc, sections, title),
+        *(drawn_section(doc, section) for section in sections),
+        id=doc.id("report"),
+    )
+
+
+def _comparison(docs: Sequence[Doc], runs: Sequence[Run], book: Book) -> Html:
+    every = Doc(label="all", name="", document={})
+    sections = list(side_sections(docs, runs, book))
+    return tag(
+        "article",
+        tag("header", tag("h2", "Side by side")),
+        _links(every, sections, "Side by side"),
+        *(drawn_section(every, section) for section in sections),
+        id=every.id("report"),
+    )
+
+
+def _links(doc: Doc, sections: Sequence[Section], title: str) -> Html:
+    links = [
+        tag("li", tag("a", section.title, href=f"#{doc.id(section.slug)}")) for section in sections
+    ]
+    return tag("nav", tag("ul", *links), aria_label=f"Sections of {title}")
+
+
+# --- the page --------------------------------------------------------------------------------
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _whole(docs: Sequence[Doc], articles: Sequence[Html], book: Book) -> str:
+    style = "\n".join(_asset(name) for name in ("uPlot.min.css", "report.css"))
+    script = "\n".join(_asset(name) for name in ("uPlot.iife.min.js", "report.js"))
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    names = ", ".join(doc.name for doc in docs)
+    parts = [
+        f"{MARK} {__version__} -->",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        '<link rel="icon" href="data:,">',
+        tag("title", f"KV-cache report: {names}"),
+        tag("style", verbatim(style)),
+        "</head>",
+        "<body>",
+        *_body(articles),
+        tag("script", embedded(book.data()), type="application/json", id="data"),
+        tag("script", verbatim(script)),
+        "</body>",
+        "</html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _body(articles: Sequence[Html]) -> Iterator[Html]:
+    yield tag("a", "Skip to the report", href="#report", class_="skip")
+    yield tag(
+        "header",
+        tag("h1", "KV-cache storage benchmark"),
+        tag("noscript", tag("p", "Charts need a script; each has a table with its numbers.")),
+    )  # fmt: skip
+    yield tag("main", *articles, id="report")
+    yield tag(
+        "footer",
+        tag(
+            "p",
+            "Keys on a chart: ← → read values, + and - zoom, 0 shows everything again. Dragging "
+            "over a part zooms into it. Each chart has its numbers in a table below.",
+            id="how-to-read",
+        ),
+        tag("p", f"kv-cache {__version__}. GiB is 2³⁰ bytes. The page asks for nothing from the "
+            "network. Charts: uPlot 1.6.32, © 2022 Leon Sorokin, MIT licence."),
+    )  # fmt: skip

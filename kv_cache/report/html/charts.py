@@ -1,0 +1,237 @@
+"""Charts: what the script on the page draws, with the figure around it and a table of the same.
+
+A chart is data: lines over an axis that they share. The page's script draws it with uPlot and makes
+nothing up. Whoever cannot see it, or has no script, has the table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, log10, nan
+from typing import Any
+
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.report.html.parts import details, table
+from kv_cache.report.html.text import NOTHING, Html, figures, plain, rounded, tag
+
+TIME, LINEAR, PERCENTILE, LOG = "time", "linear", "percentile", "log"
+"""What the horizontal axis is."""
+
+DASHES: Mapping[str, str] = {"": "", "dash": "7 4", "dot": "2 3", "chain": "8 3 2 3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """`look` is one of nine colours; `dash` tells lines apart without them. `hollow` are the points
+    that are drawn open. Where there is a `through`, the line goes through those places (x, y) and
+    not from point to point."""
+
+    name: str
+    values: Sequence[float]
+    look: int
+    dash: str = ""
+    hollow: Sequence[int] = ()
+    through: Sequence[tuple[float, float]] = ()
+
+    @property
+    def there(self) -> bool:
+        return any(isfinite(value) for value in self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A level with a name, such as what was promised."""
+
+    name: str
+    value: float
+    look: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What lines share: `key` names it on the page, `places` are its points, and `bands` are parts
+    of it with a name (start, end)."""
+
+    key: str
+    kind: str
+    label: str
+    places: Sequence[float]
+    bands: Sequence[tuple[str, float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The numbers behind a chart."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    says: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """`most` is a value that the vertical axis reaches at least; `names` stand beside the first
+    line's points, as far as they have room."""
+
+    title: str
+    unit: str
+    axis: Axis
+    lines: Sequence[Line]
+    table: Table
+    log: bool = False
+    limits: Sequence[Limit] = ()
+    says: str = ""
+    most: float = 0.0
+    names: Sequence[str] = ()
+    steps: bool = False
+
+
+@dataclass(slots=True)
+class Book:
+    """All charts of a page and the axes that they share, for the script."""
+
+    axes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    charts: list[dict[str, Any]] = field(default_factory=list)
+
+    def figure(self, chart: Chart) -> list[Html]:
+        """The chart as markup; nothing where no line has a value."""
+        lines = [line for line in chart.lines if line.there]
+        if not lines:
+            return []
+        number = len(self.charts)
+        self.axes.setdefault(chart.axis.key, _axis(chart.axis))
+        self.charts.append(_drawing(chart, lines))
+        title = f"chart-{number}-title"
+        return [
+            tag(
+                "figure",
+                tag("figcaption", tag("h4", chart.title, id=title), *_said(chart)),
+                tag("div", class_="keys", role="group", aria_label=f"Lines of {chart.title}"),
+                tag("div", class_="plot", data_chart=number, tabindex=0, role="group",
+                    aria_labelledby=title, aria_describedby="how-to-read"),
+                tag("p", class_="readout", role="status"),
+                details("Table", *_table(chart)),
+                class_="chart",
+            )
+        ]  # fmt: skip
+
+    def data(self) -> dict[str, Any]:
+        return {"axes": self.axes, "charts": self.charts}
+
+
+def _said(chart: Chart) -> list[Html]:
+    return [tag("p", chart.says)] if chart.says else []
+
+
+def _table(chart: Chart) -> list[Html]:
+    said = [tag("p", chart.table.says)] if chart.table.says else []
+    return [*said, table(chart.title, chart.table.heads, chart.table.rows)]
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {
+        "kind": axis.kind,
+        "label": axis.label,
+        "places": [rounded_place(place) for place in axis.places],
+        "bands": [[plain(name), rounded(start), rounded(end)] for name, start, end in axis.bands],
+    }
+
+
+def rounded_place(place: float) -> float | int:
+    """Seven figures: neighbours of an hour's ticks stay apart."""
+    short = float(f"{place:.7g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short
+
+
+def _drawing(chart: Chart, lines: Sequence[Line]) -> dict[str, Any]:
+    return {
+        "title": plain(chart.title),
+        "unit": plain(chart.unit),
+        "axis": chart.axis.key,
+        "log": chart.log,
+        "steps": chart.steps,
+        "most": rounded(chart.most),
+        "names": [plain(name) for name in chart.names],
+        "lines": [
+            {
+                "name": plain(line.name),
+                "look": line.look,
+                "dash": DASHES[line.dash],
+                "hollow": list(line.hollow),
+                "through": [[rounded_place(x), rounded(y)] for x, y in line.through],
+                "values": [rounded(_shown(value, log=chart.log)) for value in line.values],
+            }
+            for line in lines
+        ],
+        "limits": [
+            {"name": plain(limit.name), "value": rounded(limit.value), "look": limit.look}
+            for limit in chart.limits
+        ],
+    }
+
+
+def _shown(value: float, *, log: bool) -> float:
+    """On a logarithmic axis there is no 0."""
+    return nan if log and not value > 0 else value
+
+
+# --- percentiles -----------------------------------------------------------------------------
+
+_FINEST = 16  # points for each factor of ten in the share above
+_NINES = 4.0  # up to the 99.99th percentile
+PLACES = tuple(step / _FINEST for step in range(int(_NINES * _FINEST) + 1))
+NAMED = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+
+PERCENTILE_AXIS = Axis(
+    key="percentiles", kind=PERCENTILE, label="percentile (share of values below)", places=PLACES
+)
+
+
+def percent_at(place: float) -> float:
+    """The percentile at a place of the axis: 0 → 0, 1 → 90, 2 → 99, and so on."""
+    return 100 - 10 ** (2 - place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """All values of something, as a line of percentiles."""
+
+    name: str
+    histogram: Histogram
+    look: int
+    dash: str = ""
+
+
+def percentile_chart(title: str, curves: Sequence[Curve], says: str = "") -> Chart | None:
+    """Times in ms over percentiles up to p99.99; None where there are no values."""
+    some = [curve for curve in curves if curve.histogram.count]
+    if not some:
+        return None
+    lines = [
+        Line(name=curve.name, values=_percentiles(curve.histogram), look=curve.look,
+             dash=curve.dash)
+        for curve in some
+    ]  # fmt: skip
+    heads = ("", "values", *(f"p{percent:g} ms" for percent in NAMED), "max ms")
+    rows = [(curve.name, f"{curve.histogram.count:,}", *_named(curve.histogram)) for curve in some]
+    return Chart(
+        title=title, unit="ms", axis=PERCENTILE_AXIS, lines=lines, log=True, says=says,
+        table=Table(heads=heads, rows=rows),
+    )  # fmt: skip
+
+
+def _percentiles(histogram: Histogram) -> list[float]:
+    """In ms at PLACES, as far as there are values: of a thousand, no more than p99.9 is known."""
+    deepest = log10(histogram.count) + 1e-9
+    there = [place for place in PLACES if place <= deepest]
+    found = histogram.percentiles([round(percent_at(place), 6) for place in there])
+    return [ns / 1e6 for ns in found] + [nan] * (len(PLACES) - len(there))
+
+
+def _named(histogram: Histogram) -> list[str]:
+    """A percentile of so few values that it is the largest is not told."""
+    enough = [histogram.count * (100 - percent) >= 100 - 1e-6 for percent in NAMED]
+    found = histogram.percentiles(NAMED)
+    told = [
+        figures(ns / 1e6) if known else NOTHING for ns, known in zip(found, enough, strict=True)
+    ]
+    return [*told, figures((histogram.highest or 0) / 1e6)]

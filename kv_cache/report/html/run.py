@@ -1,0 +1,348 @@
+"""The report of one run."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import GIB
+from kv_cache.metrics.histogram import merged
+from kv_cache.report.html.charts import Book, Curve, percentile_chart
+from kv_cache.report.html.common import common_sections
+from kv_cache.report.html.flow import TIERS, Flow, flow_content, flows
+from kv_cache.report.html.parts import (
+    Card,
+    Doc,
+    Json,
+    Section,
+    badge,
+    bullets,
+    cards,
+    lead,
+    percent,
+    reasons_at,
+    rule_table,
+    share_bar,
+    table,
+    text_at,
+)
+from kv_cache.report.html.rounds import rounds_content
+from kv_cache.report.html.text import Html, as_text, figures, tag
+from kv_cache.report.html.times import (
+    CLASSES,
+    DENSE,
+    LOOK_OF_CLASS,
+    Timeline,
+    last_users,
+    time_charts,
+    timeline,
+)
+from kv_cache.report.pictures.base import number, value_at, word
+from kv_cache.report.reading import SECTION, histogram
+from kv_cache.report.trials import METRICS, Metric, number_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What several sections of a run look at, read once."""
+
+    doc: Doc
+    time: Timeline | None
+    flows: Sequence[Flow]
+
+    @property
+    def own(self) -> Json:
+        return self.doc.own
+
+    @property
+    def only_traced(self) -> bool:
+        """Whether it was there to write the trace of its operations, and timed nothing."""
+        return value_at(self.own, "config.output.io_trace_log") is not None
+
+
+def read_run(doc: Doc, most_points: int) -> Run:
+    """Raises BadDocumentError and UsageError."""
+    return Run(doc=doc, time=timeline(doc, most_points), flows=flows(doc))
+
+
+def run_sections(run: Run, book: Book) -> Iterator[Section]:
+    """In the order in which they are read."""
+    own, doc = run.own, run.doc
+    timed = "" if not run.only_traced else (
+        "The run was there to write the trace of its operations: nothing was timed."
+    )  # fmt: skip
+    yield Section(slug="verdict", title="Verdict and headline", content=list(_verdict(run)))
+    yield Section(
+        slug="time", title="Over time", content=[] if timed else _over_time(run, book),
+        absent=timed or "The document has no windows: nothing is known of how it went.",
+    )  # fmt: skip
+    if value_at(own, "preconditioning") is not None:
+        yield Section(slug="before", title="Preconditioning", content=rounds_content(doc, book))
+    yield Section(
+        slug="tiers", title="Percentiles of each tier",
+        content=[] if timed else _tier_curves(run, book),
+        absent=timed or "No operation ended in the measured window.",
+    )  # fmt: skip
+    yield Section(
+        slug="classes", title="Percentiles of each QoS class",
+        content=[] if timed else _class_curves(run, book),
+        absent=timed or "No request completed in the measured window.",
+    )  # fmt: skip
+    yield Section(
+        slug="curve", title="Latency over throughput", content=[],
+        absent="One run is one point of that curve. A capacity search has all of it: "
+        "kv-cache.py capacity, and a report of its result.",
+    )  # fmt: skip
+    yield Section(
+        slug="flow", title="Tier flow", content=flow_content(doc, run.flows),
+        absent="No operation ended in the measured window: nothing moved.",
+    )  # fmt: skip
+    yield Section(
+        slug="reuse", title="Reuse", content=_reuse(own),
+        absent="The document does not tell what was reused.",
+    )  # fmt: skip
+    yield passport_section(own)
+    yield from common_sections(doc)
+
+
+def passport_section(own: Json) -> Section:
+    changed = value_at(own, "passport.changed_thresholds")
+    rows = [
+        (name, as_text(value))
+        for name, value in (changed.items() if isinstance(changed, Mapping) else ())
+    ]
+    made = rule_table(own)
+    if made and rows:
+        heads = ("threshold", "value, default")
+        made.append(table("Thresholds that were changed", heads, rows, words=2))
+    absent = "The document has no passport: nobody has judged it."
+    return Section(slug="passport", title="Passport", content=made, absent=absent)
+
+
+# --- headline --------------------------------------------------------------------------------
+
+_CARDS: tuple[tuple[str, str], ...] = (
+    ("storage.read.bytes_per_second", "Storage read"),
+    ("storage.write.bytes_per_second", "Storage write"),
+    ("requests_per_second", "Requests"),
+    ("output_tokens_per_second", "Output tokens"),
+    ("storage.read.device_ms.p95", "Storage read p95"),
+    ("ttft_ms.p95", "TTFT p95"),
+    ("response_ms.p95", "Response p95"),
+    ("hit_ratio", "Hit ratio"),
+)
+
+
+def _verdict(run: Run) -> Iterator[Html]:
+    own = run.own
+    yield tag("p", badge(word(own, "passport.verdict")), class_="verdict")
+    yield from bullets(reasons_at(own, "passport.reasons"), "reasons")
+    yield lead(*_sentences(own))
+    if not run.only_traced:
+        yield cards(_headline(own))
+    notes = reasons_at(own, "notes")
+    if notes:
+        yield tag("h4", "Know first")
+        yield from bullets(notes)
+
+
+def _sentences(own: Json) -> Iterator[str]:
+    yield (
+        f"{text_at(own, 'model.name') or 'Unknown model'}, "
+        f"{word(own, 'semantics_preset') or 'unknown'} semantics, seed {as_text(own.get('seed'))}."
+    )
+    if own.get("driver") != "real-io":
+        yield "Virtual time: all figures come from a model, and nothing was measured."
+    done = {name: number(own, f"requests.{name}")
+            for name in ("completed_in_window", "failed", "rejected", "unfinished")}  # fmt: skip
+    yield (
+        f"The run {word(own, 'status') or 'ended'} after {figures(number(own, 'window_s'))} s "
+        f"measured: {figures(done['completed_in_window'])} requests completed, "
+        f"{figures(done['failed'])} failed, {figures(done['rejected'])} rejected, "
+        f"{figures(done['unfinished'])} unfinished."
+    )
+    yield from _asked(own)
+
+
+def _asked(own: Json) -> Iterator[str]:
+    files = value_at(own, "workload.files")
+    if isinstance(files, list) and files:
+        names = ", ".join(Path(str(file)).name for file in files[:3])
+        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        rows = figures(number(own, "workload.rows"))
+        yield f"Trace {names}{more} ({word(own, 'workload.format')}, {rows} rows)."
+
+
+def _headline(own: Json) -> Iterator[Card]:
+    for name, label in _CARDS:
+        metric = METRICS[name]
+        yield Card(name=label, value=metric.shown(metric.value(own)), unit=metric.shown_unit,
+                   more=_amount(own, metric))  # fmt: skip
+    users = last_users(own)
+    if isfinite(users):
+        yield Card(name="Users at the end", value=figures(users))
+
+
+def _amount(own: Json, metric: Metric) -> str:
+    """How much a bandwidth is of."""
+    for kind in (OpKind.READ.value, OpKind.WRITE.value):
+        moved = number_at(own, f"tiers.storage.{kind}.bytes")
+        if metric.name == f"storage.{kind}.bytes_per_second" and moved is not None:
+            return f"{figures(moved / GIB)} GiB"
+    return ""
+
+
+# --- charts ----------------------------------------------------------------------------------
+
+
+def _over_time(run: Run, book: Book) -> list[Html]:
+    if run.time is None:
+        return []
+    figures_ = [f for chart in time_charts(run.own, run.time) for f in book.figure(chart)]
+    if not figures_:
+        return []
+    said = [_windows_said(run)]
+    if value_at(run.own, "workload.files"):
+        said.append("A trace has no users, so there is no chart of them.")
+    return [tag("p", " ".join(said)), tag("div", *figures_, class_="charts")]
+
+
+def _windows_said(run: Run) -> str:
+    assert run.time is not None
+    tick = figures(number(run.own, "series.tick_s"))
+    ticks = number(run.own, "series.together")
+    each = f"windows of {tick} s" if not ticks > 1 else f"windows of up to {ticks:g} times {tick} s"
+    points = f"{sum(len(point.rows) for point in run.time.points):,} {each}"
+    if run.time.together > 1:
+        points += f", up to {run.time.together} of them in a point: the mean of rates and levels, "
+        points += "the median of percentiles"
+    if len(run.time.points) > DENSE:
+        points += "; faint behind the median of their neighbours, until a part is zoomed into"
+    return f"{points}. Shaded parts do not count: only the phase measure does."
+
+
+def _tier_curves(run: Run, book: Book) -> list[Html]:
+    made = []
+    for tier in reversed(TIERS):
+        curves = []
+        for kind, look in ((OpKind.READ, 0), (OpKind.WRITE, 1)):
+            some = [f for f in run.flows if (f.tier, f.operation) == (tier, kind)]
+            total, device = (merged(getattr(f, name) for f in some) for name in ("total", "device"))
+            curves.append(Curve(name=f"{kind} whole", histogram=total, look=look))
+            curves.append(Curve(name=f"{kind} device", histogram=device, look=look, dash="dash"))
+        chart = percentile_chart(
+            f"One operation on the {tier} tier", curves,
+            "Whole: from asking to the answer. Device: inside the calls alone.",
+        )  # fmt: skip
+        made += book.figure(chart) if chart else []
+    return [tag("div", *made, class_="charts")] if made else []
+
+
+_DASHES = ("", "dash", "dot")
+
+
+def _class_curves(run: Run, book: Book) -> list[Html]:
+    made = []
+    for measure, title in (("response", "Response"), ("ttft", "Time to first token")):
+        curves = [
+            Curve(
+                name=qos, look=LOOK_OF_CLASS[qos], dash=dash,
+                histogram=histogram(
+                    row, f"histogram_{measure}", Path(run.doc.name), f"{SECTION}.measured.{qos}"
+                ),
+            )
+            for qos, dash in zip(CLASSES, _DASHES, strict=True)
+            if isinstance(row := value_at(run.own, f"measured.{qos}"), Mapping)
+        ]  # fmt: skip
+        chart = percentile_chart(f"{title} of each class", curves)
+        made += book.figure(chart) if chart else []
+    promises = _promises(run.own) if made else []
+    return [tag("div", *made, class_="charts"), *promises] if made else []
+
+
+_NINES = {"p999": "p99.9", "p9999": "p99.99"}
+
+
+def _promises(own: Json) -> list[Html]:
+    rows = []
+    for qos in CLASSES:
+        found = value_at(own, f"measured.{qos}.promises")
+        for name, row in found.items() if isinstance(found, Mapping) else ():
+            if isinstance(row, Mapping) and row.get("met") is not None:
+                met = "kept" if row["met"] is True else "missed"
+                rows.append((qos, _NINES.get(name, name), met, figures(number(row, "actual_ms")),
+                             figures(number(row, "target_ms"))))  # fmt: skip
+    heads = ("class", "percentile", "promise", "actual ms", "promised ms")
+    return [table("What each class was promised", heads, rows, words=3)] if rows else []
+
+
+# --- reuse -----------------------------------------------------------------------------------
+
+_COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("blocks", "blocks of all requests", lambda n: f"{n:,.0f}"),
+    ("looked_up", "blocks looked up", lambda n: f"{n:,.0f}"),
+    ("hits", "of these, found", lambda n: f"{n:,.0f}"),
+    ("offered_blocks", "blocks asked for before, by anybody", lambda n: f"{n:,.0f}"),
+    ("context_tokens", "tokens of all contexts", lambda n: f"{n:,.0f}"),
+    ("hit_tokens", "tokens found", lambda n: f"{n:,.0f}"),
+    ("offered_tokens", "tokens on offer", lambda n: f"{n:,.0f}"),
+    ("loaded_bytes", "loaded", lambda n: f"{figures(n / GIB)} GiB"),
+    ("stored_bytes", "stored", lambda n: f"{figures(n / GIB)} GiB"),
+    ("retrieved_requests", "requests with retrieval (RAG)", lambda n: f"{n:,.0f}"),
+)
+_KINDS = (
+    ("history", "earlier turns of the same conversation"),
+    ("shared", "shared prompts"),
+    ("retrieved", "retrieved documents (RAG)"),
+    ("decode", "loads while decoding"),
+)
+
+
+def _reuse(own: Json) -> list[Html]:
+    reuse = value_at(own, "reuse")
+    if not isinstance(reuse, Mapping) or not reuse:
+        return []
+    made = [*_offered(reuse), *_found(reuse)]
+    counted = [(label, shown(n)) for name, label, shown in _COUNTED
+               if isfinite(n := number(reuse, name))]  # fmt: skip
+    return [*made, table("Counted in the measured window", ("what", "amount"), counted)]
+
+
+def _offered(reuse: Json) -> Iterator[Html]:
+    """What a cache without limits would have found, and what this one did."""
+    rows = []
+    for unit in ("token", "block"):
+        for side, said in (("offered", "on offer"), ("achieved", "found")):
+            share = number(reuse, f"{side}_{unit}_ratio")
+            if isfinite(share):
+                rows.append((f"{unit}s {said}", percent(share), share_bar(share)))
+    if not rows:
+        yield tag(
+            "p", "What was on offer is not told: everything was stored before the run, or the "
+            "result is of an earlier version.",
+        )  # fmt: skip
+        return
+    yield table("Offered and achieved, of everything asked for", ("", "share", ""), rows)
+    exact = reuse.get("offered_is_exact")
+    yield tag(
+        "p",
+        "On offer is what a cache without limits would have found."
+        if exact is not False
+        else "On offer is at least this: more different blocks were asked for than are remembered.",
+    )
+
+
+def _found(reuse: Json) -> Iterator[Html]:
+    rows = []
+    every = (("", "all that was looked up"), *((f"{name}_", said) for name, said in _KINDS))
+    for prefix, said in every:
+        looked, hits = number(reuse, f"{prefix}looked_up"), number(reuse, f"{prefix}hits")
+        if looked > 0 and isfinite(hits):
+            rows.append((said, percent(hits / looked), share_bar(hits / looked),
+                         f"{hits:,.0f}", f"{looked:,.0f}"))  # fmt: skip
+    if rows:
+        heads = ("blocks of", "hit ratio", "", "hits", "looked up")
+        yield table("Hits, of what was looked up", heads, rows)
+    else:
+        yield tag("p", "No block was looked up in the measured window.")

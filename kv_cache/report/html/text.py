@@ -1,0 +1,100 @@
+"""Markup in which every text is escaped unless it was made here.
+
+Names of files, of data sets and of machines, and all that stands in a document, may have been
+written by anybody: `tag` escapes whatever is not `Html`, and only this module makes `Html`.
+"""
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from math import isfinite
+from typing import Any
+
+import orjson
+
+LONGEST_TEXT = 600
+NOTHING = "\u2013"
+"""Stands where there is no number: an en dash."""
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def plain(value: object) -> str:
+    """A value as text: on one line, without what cannot be seen or turns the line around, and not
+    without end."""
+    text = value if isinstance(value, str) else as_text(value)
+    shown = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+    return shown if len(shown) <= LONGEST_TEXT else f"{shown[: LONGEST_TEXT - 1]}…"
+
+
+def as_text(value: object) -> str:
+    """A value of JSON as people write it."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(as_text(each) for each in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {as_text(each)}" for key, each in value.items()) or "none"
+    return str(value)
+
+
+def safe(value: object) -> Html:
+    """Markup as it is, and anything else as escaped text."""
+    return value if isinstance(value, Html) else Html(escape(plain(value)))
+
+
+def join(parts: Iterable[object], between: str = "") -> Html:
+    return Html(between.join(safe(part) for part in parts))
+
+
+def tag(name: str, *children: object, **attributes: object) -> Html:
+    """An element. `class_` is the attribute class, `aria_label` is aria-label; True is an attribute
+    without a value, and None or False is none."""
+    given = "".join(
+        f" {_name(key)}" + ("" if value is True else f'="{escape(plain(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Html(f"<{name}{given}>{join(children)}</{name}>")
+
+
+def _name(key: str) -> str:
+    return key if key == "viewBox" else key.rstrip("_").replace("_", "-")
+
+
+def verbatim(trusted: str) -> Html:
+    """Markup, a style or a script of our own files."""
+    return Html(trusted)
+
+
+def embedded(value: Any) -> Html:
+    """JSON that may stand inside a script element: no markup can begin in it."""
+    text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Html(text)
+
+
+def rounded(value: float) -> float | int | None:
+    """Four figures that count, which is more than a chart can show; None where there is none."""
+    if not isfinite(value):
+        return None
+    short = float(f"{value:.4g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short
+
+
+def figures(value: float | None) -> str:
+    """Four figures that count, for people: 0.01234, 1.234, 1,234."""
+    if value is None or not isfinite(value):
+        return NOTHING
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    text = f"{float(f'{value:.4g}'):.6f}"
+    return text.rstrip("0").rstrip(".") or "0"

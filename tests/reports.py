@@ -1,0 +1,225 @@
+"""Documents for reports, made by hand: a run with everything in it, and a capacity search."""
+
+from collections.abc import Sequence
+from math import sin
+from typing import Any
+
+from kv_cache.config.root import Config
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.units import GIB, MIB
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.report.chain import seal
+from tests import trials
+
+_CLASSES = ("interactive", "responsive", "batch")
+RULES = [
+    {"rule": "V1", "name": "page cache", "status": "pass", "says": "the kernel counted 100 %"},
+    {"rule": "V14", "name": "steady state", "status": "not-judged", "says": "nothing was proven"},
+]
+
+
+def histogram(count: int, typical: int, unit: str = "ns") -> dict[str, Any]:
+    """Values around a typical one, with a tail that is ten times that."""
+    made = Histogram()
+    for number in range(count):
+        made.add(int(typical * (0.5 + (number % 997) / 997 + 10 * (number % 1999 == 0))))
+    return made.to_json(unit)
+
+
+def _latency(ms: float) -> dict[str, float]:
+    return {"p50_ms": ms, "p95_ms": 2.123 * ms, "p99_ms": 3.217 * ms, "max_ms": 4.331 * ms}
+
+
+def window(second: int, phase: str = "measure") -> dict[str, Any]:
+    wave = 1.3 + sin(second / 37.7) * sin(second / 5.3)
+    moved = {
+        op: {
+            "operations": 100,
+            "failed": 0,
+            "bytes": int(share * wave * GIB),
+            "system_calls": 400,
+            **_latency(share * wave * 7.77),
+        }
+        for op, share in (("read", 1.0), ("write", 0.3), ("delete", 0.01))
+    }
+    return {
+        "start_s": second * 1.0007,
+        "end_s": (second + 1) * 1.0007,
+        "phase": phase,
+        "users": 20 + second // 300,
+        "workers": 32,
+        "in_flight": int(10 * wave),
+        "queued": int(3 * wave),
+        "oldest_queued_s": 0.0,
+        "behind": 0,
+        "submitted": int(100 * wave),
+        "completed": int(99 * wave),
+        "output_tokens": int(1700 * wave),
+        "tiers": {"gpu": moved, "cpu": moved, "storage": moved},
+        "classes": {
+            qos: {
+                "completed": 30,
+                "failed": 0,
+                "rejected": 0,
+                "output_tokens": 500,
+                "response_ms": _latency(29.3 * wave),
+                "ttft_ms": _latency(19.1 * wave),
+                "over": [0, 1, 2],
+            }
+            for qos in _CLASSES
+        },
+        "saturation": {"level": wave / 2.5, "by": "queue_depth", "saturated": False},
+        "machine": {"device_utilisation": wave / 2.5, "process_cores": 1.1, "cores": 2},
+    }
+
+
+def operation(
+    tier: str, operation: str, cause: str, gib: float, count: int = 2000, phase: str = "measure"
+) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "tier": tier,
+        "operation": operation,
+        "cause": cause,
+        "engine": "direct",
+        "operations": count,
+        "bytes": int(gib * GIB),
+        "system_calls": 4 * count,
+        "histogram_total": histogram(count, 3_000_000),
+        "histogram_device": histogram(count, 2_000_000),
+        "histogram_bytes": histogram(count, MIB, "bytes"),
+    }
+
+
+OPERATIONS = (
+    ("gpu", "write", "prefill", 6.0),
+    ("gpu", "read", "reuse", 8.0),
+    ("gpu", "read", "demotion", 6.0),
+    ("cpu", "write", "demotion", 4.0),
+    ("cpu", "read", "demotion", 3.0),
+    ("storage", "write", "demotion", 5.0),
+    ("storage", "read", "promotion", 1.5),
+    ("cpu", "write", "promotion", 1.5),
+    ("storage", "read", "reuse", 21.0),
+    ("storage", "delete", "eviction", 0.0),
+)
+"""2 GiB of the demotions go past the cpu tier."""
+
+
+def run(seconds: int = 60, seed: int = 3, **changed: Any) -> dict[str, Any]:
+    """A result with windows of a second and all that a report shows. `changed` are keys of its
+    section."""
+    windows = [window(s, "warmup" if s < 3 else "measure") for s in range(seconds)]
+    measured = {
+        name: {
+            **trials.requests(30 * seconds),
+            "histogram_response": histogram(30 * seconds, 60_000_000),
+            "histogram_ttft": histogram(30 * seconds, 40_000_000),
+            "promises": {"p95": {"target_ms": 100.0, "actual_ms": 90.0, "met": True}},
+        }
+        for name in ("all", *_CLASSES)
+    }
+    base = trials.result(seed)["kv_cache"]
+    own = {
+        **base,
+        "measured": measured,
+        "notes": [],
+        "passport": {"verdict": "valid", "reasons": [], "rules": RULES, "changed_thresholds": {}},
+        "requests": {"completed_in_window": 5000, "failed": 0, "rejected": 0, "unfinished": 2},
+        "reuse": {
+            "requests": 5000,
+            "blocks": 10_000,
+            "looked_up": 8000,
+            "hits": 6000,
+            "history_looked_up": 7000,
+            "history_hits": 5500,
+            "offered_token_ratio": 0.75,
+            "achieved_token_ratio": 0.5,
+            "offered_is_exact": True,
+            "reuse_hit_ratio": 0.75,
+        },
+        "tiers": dict.fromkeys(("gpu", "cpu", "storage"), base["tiers"]["storage"]),
+        "operations": [operation(*row) for row in OPERATIONS],
+        "series": {**trials.series(windows), "promises": ["interactive:p95<50ms"]},
+        "autoscaling": [],
+        "preconditioning": None,
+        "recordings": [],
+        "config": to_mapping(Config()),
+        "environment": {"hostname": "here", "drives": [{"cache_dir": "/a"}]},
+        **changed,
+    }  # fmt: skip
+    return seal({"kv_cache": own}, {})
+
+
+def _probe(number: int, load: float, inside: bool) -> dict[str, Any]:
+    return {
+        "probe": number,
+        "load": load,
+        "why": "the first load",
+        "inside": inside,
+        "overloaded": not inside,
+        "client_bound": False,
+        "promises": [
+            {"promise": "interactive:p95<100ms", "ended": 100, "over": 1, "share": 0.01,
+             "low": 0.001, "high": 0.05, "allowed": 0.05}
+        ],
+        "seconds": 20.0,
+        "offered_per_s": 2.0 * load,
+        "completed_per_s": 2.0 * load if inside else 150.0,
+        "storage_read_bytes_per_s": 0.02 * load * GIB,
+        "storage_write_bytes_per_s": 0.005 * load * GIB,
+        "response_ms": {"mean": load, "p50": load, "p95": 2 * load, "p99": 3 * load},
+        "verdict": "valid",
+        "reasons": [],
+        "reuse_hit_ratio": 0.9,
+    }  # fmt: skip
+
+
+def capacity(loads: Sequence[float] = (10, 20, 40, 40, 80), **changed: Any) -> dict[str, Any]:
+    """A search of which loads up to 40 are inside."""
+    own = {
+        "schema": "kv-cache-capacity/1",
+        "program_version": "0.5.0",
+        "driver": "real-io",
+        "status": "finished",
+        "seed": 5,
+        "slo": ["interactive:p95<100ms"],
+        "unit": "users",
+        "answer": {"load": 40, "unit": "users", "confirmed": True, "confidence": 0.95, "low": 38,
+                   "high": 44, "reason": "80 is overloaded", "requests_per_s": 80.0},
+        "limited_by": {"what": "device-bandwidth", "why": "storage was full"},
+        "knee": {"load": 40, "power": 2.0},
+        "verdict": "valid",
+        "reasons": [],
+        "probes": [_probe(n, load, load <= 40) for n, load in enumerate(loads, start=1)],
+        "model": {"name": "Tiny 1B"},
+        "config": to_mapping(Config()),
+        "environment": {"hostname": "here"},
+        **changed,
+    }  # fmt: skip
+    return seal({"kv_cache": own}, {})
+
+
+def precondition(rounds: int = 6, **changed: Any) -> dict[str, Any]:
+    done = {
+        "fill": {"bytes": GIB, "rows": [{"start_s": 0.0, "end_s": 1.0, "bytes": GIB,
+                                         "bytes_per_second": 1.0 * GIB}]},
+        "rounds": [{"round": n, "bytes_per_second": 1.0 * GIB, "read_p95_ms": 5.0,
+                    "write_p95_ms": 6.0} for n in range(1, rounds + 1)],
+        "proof": {"rule": "at most 20 %", "average": 1.0 * GIB, "range_share": 0.1,
+                  "slope_share": 0.01, "steady": True, "since_round": 5},
+    }  # fmt: skip
+    own = {
+        "schema": "kv-cache-precondition/1",
+        "program_version": "0.5.0",
+        "driver": "real-io",
+        "status": "finished",
+        "seed": 1,
+        "verdict": "steady",
+        "reasons": [],
+        "preconditioning": done,
+        "config": to_mapping(Config()),
+        "environment": {"hostname": "here"},
+        **changed,
+    }
+    return seal({"kv_cache": own}, {})
