@@ -139,6 +139,7 @@ def test_a_run_directory_holds_what_is_needed_to_check_and_repeat(tmp_path: Path
     assert names == [
         "config.yaml",
         "environment.json",
+        "report.html",
         "requests.jsonl",
         "result.json",
         "transfers.jsonl",
