@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import orjson
@@ -566,8 +567,8 @@ class _Sweep:
         except (UsageError, orjson.JSONDecodeError, KeyError, TypeError) as error:
             return self._row(run, exit_code=code or EXIT_BROKEN, says=f"its result: {error}")
         if not sound:
-            says = "its result was changed after the run"
-            return self._row(run, exit_code=code or EXIT_BROKEN, says=says)
+            changed = "its result was changed after the run"
+            return self._row(run, exit_code=code or EXIT_BROKEN, says=changed)
         says = None if code == 0 else _last_words(run.directory / _LOG)
         return self._row(
             run, exit_code=code, document=document, sha256=file_digest(path), says=says
@@ -577,6 +578,8 @@ class _Sweep:
         before = {run.directory: _changed_ns(run.directory / _RESULT) for run in left}
         for run in left:
             (run.directory / _CODE).unlink(missing_ok=True)
+        if self._caught.came:
+            return
         futures = {self._pool.submit(str(run.directory)): run for run in left}
         with (
             tqdm(total=len(left), desc="sweep", unit=" runs", leave=False, disable=_quiet()) as bar,
@@ -602,23 +605,33 @@ class _Sweep:
         return EXIT_BROKEN
 
     def _ended(self, futures: Mapping["Future[int | None]", Run]) -> Iterator["Future[int | None]"]:
-        """As they end. After a signal none begins, and those that may be gone are not waited for
-        for ever."""
-        left = set(futures)
-        late: float | None = None
+        """As they end. A signal is written down at once: mpirun may end us soon after it. From then
+        on none begins, and those that may be gone are not waited for for ever."""
+        ended: SimpleQueue[Future[int | None] | None] = SimpleQueue()
+        pass_on = self._caught.on_signal
+
+        def woken() -> None:
+            pass_on()
+            ended.put(None)
+
+        self._caught.on_signal = woken
+        for future in futures:
+            future.add_done_callback(ended.put)
+        left = len(futures)
         while left:
             try:
-                for future in as_completed(left, timeout=1.0):
-                    left.discard(future)
-                    yield future
-            except TimeoutError:
-                pass
-            if self._caught.came:
-                late = late or time.monotonic() + _PATIENCE_S
-                for future in left:
-                    future.cancel()
-                if self._pool.gone and time.monotonic() > late:
+                found = ended.get(timeout=_PATIENCE_S if self._caught.came else None)
+            except Empty:
+                if self._pool.gone:
                     return
+                continue
+            if found is not None:
+                left -= 1
+                yield found
+                continue
+            self._write()
+            for future in futures:
+                future.cancel()
 
     def _write(self) -> dict[str, Any]:
         plan = self._plan
