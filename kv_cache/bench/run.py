@@ -461,6 +461,7 @@ class RealRun:
         gc.collect()
         gc.freeze()  # else a collection of all that was there before stops every thread for 40 ms
         self.phase = "allocate"
+        tick(self)
         for arena in self._arenas:
             arena.touch(self._stop.is_set)
         try:
@@ -486,6 +487,7 @@ class RealRun:
         self._cut()
         self._end_tracing()
         self.phase = "check"
+        tick(self)
         self._look_back()
         self.phase = "done"
         return self._outcome(digest.sha256, digest.requests)

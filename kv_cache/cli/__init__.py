@@ -62,6 +62,14 @@ def _report(argv: Sequence[str]) -> int:
     return report(argv)
 
 
+def _sweep(argv: Sequence[str]) -> int:
+    if rank_of(os.environ).told_by is not None and "mpi4py" not in sys.modules:
+        step_aside()
+    from kv_cache.cli.sweep import main as sweep
+
+    return sweep(argv)
+
+
 def _plot(argv: Sequence[str]) -> int:
     from kv_cache.cli.plot import main as plot
 
@@ -90,6 +98,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "capacity": _capacity,
     "compare": _compare,
+    "sweep": _sweep,
     "precondition": _precondition,
     "report": _report,
     "plot": _plot,

@@ -367,7 +367,7 @@ class _Probing:
             config, load, job.specs, config.run.seed,
             stop=self._caught.stop, on_record=_ignore, on_op=_ignore,
             promises=self.promises, watch=self._watch,
-        ) as run, Progress(config, what) as progress:  # fmt: skip
+        ) as run, Progress(config, what, self.promises) as progress:  # fmt: skip
             return run.execute(progress.tick)
 
     def verdict(self, outcome: RunOutcome) -> ProbeVerdict:

@@ -1,24 +1,46 @@
-"""What a person sees of a run that goes on: one line on stderr, off where nobody looks."""
+"""What a person sees of a run that goes on: a few lines on stderr that are drawn again in place,
+off where nobody looks.
 
+The lines are `live`'s. tqdm does what is hard about sharing a terminal: its lock, and log lines
+that go above (`logging_redirect_tqdm`). The cursor waits at the beginning of the first line and
+everything below it is erased with each drawing, so a window that becomes narrower, and an end at
+any instant, leave nothing behind. A terminal that cannot do that (TERM=dumb) has one line.
+"""
+
+import logging
+import os
 import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from shutil import get_terminal_size
 from typing import Any
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from kv_cache.bench.run import RealRun
+from kv_cache.cli.live import PromiseNow, Side, Snapshot, TierNow, cut, live_lines
+from kv_cache.config.build import class_promises
 from kv_cache.config.root import Config
-from kv_cache.core.kinds import OpKind
+from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.units import GIB, ns_to_ms
-from kv_cache.metrics.window import Window
+from kv_cache.metrics.slo import Measure, Promise
+from kv_cache.metrics.window import Latency, Totals, Window
 from kv_cache.schedule.saturation import storage_p95_ns
+
+REDRAW_S = 0.5  # at most twice a second, and at once in a new phase
+_DUMB = ("", "dumb", "unknown")
 
 
 def bar_for(config: Config, **options: Any) -> "tqdm[Any]":
     """A progress bar, off where nobody looks."""
-    quiet = not (config.output.progress and sys.stderr.isatty())
     width = get_terminal_size((100, 24)).columns  # some terminals say 0, which tqdm would believe
-    return tqdm(disable=quiet, leave=False, ncols=width, **options)
+    return tqdm(disable=_quiet(config), leave=False, ncols=width, **options)
+
+
+def _quiet(config: Config) -> bool:
+    return not (config.output.progress and sys.stderr.isatty())
 
 
 def to(bar: "tqdm[Any]", done: int) -> None:
@@ -26,27 +48,213 @@ def to(bar: "tqdm[Any]", done: int) -> None:
     bar.update(done - bar.n)
 
 
-class Progress:
-    """One line on stderr: the phase, how far it is, and what storage does right now."""
+# --- drawing ---------------------------------------------------------------------------------
 
-    def __init__(self, config: Config, prefix: str = "") -> None:
+
+def screen_size() -> tuple[int, int]:
+    """Columns and lines of the terminal behind stderr, now."""
+    try:
+        size = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError):  # no terminal, or no file
+        size = os.terminal_size((0, 0))
+    known = get_terminal_size((80, 24))
+    return size.columns or known.columns, size.lines or known.lines
+
+
+class Block(tqdm):  # type: ignore[type-arg]
+    """Lines in the place of a bar. Below them nothing of the screen is kept."""
+
+    def __init__(self, *, disable: bool) -> None:
+        self.lines: Sequence[str] = ()
+        super().__init__(disable=disable, leave=False)
+
+    def show(self, lines: Sequence[str]) -> None:
+        self.lines = lines
+        self.refresh()
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """tqdm's own calls: None draws, an empty text erases."""
+        self._write(_drawn(self.lines) if msg is None and self.lines else "\r\x1b[J")
+
+    def clear(self, nolock: bool = False) -> None:
+        if self.disable:
+            return
+        shared: Any = self
+        with nullcontext() if nolock else shared.get_lock():
+            self._write("\r\x1b[J")
+
+    def _write(self, text: str) -> None:
+        self.fp.write(text)
+        self.fp.flush()
+
+
+def _drawn(lines: Sequence[str]) -> str:
+    up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
+    return "\r" + "\x1b[K\r\n".join(lines) + f"\x1b[J{up}\r"
+
+
+class _Line:
+    """All of it on one line, for terminals that only know how to begin a line again."""
+
+    def __init__(self, *, disable: bool) -> None:
+        self._bar: tqdm[Any] = tqdm(disable=disable, leave=False, bar_format="{desc}", total=1)
+
+    def show(self, text: str) -> None:
+        self._bar.set_description_str(cut(text, screen_size()[0] - 1), refresh=True)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Warnings(logging.Handler):
+    """How many came up, and the latest."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count, self.latest = 0, ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count, self.latest = self.count + 1, record.getMessage()
+
+
+# --- a run -----------------------------------------------------------------------------------
+
+
+class Progress:
+    """Draws a real run at its ticks."""
+
+    def __init__(
+        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+    ) -> None:
+        """`promises` as the run has them: those of the classes, if not given."""
+        self._config = config
         self._prefix = prefix
-        self._window_s = config.window_s()
-        self._requests = config.run.max_requests or None
-        self._bar = bar_for(config, bar_format="{bar:24} {desc}", total=1.0)
+        self._quiet = _quiet(config)
+        self._stack = ExitStack()
+        self._line: _Line | None = None
+        self._block: Block | None = None
+        self._warnings = _Warnings()
+        self._promises = class_promises(config) if promises is None else tuple(promises)
+        self._phase = ""
+        self._phase_began = self._drawn_at = 0.0
+        self._tiers: set[Tier] = {Tier.NVME}
+        self._seen: dict[tuple[Qos, Measure], Latency] = {}
 
     def __enter__(self) -> "Progress":
+        if self._quiet:
+            return self
+        if os.environ.get("TERM", "") in _DUMB:
+            self._line = _Line(disable=False)
+            self._stack.callback(self._line.close)
+        else:
+            self._block = Block(disable=False)
+            self._stack.callback(self._block.close)
+        self._stack.enter_context(logging_redirect_tqdm())
+        logging.getLogger().addHandler(self._warnings)
+        self._stack.callback(logging.getLogger().removeHandler, self._warnings)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        self._stack.close()
 
     def tick(self, run: RealRun) -> None:
-        if self._bar.disable:
+        if self._quiet:
             return
-        self._bar.n = self._share(run)
+        now = time.monotonic()
+        if run.phase != self._phase:
+            self._phase, self._phase_began = run.phase, now
+        elif now - self._drawn_at < REDRAW_S:
+            return
+        self._drawn_at = now
+        if self._line is not None:
+            self._line.show("  ".join(self._parts(run)))
+        if self._block is not None:
+            columns, lines = screen_size()
+            shown = live_lines(self.snapshot(run), columns - 1, max(1, lines - 1))
+            self._block.show(shown)
+
+    def snapshot(self, run: RealRun) -> Snapshot:
+        """What is known of the run now. Counters are read without the driver's lock."""
+        window, totals = run.latest, run.totals
+        if window is not None:
+            self._remember(window)
+        gauges = None if window is None else window.gauges
+        level = None if window is None else window.saturation
+        tiers = [] if window is None else [_tier(window, tier) for tier in sorted(self._tiers)]
+        elapsed_s, share, left_s, left_requests = self._time(run)
+        number = len(run.rounds) + 1
+        of_rounds = [f"round {number}"] if run.phase == Phase.PRECONDITION else []
+        return Snapshot(
+            phase=run.phase,
+            elapsed_s=elapsed_s,
+            share=share,
+            left_s=left_s,
+            left_requests=left_requests,
+            prefix="  ".join([*([self._prefix] if self._prefix else []), *of_rounds]),
+            completed=run.recorder.all.completed,
+            running=run.serving.in_flight,
+            queued=run.serving.queued,
+            behind=run.world.behind.holders,
+            users=None if gauges is None else gauges.users,
+            workers=None if gauges is None else gauges.workers,
+            saturation=None if level is None else level.level,
+            tiers=tiers,
+            storage=tiers[-1] if tiers else None,
+            promises=[self._promise(promise) for promise in self._promises if self._any(promise)],
+            failed_operations=sum(dict(run.recorder.failures).values()),
+            failed_requests=_ended(totals, Outcome.FAILED),
+            rejected=_ended(totals, Outcome.REJECTED),
+            warnings=self._warnings.count,
+            latest_warning=self._warnings.latest,
+        )
+
+    def _time(self, run: RealRun) -> tuple[float, float | None, float | None, int | None]:
+        """Of the phase: seconds so far, the share that is over, seconds and requests left."""
+        config = self._config.run
+        elapsed_s = time.monotonic() - self._phase_began
+        if run.phase == Phase.WARMUP:
+            whole_s: float | None = config.warmup_s
+        elif run.phase == Phase.MEASURE:
+            elapsed_s, whole_s = run.elapsed_s, self._config.window_s()
+        else:
+            return elapsed_s, None, None, None
+        shares = [elapsed_s / whole_s] if whole_s else []
+        most, left = config.max_requests or None, None
+        if most is not None and run.phase == Phase.MEASURE:
+            left = most - (run.intake.submitted - run.intake.in_flight)
+            shares.append(1 - left / most)
+        left_s = None if whole_s is None else whole_s - elapsed_s
+        return elapsed_s, max(shares, default=None), left_s, left
+
+    def _remember(self, window: Window) -> None:
+        """A tier that moved something stays in the picture, and so does what a class last felt:
+        many windows have no answer of it."""
+        self._tiers |= {tier for tier, _ in window.ops}
+        for qos, mine in window.classes.items():
+            for measure, latency in (
+                (Measure.RESPONSE, mine.response),
+                (Measure.TTFT, mine.ttft),
+            ):
+                if latency.count:
+                    self._seen[qos, measure] = latency
+
+    def _any(self, promise: Promise) -> bool:
+        return (promise.qos, promise.measure) in self._seen
+
+    def _promise(self, promise: Promise) -> PromiseNow:
+        seen = self._seen[promise.qos, promise.measure]
+        known = {50.0: seen.p50_ns, 95.0: seen.p95_ns, 99.0: seen.p99_ns}
+        ttft = "ttft " if promise.measure is Measure.TTFT else ""
+        return PromiseNow(
+            name=f"{promise.qos} {ttft}p{promise.percent:g}",
+            seen_ns=known.get(promise.percent),
+            limit_ns=promise.limit_ns,
+        )
+
+    def _parts(self, run: RealRun) -> list[str]:
+        """As far as one line has room."""
         behind = run.world.behind.holders
-        parts = [
+        return [
             *([self._prefix] if self._prefix else []),
             f"{run.phase:<8} {run.elapsed_s:5.1f} s",
             f"{run.recorder.all.completed} done",
@@ -54,17 +262,29 @@ class Progress:
             f"{run.serving.queued} queued",
             *([f"{behind} behind"] if behind else []),
             *([] if run.latest is None else _now(run.latest)),
-            *([f"round {len(run.rounds) + 1}"] if run.phase == "precondition" else []),
+            *([f"round {len(run.rounds) + 1}"] if run.phase == Phase.PRECONDITION else []),
         ]
-        self._bar.set_description_str("  ".join(parts), refresh=True)
 
-    def _share(self, run: RealRun) -> float:
-        shares = [0.0]
-        if self._window_s is not None:
-            shares.append(run.elapsed_s / self._window_s)
-        if self._requests is not None:
-            shares.append((run.intake.submitted - run.intake.in_flight) / self._requests)
-        return min(1.0, max(shares))
+
+def _tier(window: Window, tier: Tier) -> TierNow:
+    read, write = (_side(window, tier, kind) for kind in (OpKind.READ, OpKind.WRITE))
+    return TierNow(name=tier.label, read=read, write=write)
+
+
+def _side(window: Window, tier: Tier, kind: OpKind) -> Side:
+    ops = window.ops.get((tier, kind))
+    if ops is None:
+        return Side()
+    seconds = max(window.seconds, 1e-9)
+    return Side(
+        bytes_per_s=ops.bytes / seconds,
+        operations_per_s=ops.operations / seconds,
+        latency=ops.latency,
+    )
+
+
+def _ended(totals: Totals, outcome: Outcome) -> int:
+    return sum(count for (_, _, how), count in totals.ended.items() if how is outcome)
 
 
 def _now(window: Window) -> list[str]:

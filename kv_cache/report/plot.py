@@ -17,11 +17,12 @@ from typing import Any
 import orjson
 
 from kv_cache.core.errors import PlaceError, UsageError
-from kv_cache.report import capacity, precondition, tracestats, trials
+from kv_cache.report import capacity, precondition, sweep, tracestats, trials
 from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
 from kv_cache.report.pictures.capacity import capacity_picture
 from kv_cache.report.pictures.rounds import precondition_picture
 from kv_cache.report.pictures.run import run_picture
+from kv_cache.report.pictures.sweep import sweep_picture
 from kv_cache.report.pictures.trace import trace_picture
 from kv_cache.report.pictures.trials import trials_picture
 from kv_cache.report.reading import (
@@ -49,6 +50,7 @@ PICTURES: Mapping[str, Callable[[Json], Picture]] = {
     capacity.SCHEMA: capacity_picture,
     precondition.SCHEMA: precondition_picture,
     trials.SCHEMA: trials_picture,
+    sweep.SCHEMA: sweep_picture,
     tracestats.SCHEMA: trace_picture,
 }
 """Each schema with its picture, beside that of a run."""

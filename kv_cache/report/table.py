@@ -11,12 +11,12 @@ _OPS = ("read", "write")
 
 
 def summary_text(document: Mapping[str, Any], result_path: str) -> str:
-    """A few lines: what ran, how fast storage was, what users felt, what to know first."""
+    """A few lines: whether to trust them and what to know first, what ran, how fast storage was,
+    what users felt."""
     own = document["kv_cache"]
-    lines = [*_head(own), *_asked(own), "", *_tiers(own), "", *_requests(own)]
+    lines = [*_verdict(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
+    lines += [*_head(own), *_asked(own), "", *_tiers(own), "", *_requests(own)]
     lines += [*_users(own), *_before(own), *_validated(document)]
-    lines += ["", *_verdict(own["passport"])]
-    lines += [f"  ! {note}" for note in own["notes"]]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
 

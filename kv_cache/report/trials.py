@@ -452,12 +452,12 @@ _TOLD = (
 def trials_text(document: Json, path: str) -> str:
     """What a person reads in ten seconds; all numbers are in the document."""
     own = document[SECTION]
-    lines = [*_head(own), "", *_table(own["metrics"]), "", *_trial_lines(own["trials"]), ""]
     verdict = own["passport"]
-    lines += [f"verdict   {verdict['verdict'].upper()}"]
+    lines = [f"verdict   {verdict['verdict'].upper()}"]
     lines += [f"  ! {reason}" for reason in verdict["reasons"]]
     unjudged = [r for r in verdict["rules"] if r["status"] == Status.NOT_JUDGED]
     lines += [f"  ? {rule['rule']} {rule['name']}: {rule['says']}" for rule in unjudged]
+    lines += ["", *_head(own), "", *_table(own["metrics"]), "", *_trial_lines(own["trials"])]
     return "\n".join([*lines, "", f"trials  {path}"])
 
 

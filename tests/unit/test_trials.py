@@ -119,12 +119,12 @@ def test_runs_of_other_configurations_are_no_trials_of_each_other() -> None:
 
 def test_the_summary_is_read_in_ten_seconds() -> None:
     text = trials_text(of([result(1), result(2, 1.02 * GB)]), "R.json").splitlines()
-    assert text[0] == "trials    2 of 2 finished: Tiny 1B, serving semantics, seed 7"
+    assert text[0] == "verdict   VALID"
+    assert "trials    2 of 2 finished: Tiny 1B, serving semantics, seed 7" in text[1:4]
     read = next(line for line in text if line.startswith("storage read   "))
     assert read.split() == [
         *("storage", "read", "GiB/s", "0.9406", "0.9406", "0.8223", "to", "1.059", "1.4", "%")
     ]
-    assert "verdict   VALID" in text
     assert text[-1] == "trials  R.json"
     assert len(text) < 25
     assert max(map(len, text)) <= 100

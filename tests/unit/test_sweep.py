@@ -1,0 +1,97 @@
+"""The document of a sweep, from results made by hand."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.report.chain import check
+from kv_cache.report.sweep import best, cell_row, run_row, sweep_csv, sweep_document, sweep_text
+from tests.trials import GB, result
+
+READ = "storage.read.bytes_per_second"
+
+
+def runs(rates: list[float], **changed: Any) -> list[dict[str, Any]]:
+    return [
+        run_row(
+            trial, trial, f"c/trial{trial}", exit_code=0, sha256=f"{trial:064x}",
+            document=result(trial, rate, **changed),
+        )
+        for trial, rate in enumerate(rates, start=1)
+    ]  # fmt: skip
+
+
+def cell(number: int, rates: list[float], **changed: Any) -> dict[str, Any]:
+    return cell_row(number, f"cell-{number:03}", {"io.threads": number}, runs(rates, **changed))
+
+
+def document(cells: list[dict[str, Any]], repeat: int = 3) -> dict[str, Any]:
+    return sweep_document(
+        {"vary": {"io.threads": [1, 2]}}, cells, source="g.yaml", paths=["io.threads"], seed=7,
+        repeat=repeat, digest="0" * 64, workers=1, interrupted=None, notes=[],
+    )  # fmt: skip
+
+
+SLOW, FAST = [GB, 1.01 * GB, 0.99 * GB], [2 * GB, 2.02 * GB, 1.98 * GB]
+
+
+def test_a_cell_is_the_best_only_where_no_interval_overlaps() -> None:
+    assert best([cell(1, SLOW), cell(2, FAST)])[READ] == 2
+    assert READ not in best([cell(1, SLOW), cell(2, [2 * GB, 0.5 * GB, GB])])
+    assert best([cell(1, [GB]), cell(2, [2 * GB])]) == {}
+
+
+@pytest.mark.parametrize("changed", [{"verdict": "invalid"}, {"status": "interrupted"}])
+def test_an_invalid_or_unfinished_cell_has_no_rank(changed: dict[str, str]) -> None:
+    cells = [cell(1, SLOW), cell(2, [1.5 * rate for rate in SLOW]), cell(3, FAST, **changed)]
+    assert best(cells)[READ] == 2
+
+
+def test_runs_of_the_same_seed_are_held_against_each_other() -> None:
+    """Each run is twice as fast as its pair: the ratio is sure although the runs differ."""
+    slow = [GB, 3 * GB, 9 * GB]
+    own = document([cell(1, slow), cell(2, [2 * rate for rate in slow])])["kv_cache"]
+    ratio = own["cells"][1]["against_first"][READ]
+    assert (ratio["ratio"], ratio["pairs"]) == (pytest.approx(2), 3)
+    assert ratio["interval"] == {"low": pytest.approx(2), "high": pytest.approx(2)}
+    assert READ not in best(own["cells"])
+
+
+def test_a_run_that_failed_is_a_row_that_says_so() -> None:
+    rows = [*runs(FAST[:2]), run_row(3, 3, "c/trial3", exit_code=2, says="no room")]
+    made = document([cell(1, SLOW), cell_row(2, "cell-002", {"io.threads": 2}, rows)])
+    own = made["kv_cache"]
+    assert (own["runs"], own["finished"], own["failed"]) == (6, 5, 1)
+    assert [c["verdict"] for c in own["cells"]] == ["valid", "invalid"]
+    assert len(own["cells"][1]["metrics"][READ]["values"]) == 2
+    text = sweep_text(made, Path("D"))
+    assert "! cell 2, run 3: failed, exit code 2: no room (c/trial3/log.txt)" in text
+
+
+def test_the_table_says_why_nothing_is_called_the_best() -> None:
+    once = document([cell(1, [GB]), cell(2, [2 * GB])], repeat=1)
+    assert "one run each has no interval" in sweep_text(once, Path("D"))
+    invalid = document([cell(1, SLOW, verdict="invalid"), cell(2, FAST, verdict="invalid")])
+    assert "have no rank" in sweep_text(invalid, Path("D"))
+    sure = sweep_text(document([cell(1, SLOW), cell(2, FAST)]), Path("D"))
+    assert "* better than every other cell" in sure
+    assert "1.863*" in sure
+
+
+def test_a_row_of_the_csv_is_a_cell() -> None:
+    made = document([cell(1, SLOW), cell(2, FAST)])
+    rows = list(csv.DictReader(io.StringIO(sweep_csv(made).decode())))
+    assert [row["io.threads"] for row in rows] == ["1", "2"]
+    assert float(rows[1][f"{READ} [bytes/s]"]) == 2 * GB
+    assert float(rows[1][f"{READ} [bytes/s] / first"]) == pytest.approx(2)
+    assert {row["verdict"] for row in rows} == {"valid"}
+
+
+def test_the_document_is_sealed() -> None:
+    made = document([cell(1, SLOW), cell(2, FAST)])
+    assert check(made, {}) == []
+    made["kv_cache"]["cells"][0]["verdict"] = "invalid"
+    assert [change.link for change in check(made, {})] == ["measurements"]
