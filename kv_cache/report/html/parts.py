@@ -153,7 +153,7 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
 def badge(status: str) -> Html:
     """A status as a word with a sign: its colour alone says nothing."""
     sign, kind = _SIGNS.get(status, ("·", "none"))
-    return tag("span", tag("span", sign, aria_hidden="true"), "\u00a0", status or "none",
+    return tag("span", tag("span", sign, aria_hidden="true"), " ", status or "none",
                class_=f"badge {kind}")  # fmt: skip
 
 

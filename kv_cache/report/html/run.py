@@ -253,6 +253,8 @@ def _windows_said(run: Run) -> str:
         points += "the median of percentiles"
     if len(run.time.points) > DENSE:
         points += "; faint behind the median of their neighbours, until a part is zoomed into"
+    if any(point.scrap for point in run.time.points):
+        points += "; one far shorter than the others has no rates"
     if all(point.phase != "measure" for point in run.time.points):
         return f"{points}. All of it was before or after the measured window, and does not count."
     return f"{points}. Shaded parts do not count: only the phase measure does."
@@ -318,7 +320,7 @@ def _judged(own: Json) -> Iterator[tuple[str, ...]]:
         for name, row in found.items() if isinstance(found, Mapping) else ():
             if isinstance(row, Mapping) and row.get("met") is not None:
                 met = _KEPT if row["met"] is True else _MISSED
-                yield (qos, _NINES.get(name, name), met, figures(number(row, "actual_ms")),
+                yield (qos, _NINES.get(str(name), str(name)), met, figures(number(row, "actual_ms")),
                        figures(number(row, "target_ms")))  # fmt: skip
 
 
