@@ -320,8 +320,8 @@ def _judged(own: Json) -> Iterator[tuple[str, ...]]:
         for name, row in found.items() if isinstance(found, Mapping) else ():
             if isinstance(row, Mapping) and row.get("met") is not None:
                 met = _KEPT if row["met"] is True else _MISSED
-                yield (qos, _NINES.get(str(name), str(name)), met, figures(number(row, "actual_ms")),
-                       figures(number(row, "target_ms")))  # fmt: skip
+                times = (figures(number(row, f"{which}_ms")) for which in ("actual", "target"))
+                yield (qos, _NINES.get(str(name), str(name)), met, *times)
 
 
 # --- reuse -----------------------------------------------------------------------------------

@@ -194,7 +194,7 @@
       points: {
         show: few && this.axis.kind !== "percentile",
         size: 5 * fine(), stroke: stroke, fill: stroke, width: 1,
-        filter: function (u, _, show) { return show ? null : alone(line.values); },
+        filter: function (u, _, show) { return show || self.dense(u) ? null : alone(line.values); },
       },
     };
     if (spec.steps) options.paths = uPlot.paths.stepped({ align: 1 });
