@@ -25,6 +25,7 @@ from benchmarks import (
     io_path,
     monitors,
     replay,
+    report_page,
     resize,
     trace_stats,
 )
@@ -45,6 +46,7 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     plan = io_path.plan_of(quick=quick, directory=directory)
     return {
         "12": ("looking at traces", trace_stats.figures),
+        "13": ("the page of an hour", lambda: report_page.figures(quick=quick)),
         "9": ("the monitors", lambda: [monitors.tell(MONITOR_TICKS, 1.0, directory)]),
         "7": ("users who come and go", resize.figures),
         "6": ("the harness alone", lambda: [harness.steady(STEADY_RATE, STEADY_S, USERS)]),
@@ -75,7 +77,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
     parser.add_argument(
-        "--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9", "10", "12")
+        "--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9", "10", "12", "13")
     )
     options = parser.parse_args()
     leave_cleanly_on_sigterm()

@@ -223,3 +223,64 @@ def precondition(rounds: int = 6, **changed: Any) -> dict[str, Any]:
         **changed,
     }
     return seal({"kv_cache": own}, {})
+
+
+def ranks(count: int = 3, **changed: Any) -> dict[str, Any]:
+    """Of several ranks, the last of which is lost where `lost` says why."""
+    lost = changed.pop("lost", None)
+    results = [run(20 + rank, seed=rank) for rank in range(count)]
+    first = results[0]["kv_cache"]
+    rows: list[dict[str, Any]] = [
+        {
+            "rank": rank,
+            "host": f"node{rank}",
+            "counted": not (gone := lost is not None and rank == count - 1),
+            "why_not": "there is no result of it" if gone else None,
+            "lost": lost if gone else None,
+            "seed": rank,
+            "status": None if gone else "finished",
+            "verdict": None if gone else "valid",
+            "reasons": [],
+            "schedule_sha256": None,
+            "window_s": None if gone else 17.0 + rank,
+            "begin_ns": 1_000_000 * rank,
+            "end_ns": 17_000_000_000,
+            "figures": {} if gone else {"storage.read.bytes_per_second": 1.5 * GIB,
+                                        "response_ms.p95": 12.5},
+            "fingerprint": None if gone else "ab" * 32,
+            "result": None if gone else result,
+        }
+        for rank, result in enumerate(results)
+    ]  # fmt: skip
+    measured = {
+        name: {**first["measured"][name], "completed_per_second": 90.0 * count,
+               "output_tokens_per_second": 900.0 * count}
+        for name in first["measured"]
+    }  # fmt: skip
+    own = {
+        **first,
+        "schema": "kv-cache-ranks/1",
+        "result_schema": first["schema"],
+        "status": "finished" if lost is None else "broken",
+        "measured": measured,
+        "crew": {
+            "how": "mpi",
+            "wanted": count,
+            "planned_ns": 0,
+            "ended_early": None,
+            "start_skew_ns": 1_000_000 * (count - 1) if lost is None else None,
+            "start_skew_error_ns": 60_000 if lost is None else None,
+            "members": [
+                {"rank": rank, "host": f"node{rank}", "pid": 10 + rank, "offset_ns": 5000 * rank,
+                 "offset_error_ns": 30_000, "ready_ns": 0, "opened_ns": 1_000_000 * rank,
+                 "ended_ns": None, "lost": None}
+                for rank in range(count)
+            ],
+        },
+        "together": {"begin_ns": 0, "end_ns": 17_000_000_000, "span_s": 17.0, "shared_s": 16.9,
+                     "shared_share": 16.9 / 17.0},
+        "ranks": rows,
+        **changed,
+    }  # fmt: skip
+    del own["series"]
+    return seal({"kv_cache": own}, {})

@@ -329,7 +329,7 @@ def _latency(histogram: Histogram) -> Latency:
 
 # --- the series ------------------------------------------------------------------------------
 
-LONGEST = 3600
+LONGEST = 4000
 """Windows that a result keeps; of a longer run, neighbours are put together two by two."""
 
 

@@ -15,6 +15,7 @@ from kv_cache.report.hdr import MARK as HDR_MARK
 from kv_cache.report.hdr import hdr_log
 from kv_cache.report.html import MARK as HTML_MARK
 from kv_cache.report.html import page
+from kv_cache.report.html.ranks import SCHEMA as RANKS
 from kv_cache.report.markdown import MARK as MARKDOWN_MARK
 from kv_cache.report.markdown import markdown
 from kv_cache.report.reading import RESULT_FILE, require_replaceable
@@ -117,7 +118,7 @@ def read_sources(paths: Sequence[Path], name: str) -> list[Source]:
 
 
 def _read_any(_: str, path: Path) -> Source:
-    return Source(document=plot.read_document(path), name=_name(path))
+    return Source(document=plot.read_document(path, RANKS), name=_name(path))
 
 
 def _read_given(label: str, path: Path) -> Source:

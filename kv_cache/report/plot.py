@@ -96,15 +96,16 @@ def picture_of(result: Path) -> Path:
 # --- reading ---------------------------------------------------------------------------------
 
 
-def read_document(path: Path) -> Json:
-    """A document of any kind that has a picture, as it was written. Raises UsageError."""
+def read_document(path: Path, *more: str) -> Json:
+    """A document of any kind that has a picture, or whose schema is one `more`, as it was written.
+    Raises UsageError."""
     file = path / RESULT_FILE if os.path.isdir(path) else path
     try:
         document: Any = orjson.loads(result_bytes(file))
     except orjson.JSONDecodeError:
         return read_result(path, measured=False)  # it says what is wrong
     own = document.get(SECTION) if isinstance(document, dict) else None
-    if not isinstance(own, dict) or own.get("schema") not in PICTURES:
+    if not isinstance(own, dict) or own.get("schema") not in (*PICTURES, *more):
         document = read_result(path, measured=False)
     elif deeper_than(document, DEEPEST):
         raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")

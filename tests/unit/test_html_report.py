@@ -32,6 +32,7 @@ EACH = {
     "run": RUN,
     "capacity": reports.capacity(),
     "precondition": reports.precondition(),
+    "ranks": reports.ranks(),
     "trials": trials.of([trials.result(seed, 1e9 + seed) for seed in range(1, 4)]),
 }
 
@@ -174,6 +175,78 @@ def test_a_run_that_only_wrote_a_trace_shows_no_times() -> None:
     assert "nothing was timed" in " ".join(found.text)
 
 
+def test_a_run_of_which_nothing_was_measured_has_no_numbers_in_its_headline() -> None:
+    ended = changed(window_s=0.0, status="interrupted", reuse={"blocks": 0, "looked_up": 0})
+    text = " ".join(read(ended).text)
+    assert "The run was interrupted before its window began: nothing was measured." in text
+    assert not [a for _, a in read(ended).elements if a.get("class") == "cards"]
+    assert "Nothing is known of reuse" in text
+
+
+def test_windows_of_which_none_counts_are_said_not_to() -> None:
+    warm = changed(series=trials.series([reports.window(s, "warmup") for s in range(4)]))
+    assert "All of it was before or after the measured window" in " ".join(read(warm).text)
+
+
+def test_the_headline_names_the_machine_and_the_promises_that_were_kept() -> None:
+    where = {"hostname": "vm7", "cpu": {"model": "EPYC", "usable_cores": 2},
+             "memory": {"total_bytes": 2**34},
+             "drives": [{"device": {"name": "nvme0n1", "model": "PM9"},
+                         "filesystem": {"type": "xfs"}}]}  # fmt: skip
+    text = " ".join(read(changed(environment=where)).text)
+    assert "Measured on vm7, EPYC, 2 cores, 16 GiB of memory, xfs on PM9." in text
+    assert "17179869184 (16 GiB)" in text
+    assert "3 of 3" in text  # of each class one, by tests/reports.py
+
+
+def test_files_that_the_run_wrote_beside_its_result_are_named() -> None:
+    config = {**RUN["kv_cache"]["config"], "output": {"fio_export": "io.fio", "hdr_log": None}}
+    text = read(changed(config=config)).text
+    assert text[text.index("fio job of the same I/O on storage") + 1] == "io.fio"
+    assert "latencies as a log of HdrHistogram" not in text
+
+
+# --- ranks -----------------------------------------------------------------------------------
+
+
+def test_ranks_are_told_as_one_and_each_in_a_line() -> None:
+    found = read(EACH["ranks"])
+    text = " ".join(found.text)
+    assert found.headings[:4] == ["Run of several ranks", "Verdict and headline", "Ranks",
+                                  "Together"]  # fmt: skip
+    assert "3 of 3 ranks count. The run finished." in text
+    where = found.text.index("Start skew")
+    assert found.text[where : where + 5] == ["Start skew", "2", " ", "ms", "± 0.06 ms"]
+    assert "node2" in text
+    over = next(c for c in found.data["charts"] if c["title"] == "Storage read")
+    every, *each = (line["values"] for line in over["lines"])
+    assert [line["name"] for line in over["lines"]][:2] == ["all ranks", "rank 0"]
+    assert every[3] == pytest.approx(sum(line[3] for line in each), rel=1e-3)
+    assert "give that file to report" in text
+
+
+def test_a_rank_that_is_lost_is_named_and_in_no_line() -> None:
+    found = read(reports.ranks(lost="it died with exit code 137"))
+    assert "2 of 3 ranks count. The run broke off." in " ".join(found.text)
+    assert "Rank 2: it died with exit code 137" in found.text
+    over = next(c for c in found.data["charts"] if c["title"] == "Storage read")
+    assert [line["name"] for line in over["lines"]] == ["all ranks", "rank 0", "rank 1"]
+    assert "Start skew" not in found.text
+
+
+def test_of_many_ranks_only_the_sum_is_drawn() -> None:
+    found = read(reports.ranks(9))
+    over = next(c for c in found.data["charts"] if c["title"] == "Storage read")
+    assert [line["name"] for line in over["lines"]] == ["all ranks"]
+    assert "9 ranks are more than can be told apart" in " ".join(found.text)
+
+
+def test_ranks_side_by_side_have_numbers_and_no_ratio() -> None:
+    text = " ".join(read(EACH["ranks"], reports.ranks(2)).text)
+    assert "set side by side, and no ratio is given" in text
+    assert "Numbers side by side" in text
+
+
 # --- tier flow -------------------------------------------------------------------------------
 
 
@@ -214,7 +287,7 @@ def test_several_runs_stand_side_by_side_with_ratios_and_intervals() -> None:
     assert "95 % interval" in found.text
     assert len(found.ids) == len(set(found.ids))
     over = next(c for c in found.data["charts"] if c["title"] == "Storage read of each run")
-    assert [line["name"] for line in over["lines"]] == ["A", "B"]
+    assert [line["name"] for line in over["lines"]] == ["A old", "B new"]
 
 
 def test_runs_that_may_not_be_compared_are_shown_with_the_reason_and_no_ratio() -> None:
@@ -228,18 +301,19 @@ def test_runs_that_may_not_be_compared_are_shown_with_the_reason_and_no_ratio() 
 def test_documents_of_different_kinds_stand_side_by_side() -> None:
     found = read(*EACH.values())
     assert "documents of different kinds" in " ".join(found.text)
-    assert [h for h in found.headings if h[:2] in ("A:", "B:", "C:", "D:")] == [
+    assert [h for h in found.headings if h[:2] in ("A:", "B:", "C:", "D:", "E:")] == [
         "A: Run",
         "B: Capacity search",
         "C: Preconditioning",
-        "D: Trials",
+        "D: Run of several ranks",
+        "E: Trials",
     ]
 
 
 def test_searches_are_drawn_over_each_other() -> None:
     found = read(EACH["capacity"], reports.capacity((10, 30, 60)))
     over = found.data["charts"][-1]
-    assert [line["name"] for line in over["lines"]] == ["A", "B"]
+    assert [line["name"] for line in over["lines"]] == ["A R0", "B R1"]
     assert len(found.data["axes"]["all-throughput"]["places"]) == 8
 
 

@@ -21,6 +21,8 @@ from kv_cache.report.compare import LABELS
 from kv_cache.report.html.capacity import capacity_sections
 from kv_cache.report.html.charts import Book
 from kv_cache.report.html.parts import Doc, Section, drawn_section
+from kv_cache.report.html.ranks import SCHEMA as RANKS
+from kv_cache.report.html.ranks import ranks_sections
 from kv_cache.report.html.rounds import precondition_sections
 from kv_cache.report.html.run import Run, read_run, run_sections
 from kv_cache.report.html.side import side_sections
@@ -36,7 +38,7 @@ MARK = "<!doctype html>\n<!-- kv-cache report"
 """How every page begins; a file that begins so may be replaced."""
 
 _RUN = "kv-cache-result/"
-_KINDS = (CAPACITY, PRECONDITION, TRIALS)
+_KINDS = (CAPACITY, PRECONDITION, RANKS, TRIALS)
 
 
 def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -75,7 +77,7 @@ def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         ):
             raise UsageError(
                 f"{doc.name}: there is no report of it, as it is no result of run, run --trials, "
-                "capacity or precondition; give one of those"
+                "capacity or precondition, nor of several ranks; give one of those"
             )
     return docs
 
@@ -105,12 +107,15 @@ def _sections(doc: Doc, run: Run | None, book: Book) -> Iterator[Section]:
         return run_sections(run, book)
     if doc.schema == CAPACITY:
         return capacity_sections(doc, book)
+    if doc.schema == RANKS:
+        return ranks_sections(doc, book)
     return trials_sections(doc) if doc.schema == TRIALS else precondition_sections(doc, book)
 
 
 _TITLES = {
     CAPACITY: "Capacity search",
     PRECONDITION: "Preconditioning",
+    RANKS: "Run of several ranks",
     TRIALS: "Trials",
 }
 
@@ -131,10 +136,14 @@ def _article(doc: Doc, run: Run | None, book: Book, *, alone: bool) -> Html:
 def _comparison(docs: Sequence[Doc], runs: Sequence[Run], book: Book) -> Html:
     every = Doc(label="all", name="", document={})
     sections = list(side_sections(docs, runs, book))
+    each = [
+        tag("li", tag("a", f"{doc.label}: {doc.name}", href=f"#{doc.id('report')}")) for doc in docs
+    ]
     return tag(
         "article",
         tag("header", tag("h2", "Side by side")),
         _links(every, sections, "Side by side"),
+        tag("nav", tag("ul", *each), aria_label="Reports of each"),
         *(drawn_section(every, section) for section in sections),
         id=every.id("report"),
     )

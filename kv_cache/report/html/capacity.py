@@ -7,7 +7,7 @@ from statistics import fmean
 
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart, Limit, Line, Table
-from kv_cache.report.html.common import common_sections
+from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.parts import (
     Card,
     Doc,
@@ -15,9 +15,11 @@ from kv_cache.report.html.parts import (
     Section,
     badge,
     bullets,
+    called,
     cards,
     lead,
     percent,
+    reasons,
     reasons_at,
     table,
     text_at,
@@ -55,7 +57,7 @@ def capacity_sections(doc: Doc, book: Book) -> Iterator[Section]:
 
 def _verdict(own: Json) -> Iterator[Html]:
     yield tag("p", badge(word(own, "verdict")), class_="verdict")
-    yield from bullets(reasons_at(own, "reasons"), "reasons")
+    yield from reasons(own, "reasons")
     yield lead(*_sentences(own))
     yield cards(_cards(own))
     promised = reasons_at(own, "slo")
@@ -69,6 +71,8 @@ def _sentences(own: Json) -> Iterator[str]:
     yield f"{text_at(own, 'model.name') or 'Unknown model'}, seed {as_text(own.get('seed'))}."
     if own.get("driver") != "real-io":
         yield "Virtual time: all figures come from a model, and nothing was measured."
+    else:
+        yield from machine(own)
     yield (
         f"{figures(load)} {unit} keep what was promised."
         if load > 0
@@ -375,7 +379,7 @@ def _p95(row: Json) -> float:
 def _of_search(doc: Doc, index: int, points: Sequence[tuple[float, int, Json]]) -> Line:
     """One search among the points of all."""
     dash = ("", "dash", "dot", "chain")[index % 4]
-    own = _line(doc.label, [row for _, of, row in points if of == index], _completed, _p95, 0)
+    own = _line(called(doc), [row for _, of, row in points if of == index], _completed, _p95, 0)
     return replace(
         own, look=index % 9, dash=dash,
         values=[_p95(row) if of == index else nan for _, of, row in points],

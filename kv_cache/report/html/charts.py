@@ -60,11 +60,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The numbers behind a chart."""
+    """The numbers behind a chart. A `small` one is shown with it."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[object]]
     says: str = ""
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ class Book:
                 tag("div", class_="plot", data_chart=number, tabindex=0, role="group",
                     aria_labelledby=title, aria_describedby="how-to-read"),
                 tag("p", class_="readout", role="status"),
-                details("Table", *_table(chart)),
+                details("Table", *_table(chart), open_=chart.table.small),
                 class_="chart",
             )
         ]  # fmt: skip
@@ -124,7 +125,8 @@ def _said(chart: Chart) -> list[Html]:
 
 def _table(chart: Chart) -> list[Html]:
     said = [tag("p", chart.table.says)] if chart.table.says else []
-    return [*said, table(chart.title, chart.table.heads, chart.table.rows)]
+    caption = f"{chart.title}, {chart.unit}" if chart.table.small else chart.title
+    return [*said, table(caption, chart.table.heads, chart.table.rows)]
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
@@ -211,11 +213,14 @@ def percentile_chart(title: str, curves: Sequence[Curve], says: str = "") -> Cha
              dash=curve.dash)
         for curve in some
     ]  # fmt: skip
-    heads = ("", "values", *(f"p{percent:g} ms" for percent in NAMED), "max ms")
+    heads = ("", "values", *(f"p{percent:g}" for percent in NAMED), "max")
     rows = [(curve.name, f"{curve.histogram.count:,}", *_named(curve.histogram)) for curve in some]
+    ends = any(curve.histogram.count < 10**_NINES for curve in some)
+    said = (says, "A line ends where there are too few values to know more." if ends else "")
     return Chart(
-        title=title, unit="ms", axis=PERCENTILE_AXIS, lines=lines, log=True, says=says,
-        table=Table(heads=heads, rows=rows),
+        title=title, unit="ms", axis=PERCENTILE_AXIS, lines=lines, log=True,
+        says=" ".join(each for each in said if each),
+        table=Table(heads=heads, rows=rows, small=True),
     )  # fmt: skip
 
 

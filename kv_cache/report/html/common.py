@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from math import isfinite
 from typing import Any
 
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
+from kv_cache.core.units import GIB
 from kv_cache.report.chain import fingerprint
 from kv_cache.report.html.parts import Doc, Json, Section, details, dotted, flat, table
-from kv_cache.report.html.text import Html, as_text, tag
-from kv_cache.report.pictures.base import rows_at, value_at
+from kv_cache.report.html.text import Html, as_text, figures, tag
+from kv_cache.report.pictures.base import number, rows_at, value_at, word
 
 _GIVEN_ANYWAY = ("run.seed", "output.output", "output.results_dir")
 """Options that differ from their default in every run, and say nothing of it."""
@@ -43,9 +45,49 @@ def _environment(own: Json) -> list[Html]:
 
 def _pairs(caption: str, pairs: Sequence[tuple[str, Any]]) -> Html:
     rows = [
-        (dotted(name), as_text(value)) for name, value in pairs if value not in (None, "", [], {})
+        (dotted(name), _told(name, value))
+        for name, value in pairs
+        if value not in (None, "", [], {})
     ]
     return table(caption, ("what", "value"), rows, words=2)
+
+
+def _told(name: str, value: Any) -> str:
+    """A value as people write it; of many bytes, how many GiB that is."""
+    if name.endswith("_bytes") and isinstance(value, int) and value >= GIB / 10:
+        return f"{as_text(value)} ({figures(value / GIB)} GiB)"
+    return as_text(value)
+
+
+def machine(own: Json) -> Iterator[str]:
+    """Where this was measured, in a sentence; nothing where the document does not say."""
+    found = value_at(own, "environment")
+    drives = [_drive(row) for row in rows_at(found, "drives")] if isinstance(found, dict) else []
+    about = [
+        text
+        for text in (
+            word(own, "environment.hostname"),
+            word(own, "environment.cpu.model"),
+            _counted(number(own, "environment.cpu.usable_cores"), "{} cores"),
+            _counted(number(own, "environment.memory.total_bytes") / GIB, "{} GiB of memory"),
+            *dict.fromkeys(text for text in drives if text),
+        )
+        if text
+    ]
+    if about:
+        yield f"Measured on {', '.join(about)}."
+
+
+def _counted(amount: float, text: str) -> str:
+    return text.format(figures(amount)) if isfinite(amount) else ""
+
+
+def _drive(row: Json) -> str:
+    """What stores the files of one directory."""
+    name, model, kind = (
+        word(row, path) for path in ("device.name", "device.model", "filesystem.type")
+    )
+    return " ".join(each for each in (kind, f"on {model or name}" if model or name else "") if each)
 
 
 @cache
@@ -85,7 +127,7 @@ def _origin(doc: Doc) -> list[Html]:
         ("schedule (SHA-256)", value_at(own, "schedule.sha256")),
         ("fingerprint", fingerprint(doc.document)),
     ]
-    made = [_pairs("Where this is from", rows)]
+    made = [_pairs("Where this is from", rows), *_beside(own)]
     recordings = [
         (str(row.get("what")), row.get("path"), row.get("rows"), row.get("sha256"))
         for row in rows_at(own, "recordings")
@@ -94,3 +136,23 @@ def _origin(doc: Doc) -> list[Html]:
         heads = ("what", "path", "rows", "SHA-256")
         made.append(table("Traces that the run wrote", heads, recordings, words=4))
     return made
+
+
+_WRITTEN = (
+    ("fio_export", "fio job of the same I/O on storage"),
+    ("hdr_log", "latencies as a log of HdrHistogram"),
+    ("latency_dump", "latency of each request"),
+    ("xlsx_output", "spreadsheet"),
+)
+
+
+def _beside(own: Json) -> list[Html]:
+    """Files that the run was asked to write beside its result."""
+    rows = [
+        (said, path)
+        for name, said in _WRITTEN
+        if isinstance(path := value_at(own, f"config.output.{name}"), str)
+    ]
+    if not rows:
+        return []
+    return [table("Files that the run was asked to write", ("what", "path"), rows, words=2)]

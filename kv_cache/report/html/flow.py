@@ -194,6 +194,7 @@ def _other_phases(doc: Doc) -> list[Html]:
 # --- the picture -----------------------------------------------------------------------------
 
 _WIDE, _BOX, _TALL, _GAP, _TOP = 360, 92, 58, 50, 6
+_LANE = 30  # beside all, for what goes past a tier
 _LEFT = (_WIDE - _BOX) / 2
 _THICKEST = 9.0
 
@@ -205,11 +206,13 @@ def _picture(every: Sequence[Flow]) -> Html:
     parts = [_box(every, tier, index) for index, tier in enumerate(tiers)]
     for index, tier in enumerate(tiers):
         parts += _sides(every, tier, index, largest)
-    for each in exchanges(every):
-        if each.start in tiers and each.end in tiers:
-            parts += _vertical(each, tiers, largest)
+    between = [e for e in exchanges(every) if e.start in tiers and e.end in tiers]
+    for each in between:
+        parts += _vertical(each, tiers, largest)
+    past = [each for each in between if _steps(each, tiers) in (-2, 2)]
+    left, right = (_LANE * any(_steps(e, tiers) == steps for e in past) for steps in (2, -2))
     return tag(
-        "svg", *parts, viewBox=f"0 0 {_WIDE} {height}", role="img",
+        "svg", *parts, viewBox=f"{-left} 0 {left + _WIDE + right} {height}", role="img",
         aria_label="What moved into, out of and between tiers; the tables below say the same",
     )  # fmt: skip
 
@@ -243,15 +246,20 @@ def _sides(every: Sequence[Flow], tier: str, index: int, largest: float) -> Iter
             and flow.cause not in _MOVES
             and flow.bytes > 0
         ]
-        step = _TALL / (len(some) or 1)
+        step = (_TALL - 8) / (len(some) or 1)
         for place, (cause, nbytes) in enumerate(some):
-            y = _y(index) + step * (place + 0.5) + 5
+            y = _y(index) + step * (place + 0.5) + 10
             start, end = (_LEFT + _BOX + 3, _WIDE - 2) if outward else (2, _LEFT - 3)
             share = nbytes / largest
             yield _arrow(start, y, end, y, share, _kind(cause))
             above = y - 4 - _THICKEST * share / 2
             said = f"{cause} {figures(nbytes / GIB)} GiB"
             yield _text((start + end) / 2, above, said, "middle", "small")
+
+
+def _steps(each: Exchange, tiers: Sequence[str]) -> int:
+    """Tiers that it goes down."""
+    return tiers.index(each.end) - tiers.index(each.start)
 
 
 def _vertical(each: Exchange, tiers: Sequence[str], largest: float) -> Iterator[Html]:
@@ -269,15 +277,17 @@ def _vertical(each: Exchange, tiers: Sequence[str], largest: float) -> Iterator[
 
 
 def _past(start: int, end: int, share: float, kind: str, said: str) -> Iterator[Html]:
-    """Around the tier between: left of it downwards, right of it upwards."""
+    """Around everything that is between: left of it downwards, right of it upwards."""
     down = start < end
-    side, x = (_LEFT, 58.0) if down else (_LEFT + _BOX, _WIDE - 58.0)
-    y1, y2 = (_y(start) + _TALL - 5, _y(end) + 6) if down else (_y(start) + 5, _y(end) + _TALL - 6)
+    side, x = (_LEFT, -8.0) if down else (_LEFT + _BOX, _WIDE + 8.0)
+    y1, y2 = (_y(start) + _TALL - 4, _y(end) + 4) if down else (_y(start) + 4, _y(end) + _TALL - 4)
     path = join((f"{px:.1f},{py:.1f}" for px, py in ((side, y1), (x, y1), (x, y2))), " ")
-    yield tag("polyline", points=path, stroke_width=f"{_width(share):.1f}", class_=f"way {kind}")
+    yield tag("polyline", points=path, stroke_width=f"{_width(share):.1f}", class_=f"way {kind}",
+              stroke_linejoin="round")  # fmt: skip
     yield _arrow(x, y2, side + (-3 if down else 3), y2, share, kind)
-    where = y1 + 18 if down else y1 - 12
-    yield _text(x + (6 if down else -6), where, said, "start" if down else "end", "small")
+    beside, middle = (x - 9 if down else x + 18), (y1 + y2) / 2
+    yield tag("text", said, transform=f"translate({beside:.1f} {middle:.1f}) rotate(-90)",
+              text_anchor="middle", class_="small")  # fmt: skip
 
 
 def _kind(cause: str) -> str:

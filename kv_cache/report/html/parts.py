@@ -33,6 +33,16 @@ class Doc:
         return f"{self.label.lower()}-{slug}"
 
 
+_LONGEST_CALL = 28
+
+
+def called(doc: Doc) -> str:
+    """Its letter and the end of its name, for the keys of a chart."""
+    name = doc.name.removesuffix(".json")
+    short = name if len(name) <= _LONGEST_CALL else f"…{name[1 - _LONGEST_CALL :]}"
+    return f"{doc.label} {short}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A part of a report with a heading; where there is no content, `absent` says why."""
@@ -54,10 +64,16 @@ def drawn_section(doc: Doc, section: Section) -> Html:
 
 
 def table(
-    caption: str, heads: Sequence[object], rows: Iterable[Sequence[object]], *, words: int = 1
+    caption: str,
+    heads: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    *,
+    words: int = 1,
+    stacked: bool = False,
 ) -> Html:
     """A table that can be scrolled by keyboard. The first `words` columns are text, and the first
-    of all names its row; numbers stand right."""
+    of all names its row; numbers stand right. On a phone the last cell of a row of a `stacked`
+    table has a line of its own."""
     columns = [
         tag("th", head, scope="col", class_=_align(i, words)) for i, head in enumerate(heads)
     ]
@@ -74,9 +90,10 @@ def table(
     ]
     made = tag(
         "table",
-        tag("caption", caption),
+        tag("caption", tag("span", caption)),
         tag("thead", tag("tr", *columns)),
         tag("tbody", *body),
+        class_="stacked" if stacked else None,
     )
     return tag("div", made, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
@@ -104,8 +121,8 @@ def dotted(name: str) -> Html:
     return verbatim(safe(name).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
 
-def details(summary: str, *content: object) -> Html:
-    return tag("details", tag("summary", summary), *content)
+def details(summary: str, *content: object, open_: bool = False) -> Html:
+    return tag("details", tag("summary", summary), *content, open=open_)
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -136,12 +153,27 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
 def badge(status: str) -> Html:
     """A status as a word with a sign: its colour alone says nothing."""
     sign, kind = _SIGNS.get(status, ("·", "none"))
-    return tag("span", tag("span", sign, aria_hidden="true"), "\u00a0", status or "none",
+    return tag("span", tag("span", sign, aria_hidden="true"), " ", status or "none",
                class_=f"badge {kind}")  # fmt: skip
 
 
-def bullets(texts: Sequence[str], class_: str | None = None) -> list[Html]:
+def bullets(texts: Sequence[object], class_: str | None = None) -> list[Html]:
     return [tag("ul", *(tag("li", text) for text in texts), class_=class_)] if texts else []
+
+
+def reasons(own: Json, path: str) -> list[Html]:
+    """What a verdict rests on, the rule's name standing out."""
+    return bullets([_reason(text) for text in reasons_at(own, path)], "reasons")
+
+
+def _reason(text: str) -> Html:
+    rule, colon, rest = text.partition(": ")
+    if not colon or len(rule) > _LONGEST_RULE:
+        return tag("strong", text)
+    return join((tag("strong", f"{rule}:"), safe(f" {rest}")))
+
+
+_LONGEST_RULE = 40
 
 
 def rule_table(own: Json) -> list[Html]:
@@ -156,7 +188,8 @@ def rule_table(own: Json) -> list[Html]:
     ]
     if not rows:
         return []
-    return [table("What each rule found", ("rule", "status", "it says"), rows, words=3)]
+    heads = ("rule", "status", "it says")
+    return [table("What each rule found", heads, rows, words=3, stacked=True)]
 
 
 def text_at(row: Json, path: str) -> str:
@@ -181,6 +214,11 @@ class Card:
     value: str
     unit: str = ""
     more: str = ""
+
+
+def headed(text: str) -> str:
+    """With a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def cards(every: Iterable[Card]) -> Html:

@@ -5,17 +5,17 @@ from math import isfinite
 
 from kv_cache.core.units import GIB
 from kv_cache.report.html.charts import LINEAR, TIME, Axis, Book, Chart, Limit, Line, Table
-from kv_cache.report.html.common import common_sections
+from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.parts import (
     Card,
     Doc,
     Json,
     Section,
     badge,
-    bullets,
     cards,
     lead,
-    reasons_at,
+    percent,
+    reasons,
     table,
 )
 from kv_cache.report.html.text import Html, as_text, figures, tag
@@ -36,8 +36,11 @@ def precondition_sections(doc: Doc, book: Book) -> Iterator[Section]:
 
 def _verdict(own: Json) -> Iterator[Html]:
     yield tag("p", badge(word(own, "verdict")), class_="verdict")
-    yield from bullets(reasons_at(own, "reasons"), "reasons")
-    yield lead(f"Preconditioning {word(own, 'status') or 'ended'}. Nothing was measured.")
+    yield from reasons(own, "reasons")
+    yield lead(
+        f"Preconditioning {word(own, 'status') or 'ended'}. Nothing was measured.",
+        *(said.replace("Measured on", "Done on") for said in machine(own)),
+    )
     yield cards(_cards(own))
 
 
@@ -70,8 +73,8 @@ def _proof(own: Json) -> list[Html]:
             "The last five rounds", ("what", "value"),
             [
                 ("average, GiB/s", figures(number(proof, "average") / GIB)),
-                ("range, share of the average", figures(number(proof, "range_share"))),
-                ("trend, share of the average", figures(number(proof, "slope_share"))),
+                ("range, of the average", percent(number(proof, "range_share"))),
+                ("trend, of the average", percent(number(proof, "slope_share"))),
                 ("steady since round", as_text(proof.get("since_round"))),
             ],
         ),

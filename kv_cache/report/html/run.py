@@ -9,7 +9,7 @@ from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import merged
 from kv_cache.report.html.charts import Book, Curve, percentile_chart
-from kv_cache.report.html.common import common_sections
+from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.flow import TIERS, Flow, flow_content, flows
 from kv_cache.report.html.parts import (
     Card,
@@ -21,6 +21,7 @@ from kv_cache.report.html.parts import (
     cards,
     lead,
     percent,
+    reasons,
     reasons_at,
     rule_table,
     share_bar,
@@ -28,7 +29,7 @@ from kv_cache.report.html.parts import (
     text_at,
 )
 from kv_cache.report.html.rounds import rounds_content
-from kv_cache.report.html.text import Html, as_text, figures, tag
+from kv_cache.report.html.text import NOTHING, Html, as_text, figures, tag
 from kv_cache.report.html.times import (
     CLASSES,
     DENSE,
@@ -66,12 +67,17 @@ def read_run(doc: Doc, most_points: int) -> Run:
     return Run(doc=doc, time=timeline(doc, most_points), flows=flows(doc))
 
 
+def not_timed(run: Run) -> str:
+    """Why there are no times; empty where there are."""
+    if not run.only_traced:
+        return ""
+    return "The run was there to write the trace of its operations: nothing was timed."
+
+
 def run_sections(run: Run, book: Book) -> Iterator[Section]:
     """In the order in which they are read."""
     own, doc = run.own, run.doc
-    timed = "" if not run.only_traced else (
-        "The run was there to write the trace of its operations: nothing was timed."
-    )  # fmt: skip
+    timed = not_timed(run)
     yield Section(slug="verdict", title="Verdict and headline", content=list(_verdict(run)))
     yield Section(
         slug="time", title="Over time", content=[] if timed else _over_time(run, book),
@@ -81,12 +87,12 @@ def run_sections(run: Run, book: Book) -> Iterator[Section]:
         yield Section(slug="before", title="Preconditioning", content=rounds_content(doc, book))
     yield Section(
         slug="tiers", title="Percentiles of each tier",
-        content=[] if timed else _tier_curves(run, book),
+        content=[] if timed else tier_curves(run, book),
         absent=timed or "No operation ended in the measured window.",
     )  # fmt: skip
     yield Section(
         slug="classes", title="Percentiles of each QoS class",
-        content=[] if timed else _class_curves(run, book),
+        content=[] if timed else class_curves(run, book),
         absent=timed or "No request completed in the measured window.",
     )  # fmt: skip
     yield Section(
@@ -99,8 +105,8 @@ def run_sections(run: Run, book: Book) -> Iterator[Section]:
         absent="No operation ended in the measured window: nothing moved.",
     )  # fmt: skip
     yield Section(
-        slug="reuse", title="Reuse", content=_reuse(own),
-        absent="The document does not tell what was reused.",
+        slug="reuse", title="Reuse", content=reuse_content(own),
+        absent="Nothing is known of reuse: no request completed in the measured window.",
     )  # fmt: skip
     yield passport_section(own)
     yield from common_sections(doc)
@@ -128,6 +134,7 @@ _CARDS: tuple[tuple[str, str], ...] = (
     ("requests_per_second", "Requests"),
     ("output_tokens_per_second", "Output tokens"),
     ("storage.read.device_ms.p95", "Storage read p95"),
+    ("storage.write.device_ms.p95", "Storage write p95"),
     ("ttft_ms.p95", "TTFT p95"),
     ("response_ms.p95", "Response p95"),
     ("hit_ratio", "Hit ratio"),
@@ -137,9 +144,9 @@ _CARDS: tuple[tuple[str, str], ...] = (
 def _verdict(run: Run) -> Iterator[Html]:
     own = run.own
     yield tag("p", badge(word(own, "passport.verdict")), class_="verdict")
-    yield from bullets(reasons_at(own, "passport.reasons"), "reasons")
+    yield from reasons(own, "passport.reasons")
     yield lead(*_sentences(own))
-    if not run.only_traced:
+    if not run.only_traced and number(own, "window_s") > 0:
         yield cards(_headline(own))
     notes = reasons_at(own, "notes")
     if notes:
@@ -154,15 +161,30 @@ def _sentences(own: Json) -> Iterator[str]:
     )
     if own.get("driver") != "real-io":
         yield "Virtual time: all figures come from a model, and nothing was measured."
-    done = {name: number(own, f"requests.{name}")
-            for name in ("completed_in_window", "failed", "rejected", "unfinished")}  # fmt: skip
-    yield (
-        f"The run {word(own, 'status') or 'ended'} after {figures(number(own, 'window_s'))} s "
-        f"measured: {figures(done['completed_in_window'])} requests completed, "
-        f"{figures(done['failed'])} failed, {figures(done['rejected'])} rejected, "
-        f"{figures(done['unfinished'])} unfinished."
-    )
+    yield from done_sentence(own)
     yield from _asked(own)
+    if own.get("driver") == "real-io":
+        yield from machine(own)
+
+
+def ended(own: Json) -> str:
+    """How it ended, after what did."""
+    known = {"finished": "finished", "interrupted": "was interrupted"}
+    return known.get(word(own, "status"), "broke off")
+
+
+def done_sentence(own: Json) -> Iterator[str]:
+    """How it ended, and what became of the requests."""
+    seconds = number(own, "window_s")
+    if not seconds > 0:
+        yield f"The run {ended(own)} before its window began: nothing was measured."
+        return
+    names = ("completed_in_window", "failed", "rejected", "unfinished")
+    done = [figures(number(own, f"requests.{name}")) for name in names]
+    yield (
+        f"The run {ended(own)}; {figures(seconds)} s were measured. Requests: {done[0]} completed, "
+        f"{done[1]} failed, {done[2]} rejected, {done[3]} unfinished."
+    )
 
 
 def _asked(own: Json) -> Iterator[str]:
@@ -177,11 +199,23 @@ def _asked(own: Json) -> Iterator[str]:
 def _headline(own: Json) -> Iterator[Card]:
     for name, label in _CARDS:
         metric = METRICS[name]
-        yield Card(name=label, value=metric.shown(metric.value(own)), unit=metric.shown_unit,
-                   more=_amount(own, metric))  # fmt: skip
+        value = metric.value(own)
+        if value is None:
+            yield Card(name=label, value=NOTHING)
+        else:
+            yield Card(name=label, value=metric.shown(value), unit=metric.shown_unit,
+                       more=_amount(own, metric))  # fmt: skip
+    yield from kept_card(own)
     users = last_users(own)
     if isfinite(users):
         yield Card(name="Users at the end", value=figures(users))
+
+
+def kept_card(own: Json) -> Iterator[Card]:
+    """How many of the classes' promises were kept; nothing where none was judged."""
+    met = [row[2] == _KEPT for row in _judged(own)]
+    if met:
+        yield Card(name="Promises kept", value=f"{sum(met)} of {len(met)}", more="by class, below")
 
 
 def _amount(own: Json, metric: Metric) -> str:
@@ -219,10 +253,15 @@ def _windows_said(run: Run) -> str:
         points += "the median of percentiles"
     if len(run.time.points) > DENSE:
         points += "; faint behind the median of their neighbours, until a part is zoomed into"
+    if any(point.scrap for point in run.time.points):
+        points += "; one far shorter than the others has no rates"
+    if all(point.phase != "measure" for point in run.time.points):
+        return f"{points}. All of it was before or after the measured window, and does not count."
     return f"{points}. Shaded parts do not count: only the phase measure does."
 
 
-def _tier_curves(run: Run, book: Book) -> list[Html]:
+def tier_curves(run: Run, book: Book) -> list[Html]:
+    """The percentiles of each tier, storage first."""
     made = []
     for tier in reversed(TIERS):
         curves = []
@@ -242,7 +281,8 @@ def _tier_curves(run: Run, book: Book) -> list[Html]:
 _DASHES = ("", "dash", "dot")
 
 
-def _class_curves(run: Run, book: Book) -> list[Html]:
+def class_curves(run: Run, book: Book) -> list[Html]:
+    """The percentiles of each class, and whether its promises were kept."""
     made = []
     for measure, title in (("response", "Response"), ("ttft", "Time to first token")):
         curves = [
@@ -264,17 +304,24 @@ def _class_curves(run: Run, book: Book) -> list[Html]:
 _NINES = {"p999": "p99.9", "p9999": "p99.99"}
 
 
+_KEPT, _MISSED = "kept", "missed"
+
+
 def _promises(own: Json) -> list[Html]:
-    rows = []
+    heads = ("class", "percentile", "promise", "actual ms", "promised ms")
+    rows = list(_judged(own))
+    return [table("What each class was promised", heads, rows, words=3)] if rows else []
+
+
+def _judged(own: Json) -> Iterator[tuple[str, ...]]:
+    """A row for each promise that was kept or missed."""
     for qos in CLASSES:
         found = value_at(own, f"measured.{qos}.promises")
         for name, row in found.items() if isinstance(found, Mapping) else ():
             if isinstance(row, Mapping) and row.get("met") is not None:
-                met = "kept" if row["met"] is True else "missed"
-                rows.append((qos, _NINES.get(name, name), met, figures(number(row, "actual_ms")),
-                             figures(number(row, "target_ms"))))  # fmt: skip
-    heads = ("class", "percentile", "promise", "actual ms", "promised ms")
-    return [table("What each class was promised", heads, rows, words=3)] if rows else []
+                met = _KEPT if row["met"] is True else _MISSED
+                times = (figures(number(row, f"{which}_ms")) for which in ("actual", "target"))
+                yield (qos, _NINES.get(str(name), str(name)), met, *times)
 
 
 # --- reuse -----------------------------------------------------------------------------------
@@ -288,7 +335,11 @@ _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("hit_tokens", "tokens found", lambda n: f"{n:,.0f}"),
     ("offered_tokens", "tokens on offer", lambda n: f"{n:,.0f}"),
     ("loaded_bytes", "loaded", lambda n: f"{figures(n / GIB)} GiB"),
-    ("stored_bytes", "stored", lambda n: f"{figures(n / GIB)} GiB"),
+    (
+        "stored_bytes",
+        "stored by the requests themselves, not behind them",
+        lambda n: f"{figures(n / GIB)} GiB",
+    ),
     ("retrieved_requests", "requests with retrieval (RAG)", lambda n: f"{n:,.0f}"),
 )
 _KINDS = (
@@ -299,9 +350,12 @@ _KINDS = (
 )
 
 
-def _reuse(own: Json) -> list[Html]:
+def reuse_content(own: Json) -> list[Html]:
+    """What was on offer and what was found; nothing where nothing was asked for."""
     reuse = value_at(own, "reuse")
-    if not isinstance(reuse, Mapping) or not reuse:
+    if not isinstance(reuse, Mapping):
+        return []
+    if not any(number(reuse, name) > 0 for name in ("blocks", "looked_up", "decode_looked_up")):
         return []
     made = [*_offered(reuse), *_found(reuse)]
     counted = [(label, shown(n)) for name, label, shown in _COUNTED

@@ -28,7 +28,18 @@ from kv_cache.report.html.charts import (
     percentile_chart,
 )
 from kv_cache.report.html.flow import flows
-from kv_cache.report.html.parts import Doc, Section, Strip, badge, bullets, dotted, table, text_at
+from kv_cache.report.html.parts import (
+    Doc,
+    Section,
+    Strip,
+    badge,
+    bullets,
+    called,
+    dotted,
+    table,
+    text_at,
+)
+from kv_cache.report.html.ranks import SCHEMA as RANKS
 from kv_cache.report.html.run import Run
 from kv_cache.report.html.text import NOTHING, Html, as_text, figures, tag
 from kv_cache.report.html.times import bandwidth, storage_p95
@@ -38,7 +49,7 @@ from kv_cache.report.reading import SECTION, histogram
 from kv_cache.report.trials import CONFIDENCE, METRICS
 
 _DASHES = ("", "dash", "dot", "chain")
-_NOT_COMPARED = (capacity.SCHEMA, precondition.SCHEMA)
+_NOT_COMPARED = (capacity.SCHEMA, precondition.SCHEMA, RANKS)
 
 
 def side_sections(docs: Sequence[Doc], runs: Sequence[Run], book: Book) -> Iterator[Section]:
@@ -66,7 +77,7 @@ def _inputs(docs: Sequence[Doc]) -> Html:
         for doc in docs
     ]
     heads = ("", "file", "what", "verdict", "model", "seed")
-    return table("What is side by side", heads, rows, words=5)
+    return table("The first is the baseline", heads, rows, words=5)
 
 
 # --- the comparison --------------------------------------------------------------------------
@@ -75,6 +86,9 @@ def _inputs(docs: Sequence[Doc]) -> Html:
 def _compared(docs: Sequence[Doc]) -> list[Html]:
     if all(doc.schema == capacity.SCHEMA for doc in docs):
         return [_searches(docs)]
+    if all(doc.schema == RANKS for doc in docs):
+        said = "Results of several ranks are set side by side, and no ratio is given."
+        return [tag("p", said, class_="absent"), _values(docs)]
     if any(doc.schema in _NOT_COMPARED for doc in docs):
         return [tag("p", "These are documents of different kinds: their numbers are not compared.")]
     try:
@@ -109,7 +123,15 @@ def _values(docs: Sequence[Doc]) -> Html:
     return table("Numbers side by side", heads, rows, words=2)
 
 
+_RATES = {
+    "requests_per_second": "measured.all.completed_per_second",
+    "output_tokens_per_second": "measured.all.output_tokens_per_second",
+}
+
+
 def _value(doc: Doc, name: str) -> float | None:
+    if doc.schema == RANKS and name in _RATES:  # of which each rank's has its own window
+        return trials.number_at(doc.own, _RATES[name])
     if doc.schema != trials.SCHEMA:
         return METRICS[name].value(doc.own)
     metrics = value_at(doc.own, "metrics")
@@ -249,7 +271,7 @@ def _over_time(
     if not any(found > 0 for each in series for found in each.values()):
         return None
     lines = [
-        Line(name=run.doc.label, look=index % 9, dash=_DASHES[index % 4],
+        Line(name=called(run.doc), look=index % 9, dash=_DASHES[index % 4],
              values=[each.get(at, nan) for at in steps])
         for index, (run, each) in enumerate(zip(runs, series, strict=True))
     ]  # fmt: skip
@@ -293,7 +315,7 @@ def _stepped(
 
 def _curves(runs: Sequence[Run], title: str, found: Callable[[Run], Histogram]) -> Chart | None:
     curves = [
-        Curve(name=run.doc.label, histogram=found(run), look=index % 9, dash=_DASHES[index % 4])
+        Curve(name=called(run.doc), histogram=found(run), look=index % 9, dash=_DASHES[index % 4])
         for index, run in enumerate(runs)
     ]
     return percentile_chart(f"{title}, each run", curves)

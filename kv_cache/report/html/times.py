@@ -12,9 +12,9 @@ from kv_cache.report.html.text import figures
 from kv_cache.report.pictures.base import highest, needed, number, rows_at
 from kv_cache.report.pictures.run import Point, limits_of, phases_of, points_of
 
-MOST_POINTS = 3600
-"""A chart has no more; neighbours become one point, the mean of rates and levels and the median of
-percentiles."""
+MOST_POINTS = 4000
+"""A chart has no more, as a result has no more windows; of several results on one page neighbours
+become one point, the mean of rates and levels and the median of percentiles."""
 FEWEST_POINTS = 240
 DENSE = 400
 """More than these are drawn faintly behind their medians; the page's script has the same number."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
-from kv_cache.report.html.common import common_sections
+from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.parts import (
     Card,
     Doc,
@@ -11,10 +11,11 @@ from kv_cache.report.html.parts import (
     Section,
     Strip,
     badge,
-    bullets,
     cards,
+    headed,
     lead,
     percent,
+    reasons,
     reasons_at,
     rule_table,
     table,
@@ -45,7 +46,7 @@ def trials_sections(doc: Doc) -> Iterator[Section]:
 
 def _verdict(own: Json) -> Iterator[Html]:
     yield tag("p", badge(word(own, "passport.verdict")), class_="verdict")
-    yield from bullets(reasons_at(own, "passport.reasons"), "reasons")
+    yield from reasons(own, "passport.reasons")
     virtual = own.get("driver") != "real-io"
     yield lead(
         f"{figures(number(own, 'finished'))} of {figures(number(own, 'planned'))} trials finished.",
@@ -53,6 +54,7 @@ def _verdict(own: Json) -> Iterator[Html]:
         f"{word(own, 'semantics_preset') or 'unknown'} semantics, "
         f"master seed {as_text(own.get('seed'))}.",
         "Virtual time: all figures come from a model, and nothing was measured." if virtual else "",
+        *(() if virtual else machine(own)),
     )
     yield cards(_cards(own))
 
@@ -69,8 +71,8 @@ def _cards(own: Json) -> Iterator[Card]:
         metric, row = METRICS[name], _metric_row(own, name)
         if isfinite(median := number(row, "median")):
             yield Card(
-                name=f"{metric.label}, median", value=metric.shown(median), unit=metric.shown_unit,
-                more=f"CV {percent(number(row, 'coefficient_of_variation'))}",
+                name=headed(metric.label), value=metric.shown(median), unit=metric.shown_unit,
+                more=f"median; CV {percent(number(row, 'coefficient_of_variation'))}",
             )  # fmt: skip
 
 

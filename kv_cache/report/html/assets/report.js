@@ -5,8 +5,15 @@
   var data = JSON.parse(document.getElementById("data").textContent);
   var root = document.documentElement;
   var DENSE = 400, GROUPS = 120;
-  var HEIGHT = 240, PRINTED = 335;
+  var HEIGHT = 240, PRINTED = [335, 200];
   var printing = false;
+
+  /* Paper shows more than a screen does: there charts are drawn twice as large, and shown at half
+     their size (report.css). */
+  function fine() { return printing ? 2 : 1; }
+
+  /* Pixels of the canvas in what is a pixel of the page. */
+  function sharp() { return uPlot.pxRatio * fine(); }
 
   function colour(name) {
     return getComputedStyle(root).getPropertyValue("--" + name).trim();
@@ -119,7 +126,7 @@
 
   Chart.prototype.draw = function () {
     if (this.plot) this.plot.destroy();
-    var width = printing ? PRINTED : Math.max(200, this.box.clientWidth);
+    var width = printing ? PRINTED[0] * fine() : Math.max(200, this.box.clientWidth);
     var values = this.spec.lines.map(function (line) { return line.values; });
     this.plot = new uPlot(this.options(width), [this.axis.places].concat(values), this.box);
     this.zoomed = false;
@@ -128,12 +135,16 @@
 
   Chart.prototype.options = function (width) {
     var self = this, spec = this.spec, soft = colour("soft"), grid = colour("grid");
-    var font = "12px " + getComputedStyle(document.body).fontFamily;
-    var axis = { stroke: soft, font: font, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1, size: 4 } };
+    var n = fine(), font = 12 * n + "px " + getComputedStyle(document.body).fontFamily;
+    var axis = {
+      stroke: soft, font: font, grid: { stroke: grid, width: n }, ticks: { stroke: grid, width: n, size: 4 * n },
+      labelSize: 18 * n, labelFont: font, labelGap: 0, gap: 4 * n,
+    };
     var places = this.axis.places, first = places[0], last = places[places.length - 1];
-    if (this.axis.kind === "time" && this.axis.bands.length) {
-      first = Math.min(first, this.axis.bands[0][1]);
-      last = Math.max(last, this.axis.bands[this.axis.bands.length - 1][2]);
+    if (this.axis.kind === "time") {
+      var bands = this.axis.bands;
+      first = Math.min(first, bands.length ? bands[0][1] : 0);
+      if (bands.length) last = Math.max(last, bands[bands.length - 1][2]);
     }
     if (this.axis.kind === "percentile") { first = 0; last = 4; }
     if (this.axis.kind === "linear") {
@@ -144,16 +155,16 @@
     this.ends = [first, last];
     return {
       width: width,
-      height: HEIGHT,
-      padding: [10, 28, 0, 0],
+      height: printing ? PRINTED[1] * n : HEIGHT,
+      padding: [10 * n, 28 * n, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, range: function (_, low, high) { return self.zoomed ? [low, high] : [first, last]; } },
         y: { distr: spec.log ? 3 : 1, range: function (u) { return self.heights(u); } },
       },
       axes: [
-        Object.assign({}, axis, this.across(), { size: 28, label: this.axis.label, labelSize: 18, labelFont: font, labelGap: 0, gap: 4 }),
-        Object.assign({}, axis, this.up(), { size: 52, label: spec.unit, labelSize: 18, labelFont: font, labelGap: 0, gap: 4 }),
+        Object.assign({}, axis, this.across(), { size: 28 * n, label: this.axis.label }),
+        Object.assign({}, axis, this.up(), { size: 52 * n, label: spec.unit }),
       ],
       series: [{}].concat(spec.lines.map(function (line, index) { return self.line(line, index); })),
       cursor: {
@@ -178,12 +189,12 @@
       label: line.name,
       show: !this.hidden[index],
       stroke: function (u) { return self.dense(u) ? faint(stroke) : stroke; },
-      width: line.values.length > DENSE ? 1 : 1.6,
-      dash: line.dash && line.values.length <= DENSE ? dashes(line, 1) : undefined,
+      width: (line.values.length > DENSE ? 1 : 1.6) * fine(),
+      dash: line.dash && line.values.length <= DENSE ? dashes(line, fine()) : undefined,
       points: {
         show: few && this.axis.kind !== "percentile",
-        size: 5, stroke: stroke, fill: stroke, width: 1,
-        filter: function (u, _, show) { return show ? null : alone(line.values); },
+        size: 5 * fine(), stroke: stroke, fill: stroke, width: 1,
+        filter: function (u, _, show) { return show || self.dense(u) ? null : alone(line.values); },
       },
     };
     if (spec.steps) options.paths = uPlot.paths.stepped({ align: 1 });
@@ -234,16 +245,16 @@
       };
     if (this.axis.kind === "time")
       return {
-        space: 64,
+        space: 64 * fine(),
         incrs: [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400],
         values: function (_, splits, __, ___, step) { return splits.map(function (at) { return clock(at, step); }); },
       };
-    return { space: 50, values: function (_, splits) { return splits.map(figures); } };
+    return { space: 50 * fine(), values: function (_, splits) { return splits.map(figures); } };
   };
 
   Chart.prototype.up = function () {
     if (!this.spec.log)
-      return { space: 34, values: function (_, splits) { return splits.map(figures); } };
+      return { space: 34 * fine(), values: function (_, splits) { return splits.map(figures); } };
     return {
       splits: function (_, __, low, high) { return rounds(low, high, 7); },
       filter: function (_, splits) { return splits; },
@@ -270,7 +281,8 @@
     if (!(high > 0)) return log ? [0.1, 10] : [0, 1];
     if (!log) return [0, high * 1.08];
     if (!(low < Infinity)) low = high / 10;
-    return [low / 1.25, high * 1.25];
+    var room = high / low < 4 ? 2 : 1.25; // that an axis has more than one number
+    return [low / room, high * room];
   };
 
   // --- what is drawn beside the lines -------------------------------------------------------
@@ -291,7 +303,7 @@
   };
 
   Chart.prototype.over = function (u) {
-    var ctx = u.ctx, box = u.bbox, ratio = uPlot.pxRatio, spec = this.spec, self = this;
+    var ctx = u.ctx, box = u.bbox, ratio = sharp(), spec = this.spec, self = this;
     ctx.save();
     ctx.beginPath();
     ctx.rect(box.left, 0, box.width, box.top + box.height);
@@ -323,7 +335,7 @@
 
   /* Names above the first line's points, but for those that would cover another. */
   Chart.prototype.name = function (u) {
-    var ctx = u.ctx, ratio = uPlot.pxRatio, places = this.axis.places, names = this.spec.names;
+    var ctx = u.ctx, ratio = sharp(), places = this.axis.places, names = this.spec.names;
     var taken = [];
     ctx.textAlign = "center";
     this.spec.lines[0].values.forEach(function (value, index) {
@@ -341,7 +353,7 @@
 
   function write(ctx, text, x, y, ink) {
     ctx.strokeStyle = colour("page");
-    ctx.lineWidth = 3 * uPlot.pxRatio;
+    ctx.lineWidth = 3 * sharp();
     ctx.setLineDash([]);
     ctx.strokeText(text, x, y);
     ctx.fillStyle = ink;
@@ -350,7 +362,7 @@
 
   /* A line through the medians of groups of neighbours. */
   Chart.prototype.middle = function (u, line) {
-    var ctx = u.ctx, ratio = uPlot.pxRatio, places = this.axis.places, seen = this.seen(u), begun = false;
+    var ctx = u.ctx, ratio = sharp(), places = this.axis.places, seen = this.seen(u), begun = false;
     var each = Math.ceil((seen[1] - seen[0]) / GROUPS);
     ctx.strokeStyle = colour("c" + line.look);
     ctx.lineWidth = 2 * ratio;
@@ -370,7 +382,7 @@
 
   /* A line through places of its own. */
   Chart.prototype.join = function (u, line) {
-    var ctx = u.ctx, ratio = uPlot.pxRatio;
+    var ctx = u.ctx, ratio = sharp();
     ctx.strokeStyle = colour("c" + line.look);
     ctx.lineWidth = 1.6 * ratio;
     ctx.setLineDash(dashes(line, ratio));
@@ -383,7 +395,7 @@
   };
 
   Chart.prototype.dots = function (u, line) {
-    var ctx = u.ctx, ratio = uPlot.pxRatio, places = this.axis.places;
+    var ctx = u.ctx, ratio = sharp(), places = this.axis.places;
     ctx.setLineDash([]);
     line.values.forEach(function (value, index) {
       if (value === null) return;
