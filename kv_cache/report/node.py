@@ -43,6 +43,10 @@ class Node:
         for name in self.value:
             yield name, self[name]
 
+    def mapping(self) -> dict[str, Any]:
+        """Its keys and values, as a mapping of its own."""
+        return {name: node.value for name, node in self.items()}
+
     def rows(self) -> "list[Node]":
         if not isinstance(self.value, list):
             raise MisshapenError(f"{self.path} is {show(self.value)}, not a list")

@@ -521,14 +521,14 @@ def _require_small(path: Path) -> None:
 
 
 def _differences(name: str, there: Any, embedded: Any) -> Iterator[str]:
-    found = list(_unlike("", there, embedded))
+    found = list(unlike("", there, embedded))
     for path in found[:_MOST_DIFFERENCES]:
         yield f"{name} and the result differ in {path or 'everything'}"
     if len(found) > _MOST_DIFFERENCES:
         yield f"{name} and the result differ in {len(found) - _MOST_DIFFERENCES} more places"
 
 
-def _unlike(path: str, one: Any, other: Any) -> Iterator[str]:
+def unlike(path: str, one: Any, other: Any) -> Iterator[str]:
     """Where two plain values differ. Goes down only where both do, so the cost is the smaller's."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in {**one, **other}:
@@ -536,10 +536,10 @@ def _unlike(path: str, one: Any, other: Any) -> Iterator[str]:
             if key not in one or key not in other:
                 yield below
             else:
-                yield from _unlike(below, one[key], other[key])
+                yield from unlike(below, one[key], other[key])
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for number, pair in enumerate(zip(one, other, strict=True)):
-            yield from _unlike(f"{path}[{number}]", *pair)
+            yield from unlike(f"{path}[{number}]", *pair)
     elif not _same(one, other):
         yield path
 
