@@ -1,65 +1,74 @@
 """The merge done again from the ranks' results, and the results themselves checked."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from kv_cache import __version__
 from kv_cache.core.crew import Crew, Member
-from kv_cache.report.chain import CHAIN, SECTION
+from kv_cache.report.chain import CHAIN, SECTION, check
 from kv_cache.report.node import MisshapenError, Node
 from kv_cache.report.ranks.merged import merged_document
 from kv_cache.report.recheck import recheck, unlike
 from kv_cache.report.result import SCHEMA as RESULT_SCHEMA
 
 _MOST_PLACES = 10
+_LONGEST = 300
 
 Json = Mapping[str, Any]
 
 
-def recheck_ranks(document: Json) -> list[str]:
+class Rechecked(NamedTuple):
+    """What does not follow from the rest, one sentence each; and the merge done again, if that was
+    possible."""
+
+    deviations: tuple[str, ...]
+    again: Json | None
+
+
+def recheck_ranks(document: Json) -> Rechecked:
     """What in a document of ranks does not follow from the ranks' results in it, or in one of these
-    from the rest of it; one sentence each. Never fails, whatever the document is."""
+    from the rest of it. Never fails, whatever the document is."""
+    found: list[str] = []
     try:
-        return list(dict.fromkeys(_deviations(Node(document, "the result"))))
+        own = Node(document, "the result")[SECTION]
+        results = _results(own, found)
+        again = merged_document(results, _crew(own["crew"]))
+        found += _differences(dict(document), again)
+        return Rechecked(tuple(dict.fromkeys(found)), again)
     except MisshapenError as error:
-        return [str(error)]
+        return Rechecked((*dict.fromkeys(found), str(error)), None)
     except (orjson.JSONEncodeError, OverflowError):
-        return ["numbers in it are larger than any that are counted"]
+        told = "numbers in it are larger than any that are counted"
+        return Rechecked((*dict.fromkeys(found), told), None)
 
 
-def _deviations(root: Node) -> Iterator[str]:
-    own = root[SECTION]
-    rows = own["ranks"].rows()
+def _results(own: Node, found: list[str]) -> dict[int, Any]:
+    """The ranks' results; what is wrong with each by itself goes to `found`."""
     results: dict[int, Any] = {}
-    for row in rows:
-        number = row["rank"].whole()
+    for row in own["ranks"].rows():
+        number, result = row["rank"].whole(), row["result"].value
         if number in results:
-            yield f"rank {number} stands in the list of ranks twice"
-        results[number] = row["result"].value
+            found.append(f"rank {number} stands in the list of ranks twice")
+        if result is not None:
+            results[number] = result
         if row["counted"].value is True:
-            yield from (f"rank {number}: {said}" for said in _of_one(row["result"].value))
-    again = merged_document(
-        {rank: result for rank, result in results.items() if result is not None},
-        _crew(own["crew"]),
-    )
-    version = own["program_version"].value
-    if version != __version__:
-        yield (
-            f"the merge was done by version {version!s:.40}, whose sums are not done again here: "
-            f"this is {__version__}"
-        )
-        return
-    yield from _differences(root.mapping(), again)
+            found += (f"rank {number}: {said}" for said in _of_one(result))
+    return results
 
 
 def _of_one(result: Any) -> list[str]:
+    """Of a result that counts."""
     if not isinstance(result, Mapping) or not isinstance(result.get(SECTION), Mapping):
         return ["it counts, but is no result of this program"]
     if result[SECTION].get("schema") != RESULT_SCHEMA:
         return [f"it counts, but is not of schema {RESULT_SCHEMA}"]
-    return recheck(result)
+    changed = [f"{link} {says}" for link, says in check(result, {})]
+    return changed + [_short(said) for said in recheck(result)]
+
+
+def _short(sentence: str) -> str:
+    return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
 
 def _differences(stored: dict[str, Any], again: dict[str, Any]) -> Iterator[str]:
