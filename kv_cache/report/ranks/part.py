@@ -13,6 +13,8 @@ from kv_cache.report.result import SCHEMA as RESULT_SCHEMA
 SECTION = "kv_cache"
 FINISHED = "finished"
 
+_ROOT = "the result"
+
 Json = Mapping[str, Any]
 
 
@@ -37,7 +39,7 @@ class Part:
 
     @property
     def root(self) -> Node:
-        return Node(self.document, f"the result of rank {self.rank}")
+        return Node(self.document, _ROOT)
 
     @property
     def own(self) -> Node:
@@ -130,5 +132,6 @@ def counted_of(parts: Sequence[Part]) -> list[Part]:
 
 
 def flawed(part: Part, error: MisshapenError) -> Part:
-    return Part(rank=part.rank, member=part.member, document=part.document,
-                flaw=f"has a result that is not whole: {error}")  # fmt: skip
+    """The rank, not counted, as its result lacks something."""
+    flaw = f"has a result that is not whole: {str(error).replace(f'{_ROOT}.', '')}"
+    return Part(rank=part.rank, member=part.member, document=part.document, flaw=flaw)
