@@ -22,7 +22,7 @@ from kv_cache.bench.run import RealRun, fill_drives
 from kv_cache.cli.apart import alone_note, apart, own_file, together_note
 from kv_cache.cli.crew.begin import take_part
 from kv_cache.cli.crew.coordinator import Coordinator
-from kv_cache.cli.crew.seat import Seat
+from kv_cache.cli.crew.seat import Refused, Seat
 from kv_cache.cli.exports import endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
@@ -53,7 +53,10 @@ def main(argv: Sequence[str]) -> int:
     """Run; the exit code. UsageError is the caller's to print."""
     invocation = parse(argv)
     rank = rank_of(os.environ)
-    part = take_part(invocation, rank, os.environ)
+    try:
+        part = take_part(invocation, rank, os.environ)
+    except Refused:
+        return EXIT_USAGE
     if isinstance(part, Coordinator):
         return part.run()
     if isinstance(part, Seat):
@@ -71,22 +74,17 @@ def _run_seated(invocation: Invocation, seat: Seat) -> int:
     """One of the ranks that run together. Its result is written, then handed over; the coordinator
     says why none can begin."""
     output = own_file(seat.output, seat.rank, together=True)
-    before = _changed_ns(output)
 
     def own(config: Config) -> Config:
         return apart(config, seat.rank, output, together=True)
 
     notes = together_note(seat.rank, seat.output)
-    start = Start(rank=seat.rank, own=own, notes=notes, seat=seat)
     try:
-        code = launch(invocation, start)
+        return launch(invocation, Start(rank=seat.rank, own=own, notes=notes, seat=seat))
     except UsageError as error:
-        if seat.refuse(str(error)):
+        if isinstance(error, Refused) or seat.refuse(str(error)):
             return EXIT_USAGE
         raise
-    written = _changed_ns(output) not in (before, None)
-    seat.conclude(code, output.read_bytes() if written else None)
-    return code
 
 
 def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
@@ -99,8 +97,18 @@ def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
         log.log(_level_of(start, warning), warning)
     with interrupts() as caught:
         if start.seat is not None:
-            start.seat.introduce(job.config, caught)
+            return _with_others(job, start.seat, caught)
         return _run(job, caught) if job.config.run.trials == 1 else _run_trials(job, caught)
+
+
+def _with_others(job: Job, seat: Seat, caught: Interrupts) -> int:
+    """What is handed over is what was written, if it was."""
+    seat.introduce(job.config, caught)
+    before = _changed_ns(job.output)
+    code = _run(job, caught)
+    written = _changed_ns(job.output) not in (before, None)
+    seat.conclude(code, job.output.read_bytes() if written else None)
+    return code
 
 
 def _level_of(start: Start, warning: str) -> int:

@@ -394,6 +394,8 @@ class Coordinator:
                 rank.config = message["config"]
             case "refusal":
                 rank.refusal = message["why"]
+                if self._welcomed:
+                    rank.lost = f"could not begin: {rank.refusal}"
             case "pong":
                 rank.pong = {**message, "back_ns": now_ns}
             case "ready":
@@ -427,8 +429,9 @@ class Coordinator:
     def _measure_clocks(self) -> None:
         """Of every rank, anew: clocks drift."""
         for rank in self._ranks:
-            answered = [self._exchange(rank, number) for number in range(PINGS)]
-            exchanges = [each for each in answered if each is not None]
+            exchanges: list[Exchange] = []
+            while len(exchanges) < PINGS and (one := self._exchange(rank, len(exchanges))):
+                exchanges.append(one)
             if exchanges:
                 found = offset_of(exchanges)
                 rank.offset_ns, rank.error_ns = found.offset_ns, found.error_ns
@@ -518,7 +521,9 @@ class Coordinator:
         for rank in self._ranks:
             self._tell(rank, "bye")
         until_s = time.monotonic() + _END_S
-        for child in self._children.values():
+        for number, child in self._children.items():
+            if not self._welcomed and not self._ranks[number].about:
+                child.terminate()  # it has not come yet, and has nothing
             try:
                 child.wait(max(0.1, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:

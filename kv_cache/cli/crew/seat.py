@@ -37,11 +37,15 @@ _OWN = ("run.seed", "run.clients_port", "tiers.cache_dir", "tiers.free_share", "
 log = logging.getLogger("kv_cache")
 
 
+class Refused(ConfigError):  # noqa: N818
+    """The coordinator ends it before anything has begun, and says why itself."""
+
+
 class Seat:
     """One rank's place among those that run together."""
 
     def __init__(self, wire: Wire, rank: MpiRank) -> None:
-        """Raises PlaceError where the coordinator has no use for it, or does not answer."""
+        """Raises Refused where the coordinator has no use for it, PlaceError where it is gone."""
         self.rank = rank
         self.siblings: Sequence[int] = ()  # processes of the others on this machine
         self.ended: str | None = None  # why the run was ended for all
@@ -74,7 +78,7 @@ class Seat:
 
     def introduce(self, config: Config, caught: Interrupts) -> None:
         """All is checked and nothing written. Returns when that is so for all ranks; raises
-        ConfigError where one of them cannot begin, or has another configuration. `caught` is where
+        Refused where one of them cannot begin, or has another configuration. `caught` is where
         signals are noted from now on."""
         self._caught = caught
         self._patience_s = config.run.clients_timeout_s + PATIENCE_S
@@ -83,9 +87,7 @@ class Seat:
 
     def refuse(self, why: str) -> bool:
         """This rank cannot begin. Whether the coordinator knows, who then says it to the user."""
-        if self._refused is not None:
-            return True
-        return self._send("refusal", why=why)
+        return self.ended is None and self._send("refusal", why=why)
 
     def watch(self, run: RealRun) -> None:
         self._run = run
@@ -133,8 +135,10 @@ class Seat:
         while not event.wait(_LOOK_S):
             if self._caught is not None and self._caught.came:
                 raise PlaceError(f"{self._caught.name} came before all ranks were there")
+        if self.ended is not None:
+            raise PlaceError(f"{self.rank} ends before it has begun: {self.ended}")
         if self._refused is not None:
-            raise ConfigError(self._refused)
+            raise Refused(self._refused)
 
     def _listen(self) -> None:
         due_s = time.monotonic() + TELL_S
