@@ -26,7 +26,16 @@ from kv_cache.cli.crew.seat import Refused, Seat
 from kv_cache.cli.exports import endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.prepare import Job, Start, numbered, output_of, own_files, prepare, warnings_of
+from kv_cache.cli.prepare import (
+    QUICK,
+    Job,
+    Start,
+    numbered,
+    output_of,
+    own_files,
+    prepare,
+    warnings_of,
+)
 from kv_cache.cli.progress import Progress, bar_for, to
 from kv_cache.cli.ranks import rank_of
 from kv_cache.cli.twin import export_job
@@ -52,6 +61,9 @@ log = logging.getLogger("kv_cache")
 def main(argv: Sequence[str]) -> int:
     """Run; the exit code. UsageError is the caller's to print."""
     invocation = parse(argv)
+    if not argv:
+        invocation = replace(invocation, config_path=QUICK)
+    _log_as_asked(invocation)
     rank = rank_of(os.environ)
     try:
         part = take_part(invocation, rank, os.environ)
@@ -76,7 +88,10 @@ def _run_seated(invocation: Invocation, seat: Seat) -> int:
     output = own_file(seat.output, seat.rank, together=True)
 
     def own(config: Config) -> Config:
-        return apart(config, seat.rank, output, together=True)
+        mine = apart(config, seat.rank, output, together=True)
+        return replace(
+            mine, output=replace(mine.output, progress=False)
+        )  # the coordinator shows it
 
     notes = together_note(seat.rank, seat.output)
     try:
@@ -89,9 +104,7 @@ def _run_seated(invocation: Invocation, seat: Seat) -> int:
 
 def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
     """Check and run; the exit code. Raises UsageError."""
-    logging.basicConfig(
-        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
-    )
+    _log_as_asked(invocation)
     job = prepare(invocation, quick=quick, start=start)
     for warning in (*start.notes, *start.not_submittable, *job.warnings):
         log.log(_level_of(start, warning), warning)
@@ -99,6 +112,12 @@ def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
         if start.seat is not None:
             return _with_others(job, start.seat, caught)
         return _run(job, caught) if job.config.run.trials == 1 else _run_trials(job, caught)
+
+
+def _log_as_asked(invocation: Invocation) -> None:
+    logging.basicConfig(
+        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
+    )
 
 
 def _with_others(job: Job, seat: Seat, caught: Interrupts) -> int:

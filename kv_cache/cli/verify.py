@@ -47,7 +47,8 @@ What is looked at:
   numbers    what follows from the rest of the result is computed again: the verdict from the
              evidence, bandwidths from the ledger, percentiles from the histograms, the reference's
              keys from our section. In a run's directory also ledger and histograms from the
-             records, and config.yaml and environment.json against what the result holds
+             records, and config.yaml and environment.json against what the result holds. Of
+             several ranks, each one's result like this, and the merge of them done again
   verdict    valid, suspect or invalid, with the rule and the numbers behind each reason (!), what
              could not be judged (?), and thresholds that are not at their default (~)
 
@@ -119,9 +120,13 @@ def main(argv: Sequence[str]) -> int:
     if report.intact:
         return EXIT_INTACT
     sys.stdout.flush()
-    print(f"kv-cache: {_plain(given.result)} is not as its run left it; run again, or get the "
-          "original", file=sys.stderr)  # fmt: skip
+    _say_changed(given.result)
     return EXIT_CHANGED
+
+
+def _say_changed(result: str) -> None:
+    print(f"kv-cache: {_plain(result)} is not as its run left it; run again, or get the original",
+          file=sys.stderr)  # fmt: skip
 
 
 _RANKS = "kv-cache-ranks/"
@@ -184,7 +189,11 @@ def _look_at_ranks(document: Mapping[str, Any], file: Path, given: argparse.Name
         sys.stdout.write(as_json(told).decode())
     else:
         print("\n".join(_plain(line) for line in _ranks_lines(told, again.get("ranks", []))))
-    return EXIT_INTACT if told["intact"] else EXIT_CHANGED
+    if told["intact"]:
+        return EXIT_INTACT
+    sys.stdout.flush()
+    _say_changed(given.result)
+    return EXIT_CHANGED
 
 
 def _ranks_lines(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -56,6 +56,7 @@ class Seat:
         self._done = False  # the result is handed over: nothing is left to be ended
         self._refused: str | None = None
         self._instant_ns = 0
+        self._calm: tuple[int, os.sched_param] | None = None  # how this thread is scheduled else
         self._patience_s = PATIENCE_S
         self._placed, self._welcome = threading.Event(), threading.Event()
         self._go, self._bye = threading.Event(), threading.Event()
@@ -99,12 +100,14 @@ class Seat:
             if stop.is_set():
                 return
             look()
-        _hurry(os.SCHED_FIFO, 1)
+        self._calm = os.sched_getscheduler(0), os.sched_getparam(0)
+        _hurry(os.SCHED_FIFO, os.sched_param(1))
         _until(self._instant_ns, stop)
 
     def opened(self, ago_ns: int) -> None:
         at_ns = time.monotonic_ns() - ago_ns
-        _hurry(os.SCHED_OTHER, 0)
+        if self._calm is not None:
+            _hurry(*self._calm)
         self._send("opened", at_ns=at_ns)
 
     def conclude(self, code: int, result: bytes | None) -> None:
@@ -201,12 +204,12 @@ class Seat:
         self._wire.send("signal", name=caught.name)
 
 
-def _hurry(policy: int, priority: int) -> None:
+def _hurry(policy: int, param: os.sched_param) -> None:
     """So that this thread, which sleeps, gets a core at the instant although the first of the ranks
     on this machine to open keeps them all busy; where we may (root, CAP_SYS_NICE). Without it a
     rank was 1 to 70 ms late on a machine with fewer cores than ranks."""
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, policy, os.sched_param(priority))
+        os.sched_setscheduler(0, policy, param)
 
 
 def _until(at_ns: int, stop: threading.Event) -> None:
