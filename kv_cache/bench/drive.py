@@ -213,13 +213,15 @@ class Drive:
             )
             return self._recorder.meter.take(now_ns), gauges
 
-    def open(self) -> None:
-        """Arrivals may come in; the source's time begins."""
+    def open(self) -> int:
+        """Arrivals may come in; the source's time begins, at the instant that is returned."""
         with self._lock:
-            self._intake.begin(self._clock.now_ns())
+            now_ns = self._clock.now_ns()
+            self._intake.begin(now_ns)
             self._open = True
             self._work.notify_all()
             self._feed.notify_all()
+            return now_ns
 
     def wait(self, until_ns: int | None, timeout_s: float) -> bool:
         """Wait a while. True when everything has ended, somebody died, or time is up."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import gettempdir
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of
@@ -88,6 +88,22 @@ _ROUNDS_DRAIN_S = 60.0  # for requests of the rounds to end, at least
 _GRACE_S = 2.0  # of the drain when a signal ends the run: launchers kill 5 s after it
 
 Tick = Callable[["RealRun"], None]
+
+
+class Together(Protocol):
+    """What a run that is one of several has to know and do (`cli/crew`)."""
+
+    @property
+    def siblings(self) -> Sequence[int]:
+        """Processes of the others on this machine."""
+
+    def wait(self, stop: threading.Event, look: Callable[[], None]) -> None:
+        """The run is ready. Return at the instant at which all open, or after `stop`; `look` now
+        and then, but not just before."""
+
+    def opened(self, ago_ns: int) -> None:
+        """So long ago the first arrival was let in."""
+
 
 log = logging.getLogger("kv_cache")
 
@@ -261,12 +277,14 @@ class RealRun:
         promises: Sequence[Promise] | None = None,
         watch: Watch | None = None,
         on_latencies: OnLatencies | None = None,
+        together: Together | None = None,
     ) -> None:
         """`wrap` puts something around each store; `rehearse` runs on storage that keeps nothing
         and takes no time, with all the rest as it is. `filled` is what was done to the drives
         before, `rounds` the load of the preconditioning, endless and under other names.
         `on_arrival` as in `Intake`, but not of these rounds; `promises` and `watch` as in
-        `build_control`."""
+        `build_control`; `together` where this is one of several runs."""
+        self._together = together
         self._rehearse = rehearse
         self._config = config
         self._load = load
@@ -335,7 +353,8 @@ class RealRun:
         self._pools = (loads, stored)
         uring.register([loads.memory, stored.memory])
         objects = [cache_dir.objects for cache_dir in self._cache_dirs]
-        self._witness = Witness(config.passport, objects, self.clock)
+        siblings = () if self._together is None else self._together.siblings
+        self._witness = Witness(config.passport, objects, self.clock, siblings)
         devices = [device for path in objects if (device := device_of(path)) is not None]
         self._monitor = self._machine_monitor(devices)
         self._tracer = Tracer(devices) if config.monitor.latency_tracing else None
@@ -496,8 +515,11 @@ class RealRun:
         """Warm-up and window."""
         config, edges = self._config, self.recorder.edges
         self._begin_tracing()
+        self._wait_for_others(tick)
         edges.measure_start_ns = self.clock.now_ns() + s_to_ns(config.run.warmup_s)
-        self._drive.open()
+        opened_ns = self._drive.open()
+        if self._together is not None:
+            self._together.opened(self.clock.now_ns() - opened_ns)
         self.phase = "warmup"
         self._wait(edges.measure_start_ns, tick)
         self._cut()
@@ -512,6 +534,18 @@ class RealRun:
         edges.measure_start_ns = min(edges.measure_start_ns, edges.measure_end_ns)
         self._cut(last=True)
         self._witness.close_window()
+
+    def _wait_for_others(self, tick: Tick) -> None:
+        """So long the windows are those of a warm-up in which nobody asks."""
+        if self._together is None:
+            return
+        self.phase, self.recorder.edges.measure_start_ns = "waiting", _NOT_YET_NS
+
+        def look() -> None:
+            self._cut_when_due()
+            tick(self)
+
+        self._together.wait(self._stop, look)
 
     # --- windows ---------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Begun before the first byte and ended after the last, with a look at the edges o
 window. It judges nothing: `metrics/passport` does, from what stands in the result.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -34,9 +35,16 @@ class Witness:
     """Takes notes from `begin` to `end`; `evidence` is what it has to say."""
 
     def __init__(
-        self, config: PassportConfig, directories: Sequence[Path], clock: MonotonicClock
+        self,
+        config: PassportConfig,
+        directories: Sequence[Path],
+        clock: MonotonicClock,
+        siblings: Sequence[int] = (),
     ) -> None:
+        """`siblings` are processes that belong to us, as other ranks of one run do: what they move
+        is nobody else's."""
         self._config = config
+        self._siblings = tuple(siblings)
         self._directories = directories
         self._clock = clock
         found = [device_of(directory) for directory in directories]
@@ -60,17 +68,23 @@ class Witness:
         self._ended = self._began
         self._lags = self._canary.mark()
         self._neighbours: list[Any] = []
-        self._around = foreign.snapshot()
+        self._around = self._others()
+        self._kin = self._kin_then = foreign.of(self._siblings)
+
+    def _others(self) -> foreign.Snapshot:
+        return foreign.snapshot(own={os.getpid(), *self._siblings})
 
     def open_window(self) -> None:
-        self._around = foreign.snapshot()
+        self._around = self._others()
+        self._kin = foreign.of(self._siblings)
         self._canary.mark()
         self._opened = read_counters(self._devices)
 
     def close_window(self) -> None:
         self._closed = read_counters(self._devices)
         self._lags = self._canary.mark()
-        moved = foreign.culprits(self._around, foreign.snapshot())
+        self._kin_then = foreign.of(self._siblings)
+        moved = foreign.culprits(self._around, self._others())
         self._neighbours = [process for process in moved if self._can_be(process)]
 
     def _can_be(self, process: foreign.ProcessIo) -> bool:
@@ -148,7 +162,7 @@ class Witness:
             "page_cache": self.page_cache.section(),
             "interposed": dict(self._interposed),
             "throttles": self._limits,
-            "foreign": foreign.section(_foreign(window), self._neighbours),
+            "foreign": self._foreign(window),
             "clock": {"wall_s": wall_s, "monotonic_s": monotonic_ns / NS_PER_S},
             "payload": dict(self._payload),
             "link": {"bytes_per_second": link[0], "source": link[1]},
@@ -157,6 +171,13 @@ class Witness:
             "accounted": self._accounted,
             "cores": throttles.usable_cores(),
         }
+
+    def _foreign(self, window: Counters) -> dict[str, Any]:
+        if not self._siblings:
+            return foreign.section(_foreign(window, (0, 0)), self._neighbours)
+        moved = foreign.moved(self._kin, self._kin_then)
+        told = foreign.section(_foreign(window, moved or (0, 0)), self._neighbours)
+        return {**told, "siblings": foreign.siblings_row(self._siblings, moved)}
 
 
 def disks_of(device: str, sysfs: Path = Path("/sys")) -> set[str]:
@@ -169,13 +190,11 @@ def disks_of(device: str, sysfs: Path = Path("/sys")) -> set[str]:
     return {device}.union(*(disks_of(name, sysfs) for name in below))
 
 
-def _foreign(window: Counters) -> tuple[int | None, int | None]:
-    return foreign.foreign(
-        window.device_read_bytes,
-        window.device_write_bytes,
-        window.process_read_bytes,
-        window.process_write_bytes,
-    )
+def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, int | None]:
+    """`siblings` have (read, written) so much, which counts as ours."""
+    own = (window.process_read_bytes, window.process_write_bytes)
+    read, written = (None if n is None else n + more for n, more in zip(own, siblings, strict=True))
+    return foreign.foreign(window.device_read_bytes, window.device_write_bytes, read, written)
 
 
 def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from kv_cache.cli.aside import step_aside
-from kv_cache.cli.ranks import rank_of
+from kv_cache.cli.ranks import COORDINATOR, rank_of
 from kv_cache.core.errors import UsageError, did_you_mean
 
 EXIT_USAGE = 2
@@ -13,7 +13,7 @@ EXIT_SIGINT = 130
 
 
 def _run(argv: Sequence[str]) -> int:
-    if rank_of(os.environ).told_by is not None:
+    if COORDINATOR not in os.environ and rank_of(os.environ).told_by is not None:
         step_aside()
     from kv_cache.cli.run import main as run
 

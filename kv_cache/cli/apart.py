@@ -34,19 +34,22 @@ LOCAL_FILESYSTEMS = frozenset(
 """What only this machine writes to. Any other may be every machine's."""
 
 
-def own_file(path: Path, rank: MpiRank) -> Path:
+def own_file(path: Path, rank: MpiRank, *, together: bool = False) -> Path:
     """Rank 0 has the name that was given, so that whoever gave it finds a result there; `R.json` of
-    rank 2 is `R.rank2.json`."""
-    return path if rank.rank == 0 else path.with_name(f"{path.stem}.rank{rank.rank}{path.suffix}")
+    rank 2 is `R.rank2.json`. Where ranks run together `R.json` is all ranks', and none is rank 0's.
+    """
+    if rank.rank == 0 and not together:
+        return path
+    return path.with_name(f"{path.stem}.rank{rank.rank}{path.suffix}")
 
 
-def apart(config: Config, rank: MpiRank, output: Path) -> Config:
+def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False) -> Config:
     """What all ranks were given, made this rank's: directories below those that were given, files
     beside them, the seed plus the rank, and its share of free space. `output` is its own result.
     """
     told, tiers = config.output, config.tiers
     files: dict[str, Any] = {
-        name: str(own_file(Path(given), rank))
+        name: str(own_file(Path(given), rank, together=together))
         for name in OWN_FILES
         if (given := getattr(told, name)) is not None
     }
@@ -90,3 +93,9 @@ def alone_note(rank: MpiRank) -> tuple[str, ...]:
         return ()
     said = f"this is {rank} ({rank.told_by}) alone: nothing here is a sum over ranks"
     return (f"{said}, and the others' results have files of their own",)
+
+
+def together_note(rank: MpiRank, output: Path) -> tuple[str, ...]:
+    """The same, where the ranks run together, with the result of all at `output`."""
+    said = f"this is {rank} alone, which ran together with the others"
+    return (f"{said}: the sums over ranks are in {output}",)

@@ -162,6 +162,7 @@ _OURS = {
     "run.warmup_s": "--probe-warmup sets it for each probe",
     "run.max_requests": "a probe ends when it is sure",
     "run.trials": "the answer is confirmed by --confirmations",
+    "run.clients": "the search is one process's",
     "arrival.mode": "the loop is open",
     "arrival.request_rate": "--by rate searches for it",
     "arrival.process": "arrivals of --by rate are Poisson's, users have their own pace",

@@ -31,6 +31,7 @@ _GROUPS: Mapping[str, str] = {
     "Preconditioning": "what is done to the device before anything is measured",
     "Finding the limit": "users come and go during the run; see also the command capacity",
     "Limits": "how long the run is and how much may happen at once",
+    "Several ranks": "that run together, on one machine or on many (mpirun)",
     "Output": "the result and what is written beside it",
     "Not in this version": "flags of the reference that are recognised and refused, with a reason",
 }
@@ -55,6 +56,10 @@ _GROUP_OF: Mapping[str, str] = {
     "autoscaler": "Finding the limit",
     "run.trials": "Limits",
     "run.trial_cooldown_s": "Limits",
+    "run.clients": "Several ranks",
+    "run.mpi": "Several ranks",
+    "run.clients_timeout_s": "Several ranks",
+    "run.clients_port": "Several ranks",
     "sim.profile": "What to run",
 }
 """By the option's path, else by its section."""

@@ -48,6 +48,7 @@ _USELESS = {
     "output.io_trace_log": "there is no device in virtual time",
     "run.virtual_time": "there is no device in virtual time",
     "run.trials": "one is enough",
+    "run.clients": "one is enough",
     "run.max_requests": "rounds end by time",
     "autoscaler.enabled": "a steady state needs a steady load",
     "output.results_dir": "everything stands in --output",

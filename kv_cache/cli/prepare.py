@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.bench.place import check_name, check_output_file, check_results_dir
 from kv_cache.bench.run import check_places, storage_directories
@@ -47,6 +47,9 @@ from kv_cache.workload.formats.opening import (
 )
 from kv_cache.workload.formats.row import TraceRow
 
+if TYPE_CHECKING:
+    from kv_cache.cli.crew.seat import Seat
+
 QUICK = Path("quick")
 
 log = logging.getLogger("kv_cache")
@@ -80,6 +83,7 @@ class Start:
     own: "Own | None" = None  # makes its own what all ranks were given; None: nothing is shared
     notes: tuple[str, ...] = ()
     not_submittable: tuple[str, ...] = ()
+    seat: "Seat | None" = None  # of a rank that runs together with others
 
 
 Own = Callable[[Config], Config]

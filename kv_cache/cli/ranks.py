@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import ALONE, MpiRank
 
+RANK = "KV_CACHE_RANK"
+RANKS = "KV_CACHE_RANKS"
+RANKS_HERE = "KV_CACHE_RANKS_HERE"
+COORDINATOR = "KV_CACHE_COORDINATOR"
+KEY = "KV_CACHE_KEY"
+"""What `--clients` tells the ranks that it starts (`cli/crew`); the last two are rank 0's of an MPI
+job too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Starter:
@@ -23,8 +31,9 @@ class _Starter:
 def rank_of(environ: Mapping[str, str]) -> MpiRank:
     """The rank that the environment tells, else ALONE. Raises ConfigError where it makes no sense.
 
-    The order is the MLPerf wrapper's: Open MPI, then MPICH and what else speaks PMI. Last comes a
-    step of Slurm with several tasks: a batch script that is no step has SLURM_PROCID too.
+    First comes what we have started ourselves. Then the order is the MLPerf wrapper's: Open MPI,
+    then MPICH and what else speaks PMI. Last comes a step of Slurm with several tasks: a batch
+    script that is no step has SLURM_PROCID too.
     """
     for starter in _STARTERS:
         rank = _number(environ, starter.rank)
@@ -68,6 +77,7 @@ def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
 
 _SLURM = _Starter(rank="SLURM_PROCID", ranks="SLURM_STEP_NUM_TASKS", on_machine=_slurm_tasks_here)
 _STARTERS = (
+    _Starter(rank=RANK, ranks=RANKS, on_machine=_plain(RANKS_HERE)),
     _Starter(
         rank="OMPI_COMM_WORLD_RANK",
         ranks="OMPI_COMM_WORLD_SIZE",

@@ -19,11 +19,23 @@ from kv_cache.bench.certify import ceiling
 from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.fill import Filled
 from kv_cache.bench.run import RealRun, fill_drives
-from kv_cache.cli.apart import alone_note, apart, own_file
+from kv_cache.cli.apart import alone_note, apart, own_file, together_note
+from kv_cache.cli.crew.begin import take_part
+from kv_cache.cli.crew.coordinator import Coordinator
+from kv_cache.cli.crew.seat import Refused, Seat
 from kv_cache.cli.exports import endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.prepare import Job, Start, numbered, output_of, own_files, prepare, warnings_of
+from kv_cache.cli.prepare import (
+    QUICK,
+    Job,
+    Start,
+    numbered,
+    output_of,
+    own_files,
+    prepare,
+    warnings_of,
+)
 from kv_cache.cli.progress import Progress, bar_for, to
 from kv_cache.cli.ranks import rank_of
 from kv_cache.cli.twin import export_job
@@ -49,25 +61,80 @@ log = logging.getLogger("kv_cache")
 def main(argv: Sequence[str]) -> int:
     """Run; the exit code. UsageError is the caller's to print."""
     invocation = parse(argv)
+    if not argv:
+        invocation = replace(invocation, config_path=QUICK)
+    _log_as_asked(invocation)
     rank = rank_of(os.environ)
+    try:
+        part = take_part(invocation, rank, os.environ)
+    except Refused:
+        return EXIT_USAGE
+    if isinstance(part, Coordinator):
+        return part.run()
+    if isinstance(part, Seat):
+        return _run_seated(invocation, part)
 
     def own(config: Config) -> Config:
         return apart(config, rank, own_file(output_of(config), rank))
 
-    start = Start(rank=rank) if rank.alone else Start(rank=rank, own=own, notes=alone_note(rank))
+    notes = (*alone_note(rank), *([part] if part else []))
+    start = Start(rank=rank) if rank.alone else Start(rank=rank, own=own, notes=notes)
     return launch(invocation, start, quick=not argv)
+
+
+def _run_seated(invocation: Invocation, seat: Seat) -> int:
+    """One of the ranks that run together. Its result is written, then handed over; the coordinator
+    says why none can begin."""
+    output = own_file(seat.output, seat.rank, together=True)
+
+    def own(config: Config) -> Config:
+        mine = apart(config, seat.rank, output, together=True)
+        return replace(
+            mine, output=replace(mine.output, progress=False)
+        )  # the coordinator shows it
+
+    notes = together_note(seat.rank, seat.output)
+    try:
+        return launch(invocation, Start(rank=seat.rank, own=own, notes=notes, seat=seat))
+    except UsageError as error:
+        if isinstance(error, Refused) or seat.refuse(str(error)):
+            return EXIT_USAGE
+        raise
 
 
 def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
     """Check and run; the exit code. Raises UsageError."""
+    _log_as_asked(invocation)
+    job = prepare(invocation, quick=quick, start=start)
+    for warning in (*start.notes, *start.not_submittable, *job.warnings):
+        log.log(_level_of(start, warning), warning)
+    with interrupts() as caught:
+        if start.seat is not None:
+            return _with_others(job, start.seat, caught)
+        return _run(job, caught) if job.config.run.trials == 1 else _run_trials(job, caught)
+
+
+def _log_as_asked(invocation: Invocation) -> None:
     logging.basicConfig(
         level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
     )
-    job = prepare(invocation, quick=quick, start=start)
-    for warning in (*start.notes, *start.not_submittable, *job.warnings):
-        log.warning(warning)
-    with interrupts() as caught:
-        return _run(job, caught) if job.config.run.trials == 1 else _run_trials(job, caught)
+
+
+def _with_others(job: Job, seat: Seat, caught: Interrupts) -> int:
+    """What is handed over is what was written, if it was."""
+    seat.introduce(job.config, caught)
+    before = _changed_ns(job.output)
+    code = _run(job, caught)
+    written = _changed_ns(job.output) not in (before, None)
+    seat.conclude(code, job.output.read_bytes() if written else None)
+    return code
+
+
+def _level_of(start: Start, warning: str) -> int:
+    """Of what is said before the run. Of ranks that run together one says it, for all of them."""
+    if start.seat is None or (start.rank.rank == 0 and warning not in start.notes):
+        return logging.WARNING
+    return logging.DEBUG
 
 
 # --- trials ----------------------------------------------------------------------------------
@@ -159,8 +226,11 @@ def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint 
         filled=filled,
         rounds=load_of_rounds(job),
         on_latencies=watchers.on_latencies,
+        together=job.start.seat,
     ) as run:
         watchers.open(run.clock.started_unix_s)
+        if job.start.seat is not None:
+            job.start.seat.watch(run)
         watch(job.config, served, run)
         with Progress(job.config) as progress:
             outcome = run.execute(progress.tick)
@@ -220,7 +290,9 @@ def _conclude(job: Job, caught: Interrupts, watchers: Watchers, outcome: RunOutc
     files, complete = _write_beside(job, watchers, outcome, document)
     if lost is None:
         files = {"result": str(job.output), **files}
-    if not job.config.output.json:
+    if job.start.seat is not None:
+        log.debug("%s wrote %s", job.start.rank, ", ".join(files.values()))  # all print one summary
+    elif not job.config.output.json:
         print(summary_text(document, str(job.output)))
         for made in watchers.recordings():
             print(f"trace   {made['path']} ({made['rows']} {made['what']})")

@@ -21,6 +21,8 @@ from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.passport import Verdict
 from kv_cache.report.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
+from kv_cache.report.ranks import SCHEMA as RANKS_SCHEMA
+from kv_cache.report.ranks import recheck_ranks
 from kv_cache.report.reading import DEEPEST, deeper_than, result_bytes
 from kv_cache.report.recheck import (
     CHECKS,
@@ -45,7 +47,8 @@ What is looked at:
   numbers    what follows from the rest of the result is computed again: the verdict from the
              evidence, bandwidths from the ledger, percentiles from the histograms, the reference's
              keys from our section. In a run's directory also ledger and histograms from the
-             records, and config.yaml and environment.json against what the result holds
+             records, and config.yaml and environment.json against what the result holds. Of
+             several ranks, each one's result like this, and the merge of them done again
   verdict    valid, suspect or invalid, with the rule and the numbers behind each reason (!), what
              could not be judged (?), and thresholds that are not at their default (~)
 
@@ -104,7 +107,10 @@ def main(argv: Sequence[str]) -> int:
     given = _parser().parse_args(list(argv))
     file, _ = _place(Path(given.result))
     document = _document(result_bytes(file), file)
-    if str(document[SECTION].get("schema")).startswith(_ONLY_CHAINED):
+    schema = str(document[SECTION].get("schema"))
+    if schema.startswith(_RANKS):
+        return _look_at_ranks(document, file, given)
+    if schema.startswith(_ONLY_CHAINED):
         return _look_at_chain(document, file, given)
     report = verify(Path(given.result), expected=given.fingerprint)
     if given.json:
@@ -114,11 +120,16 @@ def main(argv: Sequence[str]) -> int:
     if report.intact:
         return EXIT_INTACT
     sys.stdout.flush()
-    print(f"kv-cache: {_plain(given.result)} is not as its run left it; run again, or get the "
-          "original", file=sys.stderr)  # fmt: skip
+    _say_changed(given.result)
     return EXIT_CHANGED
 
 
+def _say_changed(result: str) -> None:
+    print(f"kv-cache: {_plain(result)} is not as its run left it; run again, or get the original",
+          file=sys.stderr)  # fmt: skip
+
+
+_RANKS = "kv-cache-ranks/"
 _ONLY_CHAINED = ("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/")
 """Schemas of documents that are not one run's result: their chain can be checked, and the results
 that they name."""
@@ -148,6 +159,59 @@ def _look_at_chain(document: Mapping[str, Any], file: Path, given: argparse.Name
         ]
         print("\n".join(_plain(line) for line in lines))
     return EXIT_CHANGED if changes else EXIT_INTACT
+
+
+def _look_at_ranks(document: Mapping[str, Any], file: Path, given: argparse.Namespace) -> int:
+    """Each rank's result as one by itself, and the merge of them done again."""
+    schema = document[SECTION]["schema"]
+    if schema != RANKS_SCHEMA:
+        raise UsageError(
+            f"result {file} is of schema {_plain(schema)[:60]}, and this program knows "
+            f"{RANKS_SCHEMA}; verify it with the version that wrote it"
+        )
+    changes = check(document, {})
+    if given.fingerprint is not None and fingerprint(document) != given.fingerprint:
+        changes.append(Change("fingerprint", f"is not {given.fingerprint}"))
+    found = recheck_ranks(document)
+    deviations = [*_twice(result_bytes(file), document), *found.deviations]
+    again = {} if found.again is None else found.again[SECTION]
+    told = {
+        "result": _plain(str(file)),
+        "schema": schema,
+        "intact": not changes and not deviations,
+        "fingerprint": fingerprint(document),
+        "verdict": again["passport"]["verdict"] if again else None,
+        "reasons": again["passport"]["reasons"] if again else [],
+        "changed": [{"link": link, "says": says} for link, says in changes],
+        "deviations": deviations,
+    }
+    if given.json:
+        sys.stdout.write(as_json(told).decode())
+    else:
+        print("\n".join(_plain(line) for line in _ranks_lines(told, again.get("ranks", []))))
+    if told["intact"]:
+        return EXIT_INTACT
+    sys.stdout.flush()
+    _say_changed(given.result)
+    return EXIT_CHANGED
+
+
+def _ranks_lines(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    changed = [f"changed   {change['link']} {change['says']}" for change in told["changed"]]
+    wrong = [f"disagrees {deviation}" for deviation in told["deviations"]]
+    counted = sum(row["counted"] for row in rows)
+    well = (
+        f"intact    nothing was changed; {len(CHECKS)} computations of each of {counted} results "
+        "come out the same, and so does the merge of them"
+    )
+    return [
+        f"verify    {told['result']} ({told['schema']})",
+        f"chain     fingerprint {told['fingerprint'] or 'none'}",
+        *(f"rank {row['rank']:<4} fingerprint {row['fingerprint'] or 'none'}" for row in rows),
+        *([well] if told["intact"] else [*_capped(changed), *_capped(wrong)]),
+        f"verdict   {told['verdict'] or 'not known'}",
+        *(f"  ! {reason}" for reason in told["reasons"]),
+    ]
 
 
 def verify(path: Path, *, expected: str | None = None) -> Report:

@@ -108,7 +108,8 @@ class Watchers:
     def complete(self, outcome: RunOutcome, interrupted: str | None) -> RunOutcome:
         """Complete the files, and let the outcome say what became of them and of the run."""
         start = self._job.start
-        told = (*start.notes, *start.not_submittable, *self._job.warnings)
+        ended = () if start.seat is None else start.seat.notes
+        told = (*start.notes, *start.not_submittable, *self._job.warnings, *ended)
         warnings = [*told, *self._close()]
         if interrupted is not None:
             ends = "ends where the run was interrupted, with a whole line"

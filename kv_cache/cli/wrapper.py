@@ -222,6 +222,11 @@ def _start(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
                 f"run.trials (--trials) is {config.run.trials}: the launcher repeats trials "
                 "itself, and reads one result of each rank; leave it out"
             )
+        if config.run.clients != 1:
+            raise ConfigError(
+                f"run.clients (--clients) is {config.run.clients}: the launcher starts the clients "
+                "itself, with mpirun; leave it out"
+            )
         return apart(config, rank, output)
 
     return Start(

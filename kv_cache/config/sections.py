@@ -86,6 +86,27 @@ class RunConfig:
     trial_cooldown_s: float = opt(
         0.0, "Pause between two trials", unit="s", low=0, high=86_400, flag="--trial-cooldown"
     )
+    clients: int = opt(
+        1, "Ranks that run together on this machine, each a whole run with its own seed and "
+        "directories, opened at the same instant and added up", low=1, high=256,
+        flag="--clients", metavar="N",
+    )  # fmt: skip
+    mpi: str = opt(
+        "auto",
+        "Whether the processes of an MPI job run together, as clients do, or each by itself; "
+        "auto = together where mpi4py is installed",
+        choices=("auto", "together", "apart"), flag="--mpi",
+    )  # fmt: skip
+    clients_timeout_s: float = opt(
+        600.0,
+        "How long ranks that run together wait for one that lags: to be there and to be ready "
+        "after the first was, and for its result after the first came",
+        unit="s", above=0, high=86_400, flag="--clients-timeout",
+    )  # fmt: skip
+    clients_port: int = opt(
+        0, "TCP port on which rank 0's machine waits for the other ranks; 0 = any that is free",
+        low=0, high=65_535, flag="--clients-port",
+    )  # fmt: skip
     virtual_time: bool = opt(
         False, "Simulate with the models of section sim, with no I/O at all", flag="--virtual-time"
     )

@@ -13,6 +13,7 @@ from kv_cache.report.trials import METRICS
 
 SCHEMA = "kv-cache-summary/1"
 TRIALS_SCHEMA = "kv-cache-trials-summary/1"
+RANKS_SCHEMA = "kv-cache-ranks-summary/1"
 
 Json = Mapping[str, Any]
 
@@ -60,6 +61,36 @@ def brief_of_trials(
             for metric, numbers in own["metrics"].items()
         },
         "trials": list(runs),
+        "files": dict(files),
+    }
+
+
+def brief_of_ranks(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
+    """Of several that ran together: their sums, and the figures of each."""
+    own = document["kv_cache"]
+    same = (
+        *("status", "driver", "contains_performance", "notes", "semantics_preset", "seed"),
+        *("window_s", "requests"),
+    )
+    crew = own["crew"]
+    told = ("how", "wanted", "ended_early", "start_skew_ns", "start_skew_error_ns")
+    return {
+        "schema": RANKS_SCHEMA,
+        **_verdict(own["passport"]),
+        "overall_passed": document["overall_passed"],
+        **{name: own[name] for name in same},
+        "model": own["model"].get("name"),
+        "fingerprint": fingerprint(document),
+        **{name: crew[name] for name in told},
+        "together": own["together"],
+        "metrics": _metrics(own) if any(row["counted"] for row in own["ranks"]) else {},
+        "evictions": own["evictions"],
+        "verification": own["verification"],
+        "failed_operations": own["failed_operations"],
+        "reconciliation": own["reconciliation"],
+        "ranks": [
+            {name: value for name, value in row.items() if name != "result"} for row in own["ranks"]
+        ],
         "files": dict(files),
     }
 

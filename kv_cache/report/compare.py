@@ -33,6 +33,7 @@ from kv_cache.metrics.intervals import Interval, mean_interval, ratio_interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report import trials
 from kv_cache.report.chain import fingerprint
+from kv_cache.report.ranks import SCHEMA as RANKS
 from kv_cache.report.reading import (
     DEEPEST,
     RESULT_FILE,
@@ -82,6 +83,7 @@ class Input:
     own: Json
     fingerprint: str | None
     trials: int | None  # None is a single run
+    ranks: int | None = None  # that it added up; None is a single process
     schedules: tuple[str, ...]
 
     @property
@@ -104,7 +106,8 @@ class Input:
 
 
 def read_inputs(paths: Sequence[Path]) -> list[Input]:
-    """Results of runs or of trials, that may be compared with the first. Raises UsageError."""
+    """Results of runs, of several ranks or of trials, that may be compared with the first. Raises
+    UsageError."""
     if not 2 <= len(paths) <= len(LABELS):
         raise UsageError(
             f"compare needs 2 to {len(LABELS)} results, the baseline first, and was given "
@@ -125,50 +128,61 @@ def require_all_comparable(inputs: Sequence[Input]) -> None:
 
 
 def read_document(path: Path) -> Json:
-    """The whole document of a run's result, or of trials, as it was written. Raises UsageError."""
-    document = _trials_document(path) or read_result(path, measured=False)
+    """The whole document of a run's result, of several ranks or of trials, as it was written.
+    Raises UsageError."""
+    document = _document_of_several(path) or read_result(path, measured=False)
     require_intact(document, path)
     return document
 
 
 def input_of(label: str, path: Path, document: Json) -> Input:
-    """A document of a run or of trials, as `read_document` gives it. Raises UsageError where it
-    lacks what every one has."""
+    """A document of a run, of ranks or of trials, as `read_document` gives it. Raises UsageError
+    where it lacks what every one has."""
     own = document[SECTION]
     several = own["schema"] == trials.SCHEMA
-    rows = _counted(document, path) if several else []
-    one = () if several else (part(document, "schedule.sha256", str, path),)
+    ranks = _ranks(document, path) if own["schema"] == RANKS else []
+    rows = _counted(document, path) if several else ranks
+    one = () if rows else (part(document, "schedule.sha256", str, path),)
     made = Input(
         label=label,
         path=path,
         own=own,
         fingerprint=fingerprint(document),
         trials=len(rows) if several else None,
+        ranks=len(ranks) or None,
         schedules=tuple(str(row.get("schedule_sha256")) for row in rows) or one,
     )
     _ = made.verdict, made.reasons  # refuses a file without them
     return made
 
 
-def _trials_document(path: Path) -> Json | None:
-    """The document, if it is one of trials; whatever else it is, `read_result` tells."""
+def _document_of_several(path: Path) -> Json | None:
+    """The document, if it is one of trials or ranks; whatever else it is, `read_result` tells."""
     file = path / RESULT_FILE if os.path.isdir(path) else path
     try:
         document = orjson.loads(result_bytes(file))
     except orjson.JSONDecodeError:
         return None
     own = document.get(SECTION) if isinstance(document, dict) else None
-    if not isinstance(own, dict) or own.get("schema") != trials.SCHEMA:
+    if not isinstance(own, dict) or own.get("schema") not in (trials.SCHEMA, RANKS):
         return None
     return None if deeper_than(document, DEEPEST) else document
 
 
-def _counted(document: Json, path: Path) -> list[Json]:
-    rows = part(document, "trials", list, path)
+def _counted(document: Json, path: Path, what: str = "trials") -> list[Json]:
+    rows = part(document, what, list, path)
     counted = [row for row in rows if isinstance(row, Mapping) and row.get("counted") is True]
     if not counted:
-        raise UsageError(f"{path}: none of its trials finished, so it has no numbers; run it again")
+        done = "finished" if what == "trials" else "counts"
+        raise UsageError(f"{path}: none of its {what} {done}, so it has no numbers; run it again")
     return counted
+
+
+def _ranks(document: Json, path: Path) -> list[Json]:
+    """The ranks that count. What all of them have in common is what is compared."""
+    for name in ("model", "semantics", "config"):
+        part(document, name, dict, path)
+    return _counted(document, path, "ranks")
 
 
 # --- may they be compared? -------------------------------------------------------------------
@@ -193,7 +207,7 @@ def _unlike(base: Input, other: Input) -> Iterator[str]:
     for name in dict.fromkeys([*mine, *theirs]):
         if mine.get(name) != theirs.get(name):
             yield f"{name} is {_short(theirs.get(name))}, not {_short(mine.get(name))}"
-    if base.trials != other.trials:
+    if (base.trials, base.ranks) != (other.trials, other.ranks):
         yield f"it is of {_count(other)}, not of {_count(base)}"
     elif sorted(base.schedules) != sorted(other.schedules):
         pairs = zip(sorted(other.schedules), sorted(base.schedules), strict=True)
@@ -202,6 +216,8 @@ def _unlike(base: Input, other: Input) -> Iterator[str]:
 
 
 def _count(given: Input) -> str:
+    if given.ranks is not None:
+        return f"one run of {given.ranks} rank{'s' if given.ranks > 1 else ''}"
     if given.trials is None:
         return "a single run"
     return f"{given.trials} finished trial{'s' if given.trials > 1 else ''}"
@@ -330,6 +346,8 @@ def _of_run(given: Input, metric: Metric) -> Sampled | None:
     value = metric.value(given.own)
     if value is None:
         return None
+    if given.ranks is not None:
+        return Sampled(value=value, why_none=_NO_REPLICATES)
     if metric.batch is None:
         return Sampled(value=value, why_none="windows do not tell it")
     parts = batches(given.own)
@@ -345,6 +363,9 @@ def _of_run(given: Input, metric: Metric) -> Sampled | None:
         return Sampled(value=value, why_none=_TOO_WIDE)
 
 
+_NO_REPLICATES = (
+    "ranks are parts of one run and no repetitions of it, and windows of several are not merged"
+)
 _TOO_WIDE = "its spread is too large for any"
 
 

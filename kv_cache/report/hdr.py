@@ -131,6 +131,12 @@ def log_line(tag: str, start_s: float, length_s: float, of: Histogram) -> str:
 def hdr_log(inputs: Sequence[Input]) -> bytes:
     """The measured windows of results of runs, one interval each. Of several results each tag
     begins with the result's label. Raises UsageError."""
+    for given in inputs:
+        if given.ranks is not None:
+            raise UsageError(
+                f"{given.path} is of several ranks, each of which has a window of its own; give "
+                "the ranks' own results to hdr"
+            )
     starts = [_started(given) for given in inputs]
     begin = min(starts)
     lines = []

@@ -35,6 +35,7 @@ def markdown(inputs: Sequence[Input]) -> bytes:
         _table(_heads(inputs), _heading(inputs)),
         *(list(_reasons(given)) for given in inputs),
         list(_numbers(inputs)),
+        _ranks(inputs),
         list(_tiers(inputs)),
         list(_classes(inputs)),
         list(_where(inputs)),
@@ -237,6 +238,40 @@ def _how(inputs: Sequence[Input], compared: Comparison | None, why: str | None) 
         )
     if judged and not trials:
         yield "Single runs: how much runs differ from each other is not known."
+
+
+# --- ranks -----------------------------------------------------------------------------------
+
+_OF_RANKS: Mapping[str, str] = {
+    "read GiB/s:": "storage.read.bytes_per_second",
+    "write GiB/s:": "storage.write.bytes_per_second",
+    "read p95 ms:": "storage.read.device_ms.p95",
+    "write p95 ms:": "storage.write.device_ms.p95",
+    "requests/s:": "requests_per_second",
+}
+
+
+def _ranks(inputs: Sequence[Input]) -> list[str]:
+    """Each rank of what was added up over several."""
+    rows = [
+        [*_of(given, inputs), *row]
+        for given in inputs
+        if given.ranks is not None
+        for row in _rank_rows(given.own)
+    ]
+    return _table([*_of_head(inputs), "rank", "host", *_OF_RANKS, "verdict"], rows)
+
+
+def _rank_rows(own: Json) -> Iterator[list[str]]:
+    rows = own.get("ranks")
+    for row in rows if isinstance(rows, list) else ():
+        numbers = _at(row, "figures")
+        known = numbers if isinstance(numbers, Mapping) else {}
+        shown = (METRICS[name].shown(number_at({"n": known.get(name)}, "n"))
+                 for name in _OF_RANKS.values())  # fmt: skip
+        counted = _at(row, "counted") is True
+        said = _known(_at(row, "verdict")) if counted else f"not counted: {_at(row, 'why_not')}"
+        yield [_known(_at(row, "rank")), _known(_at(row, "host")), *shown, plain(said)]
 
 
 # --- tiers and classes -----------------------------------------------------------------------

@@ -176,7 +176,16 @@ def _amplification(outcome: RunOutcome, flows: Flows) -> dict[str, Any]:
 def _foreign(outcome: RunOutcome) -> dict[str, Any] | None:
     """What others moved; and how many ranks are among them and us, where there are several."""
     said, ranks = outcome.witness.get("foreign"), outcome.rank.on_machine or 1
-    return said if said is None or ranks == 1 else {**said, "ranks_here": ranks}
+    if said is None or ranks == 1 or _knows_all(said.get("siblings"), ranks):
+        return said
+    return {**said, "ranks_here": ranks}
+
+
+def _knows_all(siblings: Mapping[str, Any] | None, ranks: int) -> bool:
+    """Whether what the other ranks here moved is known, so that it is not among the foreign."""
+    if siblings is None or siblings["read_bytes"] is None:
+        return False
+    return len(siblings["pids"]) == ranks - 1
 
 
 def _client(config: Config, outcome: RunOutcome, flows: Flows, targets: Targets) -> dict[str, Any]:

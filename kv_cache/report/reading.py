@@ -21,7 +21,7 @@ SECTION = "kv_cache"
 RESULT_FILE = "result.json"
 """What a result is called in a run's directory; naming the directory is enough."""
 
-LARGEST = 64 << 20  # bytes of a result; records are apart
+LARGEST = 256 << 20  # bytes of a result, which may hold those of many ranks; records are apart
 DEEPEST = 64  # levels of nesting
 
 _SCHEMA = re.compile(r"kv-cache-result/\d+")

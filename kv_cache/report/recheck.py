@@ -12,7 +12,6 @@ missing or misshapen one into a deviation.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,13 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import GIB, NS_PER_S
 from kv_cache.metrics.evidence import Thresholds
-from kv_cache.metrics.histogram import BUCKETS, Histogram, bucket_of, merged
+from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.passport import Verdict, judge
 from kv_cache.metrics.recorder import Edges
 from kv_cache.metrics.steady import Sample, trends
 from kv_cache.metrics.summary import latency_ms, per_second, ratio
 from kv_cache.report.iotrace import figures_left
+from kv_cache.report.node import MisshapenError, Node
 from kv_cache.tiers.payload import MISMATCH
 
 SECTION = "kv_cache"
@@ -45,87 +45,7 @@ _MOST_FLOWS = 1000  # phases x tiers x operations x causes x engines
 _ROOT = "the result"
 
 
-class _MisshapenError(Exception):
-    """A value that is missing or not of its type; the message is a whole sentence."""
-
-
-# --- values out of a file --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A value of the document and where it stands."""
-
-    value: Any
-    path: str
-
-    def __getitem__(self, name: str) -> "Node":
-        if not isinstance(self.value, Mapping):
-            raise _MisshapenError(f"{self.path} is {show(self.value)}, not a mapping")
-        if name not in self.value:
-            raise _MisshapenError(f"{self.path} has no {name}")
-        return Node(self.value[name], f"{self.path}.{name}")
-
-    def find(self, path: str) -> "Node | None":
-        """The value at a dotted path; None where it is not there or null."""
-        node = self
-        for name in path.split("."):
-            if not isinstance(node.value, Mapping) or node.value.get(name) is None:
-                return None
-            node = node[name]
-        return node
-
-    def items(self) -> "Iterator[tuple[str, Node]]":
-        if not isinstance(self.value, Mapping):
-            raise _MisshapenError(f"{self.path} is {show(self.value)}, not a mapping")
-        for name in self.value:
-            yield name, self[name]
-
-    def rows(self) -> "list[Node]":
-        if not isinstance(self.value, list):
-            raise _MisshapenError(f"{self.path} is {show(self.value)}, not a list")
-        return [Node(row, f"{self.path}[{n}]") for n, row in enumerate(self.value)]
-
-    def number(self) -> float:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
-            raise _MisshapenError(f"{self.path} is {show(self.value)}, not a number")
-        return self.value
-
-    def whole(self) -> int:
-        """A whole number of 0 or more that a counter can have."""
-        if type(self.value) is not int or not 0 <= self.value < 2**63:
-            raise _MisshapenError(
-                f"{self.path} is {show(self.value)}, not a whole number of 0 or more"
-            )
-        return self.value
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise _MisshapenError(f"{self.path} is {show(self.value)}, not text")
-        return self.value
-
-    def histogram(self) -> Histogram:
-        pairs = [
-            (pair[0].whole(), pair[1].whole())
-            for pair in (row.rows() for row in self["buckets"].rows())
-            if len(pair) == 2
-        ]
-        buckets = [bucket for bucket, _ in pairs]
-        count, total = self["count"].whole(), self["sum"].whole()
-        ends = [self[name].whole() if pairs else 0 for name in ("min", "max")]
-        sound = (
-            len(pairs) == len(self["buckets"].rows())
-            and all(low < high for low, high in pairwise(buckets))
-            and all(bucket < BUCKETS and 0 < n < 2**48 for bucket, n in pairs)
-            and sum(n for _, n in pairs) == count
-            and count * ends[0] <= total <= count * ends[1]
-            and (not pairs or [bucket_of(end) for end in ends] == [buckets[0], buckets[-1]])
-        )
-        if not sound:
-            raise _MisshapenError(
-                f"{self.path} is no histogram whose buckets fit its other numbers"
-            )
-        return Histogram.from_json(self.value)
+# --- numbers compared ------------------------------------------------------------------------
 
 
 def _same(stored: Any, found: Any) -> bool:
@@ -160,7 +80,7 @@ class _Sums:
 def _flows(own: Node) -> list[Node]:
     rows = own["operations"].rows()
     if len(rows) > _MOST_FLOWS:
-        raise _MisshapenError(f"kv_cache.operations has {len(rows)} rows, more than there can be")
+        raise MisshapenError(f"kv_cache.operations has {len(rows)} rows, more than there can be")
     return rows
 
 
@@ -170,7 +90,7 @@ def _ledger(own: Node) -> dict[tuple[str, str], _Sums]:
     for row in _flows(own):
         tier, operation = row["tier"].text(), row["operation"].text()
         if tier not in labels:
-            raise _MisshapenError(f"{row.path}.tier is {show(tier)}, which kv_cache.tiers has not")
+            raise MisshapenError(f"{row.path}.tier is {show(tier)}, which kv_cache.tiers has not")
         mine = sums.setdefault((tier, operation), _Sums())
         mine.run_bytes += row["bytes"].whole()
         if row["phase"].text() == _MEASURE:
@@ -193,7 +113,7 @@ def _verdict(root: Node) -> Iterator[str]:
     passport = own["passport"]
     evidence = passport["evidence"]
     if not isinstance(evidence.value, Mapping):
-        raise _MisshapenError(f"{evidence.path} is {show(evidence.value)}, not a mapping")
+        raise MisshapenError(f"{evidence.path} is {show(evidence.value)}, not a mapping")
     again = judge(evidence.value, _thresholds(own)).to_json()
     yield from _compare(passport["verdict"], again["verdict"], "the evidence gives")
     if own["program_version"].value != __version__:
@@ -219,7 +139,7 @@ def _thresholds(own: Node) -> Thresholds:
     try:
         return from_mapping(PassportConfig, section.value, section.path).thresholds()
     except ConfigError as error:
-        raise _MisshapenError(str(error)) from None
+        raise MisshapenError(str(error)) from None
 
 
 def judged_again(document: Mapping[str, Any]) -> Verdict:
@@ -230,7 +150,7 @@ def judged_again(document: Mapping[str, Any]) -> Verdict:
     known = evidence is not None and isinstance(evidence.value, Mapping)
     try:
         thresholds = _thresholds(own)
-    except _MisshapenError:
+    except MisshapenError:
         thresholds = Thresholds()
     return judge(evidence.value if evidence is not None and known else {}, thresholds)
 
@@ -554,7 +474,7 @@ def _told(deviations: Iterator[str]) -> Iterator[str]:
     try:
         for deviation in deviations:
             yield deviation.replace(f"{_ROOT}.", "")
-    except _MisshapenError as error:
+    except MisshapenError as error:
         yield str(error).replace(f"{_ROOT}.", "")
     except OSError as error:
         yield f"{error.filename} cannot be read: {(error.strerror or str(error)).lower()}"
@@ -582,7 +502,7 @@ def _config_file(root: Node, path: Path) -> Iterator[str]:
     try:
         config = read_yaml(path)
     except ConfigError as error:
-        raise _MisshapenError(str(error)) from None
+        raise MisshapenError(str(error)) from None
     yield from _differences(path.name, config, root[SECTION]["config"].value)
 
 
@@ -591,24 +511,24 @@ def _environment_file(root: Node, path: Path) -> Iterator[str]:
     try:
         environment = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
-        raise _MisshapenError(f"{path.name} cannot be read: {error}") from None
+        raise MisshapenError(f"{path.name} cannot be read: {error}") from None
     yield from _differences(path.name, environment, root[SECTION]["environment"].value)
 
 
 def _require_small(path: Path) -> None:
     if path.stat().st_size > _LARGEST_SIDE_FILE:
-        raise _MisshapenError(f"{path.name} is far larger than such a file can be")
+        raise MisshapenError(f"{path.name} is far larger than such a file can be")
 
 
 def _differences(name: str, there: Any, embedded: Any) -> Iterator[str]:
-    found = list(_unlike("", there, embedded))
+    found = list(unlike("", there, embedded))
     for path in found[:_MOST_DIFFERENCES]:
         yield f"{name} and the result differ in {path or 'everything'}"
     if len(found) > _MOST_DIFFERENCES:
         yield f"{name} and the result differ in {len(found) - _MOST_DIFFERENCES} more places"
 
 
-def _unlike(path: str, one: Any, other: Any) -> Iterator[str]:
+def unlike(path: str, one: Any, other: Any) -> Iterator[str]:
     """Where two plain values differ. Goes down only where both do, so the cost is the smaller's."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in {**one, **other}:
@@ -616,10 +536,10 @@ def _unlike(path: str, one: Any, other: Any) -> Iterator[str]:
             if key not in one or key not in other:
                 yield below
             else:
-                yield from _unlike(below, one[key], other[key])
+                yield from unlike(below, one[key], other[key])
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for number, pair in enumerate(zip(one, other, strict=True)):
-            yield from _unlike(f"{path}[{number}]", *pair)
+            yield from unlike(f"{path}[{number}]", *pair)
     elif not _same(one, other):
         yield path
 
@@ -634,7 +554,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 yield where, orjson.loads(line)
             except orjson.JSONDecodeError:
-                raise _MisshapenError(f"{where} is not JSON") from None
+                raise MisshapenError(f"{where} is not JSON") from None
 
 
 def _edges(own: Node) -> Edges:
@@ -671,7 +591,7 @@ def _request_records(root: Node, path: Path) -> Iterator[str]:
         row = Node(value, where)
         finished, qos = row["finished_ns"], row["qos"].text()
         if qos not in classes:
-            raise _MisshapenError(f"{where} has the class {show(qos)}, which there is not")
+            raise MisshapenError(f"{where} has the class {show(qos)}, which there is not")
         at_ns = row["enqueued_ns"].whole() if finished.value is None else finished.whole()
         if row["outcome"].text() != "completed" or edges.phase_of(at_ns) is not Phase.MEASURE:
             continue
@@ -722,7 +642,7 @@ def _transfer_records(root: Node, path: Path) -> Iterator[str]:
     def flow_of(where: str, at_ns: int, *rest: str) -> _Sums:
         flow = (edges.phase_of(at_ns).value, *rest)
         if flow not in found:
-            raise _MisshapenError(
+            raise MisshapenError(
                 f"{where} is of {' '.join(flow)}, which kv_cache.operations has not"
             )
         return found[flow]
@@ -739,7 +659,7 @@ def _transfer_records(root: Node, path: Path) -> Iterator[str]:
             for call in leg["system_calls"].rows():
                 pair = [number.whole() for number in call.rows()]
                 if len(pair) != 2:
-                    raise _MisshapenError(f"{call.path} is not a pair of an instant and bytes")
+                    raise MisshapenError(f"{call.path} is not a pair of an instant and bytes")
                 moved = flow_of(where, pair[0], *rest)
                 moved.bytes += pair[1]
                 moved.calls += 1
@@ -764,7 +684,7 @@ def _transfer_records(root: Node, path: Path) -> Iterator[str]:
 def _pair(node: Node) -> tuple[Node, Node]:
     pair = list(node.rows())
     if len(pair) != 2:
-        raise _MisshapenError(f"{node.path} is not a pair of a name and a duration")
+        raise MisshapenError(f"{node.path} is not a pair of a name and a duration")
     return pair[0], pair[1]
 
 

@@ -108,6 +108,10 @@ def _dataset(document: Json) -> Cell:
 
 def _cache_dir(document: Json) -> Cell:
     given = _at(document, "kv_cache.config.tiers.cache_dir")
+    ranks = _at(document, "kv_cache.ranks")
+    if given is None and isinstance(ranks, list):  # each rank has its own
+        each = [_at(row, "result.kv_cache.config.tiers.cache_dir") for row in ranks]
+        given = [name for names in each if isinstance(names, list) for name in names]
     return ", ".join(map(str, given)) if isinstance(given, list) and given else NO_PLACE
 
 

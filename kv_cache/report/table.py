@@ -14,8 +14,8 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     """A few lines: whether to trust them and what to know first, what ran, how fast storage was,
     what users felt."""
     own = document["kv_cache"]
-    lines = [*_verdict(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
-    lines += [*_head(own), *_asked(own), "", *_tiers(own), "", *_requests(own)]
+    lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
+    lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
     lines += [*_users(own), *_before(own), *_validated(document)]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
@@ -70,7 +70,7 @@ def _before(own: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _verdict(passport: Mapping[str, Any]) -> list[str]:
+def verdict_lines(passport: Mapping[str, Any]) -> list[str]:
     """Whether the number can be trusted, and every reason why not."""
     counts = Counter(rule["status"] for rule in passport["rules"])
     said = ", ".join(f"{n} {status}" for status, n in counts.items())
@@ -117,7 +117,7 @@ def _asked(own: Mapping[str, Any]) -> list[str]:
     return [f"trace     {name} ({asked['format']}): {told}"]
 
 
-def _tiers(own: Mapping[str, Any]) -> list[str]:
+def tier_lines(own: Mapping[str, Any]) -> list[str]:
     if _only_traced(own):
         return _traced_tiers(own)
     lines = [

@@ -86,6 +86,9 @@ def _if_any(path: str, count: str) -> Callable[[Json], float | None]:
 
 def _each_second(path: str) -> Callable[[Json], float | None]:
     def value(own: Json) -> float | None:
+        summed = number_at(own, f"{path}_per_second")  # of ranks, whose rates add up
+        if summed is not None:
+            return summed
         amount, seconds = number_at(own, path), number_at(own, "window_s")
         return None if amount is None or not seconds else amount / seconds
 

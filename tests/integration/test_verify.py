@@ -369,7 +369,7 @@ def test_a_file_larger_than_any_result_is_refused_unread(tmp_path: Path) -> None
     path = tmp_path / "R.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    _refused([str(path)], "larger than 64 MiB")
+    _refused([str(path)], "larger than 256 MiB")
 
 
 def _refused(argv: list[str], *words: str) -> None:

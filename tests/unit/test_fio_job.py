@@ -339,8 +339,8 @@ def test_what_is_no_file_or_too_large_is_refused_in_one_sentence(tmp_path: Path)
         read_result(tmp_path / ("x" * 300))
     large = tmp_path / "large.json"
     with large.open("wb") as file:
-        file.truncate(65 << 20)
-    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        file.truncate(257 << 20)
+    with pytest.raises(UsageError, match="larger than 256 MiB"):
         read_result(large)
 
 

@@ -64,6 +64,31 @@ def snapshot(proc: Path = Path("/proc"), *, own: Collection[int] | None = None) 
     return {process.pid: process for process in found if process is not None}
 
 
+def of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
+    """These processes alone; those that have ended, or may not be looked at, are not in it."""
+    found = (_process(proc, pid) for pid in pids)
+    return {process.pid: process for process in found if process is not None}
+
+
+def moved(before: Snapshot, after: Snapshot) -> tuple[int, int] | None:
+    """Bytes (read, written) that the same processes have moved between two snapshots; None where
+    one of them is in one alone."""
+    if before.keys() != after.keys() or not after:
+        return None
+    if not all(_same(before[pid], process) for pid, process in after.items()):
+        return None
+    read = sum(after[pid].read_bytes - before[pid].read_bytes for pid in after)
+    written = sum(after[pid].write_bytes - before[pid].write_bytes for pid in after)
+    return max(0, read), max(0, written)
+
+
+def siblings_row(pids: Collection[int], moved: tuple[int, int] | None) -> dict[str, Any]:
+    """For `section`: processes whose bytes count as ours. Unknown bytes are None, and then they are
+    among the others'."""
+    read, written = moved or (None, None)
+    return {"pids": list(pids), "read_bytes": read, "write_bytes": written}
+
+
 def culprits(before: Snapshot, after: Snapshot) -> list[ProcessIo]:
     """Who moved most bytes between two snapshots, at most `MOST_PROCESSES`, the most first.
 

@@ -1,0 +1,84 @@
+"""Results of ranks, and the crews they are of."""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from kv_cache.core.crew import Crew, Member
+from kv_cache.core.units import NS_PER_MS, NS_PER_S
+from kv_cache.report.chain import seal
+from kv_cache.report.ranks import merged_document
+from tests import cli
+
+RANKS = 4
+
+
+@cache
+def _real() -> tuple[bytes, ...]:
+    """Results of four small runs, each of which was told that it is a rank of four."""
+    told = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), str(RANKS))
+    with TemporaryDirectory(dir=".") as place:
+        started = []
+        for rank in range(RANKS):
+            here = Path(place, str(rank))
+            here.mkdir()
+            before = dict(os.environ)
+            os.environ.update(told, OMPI_COMM_WORLD_RANK=str(rank))
+            args = [*cli.SMALL, "--cache-dir=cache", "--output=R.json", "--duration=1"]
+            started.append(cli.start(here, args))
+            os.environ.clear()
+            os.environ.update(before)
+        ended = [process.communicate(timeout=120) for process in started]
+        assert [process.returncode for process in started] == [0] * RANKS, ended
+        files = [next(Path(place, str(rank)).glob("R*.json")) for rank in range(RANKS)]
+        return tuple(file.read_bytes() for file in files)
+
+
+def results(count: int = RANKS) -> dict[int, Any]:
+    """The first of them, as plain JSON that may be changed."""
+    return {rank: _as_of(orjson.loads(_real()[rank]), count) for rank in range(count)}
+
+
+def _as_of(document: Any, count: int) -> Any:
+    if count == RANKS:
+        return document
+    document["kv_cache"]["rank"] |= {"ranks": count, "on_machine": count}
+    return resealed(document)
+
+
+def resealed(document: Any) -> Any:
+    """With a chain that fits whatever was changed."""
+    document["kv_cache"].pop("chain", None)
+    return seal(document, {})
+
+
+def member(rank: int, *, opened_ms: float = 0.0, **changed: Any) -> Member:
+    told: dict[str, Any] = {
+        "host": "vm",
+        "pid": 100 + rank,
+        "offset_ns": 10 * rank,
+        "offset_error_ns": 20_000,
+        "ready_ns": NS_PER_S,
+        "opened_ns": 2 * NS_PER_S + int(opened_ms * NS_PER_MS),
+        "ended_ns": 5 * NS_PER_S,
+        **changed,
+    }
+    return Member(rank=rank, **told)
+
+
+def crew(count: int = RANKS, opened_ms: Sequence[float] = (), **changed: Any) -> Crew:
+    """One that opened together, or so many ms after the plan."""
+    late = [*opened_ms, *([0.0] * count)]
+    members = [member(rank, opened_ms=late[rank]) for rank in range(count)]
+    told: dict[str, Any] = {"how": "clients", "planned_ns": 2 * NS_PER_S, "members": members}
+    return Crew(wanted=count, **{**told, **changed})
+
+
+def merged(documents: dict[int, Any] | None = None, of: Crew | None = None) -> dict[str, Any]:
+    """All ranks in one document."""
+    return merged_document(results() if documents is None else documents, of or crew())

@@ -1,0 +1,147 @@
+"""Messages between a rank and the coordinator, over real sockets."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_cache.cli.crew.coordinator import progress_line
+from kv_cache.cli.crew.seat import comparable
+from kv_cache.cli.crew.wire import Gone, Listener, Wire, addresses_of_this_machine, connect
+from kv_cache.config.root import Config
+from kv_cache.config.sections import OutputConfig, RunConfig, TiersConfig
+
+KEY = b"a key that both know"
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[Listener]:
+    found = Listener(KEY, everywhere=True)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def ends(listener: Listener) -> Iterator[tuple[Wire, Wire]]:
+    near = connect(addresses_of_this_machine(listener.port), KEY)
+    far = listener.next(5)
+    assert far is not None
+    yield near, far
+    near.close()
+    far.close()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(told=json_values, attached=st.none() | st.binary(max_size=100_000))
+def test_what_is_sent_is_what_is_received(
+    told: object, attached: bytes | None, ends: tuple[Wire, Wire]
+) -> None:
+    near, far = ends
+    sending = threading.Thread(target=near.send, args=("x", attached), kwargs={"told": told})
+    sending.start()
+    message = far.receive(5)
+    sending.join()
+    assert message is not None
+    assert (message["what"], message["told"]) == ("x", told)
+    assert message.get("attached") == attached
+
+
+def test_nothing_comes_in_time(ends: tuple[Wire, Wire]) -> None:
+    assert ends[1].receive(0.01) is None
+
+
+def test_whoever_has_another_key_is_not_let_in(listener: Listener) -> None:
+    with pytest.raises(Gone):
+        connect([("127.0.0.1", listener.port)], b"another key", patience_s=0)
+    assert listener.next(0.2) is None
+
+
+def test_a_stranger_who_says_nothing_holds_up_nobody(listener: Listener) -> None:
+    with socket.create_connection(("127.0.0.1", listener.port)):
+        wire = connect([("127.0.0.1", listener.port)], KEY)
+        assert listener.next(5) is not None
+        wire.close()
+
+
+def test_a_stranger_who_talks_is_sent_away(listener: Listener) -> None:
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=10) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        try:
+            while stranger.recv(1000):
+                pass
+        except ConnectionError:
+            pass
+    assert listener.next(0.2) is None
+
+
+def test_an_end_that_leaves_is_gone(listener: Listener) -> None:
+    near = connect([("127.0.0.1", listener.port)], KEY)
+    far = listener.next(5)
+    assert far is not None
+    near.close()
+    with pytest.raises(Gone):
+        far.receive(5)
+    with pytest.raises(Gone):
+        _keep_sending(far)
+
+
+def _keep_sending(wire: Wire) -> None:
+    """Until it is known that nobody is there."""
+    for _ in range(100):
+        wire.send("x")
+        time.sleep(0.01)
+
+
+def test_what_is_no_message_is_the_end(listener: Listener) -> None:
+    near = connect([("127.0.0.1", listener.port)], KEY)
+    far = listener.next(5)
+    assert far is not None
+    near._connection.send_bytes(b"no JSON")
+    with pytest.raises(Gone):
+        far.receive(5)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+    with pytest.raises(Gone, match=f"port {port}"):
+        connect([("127.0.0.1", port)], KEY, patience_s=0)
+
+
+def test_ranks_may_differ_in_what_is_their_own_alone() -> None:
+    one = Config()
+    own = Config(
+        run=RunConfig(seed=4),
+        tiers=TiersConfig(cache_dir=("elsewhere",), free_share=0.1),
+        output=OutputConfig(output="R.rank1.json"),
+    )
+    assert comparable(one) == comparable(own)
+    other = comparable(Config(run=RunConfig(num_users=7)))
+    assert [p for p, value in comparable(one).items() if other[p] != value] == ["run.num_users"]
+
+
+def test_progress_tells_sums_and_the_worst_percentile() -> None:
+    told = [
+        {
+            "what": "totals", "phase": "measure", "elapsed_s": 3.0, "completed": 10, "failed": 0,
+            "in_flight": 1, "queued": 2, "bytes_per_s": {"storage.read": 2.0**30},
+            "storage_p95_ns": {"read": ms * 1e6, "write": None},
+        }
+        for ms in (5, 80)
+    ]  # fmt: skip
+    assert progress_line(told, 3) == (
+        "3 ranks  measure    3.0 s  20 done  2 running  4 queued  read 2.00 GiB/s (p95 80 ms)  "
+        "write 0.00 GiB/s"
+    )
+    assert progress_line([], 2).startswith("2 ranks  starting")
