@@ -26,12 +26,14 @@ from kv_cache import __version__
 from kv_cache.cli import EXIT_USAGE
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.mlperf import tell
+from kv_cache.cli.prepare import prepare
 from kv_cache.cli.progress import bar_for
-from kv_cache.cli.wrapper import CHECKOUT, invocation, read
+from kv_cache.cli.wrapper import CHECKOUT, Asked, invocation, read, start_of
 from kv_cache.config.load import find_config, load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.core.mpirank import MpiRank
 from kv_cache.report.environment import Reader, filesystem
 from kv_cache.report.result import as_json
 from kv_cache.report.submission.aggregate import run_summary, summarize
@@ -65,7 +67,7 @@ _INSTALLED = (
     "from kv_cache.cli import console; from kv_cache.cli.wrapper import main; console(main)"
 )
 _POLL_S = 0.2
-_PATIENCE_S = 8.0  # ranks write their result and remove their objects within 5 s of a signal
+_PATIENCE_S = 60.0  # ranks are done 5 s after a signal, on a busy machine later; a second one kills
 _LATE_S = 6.0  # ranks outlive an mpirun that was ended by so much
 _OVERHEAD_S = 15.0  # of a trial beside its window, until one is known
 _FOREIGN = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCALNRANKS")
@@ -90,7 +92,11 @@ class Running:
     own: dict[str, Any]  # its record
     config: Path | None
     started_s: float = field(default_factory=time.monotonic)
+    signals: int = 0  # that came
     took_s: list[float] = field(default_factory=list)  # what trials took beside their window
+
+    def on_signal(self) -> None:
+        self.signals += 1
 
 
 def run(given: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -99,7 +105,7 @@ def run(given: argparse.Namespace, argv: Sequence[str]) -> int:
     results = Path(given.results_dir)
     require_empty(results)
     config = None if given.config is None else find_config(Path(given.config))
-    overrides = _overrides(plan, config, given.cache_dir)
+    overrides = _overrides(plan, config, given.cache_dir, _existing(results))
     together = _same_filesystem(given.cache_dir, results)
     departures = deviations(plan, overrides, together, given.cache_dir)
     if plan.division == CLOSED and departures:
@@ -120,6 +126,7 @@ def run(given: argparse.Namespace, argv: Sequence[str]) -> int:
             plan=plan, place=place, cache=given.cache_dir, caught=caught, bar=bar, own=own,
             config=kept,
         )  # fmt: skip
+        caught.on_signal = sequence.on_signal
         _keep(sequence)
         _options(sequence)
         return _conclude(sequence, stamp)
@@ -170,7 +177,7 @@ def _ranks(clients: int | None, launch: tuple[str, ...]) -> int:
     return clients or told or 1
 
 
-def _overrides(plan: Plan, config: Path | None, cache: str) -> Mapping[str, Any]:
+def _overrides(plan: Plan, config: Path | None, cache: str, output: Path) -> Mapping[str, Any]:
     """What the flags set. All of them are read as each rank will, so that what a rank would refuse
     is refused now. Raises UsageError."""
     set_by_flags: dict[str, Any] = {}
@@ -182,9 +189,18 @@ def _overrides(plan: Plan, config: Path | None, cache: str) -> Mapping[str, Any]
             if path in set_by_flags:
                 raise ConfigError(f"{path} cannot be given to the clients: {why}")
     for option in plan.options:
-        called = invocation(read(_words(plan, option, Path("results"), cache, config)))
-        load_config(called.config_path, called.overrides)
+        _try(plan, read(_words(plan, option, output, cache, config)), output)
     return set_by_flags
+
+
+def _try(plan: Plan, asked: Asked, output: Path) -> None:
+    """As rank 0 will begin, without beginning; behind a launcher only what no host changes."""
+    if plan.launch:
+        called = invocation(asked)
+        load_config(called.config_path, called.overrides)
+        return
+    rank = MpiRank(rank=0, ranks=plan.ranks, on_machine=plan.ranks, told_by="PMI_RANK")
+    prepare(invocation(asked), quick=False, start=start_of(asked, rank, output))
 
 
 def _words(plan: Plan, option: int, output: Path, cache: str, config: Path | None) -> list[str]:
@@ -338,7 +354,7 @@ def _trial(sequence: Running, option: int, trial: int) -> dict[str, Any]:
     with ExitStack() as files:
         children = list(_start(plan, directory, words, files))
         codes = _wait(sequence, children, title, option)
-    if any(codes) and plan.launch:
+    if any(codes) and (plan.launch or -signal.SIGKILL in codes):
         _await_late(directory, plan.ranks)
     took = time.monotonic() - began
     if not any(codes):
@@ -396,7 +412,8 @@ def _wait(
         if ended is None and (sequence.caught.came or failed):
             ended = time.monotonic()
             _signal(children, sequence.caught.number or signal.SIGTERM)
-        if ended is not None and time.monotonic() - ended > _PATIENCE_S:
+        patience_s = 0 if sequence.signals > 1 else _PATIENCE_S
+        if ended is not None and time.monotonic() - ended > patience_s:
             _signal(children, signal.SIGKILL)
         time.sleep(_POLL_S / 2) if sequence.caught.came else sequence.caught.stop.wait(_POLL_S)
     return [child.returncode for child in children]

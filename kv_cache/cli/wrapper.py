@@ -185,7 +185,7 @@ def _run(asked: Asked, rank: MpiRank) -> int:
             f"output directory {directory}: it cannot be made ({error.strerror}); name another"
         ) from error
     try:
-        return launch(invocation(asked), _start(asked, rank, directory))
+        return launch(invocation(asked), start_of(asked, rank, directory))
     except UsageError:
         if created and not any(directory.iterdir()):
             directory.rmdir()
@@ -214,7 +214,8 @@ def _is_absent_default(asked: Asked) -> bool:
     return named and not path.exists()
 
 
-def _start(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
+def start_of(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
+    """What is a rank's own; its result goes into that directory."""
     from kv_cache.cli.apart import alone_note, apart
     from kv_cache.cli.prepare import Start
 

@@ -64,11 +64,16 @@ def _head(summary: Json) -> Iterator[str]:
     what = [
         summary["division"] or "division unknown",
         *([f"system {summary['system']}"] if summary["system"] else []),
-        f"{summary['total_ranks']} ranks on {len(summary['hosts'])} hosts",
-        f"{summary['trials_per_option']} trials of {len(summary['options'])} options",
+        _many(summary["total_ranks"], "rank"),
+        *([_many(len(summary["hosts"]), "host")] if summary["hosts"] else []),
+        _many(summary["trials_per_option"], "trial") + " each",
     ]
     yield f"what      {', '.join(what)}"
     yield from (f"  ! {why}" for why in summary["not_submittable"])
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _option(told: Json) -> Iterator[str]:

@@ -239,14 +239,20 @@ def _different(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
                 more = ", ..." if differing[_MOST_NAMED:] else ""
                 says = f"was run with another configuration than {first.path} ({named}{more})"
                 yield Flaw(CONFIGS, option, result.path, says)
-            base = result.seed - result.spot.rank, first.seed - first.spot.rank
-            if base[0] != base[1]:
-                says = f"has seed {result.seed}, where {base[1] + result.spot.rank} follows from "
-                yield Flaw(CONFIGS, option, result.path, f"{says}{first.path}")
+            wanted = first.seed - _own_rank(first) + _own_rank(result)
+            if result.seed != wanted:
+                says = f"has seed {result.seed}, where {wanted} follows from {first.path}"
+                yield Flaw(CONFIGS, option, result.path, says)
             told = result.told.get("ranks")
             if told is not None and told != expected.ranks:
                 says = f"is of a job of {told} ranks, not of {expected.ranks}"
                 yield Flaw(CLIENTS, option, result.path, says)
+
+
+def _own_rank(result: RankResult) -> int:
+    """What it takes itself for; a result in another's place is told as such."""
+    told = result.told.get("rank")
+    return told if isinstance(told, int) else result.spot.rank
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
