@@ -94,12 +94,19 @@ def _precondition(argv: Sequence[str]) -> int:
     return precondition(argv)
 
 
+def _mlperf(argv: Sequence[str]) -> int:
+    from kv_cache.cli.mlperf import main as mlperf
+
+    return mlperf(argv)
+
+
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "capacity": _capacity,
     "compare": _compare,
     "sweep": _sweep,
     "precondition": _precondition,
+    "mlperf": _mlperf,
     "report": _report,
     "plot": _plot,
     "trace": _trace,

@@ -47,6 +47,7 @@ class Asked:
     flags: tuple[str, ...]  # of kv-cache.py
     option: int | None
     shorten_s: float | None
+    not_submittable: str | None
     start_delay_s: float
     end_delay_s: float
 
@@ -114,6 +115,7 @@ def _asked(given: argparse.Namespace, flags: Sequence[str], output: str, cache: 
         flags=tuple(flags),
         option=given.option,
         shorten_s=given.shorten,
+        not_submittable=given.not_submittable,
         start_delay_s=given.start_delay,
         end_delay_s=given.end_delay,
     )
@@ -138,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
         add(f"--{when}-delay", type=seconds, default=0.0, metavar="S", help=text)
     text = "End the window after S seconds, to try it out; the result says that it is no submission"
     add("--shorten", type=seconds, metavar="S", help=text)
+    text = "Why this is no submission, where whoever starts the ranks knows; the result says so"
+    add("--not-submittable", metavar="WHY", help=text)
     add("--output", help=argparse.SUPPRESS)  # given or not, the launcher's place is the place
     return parser
 
@@ -181,7 +185,7 @@ def _run(asked: Asked, rank: MpiRank) -> int:
             f"output directory {directory}: it cannot be made ({error.strerror}); name another"
         ) from error
     try:
-        return launch(invocation(asked), _start(asked, rank, directory))
+        return launch(invocation(asked), start_of(asked, rank, directory))
     except UsageError:
         if created and not any(directory.iterdir()):
             directory.rmdir()
@@ -210,7 +214,8 @@ def _is_absent_default(asked: Asked) -> bool:
     return named and not path.exists()
 
 
-def _start(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
+def start_of(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
+    """What is a rank's own; its result goes into that directory."""
     from kv_cache.cli.apart import alone_note, apart
     from kv_cache.cli.prepare import Start
 
@@ -248,8 +253,11 @@ def _earlier(directory: Path) -> tuple[str, ...]:
 def _not_submittable(asked: Asked) -> tuple[str, ...]:
     from kv_cache.config.mlperf import MLPERF_OPTIONS
 
+    told = () if asked.not_submittable is None else (
+        f"not to be submitted: {asked.not_submittable}",
+    )  # fmt: skip
     if asked.shorten_s is None or asked.option is None:
-        return ()
+        return told
     rule_s = MLPERF_OPTIONS[asked.option].duration_s
     said = f"not to be submitted: --shorten ends the window after {asked.shorten_s:g} s"
-    return (f"{said}, where option {asked.option} has {rule_s:g} s",)
+    return (f"{said}, where option {asked.option} has {rule_s:g} s", *told)

