@@ -23,8 +23,10 @@ from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.nvme import ENGINES, FSYNC, LAYOUTS, NvmeStore, Striped, open_storage, uring
 from kv_cache.tiers.nvme.layouts import Arena, Buckets
+from kv_cache.tiers.objects import Client, ObjectStore
 from kv_cache.tiers.payload import Payload
 from kv_cache.tiers.wrappers import Faulty, Throttled
+from tests import s3server
 
 BUFFER = 64 * KIB
 CAPACITY = 300 * PAGE_BYTES
@@ -124,6 +126,21 @@ DRIVES = _named(
 WRAPPED = _named([Kind(layout="file", engine="mmap", wrap=_throttled)], "throttled ") | _named(
     [Kind(layout="bucket", engine="direct", wrap=lambda store: Faulty(store, no_fault))], "faulty "
 )
+
+
+def _objects(**settings: int) -> Callable[[Path], Store]:
+    def opened(root: Path) -> Store:
+        place = s3server.shared().place(f"contract/{next(COPY_IDS)}", **settings)
+        client = Client(place)
+        assert list(client.list(place.prefix)) == []  # the library's own threads and descriptors
+        return ObjectStore(client, "kv-cache-runs/contract")
+
+    return opened
+
+
+OBJECTS: dict[str, Callable[[Path], Store]] = {
+    "s3": _objects(),
+}
 KINDS = PLAIN | SYNCED | MIXED | DRIVES | WRAPPED
 
 

@@ -473,7 +473,7 @@ class CacheDir:
                 self._lock = _lock(self.path / LOCK_NAME, self.path)
             except FileNotFoundError:
                 continue
-            _write_record(self._lock, _identity(self._run))
+            _write_record(self._lock, run_identity(self._run))
             return
         raise PlaceError(f"cache directory {self.path}: somebody keeps removing it; name another")
 
@@ -493,7 +493,7 @@ class CacheDir:
             owner = _owner(directory)
             if owner is None or owner.get("kept"):
                 continue
-            if _is_alive(owner):
+            if is_alive(owner):
                 # Its lock file was deleted by hand; its objects are in use all the same.
                 raise PlaceError(_in_use(self.path, owner))
             sweep.run_dir(directory)
@@ -508,7 +508,7 @@ class CacheDir:
             raise
 
     def _write_owner(self, *, kept: bool) -> None:
-        record = _identity(self._run) | {"files_pattern": FILES_PATTERN, "kept": kept}
+        record = run_identity(self._run) | {"files_pattern": FILES_PATTERN, "kept": kept}
         fd = os.open(self._objects / OWNER_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _write_record(fd, record)
@@ -585,7 +585,7 @@ def _holder(fd: int) -> dict[str, Any] | None:
     record = None
     for _ in range(25):
         record = _parse_record(os.pread(fd, _RECORD_BYTES, 0))
-        if record is not None and _is_alive(record):
+        if record is not None and is_alive(record):
             break
         time.sleep(0.02)
     return record
@@ -601,7 +601,8 @@ def _in_use(cache_dir: Path, record: dict[str, Any] | None) -> str:
     )
 
 
-def _identity(run: str) -> dict[str, Any]:
+def run_identity(run: str) -> dict[str, Any]:
+    """Who works somewhere, for a lock or owner file."""
     return {
         "program": PROGRAM,
         "run": run,
@@ -667,10 +668,10 @@ def _sweep_temporary(run: str) -> None:
 
 def _is_leftover(owner: dict[str, Any] | None) -> bool:
     """Whether a run's objects may be removed: ours, not kept, and its process dead."""
-    return owner is not None and not owner.get("kept") and not _is_alive(owner)
+    return owner is not None and not owner.get("kept") and not is_alive(owner)
 
 
-def _is_alive(record: dict[str, Any]) -> bool:
+def is_alive(record: dict[str, Any]) -> bool:
     """Whether the very process that wrote the record still runs: numbers are used again."""
     ticks = _start_ticks(record["pid"])
     return ticks is not None and ticks == record.get("pid_start_ticks")

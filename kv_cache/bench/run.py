@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from tempfile import gettempdir
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from kv_cache.bench.bucket import RunPrefix, check_bucket
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
@@ -43,6 +43,7 @@ from kv_cache.config.build import (
     tier_facts,
     workers,
 )
+from kv_cache.config.places import Place, place_of, storage_places
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.errors import PlaceError, StoreError
@@ -75,6 +76,7 @@ from kv_cache.tiers.gpu import GpuStore, find_devices
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.null import RehearsalStore
 from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
+from kv_cache.tiers.objects import ObjectPlace
 from kv_cache.tiers.payload import Payload
 from kv_cache.workload.digest import schedule_digest
 
@@ -108,20 +110,28 @@ class Together(Protocol):
 log = logging.getLogger("kv_cache")
 
 
-def drive_capacities(config: Config, directories: Sequence[Path]) -> list[int]:
+def drive_capacities(config: Config, places: Sequence[Place]) -> list[int]:
     """Bytes that each drive of the storage tier may hold; refuses more than there is space for.
-    Directories on one file system share what is free there."""
+    Directories on one file system share what is free there; buckets have no end."""
+    directories = [place for place in places if isinstance(place, Path)]
+    if not directories:
+        return _shares(gib_to_bytes(config.tiers.storage_capacity_gib), len(places))
     on = [os.stat(nearest_existing(directory)).st_dev for directory in directories]
     wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
     if not wanted:
         free = [_free_bytes(directory, config.tiers.free_share) for directory in directories]
         return [_pages(n // on.count(place)) for n, place in zip(free, on, strict=True)]
-    each = _pages(wanted // len(directories))
-    capacities = [wanted - each * (len(directories) - 1), *[each] * (len(directories) - 1)]
+    capacities = _shares(wanted, len(directories))
     for directory, place in zip(directories, on, strict=True):
         here = (n for n, other in zip(capacities, on, strict=True) if other == place)
         check_space(directory, sum(here))
     return capacities
+
+
+def _shares(wanted: int, drives: int) -> list[int]:
+    """The first takes what is left over."""
+    each = _pages(wanted // drives)
+    return [wanted - each * (drives - 1), *[each] * (drives - 1)]
 
 
 def _pages(nbytes: int) -> int:
@@ -137,21 +147,19 @@ def _free_bytes(directory: Path, share: float) -> int:
     return capacity
 
 
-def storage_directories(config: Config) -> tuple[Path, ...]:
-    """Where the storage tier will be: as given, or below the system's temporary directory."""
-    given = config.tiers.cache_dir
-    return (Path(gettempdir()),) if given is None else tuple(Path(name) for name in given)
-
-
 def check_places(config: Config, ranks_here: int = 1) -> int:
     """Everything that can be known to fail before anything is written; the storage capacity.
     `ranks_here`: how many runs like this one begin on this machine at the same time."""
-    directories = storage_directories(config)
-    _check_apart(directories)
+    places = storage_places(config)
+    _check_apart(places)
+    directories = [place for place in places if isinstance(place, Path)]
     if config.tiers.cache_dir is not None:
         for directory in directories:
             check_cache_dir(directory)
-    capacities = drive_capacities(config, directories)
+    for place in places:
+        if isinstance(place, ObjectPlace):
+            check_bucket(place)
+    capacities = drive_capacities(config, places)
     capacity = sum(capacities)
     if config.precondition.enabled:
         check_fill(gib_to_bytes(config.precondition.size_gib), capacities, directories)
@@ -181,7 +189,7 @@ def fill_drives(
     """The workload-independent half of preconditioning, in run directories that are gone again
     when it returns: the storage tier may take all the room for itself. Raises PlaceError."""
     with ExitStack() as taken:
-        drives = _cache_dirs(config, f"seed {seed}")
+        drives = [d for d in _cache_dirs(config, f"seed {seed}") if isinstance(d, CacheDir)]
         for drive in drives:
             taken.callback(drive.close, keep=False)
         paths = [drive.path for drive in drives]
@@ -196,13 +204,16 @@ def fill_drives(
         )
 
 
-def _cache_dirs(config: Config, run: str) -> list[CacheDir]:
+def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:
     if config.tiers.cache_dir is None:
         return [CacheDir.temporary(run=run)]
-    made: list[CacheDir] = []
+    made: list[CacheDir | RunPrefix] = []
     try:
-        for directory in config.tiers.cache_dir:
-            made.append(CacheDir(Path(directory), run=run))
+        for name in config.tiers.cache_dir:
+            place = place_of(config, name)
+            made.append(
+                CacheDir(place, run=run) if isinstance(place, Path) else RunPrefix(place, run=run)
+            )
     except BaseException:
         for drive in made:
             drive.close(keep=False)
@@ -210,8 +221,8 @@ def _cache_dirs(config: Config, run: str) -> list[CacheDir]:
     return made
 
 
-def _check_apart(directories: Sequence[Path]) -> None:
-    paths = [os.path.realpath(directory) for directory in directories]
+def _check_apart(places: Sequence[Place]) -> None:
+    paths = [os.path.realpath(p) if isinstance(p, Path) else str(p) for p in places]
     for path in paths:
         if paths.count(path) > 1:
             raise PlaceError(f"--cache-dir {path} is given twice; give each drive's directory once")
@@ -296,7 +307,7 @@ class RealRun:
         self._wrap = wrap
         self._stores: dict[Tier, Store] = {}
         self._arenas: list[MemoryStore] = []
-        self._cache_dirs: list[CacheDir] = []
+        self._cache_dirs: list[CacheDir | RunPrefix] = []
         self._drives: list[NvmeStore] = []
         self._switch_interval_s = sys.getswitchinterval()
         self._abort = threading.Event()
@@ -337,7 +348,7 @@ class RealRun:
         self._give_back()
 
     @property
-    def directories(self) -> list[Path]:
+    def directories(self) -> list[Place]:
         """Where the storage tier really is."""
         return [cache_dir.path for cache_dir in self._cache_dirs]
 
@@ -352,9 +363,14 @@ class RealRun:
             self._stores[spec.tier] = self._wrap(self._store(spec, (loads, stored)))
         self._pools = (loads, stored)
         uring.register([loads.memory, stored.memory])
-        objects = [cache_dir.objects for cache_dir in self._cache_dirs]
-        siblings = () if self._together is None else self._together.siblings
-        self._witness = Witness(config.passport, objects, self.clock, siblings)
+        objects = [drive.objects for drive in self._cache_dirs if isinstance(drive, CacheDir)]
+        self._witness = Witness(
+            config.passport,
+            objects,
+            self.clock,
+            siblings=() if self._together is None else self._together.siblings,
+            servers=[d.path.url for d in self._cache_dirs if isinstance(d, RunPrefix)],
+        )
         devices = [device for path in objects if (device := device_of(path)) is not None]
         self._monitor = self._machine_monitor(devices)
         self._tracer = Tracer(devices) if config.monitor.latency_tracing else None
@@ -420,7 +436,9 @@ class RealRun:
             raise
         return stores[0] if alone else Striped(stores, shares)
 
-    def _drive_store(self, cache_dir: CacheDir, capacity: int) -> Store:
+    def _drive_store(self, cache_dir: CacheDir | RunPrefix, capacity: int) -> Store:
+        if isinstance(cache_dir, RunPrefix):
+            return cache_dir.store(self._abort.is_set)
         io = self._config.io
         store = open_storage(
             cache_dir.objects,

@@ -18,6 +18,7 @@ from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.probes import foreign, interposed, throttles
 from kv_cache.bench.probes.lag import LagCanary, in_ms
 from kv_cache.bench.probes.link import link_of
+from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.probes.sample import examine
 from kv_cache.config.passport import PassportConfig
@@ -39,16 +40,19 @@ class Witness:
         config: PassportConfig,
         directories: Sequence[Path],
         clock: MonotonicClock,
+        *,
         siblings: Sequence[int] = (),
+        servers: Sequence[str] = (),
     ) -> None:
         """`siblings` are processes that belong to us, as other ranks of one run do: what they move
-        is nobody else's."""
+        is nobody else's. `servers`: the URLs of object stores, where storage is no directory."""
         self._config = config
         self._siblings = tuple(siblings)
+        self._server_here = any(is_here(s) is not False for s in servers) if servers else None
         self._directories = directories
         self._clock = clock
         found = [device_of(directory) for directory in directories]
-        self._accounted = all(device is not None for device in found)
+        self._accounted = bool(found) and all(device is not None for device in found)
         self._devices = tuple(dict.fromkeys(device for device in found if device is not None))
         self._limited_by = {disk for device in self._devices for disk in disks_of(device)}
         self.page_cache = PageCacheSampler(config.sample_every)
@@ -59,7 +63,7 @@ class Witness:
     # --- while the run goes on ---------------------------------------------------------------
 
     def begin(self) -> None:
-        self._interposed = interposed.look(self._directories[0])
+        self._interposed = interposed.look(self._directories[0]) if self._directories else {}
         self._throttles = throttles.read_throttles()
         self._began = (time.time(), self._clock.now_ns())
         self._canary.start()
@@ -116,6 +120,8 @@ class Witness:
 
     def _is_of_ours(self, limit: str) -> bool:
         """A limit's text begins with the device's name. Where no device is known, any may be."""
+        if self._server_here is not None:
+            return False
         return not self._accounted or limit.split()[0] in self._limited_by
 
     def _caught_up(self, read_bytes: int, write_bytes: int) -> bool:
@@ -168,6 +174,7 @@ class Witness:
             "link": {"bytes_per_second": link[0], "source": link[1]},
             "lag": in_ms(self._lags),
             "settle_s": self._settled_s,
+            "server_here": self._server_here,
             "accounted": self._accounted,
             "cores": throttles.usable_cores(),
         }

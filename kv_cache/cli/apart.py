@@ -13,6 +13,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.sections import OutputConfig
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.report.environment import Reader, filesystem
+from kv_cache.tiers.objects import below, is_object_url
 
 SEEDS = 2**32
 OWN_FILES = (
@@ -56,7 +57,7 @@ def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False
     results = None if told.results_dir is None else str(Path(told.results_dir) / rank.directory)
     directories = tiers.cache_dir
     if directories is not None:
-        directories = tuple(str(Path(name) / rank.directory) for name in directories)
+        directories = tuple(below(name, rank.directory) for name in directories)
     seed = config.run.seed
     return replace(
         config,
@@ -82,7 +83,9 @@ def _sharers(rank: MpiRank, directories: tuple[str, ...] | None) -> int:
     starter does not say, this one."""
     everybody = rank.ranks or 1
     local = all(
-        filesystem(Reader(), Path(name))["type"] in LOCAL_FILESYSTEMS for name in directories or ()
+        filesystem(Reader(), Path(name))["type"] in LOCAL_FILESYSTEMS
+        for name in directories or ()
+        if not is_object_url(name)  # of which nobody takes a share
     )
     return (rank.on_machine or everybody) if local else everybody
 

@@ -40,6 +40,7 @@ _GROUP_OF: Mapping[str, str] = {
     "run": "What to run",
     "tiers": "The tiers",
     "io": "The I/O",
+    "s3": "The I/O",
     "semantics": "Semantics",
     "workload": "Who asks",
     "rag": "Who asks",

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.bench.place import check_name, check_output_file, check_results_dir
-from kv_cache.bench.run import check_places, storage_directories
+from kv_cache.bench.run import check_places
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.exports import check_exports
 from kv_cache.cli.flags import Invocation
 from kv_cache.cli.progress import bar_for, to
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
+from kv_cache.config.places import Place, storage_places
 from kv_cache.config.profile import read_profile
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.sections import OutputConfig
@@ -66,7 +67,7 @@ class Job:
     build: "Build"  # the same load again, for a configuration that differs
     specs: tuple[TierSpec, ...]
     output: Path
-    directories: tuple[Path, ...]  # of the storage tier, or the temporary directory's parent
+    directories: tuple[Place, ...]  # of the storage tier, or the temporary directory's parent
     warnings: tuple[str, ...]
     trace: Trace | None = None
     found: Survey | None = None
@@ -143,7 +144,7 @@ def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) 
         build=build,
         specs=specs,
         output=output,
-        directories=storage_directories(config),
+        directories=storage_places(config),
         validation=compared,
         trace=trace,
         found=found,

@@ -37,6 +37,7 @@ from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
 from kv_cache.report.environment import Reader, capture, filesystem
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.writing import write_atomically
+from kv_cache.tiers.objects import is_object_url
 
 SIZES_MIB = (0.25, 2.0, 8.0, 32.0, 80.0)
 CONCURRENCIES = (1, 4, 16)
@@ -74,7 +75,12 @@ exit code: 0 done, 1 operations failed, 2 bad input, 130 and 143 interrupted (no
 def main(argv: Sequence[str]) -> int:
     """Measure and write; the exit code. UsageError is the caller's to print."""
     options = _parser().parse_args(argv)
-    directory: Path = options.cache_dir
+    if is_object_url(options.cache_dir):
+        raise ConfigError(
+            "--cache-dir s3://…: probe measures a device of this machine, and "
+            "an object store is none; give a directory, or measure the store with run"
+        )
+    directory = Path(options.cache_dir)
     check_cache_dir(directory)
     _refuse_memory(directory)
     plan = _plan(options, directory)
@@ -96,7 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--cache-dir",
-        type=Path,
         required=True,
         metavar="D",
         help="directory on the device to be measured; made and removed where it is not there",

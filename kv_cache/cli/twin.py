@@ -30,6 +30,7 @@ from kv_cache.report.fio import (
 )
 from kv_cache.report.reading import read_result, require_intact, require_replaceable
 from kv_cache.report.writing import write_atomically
+from kv_cache.tiers.objects import is_object_url
 
 DEFAULT_SECONDS = 20.0
 EXIT_FAILED = 1
@@ -71,6 +72,9 @@ def main(argv: Sequence[str]) -> int:
             "fio is not installed; install it (apt-get install fio), or write the job for another "
             "machine with --fio-export FILE"
         )
+    for name in options.dir:
+        if is_object_url(name):
+            raise ConfigError("--dir s3://…: fio does the I/O of files; give a directory")
     directories = [Path(name) for name in options.dir] or _where_it_was(twin)
     _check_room(twin, directories, options.seconds)
     with interrupts() as signals:

@@ -147,8 +147,9 @@ class TiersConfig:
         "write to the same file system divide it among themselves", above=0, high=1,
     )  # fmt: skip
     cache_dir: tuple[str, ...] | None = opt(
-        None, "Directory on the device to be measured; if not given, a temporary one; several "
-        "(one on each drive) share the objects by key", flag="--cache-dir", metavar="DIR",
+        None, "Directory on the device to be measured, or s3://bucket/prefix of an object store; "
+        "if not given, a temporary directory; several (one on each drive) share the objects by key",
+        flag="--cache-dir", metavar="DIR",
     )  # fmt: skip
     keep_cache: bool = opt(False, "Leave the cache files behind after the run", flag="--keep-cache")
     eviction: str = opt(
@@ -196,6 +197,37 @@ class IoConfig:
     fsync: str | None = opt(
         None, "When a write is on the device: never waited for, each object before it is complete, "
         "or every 8 objects; if not given, by semantics.preset", choices=FSYNC, flag="--fsync",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Config:
+    """The server behind a cache directory s3://bucket/prefix. Keys are no options: they come from
+    the environment or the shared credentials file."""
+
+    endpoint: str | None = opt(
+        None, "Server of the object store, as https://host or http://host:port; if not given, "
+        "AWS_ENDPOINT_URL or the profile's, else AWS", flag="--s3-endpoint", metavar="URL",
+    )  # fmt: skip
+    region: str | None = opt(
+        None, "Region of the bucket; if not given, AWS_REGION or the profile's, else us-east-1",
+        flag="--s3-region", metavar="NAME",
+    )  # fmt: skip
+    part_mib: int = opt(
+        16, "Objects larger than this are uploaded in parts of this size", unit="MiB", low=5,
+        high=5120, flag="--s3-part-mib",
+    )  # fmt: skip
+    part_concurrency: int = opt(
+        4, "Parts of one object that are uploaded at the same time", low=1, high=64,
+        flag="--s3-part-concurrency",
+    )  # fmt: skip
+    timeout_s: float = opt(
+        30.0, "Limit of one request; no retry begins once an operation has taken so long",
+        unit="s", low=0.1, high=3600,
+    )  # fmt: skip
+    retries: int = opt(
+        3, "How often a request is tried again that timed out, or that the server could not serve",
+        low=0, high=20,
     )  # fmt: skip
 
 

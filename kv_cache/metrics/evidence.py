@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 from kv_cache.core.units import MIB
 from kv_cache.metrics.steady import FILL_TIMES, MOST_CHANGE, MOST_RANGE
 
+OBJECT_ENGINES = frozenset({"s3"})
+"""Engines whose bytes go to an object store: no file, no device, no page cache of this machine."""
+
 _LONGEST = 120  # characters of one piece of text that a sentence takes up
 
 

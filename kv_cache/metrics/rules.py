@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import (
+    OBJECT_ENGINES,
     Evidence,
     Look,
     Rule,
@@ -49,6 +50,68 @@ def _rate(bytes_per_second: float) -> str:
 def _some(words: Sequence[str], most: int = 4) -> str:
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+# --- what an object store leaves to judge ----------------------------------------------------
+
+_ON_OBJECTS: Mapping[str, str] = {
+    "V1": "object storage: no page cache of this machine lies before it; caches of the server's "
+    "are a part of what is measured",
+    "V3": "object storage: there are no files that could be read past a page cache",
+    "V4": "object storage: bytes go through the sockets of a library, and the calls for files that "
+    "could be faked are not used",
+    "V5": "object storage: no device of this machine counts the bytes; V6 compares them with the "
+    "network, and the server's own counters can stand beside the result",
+    "V19": "object storage: there is no device of this machine to count the bytes",
+    "V23": "object storage: what others ask of the server cannot be seen from here",
+}
+"""Rules about files and devices, and why they have nothing to say."""
+
+
+def _on_objects(e: Evidence) -> bool:
+    """Whether all that storage moved went to an object store, by the engines' own word."""
+    rows = e.rows("engines.rows") or []
+    return bool(rows) and all(row.text("engine") in OBJECT_ENGINES for row in rows)
+
+
+def _of_files(number: str, rule: Rule) -> Rule:
+    """The rule, where storage is files on a device."""
+
+    def judged(e: Evidence, t: Thresholds) -> Iterator[Look]:
+        if _on_objects(e):
+            yield nothing(_ON_OBJECTS[number])
+            if number == "V1":
+                yield from _above_the_link(e, t)
+        else:
+            yield from rule(e, t)
+
+    return judged
+
+
+def _against_network(
+    e: Evidence, t: Thresholds, claimed: float, kind: str, past: str
+) -> Iterator[Look]:
+    """What the machine's interfaces carried cannot be less than what we say; it may be more, as
+    they are everybody's."""
+    carried = e.number(f"ledger.{kind}.network_bytes")
+    if e.flag("ledger.server_here") is not False:
+        yield unknown(
+            f"the server of objects is on this machine, where nothing counts what was {past} on "
+            "its way; compare with the server's own counters"
+        )
+    elif carried is None:
+        yield unknown(f"what the network carried of the {human_bytes(claimed)} {past} is not known")
+    elif carried < claimed * (1 - t.counter_tolerance):
+        yield invalid(
+            f"the network interfaces carried {human_bytes(carried)}, less than the "
+            f"{human_bytes(claimed)} that we say were {past}: something on the way answered "
+            "instead of the server, or our count is wrong; look for a caching proxy"
+        )
+    else:
+        yield well(
+            f"the network interfaces carried {_percent(carried / claimed)} of the "
+            f"{human_bytes(claimed)} {past} (headers, and what others moved, included)"
+        )
 
 
 # --- V1 to V6: was it the device? ------------------------------------------------------------
@@ -339,6 +402,9 @@ def _ledger_of(e: Evidence, t: Thresholds, claimed: float, kind: str, past: str)
     if claimed < t.enough_bytes:
         yield _too_few(claimed, past)
         return
+    if _on_objects(e):
+        yield from _against_network(e, t, claimed, kind, past)
+        return
     if _calls_are_counted(e, kind) and calls is not None:
         if calls < claimed * (1 - t.counter_tolerance):
             yield invalid(
@@ -539,7 +605,9 @@ def _keeps_its_schedule(e: Evidence, t: Thresholds) -> bool:
 
 def _steady_state(e: Evidence, t: Thresholds) -> Iterator[Look]:
     yield from _drifts(e, t)
-    if e.flag("steady.preconditioned") or e.flag("preconditioned"):
+    if _on_objects(e):
+        yield nothing("object storage: there is no drive of which a fill could take the freshness")
+    elif e.flag("steady.preconditioned") or e.flag("preconditioned"):
         yield _rounds(e, t)
     else:
         yield unknown(
@@ -905,11 +973,11 @@ def real_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 
 RULES: Mapping[str, tuple[str, Rule]] = {
-    "V1": ("page cache", _page_cache),
+    "V1": ("page cache", _of_files("V1", _page_cache)),
     "V2": ("payload", _payload),
-    "V3": ("direct I/O", _direct_io),
-    "V4": ("interposed calls", _interposed),
-    "V5": ("accounted device", _accounted),
+    "V3": ("direct I/O", _of_files("V3", _direct_io)),
+    "V4": ("interposed calls", _of_files("V4", _interposed)),
+    "V5": ("accounted device", _of_files("V5", _accounted)),
     "V6": ("ledger", _ledger),
     "V11": ("amplification", _amplification),
     "V12": ("completeness", _complete),
@@ -917,10 +985,10 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "V14": ("steady state", _steady_state),
     "V15": ("schedule", _schedule),
     "V18": ("storage share", _storage_touched),
-    "V19": ("device counters", _device),
+    "V19": ("device counters", _of_files("V19", _device)),
     "V21": ("clocks", _clocks),
     "V22": ("verification", _verified),
-    "V23": ("foreign I/O", _foreign),
+    "V23": ("foreign I/O", _of_files("V23", _foreign)),
     "V24": ("throttled host", _throttled),
     "V25": ("harness lag", _harness),
     "V26": ("real I/O", real_io),

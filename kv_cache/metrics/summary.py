@@ -6,6 +6,7 @@ from typing import Any
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import GIB, ns_to_ms
+from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Flow, OpStats, RequestStats, StepFlow
@@ -17,6 +18,12 @@ PERCENTILES: Mapping[str, float] = {
     "p999": 99.9,
     "p9999": 99.99,
 }
+
+NETWORK: Mapping[OpKind, str] = {
+    OpKind.READ: "network_rx_bytes",
+    OpKind.WRITE: "network_tx_bytes",
+}
+"""What counts the bytes of an object store on their way: all interfaces but the loopback."""
 
 _NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
 
@@ -219,6 +226,8 @@ def reconciliation(outcome: RunOutcome) -> dict[str, Any] | None:
     if not kernel:
         return None
     flows = Flows(outcome.recorder.flows)
+    if _on_objects(outcome):
+        return _network_reconciliation(outcome, flows, kernel)
     rows: dict[str, Any] = {}
     for kind in (OpKind.READ, OpKind.WRITE):
         claimed = flows.all_bytes(Tier.NVME, kind)
@@ -232,6 +241,33 @@ def reconciliation(outcome: RunOutcome) -> dict[str, Any] | None:
             "device_to_claimed": None if device is None else ratio(device, claimed),
         }
     return {"device": kernel.get("device"), **rows}
+
+
+def _on_objects(outcome: RunOutcome) -> bool:
+    stores = (facts.store for facts in outcome.tiers if facts.tier is Tier.NVME)
+    return any(store.get("engine") in OBJECT_ENGINES for store in stores)
+
+
+def _network_reconciliation(
+    outcome: RunOutcome, flows: Flows, kernel: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of an object store no device counts the bytes. What this machine's network interfaces
+    carried, everybody's, stands beside them, unless the server is on this machine."""
+    here = outcome.witness.get("server_here")
+    rows: dict[str, Any] = {}
+    for kind, counter in NETWORK.items():
+        claimed = flows.all_bytes(Tier.NVME, kind)
+        carried = None if here is not False else kernel.get(counter)
+        rows[kind.value] = {
+            "claimed_bytes": claimed,
+            "process_bytes": None,
+            "device_bytes": None,
+            "process_to_claimed": None,
+            "device_to_claimed": None,
+            "network_bytes": carried,
+            "network_to_claimed": None if carried is None else ratio(carried, claimed),
+        }
+    return {"device": None, **rows}
 
 
 def notes(outcome: RunOutcome) -> list[str]:

@@ -1,11 +1,12 @@
 """The machine that a run was measured on, as plain JSON values.
 
-Reads files only: no subprocess, no network, and of the environment variables only those that
-change what is measured. Nothing here may break a run: what cannot be read is null and is listed
-under "unreadable" with its reason.
+Reads files only: no subprocess, of the environment variables only those that change what is
+measured, and no network, but that an object store's server is asked what it calls itself. Nothing
+here may break a run: what cannot be read is null and is listed under "unreadable" with its reason.
 """
 
 import fnmatch
+import http.client
 import importlib.metadata
 import os
 import platform
@@ -15,13 +16,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
 import kv_cache
+from kv_cache.tiers.objects.place import ObjectPlace
 
 PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson")
-OPTIONAL_PACKAGES = ("torch", "cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "zstandard")
+OPTIONAL_PACKAGES = (
+    *("torch", "cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "zstandard", "obstore"),
+)
 VARIABLES = ("LD_PRELOAD", "*_NUM_THREADS")
 DEVICE_KEYS = (
     *("name", "partition", "major_minor", "model", "rotational", "scheduler", "nr_requests"),
@@ -29,6 +34,12 @@ DEVICE_KEYS = (
     *("built_on", "reason"),
 )
 
+FILESYSTEM_KEYS = (
+    *("type", "mount_point", "source", "mount_options", "total_bytes", "free_bytes"),
+)
+
+_ASK_SERVER_S = 2.0
+_LONGEST_NAME = 120
 _SECTOR_BYTES = 512  # the unit of sysfs `size`, whatever the device's own
 _NO_LIMIT_V1 = 1 << 62  # cgroup v1 writes "no limit" as the largest page-aligned number
 
@@ -62,10 +73,11 @@ class Reader:
         return int(text)
 
 
-def capture(*cache_dirs: Path) -> dict[str, Any]:
-    """Everything about the machine, the program and the storage behind the directories; that of
-    the first stands by itself, all are in `drives`."""
-    reader, cache_dir = Reader(), cache_dirs[0]
+def capture(*places: Path | ObjectPlace) -> dict[str, Any]:
+    """Everything about the machine, the program and the storage behind the places; that of the
+    first stands by itself, all are in `drives`."""
+    reader = Reader()
+    drives = [_drive(reader, place) for place in places]
     found: dict[str, Any] = {
         "hostname": platform.node(),
         "program": _program(reader),
@@ -74,21 +86,58 @@ def capture(*cache_dirs: Path) -> dict[str, Any]:
         "os": _os(reader),
         "cpu": _cpu(reader),
         "memory": _memory(reader),
-        "filesystem": filesystem(reader, cache_dir),
-        "device": _device_behind(reader, cache_dir),
-        "drives": [
-            {
-                "cache_dir": str(directory),
-                "filesystem": filesystem(reader, directory),
-                "device": _device_behind(reader, directory),
-            }
-            for directory in cache_dirs
-        ],
+        "filesystem": drives[0]["filesystem"],
+        "device": drives[0]["device"],
+        "drives": drives,
         "cgroup": cgroup_limits(reader),
         "limits": _limits(),
         "env": _variables(),
     }
     return found | {"unreadable": reader.unreadable}
+
+
+def _drive(reader: Reader, place: Path | ObjectPlace) -> dict[str, Any]:
+    if isinstance(place, ObjectPlace):
+        return _bucket(reader, place)
+    return {
+        "cache_dir": str(place),
+        "filesystem": filesystem(reader, place),
+        "device": _device_behind(reader, place),
+    }
+
+
+def _bucket(reader: Reader, place: ObjectPlace) -> dict[str, Any]:
+    """A bucket in the words of a drive, and what it is besides. Keys are not known here."""
+    server = urlsplit(place.url)
+    return {
+        "cache_dir": str(place),
+        "filesystem": dict.fromkeys(FILESYSTEM_KEYS) | {"type": "s3", "source": server.netloc},
+        "device": dict.fromkeys(DEVICE_KEYS) | {"reason": "an object store, over the network"},
+        "object_store": {
+            "endpoint": server.netloc,
+            "tls": place.secure,
+            "bucket": place.bucket,
+            "prefix": place.prefix,
+            "region": place.region,
+            "server": _server_name(reader, place),
+        },
+    }
+
+
+def _server_name(reader: Reader, place: ObjectPlace) -> str | None:
+    """What the server calls itself in an answer to a request without a signature."""
+    server = urlsplit(place.url)
+    kind = http.client.HTTPSConnection if place.secure else http.client.HTTPConnection
+    connection = kind(server.hostname or "", server.port, timeout=_ASK_SERVER_S)
+    try:
+        connection.request("HEAD", "/")
+        name = connection.getresponse().getheader("Server")
+    except (OSError, http.client.HTTPException) as err:
+        reader.note("object_store.server", type(err).__name__)
+        return None
+    finally:
+        connection.close()
+    return None if name is None else name[:_LONGEST_NAME]
 
 
 def _program(reader: Reader) -> dict[str, Any]:
@@ -288,8 +337,7 @@ def mount_of(path: str, major_minor: str, mounts: Iterable[Mount]) -> Mount | No
 
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     """The file system that `cache_dir` is on or will be created on."""
-    keys = ("type", "mount_point", "source", "mount_options", "total_bytes", "free_bytes")
-    found: dict[str, Any] = dict.fromkeys(keys)
+    found: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
     try:
         path = _nearest_existing(cache_dir)
         number, space = os.stat(path).st_dev, os.statvfs(path)

@@ -34,6 +34,7 @@ from kv_cache.core.units import (
     human_bytes,
     round_up,
 )
+from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
 from kv_cache.report.reading import entry, histogram, part
 from kv_cache.tiers.nvme.store import FSYNC_BATCH
@@ -225,6 +226,11 @@ def _side(kind: OpKind, rows: Sequence[Mapping[str, Any]], window_s: float, file
             "give an untouched result"
         )
     engine, *others = _by_bytes(rows)
+    if engine in OBJECT_ENGINES:
+        raise UsageError(
+            f"{file}: its storage tier was an object store, and fio does the I/O of files; to "
+            "compare, run a client of objects of the same size and concurrency, as benchmarks/s3.py"
+        )
     if engine not in _ENGINES:
         raise UsageError(
             f"{file}: the engine of its storage {kind}s is {engine!r}, which fio has no "

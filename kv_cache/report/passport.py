@@ -16,7 +16,7 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import judge
 from kv_cache.metrics.slo import parse_promises
 from kv_cache.metrics.steady import stationarity
-from kv_cache.metrics.summary import Flows, Targets, per_second, ratio, total_bytes
+from kv_cache.metrics.summary import NETWORK, Flows, Targets, per_second, ratio, total_bytes
 from kv_cache.tiers.payload import MISMATCH
 
 
@@ -105,7 +105,7 @@ def _verification(config: Config, outcome: RunOutcome, flows: Flows) -> dict[str
 def _ledger(outcome: RunOutcome, flows: Flows, environment: Mapping[str, Any]) -> dict[str, Any]:
     kernel = outcome.kernel.get("run", {})
     calls = {OpKind.READ: "rchar", OpKind.WRITE: "wchar"}
-    sides = {
+    sides: dict[str, Any] = {
         kind.value: {
             "claimed_bytes": flows.all_bytes(Tier.NVME, kind),
             "process_bytes": kernel.get(f"process_{kind.value}_bytes"),
@@ -114,6 +114,11 @@ def _ledger(outcome: RunOutcome, flows: Flows, environment: Mapping[str, Any]) -
         }
         for kind in calls
     }
+    server_here = outcome.witness.get("server_here")
+    if server_here is not None:  # an object store: what the interfaces carried
+        for kind, counter in NETWORK.items():
+            sides[kind.value]["network_bytes"] = kernel.get(counter)
+        sides["server_here"] = server_here
     return {
         **sides,
         "other_process_write_bytes": outcome.record_bytes,

@@ -199,8 +199,11 @@ def _evidence(root: Node) -> Iterator[str]:
             ("process", f"process_{kind}_bytes"),
             ("device", f"device_{kind}_bytes"),
             ("calls", calls),
+            ("network", f"network_{'rx' if kind == 'read' else 'tx'}_bytes"),
         ):
             counted = own.find(f"kernel_counters.run.{counter}")
+            if name == "network" and evidence.find(f"ledger.{kind}.network_bytes") is None:
+                continue  # only of object stores
             if counted is not None:
                 expected[f"ledger.{kind}.{name}_bytes"] = counted.value
     for path, value in expected.items():
@@ -439,8 +442,10 @@ def _reconciliation(root: Node) -> Iterator[str]:
     for kind in ("read", "write"):
         row, claimed = own["reconciliation"][kind], _sum_of(sums, "storage", kind).run_bytes
         yield from _compare(row["claimed_bytes"], claimed, "the operations give")
-        for name in ("process", "device"):
-            counted = row[f"{name}_bytes"]
+        for name in ("process", "device", "network"):
+            counted = row.find(f"{name}_bytes")
+            if counted is None:
+                continue
             share = None if counted.value is None else ratio(counted.number(), claimed)
             yield from _compare(row[f"{name}_to_claimed"], share, "its bytes give")
 

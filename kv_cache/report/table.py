@@ -213,6 +213,14 @@ def _requests(own: Mapping[str, Any]) -> list[str]:
             share = books[op]["process_to_claimed"]
             if share is not None and books[op]["claimed_bytes"]:
                 parts.append(f"{op} {100 * share:.2f} %")
+        carried = [
+            f"{op} {100 * share:.2f} %"
+            for op in _OPS
+            if (share := books[op].get("network_to_claimed")) is not None
+            and books[op]["claimed_bytes"]
+        ]
+        if carried:
+            lines.append(f"network   carried of the storage bytes claimed: {', '.join(carried)}")
         if parts:
             lines.append(f"kernel    counted of the storage bytes claimed: {', '.join(parts)}")
     lines += _metadata(own)

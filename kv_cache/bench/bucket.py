@@ -1,0 +1,206 @@
+"""The objects of a run in a bucket: checked before anything is written, gone when the run is over.
+
+    <prefix>/
+      kv-cache-runs/
+        <utc>-<hex>/                  `RunPrefix.directory`; unique, so that no two runs meet
+          OWNER.json                  whose it is; written first and removed last
+          <2 hex digits>/<name>.kv    the objects
+
+It must never delete what this program did not write: only keys of these forms, below a directory
+whose name was made up here, or whose owner file says that a run of this very machine made it which
+is dead. What another machine's run left cannot be told from what it still uses: that is reported.
+"""
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kv_cache.bench.place import OWNER_NAME, is_alive, run_identity
+from kv_cache.core.effect import VANISHED
+from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.tiers.objects import Client, ObjectPlace, ObjectStore
+from kv_cache.tiers.objects.client import NO_BUCKET
+
+RUNS = "kv-cache-runs"
+
+_OURS = re.compile(r"[0-9a-f]{2}/[0-9a-f]{16}\.kv")
+_BATCH = 1000  # keys that one request deletes
+_MOST_OWNERS = 100  # owner files that are looked at before a run
+
+log = logging.getLogger("kv_cache")
+
+_WAYS: Mapping[str, str] = {
+    "permission-denied": "the server refuses these keys{code}; check them, and that they may "
+    "read, write, list and delete there",
+    "no-credentials": "no keys were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "AWS_PROFILE",
+    NO_BUCKET: "there is no such bucket; create it, or name another",
+    VANISHED: "there is no such bucket, or no S3 server behind {host}; create the bucket, or name "
+    "another",
+    "unreachable": "{host} cannot be reached (nobody listens there, or the way is closed); check "
+    "--s3-endpoint or AWS_ENDPOINT_URL",
+    "no-such-host": "{host} is no name of a host; check --s3-endpoint or AWS_ENDPOINT_URL",
+    "timed-out": "{host} did not answer within {limit:g} s; check --s3-endpoint or "
+    "AWS_ENDPOINT_URL, or raise s3.timeout_s",
+    "connection-lost": "{host} ended the connection without an answer; check that it speaks S3, "
+    "and http or https as --s3-endpoint says",
+    "bad-certificate": "the certificate of {host} is not trusted; set SSL_CERT_FILE to that of its "
+    "authority",
+}
+
+
+def check_bucket(place: ObjectPlace) -> None:
+    """Write, read, list and delete one small object. Raises PlaceError; leaves nothing."""
+    client = Client(place)
+    directory = place.key(f"{RUNS}/probe-{secrets.token_hex(8)}")
+    key, data = f"{directory}/probe", secrets.token_bytes(64)
+    with _as_place_error(place):
+        client.put(key, data, again=False)
+        try:
+            found = client.get(key)
+            chunks = client.list(directory, again=False)
+            listed = [str(o["path"]) for chunk in chunks for o in chunk]
+        except StoreError:
+            _forget(client, key)
+            raise
+        client.delete(key, again=False)
+    if found != data or listed != [key]:
+        raise PlaceError(
+            f"--cache-dir {place}: an object that was just written is not there as it was written, "
+            "so nothing could be verified; name another place"
+        )
+
+
+def _forget(client: Client, key: str) -> None:
+    try:
+        client.delete(key, again=False)
+    except StoreError as error:
+        log.warning("the object %s could not be removed: %s", key, error)
+
+
+@contextmanager
+def _as_place_error(place: ObjectPlace) -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        code = str(error).partition(": ")[2]
+        way = _WAYS.get(error.reason, "it cannot be used ({reason}{code}); name another place")
+        said = way.format(
+            host=place.url.partition("://")[2],
+            limit=place.timeout_s,
+            reason=error.reason,
+            code=f" ({code})" if code else "",
+        )
+        raise PlaceError(f"--cache-dir {place}: {said}") from None
+
+
+class RunPrefix:
+    """Possession of a fresh directory below a prefix, from the constructor to `close`. Raises
+    PlaceError."""
+
+    def __init__(self, place: ObjectPlace, *, run: str) -> None:
+        self.path = place
+        self._client = Client(place)
+        self._run = run
+        now = datetime.now(UTC)
+        self.directory = f"{RUNS}/{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(8)}"
+        self._closed = False
+        with _as_place_error(place):
+            self._remove_leftovers()
+            self._write_owner(kept=False)
+
+    def store(self, stopped: Callable[[], bool]) -> ObjectStore:
+        return ObjectStore(Client(self.path, stopped=stopped), self.directory)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Delete all objects of the run, or leave them for good. What cannot be deleted is told,
+        and stays owned, so that a later run here tries again. Calling again is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if keep:
+                self._write_owner(kept=True)
+            else:
+                self._clear(self.directory)
+        except StoreError as error:
+            where = f"{self.path}/{self.directory}/"
+            what = "marked as kept" if keep else "removed"
+            log.error("the objects below %s could not all be %s: %s", where, what, error)
+
+    def _remove_leftovers(self) -> None:
+        """What dead runs of this machine left goes; what may be in use is left alone."""
+        foreign: list[str] = []
+        found = self._client.directories(self.path.key(RUNS))
+        for path in found[:_MOST_OWNERS]:
+            directory = f"{RUNS}/{path.rstrip('/').rpartition('/')[2]}"
+            owner = self._owner(directory)
+            if owner is None or owner.get("kept"):
+                continue
+            if owner.get("machine") != machine():
+                foreign.append(directory)
+            elif not is_alive(owner):
+                self._clear(directory)
+        if foreign:
+            log.info(
+                "%s: %d runs of other machines are, or were, at work there (%s)",
+                self.path, len(foreign), ", ".join(foreign[:3]),
+            )  # fmt: skip
+
+    def _owner(self, directory: str) -> dict[str, Any] | None:
+        """None where there is no proof that it is a run's of ours."""
+        try:
+            owner = orjson.loads(self._client.get(self.path.key(f"{directory}/{OWNER_NAME}")))
+        except StoreError as error:
+            if error.reason == VANISHED:
+                return None
+            raise
+        except orjson.JSONDecodeError:
+            return None
+        ours = isinstance(owner, dict) and owner.get("program") == "kv-cache"
+        return owner if ours and type(owner.get("pid")) is int else None
+
+    def _write_owner(self, *, kept: bool) -> None:
+        record = {**run_identity(self._run), "machine": machine(), "kept": kept}
+        self._client.put(self.path.key(f"{self.directory}/{OWNER_NAME}"), orjson.dumps(record))
+
+    def _clear(self, directory: str) -> None:
+        """All objects of a run, then its owner file; what is foreign stays."""
+        base, foreign = self.path.key(directory), 0
+        doomed: list[str] = []
+        for chunk in self._client.list(base):
+            for found in chunk:
+                key = str(found["path"])
+                if _OURS.fullmatch(key.removeprefix(f"{base}/")):
+                    doomed.append(key)
+                elif key != f"{base}/{OWNER_NAME}":
+                    foreign += 1
+            while len(doomed) >= _BATCH:
+                self._delete(doomed[:_BATCH])
+                del doomed[:_BATCH]
+        self._delete(doomed)
+        if foreign:
+            log.warning("%s/%s/ holds %d objects that are not ours", self.path, directory, foreign)
+        self._client.delete(f"{base}/{OWNER_NAME}")
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        if keys:
+            self._client.delete_all(keys)
+
+
+def machine() -> str | None:
+    """This boot of this machine, as far as processes can see each other: a container of the same
+    machine is another one. None where it cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return None

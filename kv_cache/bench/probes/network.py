@@ -1,0 +1,24 @@
+"""Whether a server is on this machine: what goes to it then passes no network interface but the
+loopback, which nobody counts."""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+
+
+def is_here(url: str) -> bool | None:
+    """None where its name cannot be resolved."""
+    host = urlsplit(url).hostname or ""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    return all(_is_ours(str(address)) for address in found)
+
+
+def _is_ours(address: str) -> bool:
+    address = address.partition("%")[0]
+    own = {a.address.partition("%")[0] for nic in psutil.net_if_addrs().values() for a in nic}
+    return address in own or ipaddress.ip_address(address).is_loopback

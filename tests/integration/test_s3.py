@@ -1,0 +1,364 @@
+"""Whole runs on object storage: a real server, from the first probe to the last deletion."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import orjson
+import pytest
+
+from kv_cache.bench.bucket import RUNS, RunPrefix, check_bucket, machine
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.units import MIB
+from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.objects import Client, ObjectStore
+from kv_cache.tiers.payload import MISMATCH
+from tests import s3server
+from tests.cli import SMALL, Ran, finish, run, start
+from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.stores import copy, reason
+
+s3, keys = s3server.s3_server, s3server.s3_keys
+FAST = [*SMALL, "--output=R.json", "--semantics=serving", "--block-tokens=64", "--no-progress"]
+FEW = ["--cpu-mem-gb=0", "--num-users=2"]
+
+
+def on(server: S3Server, prefix: str) -> list[str]:
+    return [*FAST, *FEW, f"--cache-dir={server.url(prefix)}", f"--s3-endpoint={server.endpoint}"]
+
+
+def sound(ran: Ran) -> None:
+    assert ran.code == 0, ran.err
+    assert ran.own["status"] == "finished"
+    assert ran.own["failed_operations"] == []
+
+
+# --- what a run does ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["standard", "prefill-only", "decode-only"])
+def test_every_mode_runs_is_verified_and_leaves_nothing(
+    mode: str, s3: S3Server, tmp_path: Path
+) -> None:
+    flags = [] if mode == "standard" else [f"--{mode}"]
+    before = s3.traffic()
+    ran = run(tmp_path, *on(s3, f"mode/{mode}"), "--max-requests=10", *flags)
+    after = s3.traffic()
+    sound(ran)
+    own = ran.own
+    assert s3.objects("mode") == {}
+    assert own["verification"]["objects"] > 0 or mode == "prefill-only"
+    store = own["tiers"]["storage"]["store"]
+    moved = {
+        "read": after["sent"] - before["sent"],
+        "write": after["received"] - before["received"],
+    }
+    for kind in ("read", "write"):
+        row = own["reconciliation"][kind]
+        aside = 512 * 4096 + 64 if kind == "read" else 4096  # the sample of pages, owner and probe
+        assert row["claimed_bytes"] <= moved[kind] <= 1.01 * row["claimed_bytes"] + aside
+        assert row["process_bytes"] is row["device_bytes"] is None
+    assert store["requests"]["put"] > 0
+    assert store["endpoint"] == f"127.0.0.1:{s3.port}"
+    assert own["environment"]["drives"][0]["object_store"]["bucket"] == s3.bucket
+    rules = {rule["rule"]: rule["status"] for rule in own["passport"]["rules"]}
+    for rule in ("V1", "V3", "V4", "V5", "V19", "V23"):
+        assert rules[rule] == "not-applicable"
+    assert "s3" in ran.out
+
+
+def test_the_result_is_as_its_run_left_it_and_no_output_has_a_key(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    ran = run(
+        tmp_path, *on(s3, "secret"), "--max-requests=10", "--results-dir=results",
+        "--latency-dump=dump.jsonl", "--record=trace.jsonl", "--log-level=DEBUG",
+    )  # fmt: skip
+    sound(ran)
+    checked = run(tmp_path, "verify", "R.json")
+    assert checked.code == 0, checked.out + checked.err
+    texts = [ran.out, ran.err, *(p.read_text(errors="replace") for p in files(tmp_path))]
+    assert len(texts) > 6
+    for text in texts:
+        assert SECRET_KEY not in text
+        assert ACCESS_KEY not in text
+
+
+def files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_what_a_full_bucket_evicts_is_deleted_and_kept_objects_stay(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    ran = run(
+        tmp_path, *on(s3, "kept"), "--max-requests=16", "--storage-capacity-gb=0.02", "--keep-cache"
+    )
+    sound(ran)
+    held = s3.objects(f"kept/{RUNS}")
+    owners = [key for key in held if key.endswith("/OWNER.json")]
+    left = sum(nbytes for key, nbytes in held.items() if key not in owners)
+    assert 0 < left <= 0.02 * 2**30
+    assert left == ran.own["tiers"]["storage"]["used_bytes"]
+    assert ran.own["tiers"]["storage"]["store"]["requests"]["delete"] > 0
+    assert len(owners) == 1
+
+
+def test_a_signal_ends_the_run_with_a_result_and_nothing_left(s3: S3Server, tmp_path: Path) -> None:
+    process = start(tmp_path, [*on(s3, "signal"), "--duration=60"])
+    while not s3.objects("signal"):
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    ran = finish(process, tmp_path)
+    assert ran.code == 143
+    assert ran.own["status"] == "interrupted"
+    assert s3.objects("signal") == {}
+
+
+# --- who owns what --------------------------------------------------------------------------------
+
+
+def test_two_runs_in_one_prefix_do_not_meet_and_what_is_foreign_stays(s3: S3Server) -> None:
+    import obstore
+
+    obstore.put(s3.store(), "both/mine.txt", b"not of a run")
+    first, second = (RunPrefix(s3.place("both"), run=name) for name in ("a", "b"))
+    assert first.directory != second.directory
+    obstore.put(s3.store(), f"both/{first.directory}/foreign", b"neither")
+    first.close()
+    first.close()
+    left = set(s3.objects("both"))
+    assert left == {
+        "both/mine.txt", f"both/{first.directory}/foreign", f"both/{second.directory}/OWNER.json",
+    }  # fmt: skip
+    second.close()
+
+
+def test_what_a_dead_run_of_this_machine_left_is_removed_and_no_other(s3: S3Server) -> None:
+    import obstore
+
+    def leave(name: str, **owner: object) -> None:
+        record = {"program": "kv-cache", "pid": 2**22 - 1, "machine": machine(), **owner}
+        base = f"dead/{RUNS}/{name}"
+        obstore.put(s3.store(), f"{base}/OWNER.json", orjson.dumps(record))
+        obstore.put(s3.store(), f"{base}/00/{0:016x}.kv", bytes(4096))
+
+    leave("dead")
+    leave("kept", kept=True)
+    leave("elsewhere", machine="another")
+    leave("no-owner", program="something else")
+    RunPrefix(s3.place("dead"), run="next").close()
+    assert {key.split("/")[2] for key in s3.objects("dead")} == {"kept", "elsewhere", "no-owner"}
+
+
+# --- objects in parts -----------------------------------------------------------------------------
+
+
+def test_a_large_object_goes_in_parts_and_an_aborted_one_leaves_nothing(s3: S3Server) -> None:
+    store = ObjectStore(Client(s3.place("parts")), "x")
+    pool = BufferPool(2, 4 * MIB)
+    buffer = pool.take()
+    ref = copy(12 * MIB)
+    for aborted in (True, False):
+        sink = store.create(ref)
+        for number in range(3):
+            buffer.array[:] = number + 1  # what was given before must not change
+            sink.write(number * 4 * MIB, buffer.view)
+        if aborted:
+            sink.abort()
+            assert s3.objects("parts") == {}
+            continue
+        sink.commit()
+    tap = store.open(ref)
+    for number in range(3):
+        tap.read(number * 4 * MIB, buffer.view)
+        assert (buffer.array == number + 1).all()
+    tap.close()
+    counts = store.client.counts
+    assert (counts["multipart"], counts["multipart_parts"]) == (2, 6)
+    store.delete(ref)
+    assert s3.objects("parts") == {}
+
+
+def test_an_object_that_somebody_changed_or_removed_is_told(s3: S3Server) -> None:
+    import obstore
+
+    store = ObjectStore(Client(s3.place("changed")), "x")
+    buffer = BufferPool(2, MIB).take()
+    ref = copy(MIB)
+    sink = store.create(ref)
+    sink.write(0, buffer.view)
+    sink.commit()
+    obstore.put(s3.store(), store.key(ref), bytes(4096))
+    tap = store.open(ref)
+    assert reason(lambda: tap.read(0, buffer.view)) == "truncated"
+    assert reason(lambda: tap.read(MIB // 2, buffer.view[:4096])) == "truncated"
+    obstore.delete(s3.store(), store.key(ref))
+    assert reason(lambda: tap.read(0, buffer.view)) == "vanished"
+    store.delete(ref)
+
+
+# --- before a run ---------------------------------------------------------------------------------
+
+
+def refused(tmp_path: Path, *args: str) -> str:
+    ran = run(tmp_path, *FAST, *args)
+    assert ran.code == 2, ran.err
+    assert {p.name for p in files(tmp_path)} == {"small.yaml"}
+    last = ran.err.strip().splitlines()
+    assert len(last) == 1, ran.err
+    return last[0]
+
+
+@contextmanager
+def answering(status: int, code: str) -> Iterator[str]:
+    """The flag of a server that has one answer for everybody, as S3's are."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = (
+                f"<Error><Code>{code}</Code><AWSAccessKeyId>{ACCESS_KEY}</AWSAccessKeyId></Error>"
+            )
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"--s3-endpoint=http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_what_is_wrong_with_a_server_is_one_sentence_before_anything_is_written(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, endpoint = f"--cache-dir={s3.url('no')}", f"--s3-endpoint={s3.endpoint}"
+    said = refused(tmp_path, url, "--s3-endpoint=http://127.0.0.1:1")
+    assert "127.0.0.1:1 cannot be reached" in said
+    with answering(404, "NoSuchBucket") as other:  # ours tells nobody but its owner
+        assert "there is no such bucket; create it" in refused(tmp_path, url, other)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-secret")
+    said = refused(tmp_path, url, endpoint)
+    assert "refuses these keys (SignatureDoesNotMatch)" in said
+    assert "wrong-and-secret" not in said
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert "no keys for the object store" in refused(tmp_path, url, endpoint)
+
+
+def test_without_the_library_the_line_that_installs_it_is_told(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    blocked = tmp_path.parent / "blocked" / "obstore"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ImportError('not here')")
+    args = [*FAST, f"--cache-dir={s3.url()}"]
+    code = f"import sys; sys.path.insert(0, {str(blocked.parent)!r})\n"
+    code += f"import kv_cache.cli\nsys.exit(kv_cache.cli.main({args!r}))"
+    (tmp_path / "small.yaml").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'kv-cache-bench[s3]'" in done.stderr
+
+
+def test_a_server_that_never_answers_is_given_up(s3: S3Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        place = s3.place(timeout_s=0.5)
+        silent_place = type(place)(
+            bucket="bucket", prefix="", endpoint=f"http://127.0.0.1:{port}", timeout_s=0.5
+        )
+        with pytest.raises(PlaceError, match=r"did not answer within 0\.5 s"):
+            check_bucket(silent_place)
+
+
+def test_commands_for_devices_refuse_objects(tmp_path: Path) -> None:
+    place = "--cache-dir=s3://bucket/a"
+    for args in (["probe", place], ["precondition", *FAST, place]):
+        ran = run(tmp_path, *args)
+        assert ran.code == 2
+        assert re.search("object store", ran.err)
+
+
+# --- servers that go away -------------------------------------------------------------------------
+
+
+@pytest.fixture(name="own", scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    """One that may be killed."""
+    if (missing := s3server.missing()) is not None:
+        pytest.skip(missing)
+    server = S3Server(tmp_path_factory.mktemp("own"))
+    server.start()
+    return server
+
+
+def test_a_bucket_that_vanishes_and_a_server_that_dies_end_in_a_result(
+    own: S3Server, tmp_path: Path
+) -> None:
+    store = ObjectStore(Client(own.place("gone", timeout_s=2.0, retries=1)), "x")
+    buffer = BufferPool(2, MIB).take()
+    ref = copy(MIB)
+    try:
+        put(store, ref, buffer.view)
+        process = start(tmp_path, [*on(own, "dies"), "--duration=5"])
+        while not any(key.endswith(".kv") for key in own.objects("dies")):
+            time.sleep(0.1)
+        own.remove_bucket(own.bucket)
+        tap = store.open(ref)
+        assert reason(lambda: tap.read(0, buffer.view)) in ("vanished", "no-such-bucket")
+    finally:
+        own.kill()
+    began = time.monotonic()
+    assert reason(lambda: tap.read(0, buffer.view)) in ("unreachable", "connection-lost")
+    assert reason(lambda: put(store, copy(MIB), buffer.view)) == "unreachable"
+    assert time.monotonic() - began < 10
+    ran = finish(process, tmp_path, timeout=60)
+    assert ran.code == 0, ran.err
+    reasons = {row["reason"] for row in ran.own["failed_operations"]}
+    assert reasons & {"unreachable", "connection-lost", "vanished", "no-such-bucket"}
+    assert MISMATCH not in reasons
+    assert ran.own["passport"]["verdict"] == "invalid"
+    assert "could not all be removed" in ran.err
+    assert json.dumps(ran.result).count(SECRET_KEY) == 0
+
+
+def put(store: ObjectStore, ref: CopyRef, data: memoryview) -> None:
+    sink = store.create(ref)
+    try:
+        sink.write(0, data)
+        sink.commit()
+    except StoreError:
+        sink.abort()
+        raise
+
+
+def test_a_server_that_comes_back_is_asked_again(s3: S3Server) -> None:
+    client = Client(s3.place("again", timeout_s=1.0, retries=8))
+    s3.freeze()
+    threading.Timer(1.2, s3.thaw).start()
+    try:
+        with pytest.raises(StoreError, match="timed-out"):
+            client.put("again/x", b"x", again=False)
+        client.put("again/x", b"y")
+        assert client.get("again/x") == b"y"
+        client.delete("again/x")
+    finally:
+        s3.thaw()
