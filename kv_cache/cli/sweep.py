@@ -438,17 +438,18 @@ def _as_root(argv: Sequence[str], executor: Any) -> int:
 
     @contextmanager
     def pool(options: argparse.Namespace, caught: Interrupts) -> Iterator[Pool]:
-        if options.jobs != 1:
-            raise ConfigError(
-                "--jobs has no use under mpirun: each other rank is one; leave it out"
-            )
         yield Pool(
             submit=lambda directory: executor.submit(run_remote, directory),
             workers=executor.num_workers, gone=True,
         )  # fmt: skip
 
     try:
-        return _sweep(_options(argv), pool)
+        options = _options(argv)
+        if options.jobs != 1:
+            raise ConfigError(
+                "--jobs has no use under mpirun: each other rank is one; leave it out"
+            )
+        return _sweep(options, pool)
     except UsageError as error:  # said here, as the ranks that serve must be let go all the same
         print(f"kv-cache: {error}", file=sys.stderr)
         return EXIT_USAGE
