@@ -536,7 +536,8 @@ def test_exactly_the_rule_that_is_broken_falls_short(
 ) -> None:
     broken = BROKEN[rule]
     if broken.edit is not None:
-        made = make(tmp_path / "edited", base, edit=broken.edit)
+        ranks = 2 if rule in ("kvcacheClientDefinition", "kvcacheScaleUpModel") else 1
+        made = make(tmp_path / "edited", base, ranks=ranks, edit=broken.edit)
     if broken.tree is not None:
         broken.tree(made)
     tree = made.tree()

@@ -104,9 +104,9 @@ def _of_places(same_filesystem: bool, cache_dir: str) -> Iterator[Deviation]:
 
 def ranks_of_launch(words: tuple[str, ...]) -> int | None:
     """How many ranks an mpirun or srun starts; None where its words do not say."""
-    for name, value in zip(words, (*words[1:], ""), strict=True):
-        option, _, joined = name.partition("=")
-        if option in ("-n", "-np", "--np", "--n", "-c", "--ntasks"):
-            number = joined or value
+    for at, word in enumerate(words):
+        option, _, joined = word.partition("=")
+        if option in ("-n", "-np", "--np", "--n", "--ntasks"):
+            number = joined or "".join(words[at + 1 : at + 2])
             return int(number) if number.isdigit() and int(number) else None
     return None

@@ -163,7 +163,6 @@ def _unfinished(document: Json, own: Json) -> str | None:
 
 
 def _result(spot: Spot, name: str, document: Json, path: Path) -> RankResult:
-    own = document[SECTION]
     verdict = judged_again(document)
     return RankResult(
         spot=spot,
@@ -183,7 +182,7 @@ def _result(spot: Spot, name: str, document: Json, path: Path) -> RankResult:
         reasons=tuple(str(finding) for finding in verdict.reasons),
         not_submittable=tuple(map(str, part(document, "not_submittable", list, path))),
         storage=part(document, "tiers.storage.store", dict, path),
-        fsync=str(own["semantics"].get("fsync")),
+        fsync=str(part(document, "semantics", dict, path).get("fsync")),
         fingerprint=fingerprint(document) or "",
     )
 

@@ -22,7 +22,13 @@ from kv_cache.report.submission.layout import (
     strangers,
     trial_directory,
 )
-from kv_cache.report.submission.manifest import Manifest, gone, read_manifest
+from kv_cache.report.submission.manifest import (
+    MOST_RANKS,
+    MOST_TRIALS,
+    Manifest,
+    gone,
+    read_manifest,
+)
 from kv_cache.report.submission.rankfile import (
     CLIENTS,
     CONFIGS,
@@ -135,8 +141,8 @@ def _expected(
     there = 1 + max((spot.rank for spot in found), default=0)
     return Expected(
         options=tuple(sorted({spot.option for spot in found} | set(MLPERF_OPTIONS))),
-        trials=max(TRIALS, 1 + max((spot.trial for spot in found), default=0)),
-        ranks=max(told, default=there),
+        trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in found)])),
+        ranks=min(MOST_RANKS, max(told, default=there)),
         told_by="the ranks' own results" if told else "the directories that are there",
     )
 
