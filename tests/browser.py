@@ -22,7 +22,7 @@ MISSING = next(
 )
 """Why there is no browser; None where there is one."""
 
-DESKTOP, PHONE = (1280, 900), (375, 812)
+DESKTOP, PHONE = (1280, 900), (390, 844)
 _ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
               "--hide-scrollbars", "--force-color-profile=srgb"]  # fmt: skip
 

@@ -6,7 +6,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ EACH = {
     "capacity": [reports.capacity()],
     "trials": [trials.of([trials.result(seed, 1e9 + 1e7 * seed) for seed in range(1, 4)])],
     "precondition": [reports.precondition()],
+    "ranks": [reports.ranks()],
     "several": [reports.run(60), reports.run(90, seed=3, window_s=12.0)],
 }
 _SHOWS_INK = """
@@ -74,6 +75,76 @@ def test_a_page_is_drawn_at_both_sizes_in_light_and_dark_without_a_complaint(
         assert window.run("return document.documentElement.scrollWidth <= innerWidth")
         assert window.run("return performance.getEntriesByType('resource').length") == 0
         assert window.complaints() == []
+
+
+_MOVES = (
+    *(("gpu", op, cause, 4.321) for op, cause in (("write", "prefill"), ("read", "reuse"))),
+    *(("gpu", op, cause, 3.211) for op, cause in (("read", "demotion"), ("write", "promotion"))),
+    *(("cpu", op, "demotion", 1.111) for op in ("write", "read")),
+    *(("cpu", op, "promotion", 1.234) for op in ("write", "read")),
+    *(("cpu", op, cause, 0.1234) for op, cause in (("write", "prefill"), ("read", "reuse"))),
+    *(
+        ("storage", op, cause, 3.211)
+        for op, cause in (("write", "demotion"), ("read", "promotion"))
+    ),
+    *(("storage", "read", cause, 9.876) for cause in ("reuse", "decode")),
+    ("storage", "write", "prefill", 12.34),
+    ("storage", "delete", "eviction", 0.0),
+)
+"""Every way between three tiers, past the middle one too."""
+
+
+def test_nothing_in_the_picture_of_the_tiers_covers_another_or_is_cut_off(
+    window: Browser, tmp_path: Path, shots: Path
+) -> None:
+    rows = [reports.operation(*move) for move in _MOVES]
+    file = saved(tmp_path, [reports.run(5, operations=rows)])
+    for size in (DESKTOP, PHONE):
+        window.look(size)
+        window.open(file)
+        window.run("document.querySelector('.flow').scrollIntoView()")
+        window.screenshot(shots / f"flow-{size[0]}.png")
+        boxes = window.run(
+            "return [...document.querySelectorAll('.flow text')].map(t => {"
+            " const b = t.getBoundingClientRect();"
+            " return [t.textContent, b.left, b.top, b.right, b.bottom]; })"
+        )
+        frame = window.run(
+            "const b = document.querySelector('.flow svg').getBoundingClientRect();"
+            "return [b.left, b.top, b.right, b.bottom]"
+        )
+        assert len([text for text, *_ in boxes if "promotion" in text or "demotion" in text]) == 6
+        for text, left, top, right, bottom in boxes:
+            inside = left >= frame[0] and right <= frame[2] and top >= frame[1]
+            assert inside and bottom <= frame[3], text
+        for (one, *a), (other, *b) in combinations(boxes, 2):
+            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 3 or b[3] <= a[1] + 3
+            assert apart, (one, other)
+
+
+def test_tab_reaches_links_charts_their_lines_and_tables_in_the_order_of_the_page(
+    window: Browser, tmp_path: Path
+) -> None:
+    window.look(DESKTOP)
+    window.open(saved(tmp_path, [reports.run(5)]))
+    seen: list[tuple[str, float]] = []
+    for _ in range(24):
+        window.press("\ue004")
+        seen.append(
+            tuple(
+                window.run(
+                    "const e = document.activeElement, b = e.getBoundingClientRect();"
+                    "return [e.className || e.tagName, b.top + scrollY]"
+                )
+            )
+        )
+    kinds = [kind for kind, _ in seen]
+    assert kinds[0] == "skip"
+    assert {"A", "BUTTON", "plot", "SUMMARY"} <= set(kinds)
+    assert window.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    first = kinds.index("plot")
+    assert kinds[first - 1] == "BUTTON"  # the lines of the chart stand before it
+    assert kinds[first + 1] == "SUMMARY"  # and its table behind it
 
 
 def test_the_page_of_an_hour_opens_without_a_complaint(
