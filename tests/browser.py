@@ -22,7 +22,7 @@ MISSING = next(
 )
 """Why there is no browser; None where there is one."""
 
-DESKTOP, PHONE = (1280, 900), (375, 812)
+DESKTOP, PHONE = (1280, 900), (390, 844)
 _ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
               "--hide-scrollbars", "--force-color-profile=srgb"]  # fmt: skip
 
@@ -142,13 +142,17 @@ class Browser:
     def cdp(self, command: str, parameters: Any = None) -> Any:
         return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters or {}})
 
+    def through(self) -> None:
+        """Scroll to the end and back, so that all charts are drawn."""
+        self.run(
+            "for (let y = 0; y < document.body.scrollHeight; y += 600) {"
+            " scrollTo(0, y); await new Promise(r => setTimeout(r, 15)); } scrollTo(0, 0);"
+        )
+
     def screenshot(self, target: Path, *, whole: bool = False) -> Path:
         """What is seen, or the whole page with all its charts."""
         if whole:
-            self.run(
-                "for (let y = 0; y < document.body.scrollHeight; y += 400) {"
-                " scrollTo(0, y); await new Promise(r => setTimeout(r, 15)); } scrollTo(0, 0);"
-            )
+            self.through()
         made = self.cdp("Page.captureScreenshot", {"captureBeyondViewport": whole})
         target.write_bytes(b64decode(made["data"]))
         return target

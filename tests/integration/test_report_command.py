@@ -71,3 +71,22 @@ def test_what_is_no_result_is_one_sentence(
     (tmp_path / "x.json").write_text("{}")
     assert main(["report", str(tmp_path / "x.json")]) == 2
     assert "is JSON but no result of this program" in capsys.readouterr().err
+
+
+def test_ranks_have_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "ranks.json"
+    result.write_text(json.dumps(reports.ranks()))
+    assert main(["report", str(result)]) == 0
+    assert "Run of several ranks" in (tmp_path / "ranks.html").read_text()
+    result.write_text(result.read_text().replace('"wanted": 3', '"wanted": 2'))
+    capsys.readouterr()
+    assert main(["report", str(result)]) == 2
+    assert "was changed after its run" in capsys.readouterr().err
+
+
+def test_the_result_in_the_docs_is_as_its_run_left_it(tmp_path: Path) -> None:
+    result = cli.ROOT / "docs" / "reports" / "result.json"
+    target = tmp_path / "again.html"
+    assert main(["report", str(result), "-o", str(target)]) == 0
+    assert target.stat().st_size < 1_000_000
+    assert (result.parent / "report.html").stat().st_size < 1_000_000

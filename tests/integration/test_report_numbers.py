@@ -52,7 +52,7 @@ class _Tables(HTMLParser):
         self._open.pop()
         if tag == "table":
             self.tables[self._caption] = self._rows
-        elif tag == "dd":
+        elif tag == "dl":
             self._name = ""
 
     def handle_data(self, data: str) -> None:
@@ -130,12 +130,12 @@ def test_the_headline_is_the_results(ran: tuple[_Tables, Any]) -> None:
         "TTFT p95": every["ttft_ms"]["p95"],
         "Response p95": every["response_ms"]["p95"],
         "Hit ratio": 100 * own["reuse"]["reuse_hit_ratio"],
-        "Users at the end": 12,
     }.items():
         assert same(shown.cards[name], value), (name, shown.cards[name], value)
+    assert shown.cards["Requests"].endswith("12 users at the end")
     kept = [p["met"] for qos in CLASSES for p in own["measured"][qos]["promises"].values()]
     judged = [met for met in kept if met is not None]
-    assert shown.cards["Promises kept"] == f"{sum(judged)} of {len(judged)} "
+    assert shown.cards["Promises kept"].startswith(f"{sum(judged)} of {len(judged)} ")
 
 
 @pytest.mark.parametrize("tier", TIERS)

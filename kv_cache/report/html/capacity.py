@@ -264,7 +264,7 @@ def _table(own: Json, probes: Sequence[Json]) -> Table:
         )
         for row in probes
     ]  # fmt: skip
-    return Table(heads=heads, rows=rows)
+    return Table(heads=heads, rows=rows, words=2)
 
 
 # --- probes ----------------------------------------------------------------------------------

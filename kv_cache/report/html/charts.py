@@ -66,6 +66,7 @@ class Table:
     rows: Sequence[Sequence[object]]
     says: str = ""
     small: bool = False
+    words: int = 1  # columns of text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ def _said(chart: Chart) -> list[Html]:
 def _table(chart: Chart) -> list[Html]:
     said = [tag("p", chart.table.says)] if chart.table.says else []
     caption = f"{chart.title}, {chart.unit}" if chart.table.small else chart.title
-    return [*said, table(caption, chart.table.heads, chart.table.rows)]
+    return [*said, table(caption, chart.table.heads, chart.table.rows, words=chart.table.words)]
 
 
 def _axis(axis: Axis) -> dict[str, Any]:

@@ -206,9 +206,6 @@ def _headline(own: Json) -> Iterator[Card]:
             yield Card(name=label, value=metric.shown(value), unit=metric.shown_unit,
                        more=_amount(own, metric))  # fmt: skip
     yield from kept_card(own)
-    users = last_users(own)
-    if isfinite(users):
-        yield Card(name="Users at the end", value=figures(users))
 
 
 def kept_card(own: Json) -> Iterator[Card]:
@@ -219,7 +216,10 @@ def kept_card(own: Json) -> Iterator[Card]:
 
 
 def _amount(own: Json, metric: Metric) -> str:
-    """How much a bandwidth is of."""
+    """How much a bandwidth is of, and how many asked."""
+    users = last_users(own)
+    if metric.name == "requests_per_second" and isfinite(users):
+        return f"{figures(users)} users at the end"
     for kind in (OpKind.READ.value, OpKind.WRITE.value):
         moved = number_at(own, f"tiers.storage.{kind}.bytes")
         if metric.name == f"storage.{kind}.bytes_per_second" and moved is not None:

@@ -73,7 +73,7 @@ class Timeline:
         several = max((len(point.rows) for point in self.coarse), default=1)
         said = f"Each row is up to {several} windows." if several > 1 else ""
         heads = ("seconds", "phase", *(f"{line.name}, {unit}" for line in lines))
-        return Table(heads=heads, rows=rows, says=said)
+        return Table(heads=heads, rows=rows, says=said, words=2)
 
 
 def _seen(values: Sequence[float], *, log: bool) -> bool:
