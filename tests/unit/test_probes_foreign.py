@@ -11,10 +11,10 @@ from kv_cache.bench.probes.foreign import (
     culprits,
     foreign,
     moved,
-    of,
     parse_process,
     section,
     snapshot,
+    snapshot_of,
 )
 
 IO = "rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n"
@@ -108,12 +108,12 @@ def test_we_are_not_among_the_others() -> None:
 def test_siblings_are_looked_at_alone_and_are_nobody_else() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        before = of([child.pid])
+        before = snapshot_of([child.pid])
         assert set(before) == {child.pid}
         assert child.pid not in snapshot(own={os.getpid(), child.pid})
-        assert moved(before, of([child.pid])) is not None
+        assert moved(before, snapshot_of([child.pid])) is not None
         assert moved(before, {}) is None
         assert moved({}, {}) is None
     finally:
         child.communicate(b"\n")
-    assert of([child.pid]) == {}
+    assert snapshot_of([child.pid]) == {}
