@@ -29,7 +29,13 @@ def _real() -> tuple[bytes, ...]:
             here.mkdir()
             before = dict(os.environ)
             os.environ.update(told, OMPI_COMM_WORLD_RANK=str(rank))
-            args = [*cli.SMALL, "--cache-dir=cache", "--output=R.json", "--duration=1"]
+            args = [
+                *cli.SMALL,
+                "--cache-dir=cache",
+                "--output=R.json",
+                "--duration=1",
+                "--mpi=apart",
+            ]
             started.append(cli.start(here, args))
             os.environ.clear()
             os.environ.update(before)

@@ -73,21 +73,21 @@ class Witness:
         self._lags = self._canary.mark()
         self._neighbours: list[Any] = []
         self._around = self._others()
-        self._kin = self._kin_then = foreign.of(self._siblings)
+        self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
 
     def _others(self) -> foreign.Snapshot:
         return foreign.snapshot(own={os.getpid(), *self._siblings})
 
     def open_window(self) -> None:
         self._around = self._others()
-        self._kin = foreign.of(self._siblings)
+        self._kin = foreign.snapshot_of(self._siblings)
         self._canary.mark()
         self._opened = read_counters(self._devices)
 
     def close_window(self) -> None:
         self._closed = read_counters(self._devices)
         self._lags = self._canary.mark()
-        self._kin_then = foreign.of(self._siblings)
+        self._kin_then = foreign.snapshot_of(self._siblings)
         moved = foreign.culprits(self._around, self._others())
         self._neighbours = [process for process in moved if self._can_be(process)]
 

@@ -108,6 +108,10 @@ MAPPED = {
     "--json": ("output.json", True),
     "--trials 5": ("run.trials", 5),
     "--trial-cooldown 20": ("run.trial_cooldown_s", 20.0),
+    "--clients 3": ("run.clients", 3),
+    "--mpi apart": ("run.mpi", "apart"),
+    "--clients-timeout 30": ("run.clients_timeout_s", 30.0),
+    "--clients-port 4000": ("run.clients_port", 4000),
     "--gpu emulated": ("tiers.gpu", "emulated"),
 }
 

@@ -55,6 +55,7 @@ def told(document: Any, rule: str) -> tuple[str, str]:
 
 
 @given(_SAMPLES, st.sampled_from([50, 95, 99, 99.9, 99.99]))
+@settings(deadline=None)
 def test_percentiles_of_four_ranks_are_those_of_their_pooled_samples(
     samples: Samples, percent: float
 ) -> None:
@@ -68,7 +69,7 @@ def test_percentiles_of_four_ranks_are_those_of_their_pooled_samples(
 
 
 @given(_SAMPLES, st.permutations(range(RANKS)), st.integers(1, RANKS - 1))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_pooling_does_not_care_for_order_or_for_what_was_pooled_before(
     samples: Samples, order: Sequence[int], cut: int
 ) -> None:

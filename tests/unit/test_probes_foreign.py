@@ -1,6 +1,8 @@
 """Whose bytes went over the device beside ours."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from kv_cache.bench.probes.foreign import (
@@ -8,9 +10,11 @@ from kv_cache.bench.probes.foreign import (
     ProcessIo,
     culprits,
     foreign,
+    moved,
     parse_process,
     section,
     snapshot,
+    snapshot_of,
 )
 
 IO = "rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n"
@@ -99,3 +103,17 @@ def test_we_are_not_among_the_others() -> None:
     mine = snapshot(own=())
     if os.getpid() in mine:  # a kernel may hide the counters
         assert mine[os.getpid()].parent == os.getppid()
+
+
+def test_siblings_are_looked_at_alone_and_are_nobody_else() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        before = snapshot_of([child.pid])
+        assert set(before) == {child.pid}
+        assert child.pid not in snapshot(own={os.getpid(), child.pid})
+        assert moved(before, snapshot_of([child.pid])) is not None
+        assert moved(before, {}) is None
+        assert moved({}, {}) is None
+    finally:
+        child.communicate(b"\n")
+    assert snapshot_of([child.pid]) == {}

@@ -45,6 +45,10 @@ SLURM_STEP = {
         ({}, (0, 1, 1, None)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (0, 1, 1, None)),  # a batch script
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (0, 1, 1, None)),
+        (
+            OPEN_MPI | {"KV_CACHE_RANK": "1", "KV_CACHE_RANKS": "2", "KV_CACHE_RANKS_HERE": "2"},
+            (1, 2, 2, "KV_CACHE_RANK"),
+        ),
         ({"PMIX_RANK": "2"}, (0, 1, 1, None)),  # Open MPI says it in its own words too
     ],
 )

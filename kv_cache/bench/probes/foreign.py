@@ -64,7 +64,7 @@ def snapshot(proc: Path = Path("/proc"), *, own: Collection[int] | None = None) 
     return {process.pid: process for process in found if process is not None}
 
 
-def of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
+def snapshot_of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
     """These processes alone; those that have ended, or may not be looked at, are not in it."""
     found = (_process(proc, pid) for pid in pids)
     return {process.pid: process for process in found if process is not None}

@@ -69,8 +69,10 @@ def reference_keys(counted: Sequence[Part], body: Body) -> dict[str, Any]:
     return document
 
 
-def _added(counted: Sequence[Part], name: str) -> float:
-    return fsum(part.root[name].number() for part in counted)
+def _added(counted: Sequence[Part], name: str) -> float | None:
+    """Null where a rank has none, having timed nothing."""
+    nodes = [part.root[name] for part in counted]
+    return None if any(n.value is None for n in nodes) else fsum(n.number() for n in nodes)
 
 
 def _listed(counted: Sequence[Part], name: str) -> list[float]:
@@ -97,7 +99,9 @@ def _summary(
         "elapsed_time": body["window_s"],
         "avg_throughput_tokens_per_sec": done["output_tokens_per_second"],
         "total_storage_io_time": root["total_storage_io_latency"],
-        "storage_throughput_tokens_per_sec": fsum(
+        "storage_throughput_tokens_per_sec": None
+        if root["total_storage_io_latency"] is None
+        else fsum(
             per_second(
                 part.own["measured"]["all"]["output_tokens"].whole(),
                 part.root["total_storage_io_latency"].number(),
@@ -169,6 +173,8 @@ def _qos(counted: Sequence[Part], name: str) -> dict[str, Any]:
     if len(rows) < 2:
         return rows[0].mapping() if rows else {"no_data": True}
     total = sum(row["total_requests"].whole() for row in rows)
+    if any(row["sla"]["compliance"].value is None for row in rows):  # which timed nothing
+        return {**rows[0].mapping(), "total_requests": total}
     measured = [part.own["measured"][name] for part in counted]
     with_any = [row for row in measured if row["completed"].whole()]
     # A share of whole numbers gives its numerator back.

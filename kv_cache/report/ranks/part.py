@@ -68,14 +68,23 @@ class Part:
         opened = None if self.member is None else self.member.opened_ns
         if opened is None or not self.counted:
             return None
-        return opened + round(self.own["config"]["run"]["warmup_s"].number() * NS_PER_S)
+        return opened + _nanoseconds(self.own["config"]["run"]["warmup_s"])
 
     @property
     def end_ns(self) -> int | None:
         begin = self.begin_ns
         if begin is None:
             return None
-        return begin + round(self.own["window_s"].number() * NS_PER_S)
+        return begin + _nanoseconds(self.own["window_s"])
+
+
+_LONGEST_S = 1e9
+
+
+def _nanoseconds(node: Node) -> int:
+    if not 0 <= node.number() <= _LONGEST_S:
+        raise MisshapenError(f"{node.path} is {node.value}, which is no length of a run in seconds")
+    return round(node.number() * NS_PER_S)
 
 
 def parts_of(results: Mapping[int, Any], crew: Crew) -> list[Part]:
