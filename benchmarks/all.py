@@ -4,8 +4,8 @@
     python benchmarks/all.py [--quick] [--dir D] [--only 1 4 6]
 
 Sets up the throttled devices itself and takes them down again; needs root, fio, nbdkit and nbdfuse
-for figures 1 to 5 and 8. In full about 110 minutes on a machine with nothing else to do (a busy one
-makes units noisy, and they are repeated); --quick about 35. Exits with 1 when a figure is not met.
+for figures 1 to 5, 8 and 14. In full about 115 minutes on a machine with nothing else to do (a busy
+one makes units noisy, and they are repeated); --quick about 35. Exits with 1 when a figure is not met.
 """
 
 import argparse
@@ -23,20 +23,25 @@ from benchmarks import (
     distortion,
     harness,
     io_path,
+    live,
     monitors,
+    ranks,
     replay,
     report_page,
     resize,
+    s3,
     trace_stats,
 )
 from benchmarks.devices import leave_cleanly_on_sigterm
 from benchmarks.figures import Figure, table
 from kv_cache.core.errors import UsageError
+from tests.s3server import missing
 
 STEADY_RATE = 1000  # block operations/s of figure 6
 STEADY_S = 20.0
 USERS = 4
 MONITOR_TICKS = 200
+LIVE_S = 10.0
 
 Section = tuple[str, Callable[[], Sequence[Figure]]]
 
@@ -47,6 +52,9 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     return {
         "12": ("looking at traces", trace_stats.figures),
         "13": ("the page of an hour", lambda: report_page.figures(quick=quick)),
+        "16": ("the live view", lambda: live.figures(LIVE_S, directory)),
+        "14": ("ranks that run together", lambda: ranks.figures(directory, quick=quick)),
+        "15": ("object storage", lambda: _object_storage(2 if quick else 4)),
         "9": ("the monitors", lambda: [monitors.tell(MONITOR_TICKS, 1.0, directory)]),
         "7": ("users who come and go", resize.figures),
         "6": ("the harness alone", lambda: [harness.steady(STEADY_RATE, STEADY_S, USERS)]),
@@ -59,6 +67,12 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
         "8": ("the capacity of two devices", lambda: capacity.figures(quick=quick)),
         "1": ("the I/O path beside fio (1, 2, 3)", lambda: io_path.run(io_path.PLACES, plan)),
     }
+
+
+def _object_storage(groups: int) -> Sequence[Figure]:
+    why = missing()
+    assert why is None, why
+    return list(s3.figures(groups))
 
 
 def measured(number: str, section: Section) -> Sequence[Figure]:
@@ -76,9 +90,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    parser.add_argument(
-        "--only", nargs="+", choices=("1", "4", "5", "6", "7", "8", "9", "10", "12", "13")
-    )
+    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16")
+    parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
     began = time.monotonic()

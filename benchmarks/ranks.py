@@ -77,7 +77,7 @@ def skew(directory: Path, times: int) -> Figure:
     widest, error = max(found)
     told = ", ".join(f"{each:.2f}" for each, _ in found)
     return Figure(
-        number="3", what=f"start skew of {RANKS} ranks, the widest of {times}",
+        number="14", what=f"start skew of {RANKS} ranks, the widest of {times}",
         wanted=f"< {MOST_SKEW_MS:g} ms", met=widest + error < MOST_SKEW_MS,
         seen=f"{widest:.2f} +- {error:.2f} ms ({told})",
     )  # fmt: skip
@@ -94,7 +94,7 @@ def sums(seconds: int) -> Iterator[Figure]:
         share = sum(each) / RATE
         told = " + ".join(f"{rate / 1e6:.1f}" for rate in each)
         yield Figure(
-            number="2", what=f"two ranks that {kind} on {RATE / 1e6:g} MB/s",
+            number="14", what=f"two ranks that {kind} on {RATE / 1e6:g} MB/s",
             wanted=f"sum +- {TOLERANCE:.0%}", met=abs(share - 1) <= TOLERANCE,
             seen=f"{told} MB/s = {share:.4f}",
         )  # fmt: skip

@@ -98,7 +98,7 @@ def beside_the_server(server: S3Server, scratch: Path) -> Iterator[Figure]:
     checked = own["passport"]["evidence"]["verification"]
     read, right = checked["storage_read_bytes"], checked["storage_bytes"]
     yield Figure(
-        number="S1", what="bytes read that were verified, and wrong ones", wanted="all, 0",
+        number="15", what="bytes read that were verified, and wrong ones", wanted="all, 0",
         seen=f"{right / GIB:.3f} of {read / GIB:.3f} GiB, {checked['errors']}",
         met=right == read > 0 and not checked["errors"],
     )  # fmt: skip
@@ -106,13 +106,13 @@ def beside_the_server(server: S3Server, scratch: Path) -> Iterator[Figure]:
         claimed = own["reconciliation"][kind]["claimed_bytes"]
         counted = after[side] - before[side]
         yield Figure(
-            number="S2", what=f"{kind}s, server's bytes over the ledger's", wanted="1 +- 0.01",
+            number="15", what=f"{kind}s, server's bytes over the ledger's", wanted="1 +- 0.01",
             seen=f"{counted / claimed:.5f} of {claimed / GIB:.3f} GiB",
             met=abs(counted / claimed - 1) <= 0.01,
         )  # fmt: skip
     left = len(server.objects())
     yield Figure(
-        number="S3", what="objects left when the run is over", wanted="0", seen=str(left),
+        number="15", what="objects left when the run is over", wanted="0", seen=str(left),
         met=left == 0,
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def beside_a_plain_client(server: S3Server, groups: int) -> Iterator[Figure]:
             cpu.append((took[1][1] + took[2][1]) / (2 * OBJECTS * OBJECT / GIB))
         found = middle_ratio(ratios)
         yield Figure(
-            number="S4", what=f"{kind}s of {OBJECT // MIB} MiB by {THREADS} threads, over obstore",
+            number="15", what=f"{kind}s of {OBJECT // MIB} MiB by {THREADS} threads, over obstore",
             wanted=f">= {LEAST_SHARE:g}", seen=f"{found}, {min(cpu):.2f} CPU-s/GiB",
             met=found.median >= LEAST_SHARE,
         )  # fmt: skip
