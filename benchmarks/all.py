@@ -4,8 +4,9 @@
     python benchmarks/all.py [--quick] [--dir D] [--only 1 4 6]
 
 Sets up the throttled devices itself and takes them down again; needs root, fio, nbdkit and nbdfuse
-for figures 1 to 5, 8 and 14. In full about 115 minutes on a machine with nothing else to do (a busy
-one makes units noisy, and they are repeated); --quick about 35. Exits with 1 when a figure is not met.
+for figures 1 to 5, 8 and 14. In full about 115 minutes on a machine with nothing else to do (a
+busy one makes units noisy, and they are repeated); --quick about 35. Exits with 1 when a figure is
+not met.
 """
 
 import argparse
