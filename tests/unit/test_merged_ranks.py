@@ -532,6 +532,17 @@ def test_instants_of_the_windows_are_on_the_coordinators_clock() -> None:
     assert row_["end_ns"] == row_["begin_ns"] + NS_PER_S
 
 
+def test_a_single_byte_too_many_is_told_though_the_hashes_fit() -> None:
+    documents = results(2)
+    for result in documents.values():  # so many that one byte is a trifle
+        for row_ in result["kv_cache"]["operations"]:
+            row_["bytes"] += 2**40
+    document = merged({rank: resealed(each) for rank, each in documents.items()}, crew(2))
+    document["kv_cache"]["operations"][0]["bytes"] += 1
+    found = recheck_ranks(resealed(document)).deviations
+    assert "kv_cache.operations[0].bytes does not follow from the ranks' results" in found
+
+
 # --- commands --------------------------------------------------------------------------------
 
 
