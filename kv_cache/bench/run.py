@@ -27,6 +27,7 @@ from kv_cache.bench.place import (
     CacheDir,
     check_cache_dir,
     check_space,
+    free_bytes,
     nearest_existing,
     obtainable_bytes,
 )
@@ -126,6 +127,29 @@ def drive_capacities(config: Config, places: Sequence[Place]) -> list[int]:
         here = (n for n, other in zip(capacities, on, strict=True) if other == place)
         check_space(directory, sum(here))
     return capacities
+
+
+def room_wanted(config: Config) -> list[dict[str, Any]]:
+    """What is wanted in each directory of the storage tier, in plain values that runs which begin
+    together can add up: each by itself only knows that there is room for one. Nothing where a run
+    takes its share of what is free."""
+    directories = [place for place in storage_places(config) if isinstance(place, Path)]
+    wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
+    if not wanted or not directories:
+        return []
+    found = []
+    for directory, capacity in zip(directories, _shares(wanted, len(directories)), strict=True):
+        free = free_bytes(directory)
+        found.append(
+            {
+                "directory": str(directory),
+                "device": os.stat(nearest_existing(directory)).st_dev,
+                "wanted_bytes": capacity,
+                "free_bytes": free,
+                "dead_bytes": max(0, obtainable_bytes(directory) - free),
+            }
+        )
+    return found
 
 
 def _shares(wanted: int, drives: int) -> list[int]:

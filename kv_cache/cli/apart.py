@@ -11,11 +11,13 @@ from typing import Any
 
 from kv_cache.config.root import Config
 from kv_cache.config.sections import OutputConfig
+from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.report.environment import Reader, filesystem
 from kv_cache.tiers.objects import below, is_object_url
 
 SEEDS = 2**32
+LAST_PORT = 65_535
 OWN_FILES = (
     "latency_dump",
     "fio_export",
@@ -74,8 +76,15 @@ def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False
 
 
 def _port(told: OutputConfig, rank: MpiRank) -> int | None:
-    """Ranks on one machine listen on ports one after the other; 0 is any that is free."""
-    return told.metrics_port + rank.rank if told.metrics_port else told.metrics_port
+    """Ranks on one machine listen on ports one after the other; 0 is any that is free. Raises
+    ConfigError where there is none for this rank."""
+    port = told.metrics_port + rank.rank if told.metrics_port else told.metrics_port
+    if port is not None and port > LAST_PORT:
+        raise ConfigError(
+            f"output.metrics_port (--metrics-port) is {told.metrics_port}, and {rank} would listen "
+            f"on {port}, which is no port; name a lower one, or 0 for any that is free"
+        )
+    return port
 
 
 def _sharers(rank: MpiRank, directories: tuple[str, ...] | None) -> int:

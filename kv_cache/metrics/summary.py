@@ -25,6 +25,12 @@ NETWORK: Mapping[OpKind, str] = {
 }
 """What counts the bytes of an object store on their way: all interfaces but the loopback."""
 
+LATENCIES = (
+    *("response", "end_to_end", "ttft", "tpot", "lateness", "queue"),
+    *("service", "storage", "compute"),
+)
+"""Of a request; each is a histogram of `RequestStats`."""
+
 _NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
 
 
@@ -124,33 +130,26 @@ def metadata_rows(steps: Mapping[StepFlow, Histogram]) -> list[dict[str, Any]]:
 
 
 def request_numbers(stats: RequestStats) -> dict[str, Any]:
-    """One class's measured requests: counts, and every latency of the vocabulary."""
+    """One class's measured requests: counts, and every latency of the vocabulary with its whole
+    histogram, so that several results can be put together."""
+    found: dict[str, Histogram] = {name: getattr(stats, name) for name in LATENCIES}
     return {
         "completed": stats.completed,
         "prompt_tokens": stats.prompt_tokens,
         "output_tokens": stats.output_tokens,
-        "response_ms": latency_ms(stats.response),
-        "end_to_end_ms": latency_ms(stats.end_to_end),
-        "ttft_ms": latency_ms(stats.ttft),
-        "tpot_ms": latency_ms(stats.tpot),
-        "lateness_ms": latency_ms(stats.lateness),
-        "queue_ms": latency_ms(stats.queue),
-        "service_ms": latency_ms(stats.service),
-        "storage_ms": latency_ms(stats.storage),
-        "compute_ms": latency_ms(stats.compute),
-        "histogram_response": stats.response.to_json(),
-        "histogram_ttft": stats.ttft.to_json(),
+        **{f"{name}_ms": latency_ms(histogram) for name, histogram in found.items()},
+        **{f"histogram_{name}": histogram.to_json() for name, histogram in found.items()},
     }
 
 
-def kept_promises(stats: RequestStats, promised_ms: Mapping[str, float]) -> dict[str, Any]:
+def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> dict[str, Any]:
     """Each promised percentile of a class beside the actual one; `met` is None without samples."""
-    actual = latency_ms(stats.end_to_end)
+    actual = latency_ms(end_to_end)
     return {
         name: {
             "target_ms": target,
             "actual_ms": actual[name],
-            "met": actual[name] <= target if stats.completed else None,
+            "met": actual[name] <= target if end_to_end.count else None,
         }
         for name, target in promised_ms.items()
     }

@@ -1,8 +1,8 @@
 """What several results say together: histograms merged, counts added up.
 
 A percentile of several results comes from their merged histograms, as if one recorder had seen all
-of it. Percentiles are never averaged: where a result stores no histogram, and no whole list either,
-the pooled percentile is null. Means are exact, being sums over counts.
+of it. Percentiles are never averaged: where a result stores no histogram the pooled percentile is
+null. Means are exact, being sums over counts.
 
 All answers are the same in whatever order the documents are given. A document that lacks something,
 or has it in another shape, raises MisshapenError, which says where.
@@ -10,14 +10,12 @@ or has it in another shape, raises MisshapenError, which says where.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 from kv_cache.core.kinds import Phase, Qos
-from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.metrics.summary import PERCENTILES, latency_ms
-from kv_cache.report.node import MisshapenError, Node
+from kv_cache.metrics.summary import LATENCIES, latency_ms
+from kv_cache.report.node import Node
 
 SECTION = "kv_cache"
 FLOW = ("phase", "tier", "operation", "cause", "engine")
@@ -28,19 +26,6 @@ CLASSES = ("all", *(qos.value for qos in Qos))
 TOTAL, DEVICE, SIZES = "total", "device", "bytes"
 
 Json = Mapping[str, Any]
-
-_LATENCIES = (
-    *("response_ms", "end_to_end_ms", "ttft_ms", "tpot_ms", "lateness_ms", "queue_ms"),
-    *("service_ms", "storage_ms", "compute_ms"),
-)
-_LISTS: Mapping[str, str] = {
-    "end_to_end_ms": "end_to_end_latencies",
-    "storage_ms": "storage_latencies",
-    "compute_ms": "generation_latencies",
-}
-"""Latencies of single requests that a result lists, in seconds."""
-_OF_SOME = "tpot_ms"
-"""Not every request has it, and a result does not say how many have."""
 
 
 def sections(documents: Iterable[Json]) -> list[Node]:
@@ -140,65 +125,17 @@ def _merged(rows: Sequence[Node], name: str) -> Histogram:
 def pooled_measured(documents: Sequence[Json]) -> dict[str, dict[str, Any]]:
     """The section `measured` of all: counts, tokens, and latencies with their histograms."""
     several = sections(documents)
-    lists = {name: pooled_list(documents, key) for name, key in _LISTS.items()}
-    return {
-        name: _requests([own["measured"][name] for own in several], lists if name == "all" else {})
-        for name in CLASSES
-    }
+    return {name: _requests([own["measured"][name] for own in several]) for name in CLASSES}
 
 
-def _requests(rows: Sequence[Node], lists: Mapping[str, Histogram | None]) -> dict[str, Any]:
+def _requests(rows: Sequence[Node]) -> dict[str, Any]:
     counts = ("completed", "prompt_tokens", "output_tokens")
-    made: dict[str, Any] = {name: sum(row[name].whole() for row in rows) for name in counts}
-    histograms = {}
-    for name in _LATENCIES:
-        key = f"histogram_{name.removesuffix('_ms')}"
-        whole = lists.get(name)
-        if rows and all(row.find(key) is not None for row in rows):
-            whole = _merged(rows, key)
-            histograms[key] = whole.to_json()
-        made[name] = _without_histogram(rows, name) if whole is None else latency_ms(whole)
-    return {**made, **histograms}
-
-
-def _without_histogram(rows: Sequence[Node], name: str) -> dict[str, Any]:
-    """The mean, and no percentile; of one result what it says itself, and of nothing 0 throughout,
-    as a result has it."""
-    with_any = [row for row in rows if row["completed"].whole()]
-    if len(with_any) == 1:
-        return {key: value.number() for key, value in with_any[0][name].items()}
-    if not with_any:
-        return latency_ms(Histogram())
-    mean = None if name == _OF_SOME else pooled_mean(with_any, name)
-    return {"mean": mean, **dict.fromkeys(PERCENTILES)}
-
-
-def pooled_mean(rows: Sequence[Node], name: str) -> float:
-    """The mean over all requests of these rows, each weighted by how many it stands for."""
-    count = sum(row["completed"].whole() for row in rows)
-    total = sum(Fraction(row[name]["mean"].number()) * row["completed"].whole() for row in rows)
-    return float(total / count)
-
-
-def pooled_list(documents: Iterable[Json], key: str) -> Histogram | None:
-    """The histogram of a latency that the results list for each completed request; None where a
-    list is not whole."""
-    made = Histogram()
-    for document in documents:
-        root = Node(document, "the result")
-        listed = root[key].rows()
-        if len(listed) != root[SECTION]["measured"]["all"]["completed"].whole():
-            return None
-        for value in listed:
-            made.add(_nanoseconds(value))
-    return made
-
-
-def _nanoseconds(value: Node) -> int:
-    seconds = value.number()
-    if not 0 <= seconds < 2**63 / NS_PER_S - 1:
-        raise MisshapenError(f"{value.path} is {value.value}, which is no duration in seconds")
-    return round(seconds * NS_PER_S)
+    found = {name: _merged(rows, f"histogram_{name}") for name in LATENCIES}
+    return {
+        **{name: sum(row[name].whole() for row in rows) for name in counts},
+        **{f"{name}_ms": latency_ms(histogram) for name, histogram in found.items()},
+        **{f"histogram_{name}": histogram.to_json() for name, histogram in found.items()},
+    }
 
 
 # --- counts ----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.passport import Verdict, judge
 from kv_cache.metrics.recorder import Edges
 from kv_cache.metrics.steady import Sample, trends
-from kv_cache.metrics.summary import latency_ms, per_second, ratio
+from kv_cache.metrics.summary import LATENCIES, latency_ms, per_second, ratio
 from kv_cache.report.iotrace import figures_left
 from kv_cache.report.node import MisshapenError, Node
 from kv_cache.tiers.payload import MISMATCH
@@ -49,6 +49,9 @@ _ROOT = "the result"
 
 
 def _same(stored: Any, found: Any) -> bool:
+    """Whole numbers to the last byte; others but for how they were rounded."""
+    if type(stored) is int and type(found) is int:
+        return stored == found
     numbers = [v for v in (stored, found) if isinstance(v, int | float) and type(v) is not bool]
     if len(numbers) == 2:
         return stored == found or isclose(stored, found, rel_tol=1e-9, abs_tol=1e-12)
@@ -324,7 +327,7 @@ def _requests(root: Node) -> Iterator[str]:
         total = sum(measured[qos.value][name].whole() for qos in Qos)
         yield from _compare(everything[name], total, "the classes add up to")
     for name in ("all", *(qos.value for qos in Qos)):
-        for latency in ("response", "ttft"):
+        for latency in LATENCIES:
             histogram = measured[name][f"histogram_{latency}"].histogram()
             yield from _latencies(measured[name][f"{latency}_ms"], histogram)
 
@@ -576,6 +579,10 @@ def _edges(own: Node) -> Edges:
     )
 
 
+_RECORDED = ("response", "ttft", "lateness", "queue", "service")
+"""Latencies that a request's record has."""
+
+
 @dataclass(slots=True)
 class _Asked:
     """One class's requests that completed inside the window, by the records."""
@@ -583,8 +590,9 @@ class _Asked:
     completed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    response: Histogram = field(default_factory=Histogram)
-    ttft: Histogram = field(default_factory=Histogram)
+    latencies: dict[str, Histogram] = field(
+        default_factory=lambda: {name: Histogram() for name in _RECORDED}
+    )
 
 
 def _request_records(root: Node, path: Path) -> Iterator[str]:
@@ -604,16 +612,15 @@ def _request_records(root: Node, path: Path) -> Iterator[str]:
         mine.completed += 1
         mine.prompt_tokens += row["prompt_tokens"].whole()
         mine.output_tokens += row["output_tokens"].whole()
-        mine.response.add(row["response_ns"].whole())
-        if row["ttft_ns"].value is not None:
-            mine.ttft.add(row["ttft_ns"].whole())
+        for latency, histogram in mine.latencies.items():
+            if row[f"{latency}_ns"].value is not None:
+                histogram.add(row[f"{latency}_ns"].whole())
     yield from _compare(own["requests"]["submitted"], lines, f"{path.name} holds")
     for name, asked in {**classes, "all": _all_of(classes)}.items():
         stored = own["measured"][name]
         for count in ("completed", "prompt_tokens", "output_tokens"):
             yield from _compare(stored[count], getattr(asked, count), f"{path.name} gives")
-        for latency in ("response", "ttft"):
-            found = getattr(asked, latency)
+        for latency, found in asked.latencies.items():
             yield from _same_histogram(stored[f"histogram_{latency}"], found, path.name)
 
 
@@ -623,8 +630,7 @@ def _all_of(classes: Mapping[str, _Asked]) -> _Asked:
         completed=sum(part.completed for part in parts),
         prompt_tokens=sum(part.prompt_tokens for part in parts),
         output_tokens=sum(part.output_tokens for part in parts),
-        response=merged(part.response for part in parts),
-        ttft=merged(part.ttft for part in parts),
+        latencies={n: merged(part.latencies[n] for part in parts) for n in _RECORDED},
     )
 
 

@@ -38,7 +38,7 @@ from kv_cache.report.passport import passport
 from kv_cache.report.validation import ValidationTrace, compare
 from kv_cache.report.writing import write_atomically
 
-SCHEMA = "kv-cache-result/4"
+SCHEMA = "kv-cache-result/5"
 SECTION = "kv_cache"
 
 
@@ -134,7 +134,7 @@ def _own_section(
             **{
                 q.value: {
                     **request_numbers(recorder.classes[q]),
-                    "promises": kept_promises(recorder.classes[q], targets.ms[q]),
+                    "promises": kept_promises(recorder.classes[q].end_to_end, targets.ms[q]),
                 }
                 for q in Qos
             },

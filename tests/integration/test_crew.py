@@ -130,6 +130,7 @@ def test_what_siblings_move_is_not_foreign(three: tuple[Path, Ran]) -> None:
         (["--mpi=apart"], "apart"),
         (["--output=there/R.json"], "there is no directory"),
         (["--num-users=0"], "--num-users"),
+        (["--metrics-port=65535"], "would listen on 65536"),
     ],
 )
 def test_what_clients_cannot_do_is_refused_before_they_are_started(
@@ -152,6 +153,14 @@ def test_a_rank_that_cannot_begin_is_named_and_nothing_is_written(tmp_path: Path
     assert "cache/rank_1" in ran.err
     assert {path.name for path in tmp_path.iterdir()} == {"small.yaml", "cache"}
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["rank_1"]
+
+
+def test_more_room_than_there_is_for_all_is_refused_though_each_would_fit(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free / 2**30
+    ran = small(tmp_path, "--clients=2", f"--storage-capacity-gb={0.7 * free:.3f}")
+    assert ran.code == 2
+    assert "ranks 0, 1 want " in ran.err
+    assert {path.name for path in tmp_path.iterdir()} == {"small.yaml"}
 
 
 def test_clients_are_not_for_a_rank_of_a_job(tmp_path: Path) -> None:

@@ -4,12 +4,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.cli.crew.coordinator import progress_line
+from kv_cache.cli.crew.coordinator import (
+    Coordinator,
+    Plan,
+    progress_line,
+    read_result,
+    too_little_room,
+)
 from kv_cache.cli.crew.seat import comparable
 from kv_cache.cli.crew.wire import Gone, Listener, Wire, addresses_of_this_machine, connect
 from kv_cache.config.root import Config
@@ -145,3 +153,73 @@ def test_progress_tells_sums_and_the_worst_percentile() -> None:
         "write 0.00 GiB/s"
     )
     assert progress_line([], 2).startswith("2 ranks  starting")
+
+
+@pytest.mark.parametrize(
+    ("attached", "why"),
+    [
+        (b"", "no JSON"), (b'{"kv_cache": {', "no JSON"), (b"\xff", "no JSON"),
+        (b"[" * 5000, "no JSON"), (None, "wrote no result (exit code 3)"),
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_result_are_a_reason_and_no_failure(
+    attached: bytes | None, why: str
+) -> None:
+    result, said = read_result(attached, 3)
+    assert result is None
+    assert said is not None
+    assert why in said
+    assert read_result(b"[1]", 0) == ([1], None)
+
+
+def _room(wanted: int, *, device: int = 1, dead: int = 0) -> list[dict[str, Any]]:
+    there = {"directory": "/mnt/kv/rank", "device": device, "free_bytes": 100}
+    return [{**there, "wanted_bytes": wanted, "dead_bytes": dead}]
+
+
+def test_room_that_each_rank_finds_for_itself_must_be_there_for_all() -> None:
+    short = too_little_room({0: ("a", _room(60)), 1: ("a", _room(60)), 2: ("b", _room(60))})
+    assert short is not None
+    assert short.startswith("ranks 0, 1 want 120 B together on the file system of /mnt/kv/rank")
+    assert "--storage-capacity-gb" in short
+    enough: list[dict[int, tuple[str, list[dict[str, Any]]]]] = [
+        {0: ("a", _room(50)), 1: ("a", _room(50))},
+        {0: ("a", _room(60)), 1: ("b", _room(60))},  # other machines
+        {0: ("a", _room(60)), 1: ("a", _room(60, device=2))},  # other drives
+        {0: ("a", _room(60, dead=20)), 1: ("a", _room(60))},  # what dead runs left goes first
+        {0: ("a", []), 1: ("a", [])},
+    ]
+    for told in enough:
+        assert too_little_room(told) is None
+
+
+class _Breaking(Coordinator):
+    """One whose only rank is here, and that breaks in the midst of the run."""
+
+    def _start_children(self) -> None:
+        near = self._listener.next(5)
+        self._ranks[0].wire = near
+
+    def _gather(self) -> None:
+        self._welcomed = True
+
+    def _begin(self) -> None:
+        raise RuntimeError("a defect")
+
+
+def test_ranks_of_a_coordinator_that_breaks_are_told_to_end() -> None:
+    listener = Listener(KEY, everywhere=False)
+    address = ("127.0.0.1", listener.port)
+    rank = connect([address], KEY)
+    plan = Plan(
+        how="clients", wanted=1, config=Config(), output=Path("R.json"), addresses=[address],
+        key=KEY,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="a defect"):
+        _Breaking(plan, listener).run()
+    first, second = rank.receive(5), rank.receive(5)
+    rank.close()
+    assert first is not None
+    assert second is not None
+    assert (first["what"], second["what"]) == ("stop", "bye")
+    assert "RuntimeError" in first["why"]

@@ -17,11 +17,12 @@ from kv_cache.cli.compare import main as compare_command
 from kv_cache.cli.report import main as report_command
 from kv_cache.cli.verify import main as verify_command
 from kv_cache.core.errors import UsageError
-from kv_cache.core.units import GIB, NS_PER_S
-from kv_cache.metrics.histogram import RELATIVE_ERROR
+from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
+from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
+from kv_cache.metrics.histogram import merged as merged_histograms
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.report.chain import check
-from kv_cache.report.pooled import pooled_histogram, pooled_list, pooled_operations
+from kv_cache.report.pooled import pooled_histogram, pooled_operations
 from kv_cache.report.ranks import brief_of_ranks, merged_document, ranks_text, recheck_ranks
 from kv_cache.report.result import as_json
 from kv_cache.report.trials import METRICS
@@ -137,7 +138,24 @@ def test_percentiles_of_real_ranks_are_those_of_all_their_requests() -> None:
         if (n := r["summary"]["qos_metrics"]["batch"].get("total_requests"))
     )
     assert qos["sla"]["compliance"] == kept / qos["total_requests"]
-    assert qos["latency_ms"]["p95"] is None  # of which no histogram is stored
+    rows = [r["kv_cache"]["measured"]["batch"]["histogram_end_to_end"] for r in each]
+    histogram = merged_histograms(Histogram.from_json(row) for row in rows)
+    assert qos["latency_ms"]["p95"] == qos["sla"]["actual_p95_ms"]
+    assert qos["latency_ms"]["p95"] == ns_to_ms(histogram.percentile(95) or 0) > 0
+    assert qos["latency_ms"]["max"] == max(
+        r["summary"]["qos_metrics"]["batch"]["latency_ms"]["max"]
+        for r in each
+        if "latency_ms" in r["summary"]["qos_metrics"]["batch"]
+    )
+    promised = document["kv_cache"]["measured"]["batch"]["promises"]
+    assert promised["p95"]["actual_ms"] == qos["latency_ms"]["p95"]
+
+
+def test_no_latency_of_the_requests_of_several_ranks_is_unknown() -> None:
+    for name, numbers in merged()["kv_cache"]["measured"].items():
+        for key, value in numbers.items():
+            if key.endswith("_ms"):
+                assert None not in value.values(), f"{name}.{key}"
 
 
 def test_one_rank_alone_has_its_own_figures_exactly() -> None:
@@ -202,17 +220,14 @@ def test_lists_that_are_too_long_together_are_cut_to_equal_shares() -> None:
     assert len(document["decode_latencies"]) == SAMPLE_LIMIT
 
 
-def test_a_list_that_was_cut_gives_no_percentile_but_a_mean() -> None:
-    documents = results(2)
-    documents[1]["end_to_end_latencies"].pop()
-    assert pooled_list(documents.values(), "end_to_end_latencies") is None
-    shown = merged({0: documents[0], 1: resealed(documents[1])}, crew(2))["summary"]
-    assert shown["end_to_end_latency_ms"]["p95"] is None
-    counts = [d["kv_cache"]["measured"]["all"]["completed"] for d in documents.values()]
-    means = [d["kv_cache"]["measured"]["all"]["end_to_end_ms"]["mean"] for d in documents.values()]
-    assert shown["end_to_end_latency_ms"]["mean"] == pytest.approx(
-        np.average(means, weights=counts)
-    )
+def test_percentiles_do_not_depend_on_lists_that_were_cut() -> None:
+    whole, documents = merged(results(2), crew(2)), results(2)
+    for name in ("end_to_end_latencies", "storage_latencies", "generation_latencies"):
+        documents[1][name] = documents[1][name][:1]
+    cut = merged({0: documents[0], 1: resealed(documents[1])}, crew(2))
+    assert cut["p99_latency_ms"] == whole["p99_latency_ms"] > 0
+    for name in ("end_to_end", "storage_io", "generation"):
+        assert cut["summary"][f"{name}_latency_ms"] == whole["summary"][f"{name}_latency_ms"]
 
 
 # --- what is wrong, by name ------------------------------------------------------------------
@@ -318,6 +333,11 @@ def test_a_lost_rank_is_named_with_the_reason_whether_it_left_a_result_or_not() 
         assert "it died of SIGKILL" in told(document, "R1")[1]
         assert document["kv_cache"]["status"] == "broken"
         assert document["kv_cache"]["notes"][0] == "ended early for all: rank 1 died"
+
+
+def test_bytes_of_a_rank_that_left_no_result_are_not_called_those_of_others() -> None:
+    document = merged({0: results(2)[0]}, crew(2, members=[member(0), member(1, lost="died")]))
+    assert told(document, "R7")[0] == "not-judged"
 
 
 def test_the_same_run_twice_under_another_number_is_found_by_its_seed() -> None:
@@ -498,10 +518,10 @@ def test_the_text_has_a_line_for_each_rank_and_what_is_missing() -> None:
     del documents[2]
     text = ranks_text(merged_document(documents, crew(3)), "R.json")
     lines = text.splitlines()
-    assert lines[0].startswith("ranks     2 of 3: Tiny 1B")
+    assert lines[0].startswith("verdict   INVALID")
+    assert any(line.startswith("ranks     2 of 3: Tiny 1B") for line in lines)
     ends = ("  valid", "  suspect", "  NOT COUNTED")
     assert [line.split()[0] for line in lines if line.endswith(ends)] == ["0", "1", "2"]
-    assert any(line.startswith("verdict   INVALID") for line in lines)
     assert any("rank 2 has no result" in line for line in lines)
     assert lines[-1] == "result  R.json"
 
@@ -510,6 +530,17 @@ def test_instants_of_the_windows_are_on_the_coordinators_clock() -> None:
     row_ = merged(results(2), crew(2, [0.0, 5.0]))["kv_cache"]["ranks"][1]
     assert row_["begin_ns"] == 2 * NS_PER_S + 5_000_000  # no warm-up
     assert row_["end_ns"] == row_["begin_ns"] + NS_PER_S
+
+
+def test_a_single_byte_too_many_is_told_though_the_hashes_fit() -> None:
+    documents = results(2)
+    for result in documents.values():  # so many that one byte is a trifle
+        for row_ in result["kv_cache"]["operations"]:
+            row_["bytes"] += 2**40
+    document = merged({rank: resealed(each) for rank, each in documents.items()}, crew(2))
+    document["kv_cache"]["operations"][0]["bytes"] += 1
+    found = recheck_ranks(resealed(document)).deviations
+    assert "kv_cache.operations[0].bytes does not follow from the ranks' results" in found
 
 
 # --- commands --------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from kv_cache.cli.ranks import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
 from kv_cache.config.root import Config
 from kv_cache.core.clocks import Exchange, offset_of
 from kv_cache.core.crew import Crew, Member
-from kv_cache.core.units import GIB, NS_PER_MS, ns_to_ms, s_to_ns
+from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms, s_to_ns
+from kv_cache.report.node import Node
 from kv_cache.report.result import as_json, write_result
 
 EXIT_BROKEN = 1
@@ -64,6 +65,7 @@ class _Rank:
     wire: Wire | None = None
     about: Message = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
+    room: Sequence[Mapping[str, Any]] = ()  # that it wants in its directories
     refusal: str | None = None
     offset_ns: int | None = None
     error_ns: int | None = None
@@ -74,7 +76,7 @@ class _Rank:
     heard_s: float = 0.0
     pong: Message | None = None
     code: int | None = None
-    result: bytes | None = None
+    result: Any = None  # as plain JSON, whatever it is
     lost: str | None = None
 
     @property
@@ -132,6 +134,9 @@ class Coordinator:
                 for sentence in over.args:
                     print(f"kv-cache: {sentence}", file=sys.stderr)
                 code = over.code
+            except BaseException as error:  # a defect; what the ranks have measured is not lost
+                self._end(f"the coordinator broke ({type(error).__name__})")
+                raise
             finally:
                 self._bar.close()
                 self._leave()
@@ -174,6 +179,9 @@ class Coordinator:
                 said = f"{missing} did not come, or did not get ready to begin"
                 raise _Over(EXIT_BROKEN, f"{said}, in {self._patience_s:g} s (--clients-timeout)")
         self._compare()
+        told = {rank.rank: (rank.about["machine"], rank.room) for rank in self._ranks}
+        if (short := too_little_room(told)) is not None:
+            raise _Over(EXIT_USAGE, short)
 
     @property
     def _patience_s(self) -> float:
@@ -391,7 +399,7 @@ class Coordinator:
         now_ns = time.monotonic_ns()
         match message["what"]:
             case "hello":
-                rank.config = message["config"]
+                rank.config, rank.room = message["config"], message["room"]
             case "refusal":
                 rank.refusal = message["why"]
                 if self._welcomed:
@@ -413,11 +421,9 @@ class Coordinator:
 
     def _take_result(self, rank: _Rank, message: Message, now_ns: int) -> None:
         rank.code, rank.ended_ns = message["code"], now_ns
-        rank.result = message.get("attached")
-        if rank.result is None:
-            rank.lost = f"wrote no result (exit code {rank.code})"
-        elif self._ended_early is None and (why := _early_end(rank.result)) is not None:
-            rank.lost = why
+        rank.result, rank.lost = read_result(message.get("attached"), message["code"])
+        if rank.lost is None and self._ended_early is None:
+            rank.lost = _early_end(rank.result)
 
     def _tell(self, rank: _Rank, what: str, **told: Any) -> None:
         if rank.wire is not None:
@@ -511,10 +517,8 @@ class Coordinator:
         broken = any(rank.code != 0 for rank in self._ranks)
         return EXIT_BROKEN if lost or broken or not kept else 0
 
-    def _results(self) -> dict[int, Mapping[str, Any]]:
-        return {
-            rank.rank: orjson.loads(rank.result) for rank in self._ranks if rank.result is not None
-        }
+    def _results(self) -> dict[int, Any]:
+        return {rank.rank: rank.result for rank in self._ranks if rank.result is not None}
 
     def _leave(self) -> None:
         """Nobody waits for anybody any more; children of ours that do not leave are ended."""
@@ -535,13 +539,47 @@ class Coordinator:
         self._listener.close()
 
 
-def _early_end(result: bytes) -> str | None:
-    """Why a rank ended although nobody told it to; None where it has done all."""
-    own = orjson.loads(result)["kv_cache"]
-    if own["status"] == "finished":
+def too_little_room(told: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]]]) -> str | None:
+    """By rank its machine and the room that it wants (`room_wanted`). Why all of it is not there,
+    though there may be enough for each; None where it is."""
+    wanting: dict[tuple[str, int], list[tuple[int, Mapping[str, Any]]]] = {}
+    for rank, (machine, rows) in told.items():
+        for row in rows:
+            wanting.setdefault((machine, row["device"]), []).append((rank, row))
+    for on_one in wanting.values():
+        rows = [row for _, row in on_one]
+        wanted = sum(row["wanted_bytes"] for row in rows)
+        free = max(row["free_bytes"] for row in rows) + sum(row["dead_bytes"] for row in rows)
+        if wanted > free:
+            ranks = _words(list(dict.fromkeys(str(rank) for rank, _ in on_one)))
+            return (
+                f"ranks {ranks} want {human_bytes(wanted)} together on the file system of "
+                f"{rows[0]['directory']}, but {human_bytes(free)} are free there; lower "
+                "--storage-capacity-gb, which is each rank's, or start fewer"
+            )
+    return None
+
+
+def read_result(attached: bytes | None, code: int) -> tuple[Any, str | None]:
+    """What a rank gave as its result, as plain JSON, and why that is nothing, if it is."""
+    if attached is None:
+        return None, f"wrote no result (exit code {code})"
+    try:
+        return orjson.loads(attached), None
+    except orjson.JSONDecodeError as error:
+        return None, f"gave a result that is no JSON ({error})"
+
+
+def _early_end(result: Any) -> str | None:
+    """Why a rank ended although nobody told it to; None where it has done all. What is no result at
+    all is the merge's to name."""
+    own = Node(result, "the result").find("kv_cache")
+    status = None if own is None else own.find("status")
+    if own is None or status is None or status.value == "finished":
         return None
-    reasons = own.get("passport", {}).get("reasons") or ()
-    return f"did not finish ({own['status']}){': ' + str(reasons[0]) if reasons else ''}"
+    reasons = own.find("passport.reasons")
+    told = [] if reasons is None or not isinstance(reasons.value, list) else reasons.value
+    return f"did not finish ({status.value}){f': {told[0]}' if told else ''}"
 
 
 def _warn_of_clocks(crew: Crew) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.run import RealRun, room_wanted
 from kv_cache.cli.crew.wire import PATIENCE_S, Gone, Message, Wire
 from kv_cache.cli.interrupts import Interrupts
 from kv_cache.config.root import Config
@@ -83,7 +83,7 @@ class Seat:
         signals are noted from now on."""
         self._caught = caught
         self._patience_s = config.run.clients_timeout_s + PATIENCE_S
-        self._send("hello", config=comparable(config))
+        self._send("hello", config=comparable(config), room=room_wanted(config))
         self._await(self._welcome)
 
     def refuse(self, why: str) -> bool:

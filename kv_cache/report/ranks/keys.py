@@ -1,7 +1,7 @@
 """The reference's keys of several ranks: where a launcher looks for one run's, it finds all ranks'.
 
 Counts, bytes, rates and bandwidths are sums over the ranks, as the submission rules want it;
-percentiles come from merged histograms or whole lists, and are null where there are neither.
+percentiles come from merged histograms, and are null where there is none.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,11 +9,12 @@ from math import fsum
 from typing import Any, TypeVar
 
 from kv_cache.core.kinds import Cause, OpKind, Phase, Qos, Tier
-from kv_cache.core.units import GIB, NS_PER_MS
+from kv_cache.core.units import GIB, NS_PER_MS, ns_to_ms
 from kv_cache.metrics.recorder import SAMPLE_LIMIT, Flow, OpStats
 from kv_cache.metrics.summary import (
     PERCENTILES,
     Flows,
+    latency_ms,
     per_second,
     ratio,
     total_bytes,
@@ -21,7 +22,6 @@ from kv_cache.metrics.summary import (
 )
 from kv_cache.report.mlperf import SLA_COMPLIANCE, health, operations_of, percentiles
 from kv_cache.report.node import MisshapenError, Node
-from kv_cache.report.pooled import pooled_mean
 from kv_cache.report.ranks.part import Part
 
 _TIERS = {tier.label: tier for tier in Tier}
@@ -113,7 +113,9 @@ def _summary(
         "storage_io_latency_ms": done["storage_ms"],
         "generation_latency_ms": done["compute_ms"],
         "cache_stats": stats,
-        "qos_metrics": {qos.value: _qos(counted, qos.value) for qos in Qos},
+        "qos_metrics": {
+            qos.value: _qos(counted, qos.value, body["measured"][qos.value]) for qos in Qos
+        },
         "prefix_cache_stats": {
             "prefix_hits": reuse["shared_hits"],
             "prefix_misses": reuse["shared_looked_up"] - reuse["shared_hits"],
@@ -165,9 +167,8 @@ def _scaling(counted: Sequence[Part]) -> dict[str, Any] | None:
     return {name: sum(row[name].whole() for row in known) for name in names}
 
 
-def _qos(counted: Sequence[Part], name: str) -> dict[str, Any]:
-    """A class of all ranks. No histogram of its end-to-end latency is stored: its percentiles are
-    null, unless one rank alone has had such requests."""
+def _qos(counted: Sequence[Part], name: str, pooled: Any) -> dict[str, Any]:
+    """A class of all ranks."""
     rows = [row for part in counted if (row := part.root.find(f"summary.qos_metrics.{name}"))
             is not None and row.find("no_data") is None]  # fmt: skip
     if len(rows) < 2:
@@ -175,8 +176,9 @@ def _qos(counted: Sequence[Part], name: str) -> dict[str, Any]:
     total = sum(row["total_requests"].whole() for row in rows)
     if any(row["sla"]["compliance"].value is None for row in rows):  # which timed nothing
         return {**rows[0].mapping(), "total_requests": total}
-    measured = [part.own["measured"][name] for part in counted]
-    with_any = [row for row in measured if row["completed"].whole()]
+    end_to_end = Node(pooled, f"measured.{name}")["histogram_end_to_end"].histogram()
+    latency = latency_ms(end_to_end, ("p50", "p95", "p99"))
+    latency["max"] = ns_to_ms(end_to_end.highest or 0)
     # A share of whole numbers gives its numerator back.
     kept = sum(
         round(row["sla"]["compliance"].number() * row["total_requests"].whole()) for row in rows
@@ -184,14 +186,10 @@ def _qos(counted: Sequence[Part], name: str) -> dict[str, Any]:
     targets = {row["sla"]["target_p95_ms"].number() for row in rows}
     return {
         "total_requests": total,
-        "latency_ms": {
-            "mean": pooled_mean(with_any, "end_to_end_ms"),
-            **dict.fromkeys(("p50", "p95", "p99")),
-            "max": max(row["latency_ms"]["max"].number() for row in rows),
-        },
+        "latency_ms": latency,
         "sla": {
             "target_p95_ms": targets.pop() if len(targets) == 1 else None,
-            "actual_p95_ms": None,
+            "actual_p95_ms": latency["p95"],
             "compliance": ratio(kept, total),
             "met": ratio(kept, total) >= SLA_COMPLIANCE,
         },

@@ -15,7 +15,7 @@ from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
-from kv_cache.metrics.summary import latency_ms, per_second, ratio
+from kv_cache.metrics.summary import kept_promises, latency_ms, per_second, ratio
 from kv_cache.report.chain import fingerprint, seal
 from kv_cache.report.iotrace import without_figures
 from kv_cache.report.node import MisshapenError, Node
@@ -166,23 +166,18 @@ def _measured(counted: Sequence[Part], documents: Sequence[Any]) -> dict[str, An
         }
         made[name] |= rates
         if name != "all":
-            made[name]["promises"] = _promises(counted, name)
+            made[name]["promises"] = _promises(counted, name, made[name])
     return made
 
 
-def _promises(counted: Sequence[Part], name: str) -> dict[str, Any]:
-    """What each rank's were: of the end-to-end latency of a class no histogram is stored, so of
-    several ranks only that is known which all of them say."""
-    several = [part.own["measured"][name]["promises"].mapping() for part in counted]
-    if len(several) == 1:
-        return several[0]
-    shared = common(several)
-    targets = shared if isinstance(shared, Mapping) else {}
-    return {
-        promise: {"target_ms": row.get("target_ms"), "actual_ms": None, "met": row.get("met")}
-        for promise, row in targets.items()
-        if isinstance(row, Mapping)
-    }
+def _promises(counted: Sequence[Part], name: str, pooled: Mapping[str, Any]) -> dict[str, Any]:
+    """What all ranks promise to a class, beside what all of its requests got."""
+    several = [part.own["measured"][name]["promises"] for part in counted]
+    targets = common(
+        [{key: row["target_ms"].number() for key, row in each.items()} for each in several]
+    )
+    end_to_end = Node(pooled, f"measured.{name}")["histogram_end_to_end"].histogram()
+    return kept_promises(end_to_end, targets or {})
 
 
 _RATIOS: Mapping[str, tuple[str, str]] = {

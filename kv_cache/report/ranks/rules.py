@@ -50,7 +50,7 @@ def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Ver
         "R4": _windows(counted),
         "R5": _start(counted, crew),
         "R6": _each(counted),
-        "R7": _others(counted, body),
+        "R7": _others(counted, body, crew),
         "R8": _seeds(counted),
     }
     findings = tuple(
@@ -207,10 +207,12 @@ def _reasons(part: Part) -> list[str]:
     return [row.text() for row in part.own["passport"]["reasons"].rows()]
 
 
-def _others(counted: Sequence[Part], body: Json) -> Look:
+def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:
     """One rank alone cannot tell its siblings' bytes from strangers'; all of them can."""
     if not _real(counted):
         return _VIRTUAL
+    if len(counted) < crew.wanted:
+        return Status.NOT_JUDGED, "what the ranks moved that do not count is not to be told apart"
     rows = (body["reconciliation"] or {}).get("devices", [])
     looks = [look for row in rows if (look := _strangers(row)) is not None]
     if not looks:
