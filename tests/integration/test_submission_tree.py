@@ -567,7 +567,72 @@ def test_open_may_differ_and_says_how(base: Document, tmp_path: Path) -> None:
     assert short(made.tree()) == set()
 
 
+ABOUT_EACH_RESULT = (
+    *("kvcacheFixedWorkloadPerOption", "kvcacheAutoscalingProhibited", "kvcacheClientDefinition"),
+    *("kvcacheScaleUpModel", "kvcachePerClientIsolation", "kvcacheLatencyValidity"),
+    *("kvcacheObjectViaGateway", "kvcacheObjectLatencyScope", "kvcacheClosedImmutable"),
+    *("identicalSystemConfig", "passport"),
+)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_no_rule_about_results_passes_on_results_that_nobody_could_read(
+    left: int, made: Made
+) -> None:
+    for path in sorted(made.place.run.rglob("kvcache_results_*.json"))[left:]:
+        path.write_bytes(b"")
+    made.seal()
+    found = {finding.rule: finding for finding in check_tree(made.tree())}
+    passed = {rule for rule, finding in found.items() if finding.status is Status.PASS}
+    assert not passed & {*ABOUT_EACH_RESULT, "completeness", "intactResults", "submittable"}
+    assert "kvcacheSharedResultsDir" not in passed
+    assert found["passport"].status is Status.NOT_JUDGED
+    says = found["passport"].looks[0].says
+    assert says == ("only 1 of 18 results are there and can be read" if left
+                    else "no rank's result can be read")  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["no time", "no trials"])
+def test_delays_that_the_record_does_not_tell_are_not_judged(what: str, made: Made) -> None:
+    if what == "no time":
+        made.own["trials"][2]["ended_utc"] = "some time"
+    else:
+        del made.own["trials"][3:]
+    made.seal()
+    found = {finding.rule: finding for finding in check_tree(made.tree())}
+    assert found["kvcacheClosedSequenceLocks"].status is Status.NOT_JUDGED
+
+
+def test_a_file_system_that_is_not_recorded_is_not_judged(base: Document, tmp_path: Path) -> None:
+    def unknown(option: int, trial: int, rank: int, document: Document) -> None:
+        document["kv_cache"]["environment"].pop("filesystem", None)
+
+    made = make(tmp_path / "tree", base, ranks=1, edit=unknown)
+    found = {finding.rule: finding for finding in check_tree(made.tree())}
+    assert found["kvcacheObjectLatencyScope"].status is Status.NOT_JUDGED
+
+
+@pytest.mark.parametrize("options", [[], [1, 1, 2], [2, 1, 3]])
+def test_a_record_of_no_option_or_of_one_twice_is_no_record(options: Any, made: Made) -> None:
+    made.own["config"]["options"] = options
+    made.seal()
+    with pytest.raises(UsageError, match="is of schema"):
+        made.tree()
+
+
 # --- told --------------------------------------------------------------------------------------
+
+
+def test_what_a_passport_says_against_the_numbers_stands_beside_them(
+    base: Document, tmp_path: Path
+) -> None:
+    made = make(
+        tmp_path / "tree", base, ranks=1, edit=BROKEN["passport"].edit or setting("seed", 1)
+    )
+    _, text = call("summarize", str(made.top))
+    _, markdown = call("summarize", str(made.top), "--markdown")
+    assert "not valid by their passports: " in text
+    assert "not valid by their passports: " in markdown
 
 
 def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:

@@ -117,8 +117,9 @@ def _has_shape(own: Json) -> bool:
 
 def _numbers(plan: Json) -> bool:
     sides = {MOST_TRIALS: [plan["trials"]], MOST_RANKS: [plan["ranks"]], 99: plan["options"]}
-    known = len(plan["options"]) <= 99
-    return known and all(type(n) is int and 0 < n <= most for most, ns in sides.items() for n in ns)
+    options = plan["options"]
+    whole = all(type(n) is int and 0 < n <= most for most, ns in sides.items() for n in ns)
+    return whole and bool(options) and options == sorted({*options})
 
 
 def _digests(place: Place) -> dict[str, str]:

@@ -59,6 +59,11 @@ class Expected:
     ranks: int
     told_by: str
 
+    def has(self, spot: Spot) -> bool:
+        """Whether a result belongs there."""
+        known = spot.option in self.options
+        return known and spot.trial < self.trials and spot.rank < self.ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
@@ -215,12 +220,7 @@ def _twice(
 
 def _not_expected(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
     for spot in found:
-        known = (
-            spot.option in expected.options
-            and spot.trial < expected.trials
-            and spot.rank < expected.ranks
-        )
-        if not known:
+        if not expected.has(spot):
             yield Flaw(UNEXPECTED, spot.option, str(spot), "does not belong to the sequence")
     for option, directory in numbered(place.run, "option").items():
         for path in strangers(directory, "trial"):
