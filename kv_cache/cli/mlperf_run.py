@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from kv_cache import __version__
 from kv_cache.cli import EXIT_USAGE
+from kv_cache.cli.aside import tied
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.mlperf import tell
 from kv_cache.cli.prepare import prepare
@@ -384,7 +385,7 @@ def _start(
         log = files.enter_context((directory / f"{name}.log").open("wb"))
         try:
             yield subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                tied(command), env=environment, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         except OSError as error:

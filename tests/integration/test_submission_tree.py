@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from kv_cache.cli.mlperf import main
+from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.report.result import as_json
@@ -325,6 +326,23 @@ def test_one_bad_rank_makes_its_option_invalid_by_name_and_no_other(
     launchers = run_summary(tree, STAMP)["options"]["2"]
     assert launchers["partial_failure"]
     assert launchers["aggregated_read_bandwidth_gbps"] is None
+
+
+def test_verify_knows_a_record_and_sends_to_check(made: Made) -> None:
+    def verified() -> tuple[int, str]:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = verify([str(made.place.run / "kvcache_sequence.json")])
+        return code, out.getvalue()
+
+    code, out = verified()
+    assert code == 0, out
+    assert "files     19 of 19 that it names are there" in out
+    assert "mlperf check looks at the whole tree" in out
+    made.file(2).write_bytes(b"")
+    code, out = verified()
+    assert code == 2
+    assert "option_2/trial_0/rank_0/kvcache_results_20260701_120000.json was changed" in out
 
 
 def test_an_invalid_option_is_exit_code_1(made: Made) -> None:

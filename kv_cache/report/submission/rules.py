@@ -136,7 +136,7 @@ def _unread(tree: Tree) -> Iterator[Look]:
     if not tree.ranks:
         yield _open_question("no rank's result can be read")
     elif read < wanted:
-        yield _open_question(f"only {read} of {wanted} results are there and can be read")
+        yield _open_question(f"only {read} of {wanted} results are there and can be judged")
 
 
 # --- 6.3: the workloads, the sequence, the clients -------------------------------------------
