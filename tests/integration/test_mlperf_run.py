@@ -148,6 +148,7 @@ REFUSED = {
     "": "kvcachePosixCacheDir: --cache-dir and --results-dir are on one file system",
     "--launch nothing-of-this-name": "there is no such program",
     "--launch env": "--clients N",
+    "--launch env=AWS_SECRET_ACCESS_KEY=abc": "has AWS_SECRET_ACCESS_KEY with its value",
     "--launch env=-n=3 --clients 2": "there is no such program",
     "--shorten 1 -- --keep-cache": "tiers.keep_cache cannot be given",
     "--shorten 1 -- --output x.json": "output.output cannot be given",

@@ -606,7 +606,7 @@ def test_no_rule_about_results_passes_on_results_that_nobody_could_read(
     assert "kvcacheSharedResultsDir" not in passed
     assert found["passport"].status is Status.NOT_JUDGED
     says = found["passport"].looks[0].says
-    assert says == ("only 1 of 18 results are there and can be read" if left
+    assert says == ("only 1 of 18 results are there and can be judged" if left
                     else "no rank's result can be read")  # fmt: skip
 
 
