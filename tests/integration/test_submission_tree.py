@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -328,6 +329,28 @@ def test_one_bad_rank_makes_its_option_invalid_by_name_and_no_other(
     assert launchers["aggregated_read_bandwidth_gbps"] is None
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link to itself"])
+def test_what_is_no_file_spoils_its_option_and_no_other(kind: str, made: Made) -> None:
+    path = made.file(2)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.name)
+    options = summarize(made.tree())["options"]
+    assert [options[o]["valid"] for o in "123"] == [True, False, True]
+    kinds = {row["kind"] for row in options["2"]["invalid_because"]}
+    assert kinds == {MISSING, TAMPERED}
+
+
+def test_names_that_are_no_text_can_be_told(made: Made) -> None:
+    (made.file(2).parent.parent / "rank_0\udcff").mkdir()
+    (made.file(2).parent / "added\udcff").touch()
+    for command in ("summarize", "check"):
+        assert call(command, str(made.top))[0] == 1
+        assert "rank_0?" in call(command, str(made.top), "--json")[1]
+
+
 def test_verify_knows_a_record_and_sends_to_check(made: Made) -> None:
     def verified() -> tuple[int, str]:
         out = io.StringIO()
@@ -639,6 +662,15 @@ def test_a_record_of_no_option_or_of_one_twice_is_no_record(options: Any, made: 
 
 
 # --- told --------------------------------------------------------------------------------------
+
+
+def test_a_summary_says_what_is_not_as_in_closed(made: Made) -> None:
+    made.own["deviations"] = [{"rule": "kvcacheClosedImmutable", "says": "--model tiny-1b"}]
+    made.seal()
+    for form in ([], ["--markdown"], ["--json"]):
+        assert (
+            "kvcacheClosedImmutable: --model tiny-1b" in call("summarize", str(made.top), *form)[1]
+        )
 
 
 def test_what_a_passport_says_against_the_numbers_stands_beside_them(

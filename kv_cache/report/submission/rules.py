@@ -443,9 +443,11 @@ def _open_allowances(tree: Tree) -> Iterator[Look]:
     if tree.division != OPEN:
         yield Look(Status.NOT_APPLICABLE, "", "only OPEN has allowances")
         return
-    told = [] if tree.manifest is None else tree.manifest.own["deviations"]
-    names = [f"{row.get('rule')}: {row.get('says')}" for row in told if isinstance(row, Mapping)]
-    yield _passes(f"differs from CLOSED in {'; '.join(names) or 'nothing that is recorded'}")
+    if tree.manifest is None:
+        yield _open_question(f"what differs from CLOSED is recorded in {MANIFEST} only")
+        return
+    said = "; ".join(tree.deviations) or "nothing that is recorded"
+    yield _passes(f"differs from CLOSED in {said}")
 
 
 def _invocation(tree: Tree) -> Iterator[Look]:
@@ -468,8 +470,8 @@ def _outside_a_submission() -> Look:
 
 def _by_mlpstorage(tree: Tree) -> Iterator[Look]:
     made = sorted(tree.place.run.glob(LAUNCHERS_METADATA))
-    if made:
-        yield _passes("mlpstorage ran it", tree.place.name(made[0]))
+    if any(path.is_file() and path.stat().st_size for path in made):
+        yield _passes("has metadata such as mlpstorage leaves", tree.place.name(made[0]))
     else:
         yield _open_question(
             "the rules want mlpstorage to make the tree, and this one has nothing of it; run the "

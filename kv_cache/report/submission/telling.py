@@ -70,6 +70,7 @@ def _head(summary: Json) -> Iterator[str]:
     ]
     yield f"what      {', '.join(what)}"
     yield from (f"  ! {why}" for why in summary["not_submittable"])
+    yield from (f"  ~ not as in CLOSED: {why}" for why in summary["deviations"])
 
 
 def _many(count: int, what: str) -> str:
@@ -137,6 +138,7 @@ def summary_markdown(summary: Json) -> str:
         "",
     ]
     lines += [f"- **not submittable**: {plain(why)}" for why in summary["not_submittable"]]
+    lines += [f"- not as in CLOSED: {plain(why)}" for why in summary["deviations"]]
     options = list(summary["options"].values())
     heads = [f"option {told['option']}: {told['name'] or '-'}" for told in options]
     lines += ["", f"| | {' | '.join(map(plain, heads))} |", f"| --- {'| --: ' * len(options)}|"]

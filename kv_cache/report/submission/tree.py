@@ -85,6 +85,12 @@ class Tree:
         own = () if self.manifest is None else self.manifest.own["not_submittable"]
         return tuple(dict.fromkeys([*own, *(why for r in self.ranks for why in r.not_submittable)]))
 
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """In what it is no CLOSED submission, by its record."""
+        told = [] if self.manifest is None else self.manifest.own["deviations"]
+        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in told if isinstance(d, Mapping))
+
     def of(self, option: int) -> list[RankResult]:
         return [result for result in self.ranks if result.spot.option == option]
 
