@@ -139,13 +139,14 @@ class RunPrefix:
     def _remove_leftovers(self) -> None:
         """What dead runs of this machine left goes; what may be in use is left alone."""
         foreign: list[str] = []
+        here = machine()
         found = self._client.directories(self.path.key(RUNS))
         for path in found[:_MOST_OWNERS]:
             directory = f"{RUNS}/{path.rstrip('/').rpartition('/')[2]}"
             owner = self._owner(directory)
             if owner is None or owner.get("kept"):
                 continue
-            if owner.get("machine") != machine():
+            if here is None or owner.get("machine") != here:
                 foreign.append(directory)
             elif not is_alive(owner):
                 self._clear(directory)

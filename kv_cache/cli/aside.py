@@ -13,10 +13,27 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
+_TIED = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(143)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{sys.argv[2]} cannot be started: {error.strerror}")
+"""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, such that it is sent SIGTERM when the thread that starts it is gone: what a
+    driver started does not outlive it when it is killed, and disturbs nobody who goes on."""
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
 def step_aside() -> None:

@@ -7,6 +7,7 @@ record of what it did. Everything that can be wrong with the input is found befo
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -24,6 +25,7 @@ from tqdm import tqdm
 
 from kv_cache import __version__
 from kv_cache.cli import EXIT_USAGE
+from kv_cache.cli.aside import tied
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.mlperf import tell
 from kv_cache.cli.prepare import prepare
@@ -66,6 +68,7 @@ _WRAPPER = CHECKOUT / "mlperf_wrapper.py"
 _INSTALLED = (
     "from kv_cache.cli import console; from kv_cache.cli.wrapper import main; console(main)"
 )
+_SECRET = re.compile(r"(AWS_(?:ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN))=")
 _POLL_S = 0.2
 _PATIENCE_S = 60.0  # ranks are done 5 s after a signal, on a busy machine later; a second one kills
 _LATE_S = 6.0  # ranks outlive an mpirun that was ended by so much
@@ -136,6 +139,11 @@ def run(given: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def _plan(given: argparse.Namespace, argv: Sequence[str]) -> Plan:
+    if secret := _SECRET.search(given.launch or ""):
+        raise ConfigError(
+            f"--launch has {secret[1]} with its value, and the record keeps the line as it is; "
+            f"export it, and give the name only (mpirun -x {secret[1]})"
+        )
     launch = tuple(shlex.split(given.launch)) if given.launch else ()
     if launch and shutil.which(launch[0]) is None:
         raise ConfigError(f"--launch {launch[0]}: there is no such program; give what starts ranks")
@@ -384,7 +392,7 @@ def _start(
         log = files.enter_context((directory / f"{name}.log").open("wb"))
         try:
             yield subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                tied(command), env=environment, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         except OSError as error:

@@ -31,6 +31,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 import kv_cache
 from kv_cache.bench.place import check_name
 from kv_cache.bench.run import check_places
+from kv_cache.cli.aside import tied
 from kv_cache.cli.flags import Invocation
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
@@ -357,8 +358,9 @@ class Children:
             *("--config", str(place / _CONFIG), "--output", str(place / _RESULT)),
         ]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=told_to, stderr=told_to, env=_environment()
-        )
+            tied(command), stdin=subprocess.DEVNULL, stdout=told_to, stderr=told_to,
+            env=_environment(),
+        )  # fmt: skip
         self._alive.add(process)
         try:
             if self._caught.came:  # between the look above and now
@@ -509,7 +511,8 @@ class _Sweep:
     def run(self) -> int:
         try:
             left = self._prepare()
-            self._write()
+            self._write()  # before any cell has a directory: a sweep that is killed can go on
+            self._make(left)
             self._do(left)
             document = self._write()
         except OSError as error:
@@ -528,22 +531,26 @@ class _Sweep:
         return self._plan.place / name
 
     def _prepare(self) -> list[Run]:
-        """Directories and configurations of all runs; those that are still to be done."""
+        """The runs that are still to be done, with a row for each of all."""
         left = []
         for run in self._plan.runs:
             text = print_config(self._plan.config_of(run)).encode()
             self._digest.update(text)
             row = self._kept(run)
             self._rows[run.cell.number, run.trial] = row or self._row(run)
-            if row is not None:
-                continue
-            left.append(run)
-            run.directory.mkdir(parents=True, exist_ok=True)
-            if not (run.directory / _CONFIG).exists():
-                write_atomically(run.directory / _CONFIG, text)
+            if row is None:
+                left.append(run)
         if len(left) < len(self._plan.runs):
             log.info("%d of %d runs are there", len(self._plan.runs) - len(left), len(self._rows))
         return left
+
+    def _make(self, left: Sequence[Run]) -> None:
+        """Their directories and configurations."""
+        for run in left:
+            run.directory.mkdir(parents=True, exist_ok=True)
+            if not (run.directory / _CONFIG).exists():
+                text = print_config(self._plan.config_of(run)).encode()
+                write_atomically(run.directory / _CONFIG, text)
 
     def _row(self, run: Run, **found: Any) -> dict[str, Any]:
         directory = str(run.directory.relative_to(self._plan.place))

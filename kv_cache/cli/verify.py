@@ -130,14 +130,24 @@ def _say_changed(result: str) -> None:
 
 
 _RANKS = "kv-cache-ranks/"
-_ONLY_CHAINED = ("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/")
+_ONLY_CHAINED = (
+    *("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/"),
+    *("kv-cache-sweep/", "kv-cache-mlperf/"),
+)
 """Schemas of documents that are not one run's result: their chain can be checked, and the results
 that they name."""
+_NOT_AGAIN: Mapping[str, str] = {
+    "kv-cache-sweep/": "numbers are not computed again: verify the result.json of a run",
+    "kv-cache-mlperf/": "numbers are not computed again: mlperf check looks at the whole tree",
+}
 
 
 def _look_at_chain(document: Mapping[str, Any], file: Path, given: argparse.Namespace) -> int:
     own = document[SECTION]
-    changes = check(document, _digests(document, file.parent) if sealed_files(document) else {})
+    named = sealed_files(document)
+    digests = _digests(document, file.parent) if named else {}
+    changes = check(document, digests)
+    there = len(named.keys() & digests.keys())
     if given.fingerprint is not None and fingerprint(document) != given.fingerprint:
         changes.append(Change("fingerprint", f"is not {given.fingerprint}"))
     if given.json:
@@ -145,17 +155,22 @@ def _look_at_chain(document: Mapping[str, Any], file: Path, given: argparse.Name
             "result": _plain(str(file)), "schema": own["schema"], "intact": not changes,
             "fingerprint": fingerprint(document),
             "changed": [{"link": link, "says": says} for link, says in changes],
+            "files_named": len(named), "files_looked_at": there,
         }  # fmt: skip
         sys.stdout.write(as_json(told).decode())
     else:
+        plainly = "numbers are not computed again: verify the results of single runs"
+        schema = str(own["schema"])
+        again = next((says for of, says in _NOT_AGAIN.items() if schema.startswith(of)), plainly)
         state = [f"  ! {link} {says}" for link, says in changes] or [
             "intact    nothing was changed"
         ]
         lines = [
             f"verify    {file} ({own['schema']})",
             f"chain     fingerprint {fingerprint(document) or 'none'}",
-            *state,
-            "          numbers are not computed again: verify the results of single runs",
+            *([f"files     {there} of {len(named)} that it names are there"] if named else []),
+            *_capped(state),
+            f"          {again}",
         ]
         print("\n".join(_plain(line) for line in lines))
     return EXIT_CHANGED if changes else EXIT_INTACT
@@ -325,11 +340,17 @@ def _twice(raw: bytes, document: Mapping[str, Any]) -> list[str]:
 def _digests(document: Mapping[str, Any], directory: Path) -> dict[str, str]:
     """Of the records that are there, and of what else the chain names."""
     names = {*RECORDS, *sealed_files(document)}
-    there = [n for n in sorted(names) if Path(n).name == n and (directory / n).is_file()]
     try:
+        there = [n for n in sorted(names) if _below(n) and (directory / n).is_file()]
         return {name: file_digest(directory / name) for name in there}
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {_reason(error)}") from None
+
+
+def _below(name: str) -> bool:
+    """Whether a name out of a chain stays in the directory of the chain."""
+    parts = Path(name).parts
+    return bool(parts) and not Path(name).is_absolute() and ".." not in parts and "\0" not in name
 
 
 def _missing(

@@ -148,6 +148,7 @@ REFUSED = {
     "": "kvcachePosixCacheDir: --cache-dir and --results-dir are on one file system",
     "--launch nothing-of-this-name": "there is no such program",
     "--launch env": "--clients N",
+    "--launch env=AWS_SECRET_ACCESS_KEY=abc": "has AWS_SECRET_ACCESS_KEY with its value",
     "--launch env=-n=3 --clients 2": "there is no such program",
     "--shorten 1 -- --keep-cache": "tiers.keep_cache cannot be given",
     "--shorten 1 -- --output x.json": "output.output cannot be given",
@@ -184,3 +185,21 @@ def test_what_a_rank_would_refuse_is_refused_before_the_first(
     with pytest.raises(UsageError, match="in the system directory"):
         main(["run", "--results-dir", "tree", "--cache-dir", "/etc/kv", "--shorten", "1"])
     assert not (place / "tree").exists()
+
+
+def children_of(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in listed.read_text().split()]
+
+
+def test_a_driver_that_is_killed_leaves_no_client_at_work(place: Path) -> None:
+    process = start(place, f"--shorten 60 --option 1 --trials 1 --clients 2 -- {FLAGS}")
+    for rank in range(2):
+        wait_for(lambda rank=rank: anything(place, f"cache/rank_{rank}/*/*/*.kv"))
+    clients = children_of(process.pid)
+    process.kill()
+    process.communicate()
+    assert len(clients) == 2
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in clients))
+    assert not list((place / "cache").glob("rank_*"))
+    assert own(place / "tree")["status"] == "running"

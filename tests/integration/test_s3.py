@@ -162,6 +162,20 @@ def test_what_a_dead_run_of_this_machine_left_is_removed_and_no_other(s3: S3Serv
     assert {key.split("/")[2] for key in s3.objects("dead")} == {"kept", "elsewhere", "no-owner"}
 
 
+def test_where_machines_cannot_be_told_apart_nothing_is_removed(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore
+
+    key = f"untold/{RUNS}/other/00/{0:016x}.kv"
+    owner = {"program": "kv-cache", "pid": 2**22 - 1, "machine": None}
+    obstore.put(s3.store(), f"untold/{RUNS}/other/OWNER.json", orjson.dumps(owner))
+    obstore.put(s3.store(), key, bytes(4096))
+    monkeypatch.setattr("kv_cache.bench.bucket.machine", lambda: None)
+    RunPrefix(s3.place("untold"), run="next").close()
+    assert key in s3.objects("untold")
+
+
 # --- objects in parts -----------------------------------------------------------------------------
 
 

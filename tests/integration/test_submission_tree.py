@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import orjson
 import pytest
 
 from kv_cache.cli.mlperf import main
+from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.report.result import as_json
@@ -327,6 +329,45 @@ def test_one_bad_rank_makes_its_option_invalid_by_name_and_no_other(
     assert launchers["aggregated_read_bandwidth_gbps"] is None
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link to itself"])
+def test_what_is_no_file_spoils_its_option_and_no_other(kind: str, made: Made) -> None:
+    path = made.file(2)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.name)
+    options = summarize(made.tree())["options"]
+    assert [options[o]["valid"] for o in "123"] == [True, False, True]
+    kinds = {row["kind"] for row in options["2"]["invalid_because"]}
+    assert kinds == {MISSING, TAMPERED}
+
+
+def test_names_that_are_no_text_can_be_told(made: Made) -> None:
+    (made.file(2).parent.parent / "rank_0\udcff").mkdir()
+    (made.file(2).parent / "added\udcff").touch()
+    for command in ("summarize", "check"):
+        assert call(command, str(made.top))[0] == 1
+        assert "rank_0?" in call(command, str(made.top), "--json")[1]
+
+
+def test_verify_knows_a_record_and_sends_to_check(made: Made) -> None:
+    def verified() -> tuple[int, str]:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = verify([str(made.place.run / "kvcache_sequence.json")])
+        return code, out.getvalue()
+
+    code, out = verified()
+    assert code == 0, out
+    assert "files     19 of 19 that it names are there" in out
+    assert "mlperf check looks at the whole tree" in out
+    made.file(2).write_bytes(b"")
+    code, out = verified()
+    assert code == 2
+    assert "option_2/trial_0/rank_0/kvcache_results_20260701_120000.json was changed" in out
+
+
 def test_an_invalid_option_is_exit_code_1(made: Made) -> None:
     missing(made)
     for command in ("summarize", "check"):
@@ -567,7 +608,81 @@ def test_open_may_differ_and_says_how(base: Document, tmp_path: Path) -> None:
     assert short(made.tree()) == set()
 
 
+ABOUT_EACH_RESULT = (
+    *("kvcacheFixedWorkloadPerOption", "kvcacheAutoscalingProhibited", "kvcacheClientDefinition"),
+    *("kvcacheScaleUpModel", "kvcachePerClientIsolation", "kvcacheLatencyValidity"),
+    *("kvcacheObjectViaGateway", "kvcacheObjectLatencyScope", "kvcacheClosedImmutable"),
+    *("identicalSystemConfig", "passport"),
+)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_no_rule_about_results_passes_on_results_that_nobody_could_read(
+    left: int, made: Made
+) -> None:
+    for path in sorted(made.place.run.rglob("kvcache_results_*.json"))[left:]:
+        path.write_bytes(b"")
+    made.seal()
+    found = {finding.rule: finding for finding in check_tree(made.tree())}
+    passed = {rule for rule, finding in found.items() if finding.status is Status.PASS}
+    assert not passed & {*ABOUT_EACH_RESULT, "completeness", "intactResults", "submittable"}
+    assert "kvcacheSharedResultsDir" not in passed
+    assert found["passport"].status is Status.NOT_JUDGED
+    says = found["passport"].looks[0].says
+    assert says == ("only 1 of 18 results are there and can be judged" if left
+                    else "no rank's result can be read")  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["no time", "no trials"])
+def test_delays_that_the_record_does_not_tell_are_not_judged(what: str, made: Made) -> None:
+    if what == "no time":
+        made.own["trials"][2]["ended_utc"] = "some time"
+    else:
+        del made.own["trials"][3:]
+    made.seal()
+    found = {finding.rule: finding for finding in check_tree(made.tree())}
+    assert found["kvcacheClosedSequenceLocks"].status is Status.NOT_JUDGED
+
+
+def test_a_file_system_that_is_not_recorded_is_not_judged(base: Document, tmp_path: Path) -> None:
+    def unknown(option: int, trial: int, rank: int, document: Document) -> None:
+        document["kv_cache"]["environment"].pop("filesystem", None)
+
+    made = make(tmp_path / "tree", base, ranks=1, edit=unknown)
+    found = {finding.rule: finding for finding in check_tree(made.tree())}
+    assert found["kvcacheObjectLatencyScope"].status is Status.NOT_JUDGED
+
+
+@pytest.mark.parametrize("options", [[], [1, 1, 2], [2, 1, 3]])
+def test_a_record_of_no_option_or_of_one_twice_is_no_record(options: Any, made: Made) -> None:
+    made.own["config"]["options"] = options
+    made.seal()
+    with pytest.raises(UsageError, match="is of schema"):
+        made.tree()
+
+
 # --- told --------------------------------------------------------------------------------------
+
+
+def test_a_summary_says_what_is_not_as_in_closed(made: Made) -> None:
+    made.own["deviations"] = [{"rule": "kvcacheClosedImmutable", "says": "--model tiny-1b"}]
+    made.seal()
+    for form in ([], ["--markdown"], ["--json"]):
+        assert (
+            "kvcacheClosedImmutable: --model tiny-1b" in call("summarize", str(made.top), *form)[1]
+        )
+
+
+def test_what_a_passport_says_against_the_numbers_stands_beside_them(
+    base: Document, tmp_path: Path
+) -> None:
+    made = make(
+        tmp_path / "tree", base, ranks=1, edit=BROKEN["passport"].edit or setting("seed", 1)
+    )
+    _, text = call("summarize", str(made.top))
+    _, markdown = call("summarize", str(made.top), "--markdown")
+    assert "not valid by their passports: " in text
+    assert "not valid by their passports: " in markdown
 
 
 def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:

@@ -150,6 +150,43 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on_later(tmp_path: Path
     assert results(tmp_path)[first] == kept[first]
 
 
+def test_a_sweep_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
+    grid = VIRTUAL.replace("run.virtual_time: true", "tiers.cache_dir: [cache]")
+    prepare(tmp_path)
+    (tmp_path / "grid.yaml").write_text(
+        grid.replace("run.duration_s: 3", "run.duration_s: 60").replace("{repeat}", "1")
+    )
+    process = start(tmp_path, ["sweep", "grid.yaml", "--results-dir=D"])
+    wait_for(lambda: any((tmp_path / "cache").glob("kv-cache-run-*/*")))
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any((tmp_path / "cache").glob("kv-cache-run-*")))
+    assert own(tmp_path)["status"] == "interrupted"
+
+
+def test_a_sweep_that_was_killed_before_its_cells_were_made_goes_on(tmp_path: Path) -> None:
+    assert sweep(tmp_path)[0] == 0
+    shutil.rmtree(tmp_path / "D/cell-002_run.num_users-4")
+    code, _, err = sweep(tmp_path)
+    assert code == 0, err
+    assert own(tmp_path)["finished"] == 2
+
+
+def test_verify_knows_a_sweep_and_the_results_that_it_names(tmp_path: Path) -> None:
+    assert sweep(tmp_path)[0] == 0
+    found = run(tmp_path, "verify", "D/sweep.json")
+    assert found.code == 0, found.err
+    assert "files     2 of 2 that it names are there" in found.out
+    assert "verify the result.json of a run" in found.out
+    shutil.rmtree(tmp_path / "D/cell-002_run.num_users-4")
+    assert "files     1 of 2" in run(tmp_path, "verify", "D/sweep.json").out
+    result = tmp_path / "D/cell-001_run.num_users-2/trial1/result.json"
+    result.write_bytes(result.read_bytes() + b" ")
+    found = run(tmp_path, "verify", "D/sweep.json")
+    assert found.code == 2
+    assert "result.json was changed after the run" in found.out
+
+
 def test_real_runs_at_the_same_time_are_noted(tmp_path: Path) -> None:
     grid = VIRTUAL.replace("run.virtual_time: true", "run.virtual_time: false")
     grid = grid.replace("run.duration_s: 3", "run.duration_s: 1")

@@ -188,6 +188,8 @@ def test_a_profile_has_its_keys_region_and_endpoint_in_the_shared_files(tmp_path
         ({}, {}, "no keys for the object store were found"),
         ({}, {"AWS_PROFILE": "gone"}, "names a profile that neither"),
         ({"credentials": f"[default]\n{SECRET}\n"}, {}, "not a file of profiles"),
+        ({}, {**KEYS, "AWS_ACCESS_KEY_ID": f"{SECRET}\nA"}, "access key id for the object store"),
+        ({}, {**KEYS, "AWS_SESSION_TOKEN": f"{SECRET}\u00e9"}, "session token for the object"),
         ({"config": "[default]\ncredential_process=/bin/x\n"}, {}, "by credential_process"),
         ({"config": "[default]\nrole_arn=arn:x\nsource_profile=y\n"}, {}, "by role_arn"),
     ],

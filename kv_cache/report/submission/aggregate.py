@@ -56,6 +56,7 @@ def summarize(tree: Tree) -> dict[str, Any]:
         "program_versions": sorted({result.program_version for result in tree.ranks}),
         "complete": not tree.flaws,
         "not_submittable": list(tree.not_submittable),
+        "deviations": list(tree.deviations),
         "confidence": CONFIDENCE,
         "histogram_relative_error": RELATIVE_ERROR,
         "options": {str(option): option_summary(tree, option) for option in expected.options},

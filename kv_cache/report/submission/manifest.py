@@ -117,15 +117,21 @@ def _has_shape(own: Json) -> bool:
 
 def _numbers(plan: Json) -> bool:
     sides = {MOST_TRIALS: [plan["trials"]], MOST_RANKS: [plan["ranks"]], 99: plan["options"]}
-    known = len(plan["options"]) <= 99
-    return known and all(type(n) is int and 0 < n <= most for most, ns in sides.items() for n in ns)
+    options = plan["options"]
+    whole = all(type(n) is int and 0 < n <= most for most, ns in sides.items() for n in ns)
+    return whole and bool(options) and options == sorted({*options})
 
 
 def _digests(place: Place) -> dict[str, str]:
+    return {str(path.relative_to(place.run)): _digest(path) for path in all_files(place.run)}
+
+
+def _digest(path: Path) -> str:
+    """Of what is no file, or cannot be read, one that no file has: it is not as it was."""
     try:
-        return {str(p.relative_to(place.run)): file_digest(p) for p in all_files(place.run)}
-    except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+        return file_digest(path) if path.is_file() else "no file"
+    except OSError:
+        return "cannot be read"
 
 
 def gone(manifest: Manifest, place: Place) -> list[str]:

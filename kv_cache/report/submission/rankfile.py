@@ -14,7 +14,9 @@ import orjson
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.report.chain import SECTION, check, fingerprint
-from kv_cache.report.reading import DEEPEST, deeper_than, entry, histogram, part, result_bytes
+from kv_cache.report.node import MisshapenError
+from kv_cache.report.pooled import DEVICE, TOTAL, pooled_histogram, sections
+from kv_cache.report.reading import DEEPEST, deeper_than, part, result_bytes
 from kv_cache.report.recheck import judged_again, recheck
 from kv_cache.report.result import SCHEMA, as_json
 
@@ -209,21 +211,17 @@ def _whole(document: Json, where: str, path: Path) -> int:
 
 def _histograms(document: Json, path: Path) -> dict[str, Json]:
     """As JSON, in which empty buckets take no room: a tree may have thousands of ranks."""
-    rows = [
-        row
-        for row in part(document, "operations", list, path)
-        if entry(row, "phase", str, path) == "measure" and row.get("tier") == "storage"
-    ]
-    found: dict[str, Json] = {}
-    for what in ("device", "total"):
-        for kind in ("read", "write"):
-            of_kind = (r for r in rows if r.get("operation") == kind)
-            whole = merged(histogram(row, f"histogram_{what}", path) for row in of_kind)
-            found[f"{what}_{kind}"] = whole.to_json()
-    requests = part(document, "measured.all", dict, path)
-    where = "kv_cache.measured"
-    found["response"] = histogram(requests, "histogram_response", path, where).to_json()
-    return found
+    try:
+        found = {
+            f"{what}_{kind}": pooled_histogram([document], "storage", kind, what).to_json()
+            for what in (DEVICE, TOTAL)
+            for kind in ("read", "write")
+        }
+        (own,) = sections([document])
+        response = own["measured"]["all"]["histogram_response"].histogram()
+    except MisshapenError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return {**found, "response": response.to_json()}
 
 
 def flat(values: Json, prefix: str = "") -> dict[str, Any]:

@@ -124,9 +124,19 @@ def _closed_only(rule: Rule) -> Rule:
 def _each(tree: Tree, flaw: Callable[[RankResult], Iterator[str]], well: str) -> Iterator[Look]:
     """A look at each rank; one that passes stands for all that do."""
     found = [_short(r.path, says) for r in tree.ranks for says in flaw(r)]
+    yield from _unread(tree)
+    yield from found or [_passes(f"{well} ({len(tree.ranks)} results)")]
+
+
+def _unread(tree: Tree) -> Iterator[Look]:
+    """What nobody can look at passes no rule: results that are missing or cannot be read."""
+    expected = tree.expected
+    wanted = len(expected.options) * expected.trials * expected.ranks
+    read = sum(expected.has(result.spot) for result in tree.ranks)
     if not tree.ranks:
         yield _open_question("no rank's result can be read")
-    yield from found or ([_passes(f"{well} ({len(tree.ranks)} results)")] if tree.ranks else [])
+    elif read < wanted:
+        yield _open_question(f"only {read} of {wanted} results are there and can be judged")
 
 
 # --- 6.3: the workloads, the sequence, the clients -------------------------------------------
@@ -165,7 +175,7 @@ def _sequence_locks(tree: Tree) -> Iterator[Look]:
     if plan["option_delay_s"] != OPTION_DELAY_S:
         says = f"option_delay_s: {plan['option_delay_s']:g}, and {OPTION_DELAY_S:g} is fixed"
         yield _short(MANIFEST, says)
-    yield from _delays(list(tree.manifest.trials()), plan["option_delay_s"])
+    yield from _delays(list(tree.manifest.trials()), plan)
 
 
 def _seed(result: RankResult) -> Iterator[str]:
@@ -174,12 +184,19 @@ def _seed(result: RankResult) -> Iterator[str]:
         yield f"seed is {result.seed}, and {wanted} ({SEED} + rank) is fixed"
 
 
-def _delays(trials: Sequence[Json], wanted_s: float) -> Iterator[Look]:
+def _delays(trials: Sequence[Json], plan: Json) -> Iterator[Look]:
     """By the clock, between the end of one option and the start of the next."""
+    wanted_s, planned = plan["option_delay_s"], len(plan["options"]) * plan["trials"]
+    if len(trials) < planned:
+        yield _open_question(f"only {len(trials)} of {planned} trials were begun", MANIFEST)
     for before, after in pairwise(trials):
         if before["option"] == after["option"]:
             continue
-        waited_s = _instant(after["started_utc"]) - _instant(before["ended_utc"])
+        ended, began = _instant(before["ended_utc"]), _instant(after["started_utc"])
+        if ended is None or began is None:
+            yield _open_question(f"when option {after['option']} began is not told", MANIFEST)
+            continue
+        waited_s = began - ended
         if waited_s < wanted_s - _CLOCKS_S:
             says = (
                 f"option {after['option']} began {waited_s:.0f} s after option {before['option']}"
@@ -187,11 +204,11 @@ def _delays(trials: Sequence[Json], wanted_s: float) -> Iterator[Look]:
             yield _short(MANIFEST, f"{says}, and {wanted_s:g} s are planned")
 
 
-def _instant(text: str) -> float:
+def _instant(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return 0.0
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _no_autoscaling(tree: Tree) -> Iterator[Look]:
@@ -249,13 +266,12 @@ def _shared_results(tree: Tree) -> Iterator[Look]:
     if len(hosts) > 1:
         yield _passes(f"results of {len(hosts)} hosts are here")
         return
+    yield from _unread(tree)
     missing = next((flaw for flaw in tree.flaws if flaw.kind == MISSING), None)
     launched = tree.manifest is not None and bool(tree.manifest.plan.get("launch"))
     if missing is not None and launched:
         yield _short(missing.path, f"has no result, and all others are of {', '.join(hosts)}: is "
                      "the results directory the same on every host?")  # fmt: skip
-    elif missing is not None:
-        yield _open_question("results are missing")
     else:
         yield _passes("all ranks ran on one host")
 
@@ -307,7 +323,7 @@ def _compared(tree: Tree, path: Path, names: Sequence[str]) -> Iterator[Look]:
 
 
 def _same(value: Any, found: float | None) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = type(value) is float or (type(value) is int and abs(value) < 2**63)
     return number and isclose(value, found or 0.0, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -319,8 +335,7 @@ def _latency_validity(tree: Tree) -> Iterator[Look]:
                 f"option_{option}", "storage_entries is 0 for every rank: only RAM was used"
             )
     some = [r.path for r in tree.ranks if r.storage_entries == 0]
-    if not tree.ranks:
-        yield _open_question("no rank's result can be read")
+    yield from _unread(tree)
     yield _passes(f"storage was used ({len(some)} of {len(tree.ranks)} ranks had only RAM)")
 
 
@@ -380,13 +395,18 @@ _BEHIND_A_GATEWAY = re.compile(r"nfs|cifs|smb|fuse")
 
 
 def _latency_scope(tree: Tree) -> Iterator[Look]:
-    def unrecorded(result: RankResult) -> Iterator[str]:
+    def mounted(result: RankResult) -> Json:
         found = result.environment.get("filesystem")
-        mounted = found if isinstance(found, Mapping) else {}
-        kind = str(mounted.get("type"))
-        if _BEHIND_A_GATEWAY.match(kind) and not mounted.get("mount_options"):
+        return found if isinstance(found, Mapping) else {}
+
+    def unrecorded(result: RankResult) -> Iterator[str]:
+        kind = str(mounted(result).get("type"))
+        if _BEHIND_A_GATEWAY.match(kind) and not mounted(result).get("mount_options"):
             yield f"is behind {kind}, and its mount options are not recorded"
 
+    for result in tree.ranks:
+        if not mounted(result).get("type"):
+            yield _open_question("says nothing of the file system behind it", result.path)
     yield from _each(tree, unrecorded, "file systems and their mount options are recorded")
 
 
@@ -423,9 +443,11 @@ def _open_allowances(tree: Tree) -> Iterator[Look]:
     if tree.division != OPEN:
         yield Look(Status.NOT_APPLICABLE, "", "only OPEN has allowances")
         return
-    told = [] if tree.manifest is None else tree.manifest.own["deviations"]
-    names = [f"{row.get('rule')}: {row.get('says')}" for row in told if isinstance(row, Mapping)]
-    yield _passes(f"differs from CLOSED in {'; '.join(names) or 'nothing that is recorded'}")
+    if tree.manifest is None:
+        yield _open_question(f"what differs from CLOSED is recorded in {MANIFEST} only")
+        return
+    said = "; ".join(tree.deviations) or "nothing that is recorded"
+    yield _passes(f"differs from CLOSED in {said}")
 
 
 def _invocation(tree: Tree) -> Iterator[Look]:
@@ -448,8 +470,8 @@ def _outside_a_submission() -> Look:
 
 def _by_mlpstorage(tree: Tree) -> Iterator[Look]:
     made = sorted(tree.place.run.glob(LAUNCHERS_METADATA))
-    if made:
-        yield _passes("mlpstorage ran it", tree.place.name(made[0]))
+    if any(path.is_file() and path.stat().st_size for path in made):
+        yield _passes("has metadata such as mlpstorage leaves", tree.place.name(made[0]))
     else:
         yield _open_question(
             "the rules want mlpstorage to make the tree, and this one has nothing of it; run the "
@@ -553,6 +575,7 @@ def _complete(tree: Tree) -> Iterator[Look]:
     for flaw in tree.flaws:
         if flaw.kind not in (TAMPERED, CPU_ONLY):
             yield _short(flaw.path, f"{flaw.says} ({flaw.kind})")
+    yield from _unread(tree)
     expected = tree.expected
     count = len(expected.options) * expected.trials * expected.ranks
     yield _passes(f"all {count} results are there, whole and alike")
@@ -562,6 +585,7 @@ def _intact(tree: Tree) -> Iterator[Look]:
     for flaw in tree.flaws:
         if flaw.kind == TAMPERED and flaw.path != MANIFEST:
             yield _short(flaw.path, flaw.says)
+    yield from _unread(tree)
     yield _passes(f"chain and numbers of {len(tree.ranks)} results come out the same")
 
 
@@ -591,6 +615,7 @@ def _submittable(tree: Tree) -> Iterator[Look]:
         yield _short(MANIFEST if tree.manifest is not None else "", why)
     if tree.manifest is not None and tree.manifest.own["status"] != FINISHED:
         yield _short(MANIFEST, f"the sequence is {tree.manifest.own['status']}, not {FINISHED}")
+    yield from _unread(tree)
     yield _passes("nothing says that this is no submission")
 
 

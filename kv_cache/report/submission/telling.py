@@ -70,6 +70,7 @@ def _head(summary: Json) -> Iterator[str]:
     ]
     yield f"what      {', '.join(what)}"
     yield from (f"  ! {why}" for why in summary["not_submittable"])
+    yield from (f"  ~ not as in CLOSED: {why}" for why in summary["deviations"])
 
 
 def _many(count: int, what: str) -> str:
@@ -90,10 +91,7 @@ def _option(told: Json) -> Iterator[str]:
         yield f"  {label:<30}{unit:<6}{_shown(told['by_the_rules'][name]):>10}"
     if told["cpu_tier_ranks"]:
         yield f"  ! {len(told['cpu_tier_ranks'])} ranks served everything from RAM"
-    if told["not_valid"]:
-        path, reasons = next(iter(told["not_valid"].items()))
-        count = len(told["not_valid"])
-        yield f"  ! {count} results are not valid by their passport: {path}: {'; '.join(reasons)}"
+    yield from (f"  ! {said}" for said in _passports(told))
     yield f"  {'beside the rules':<30}{'':<6}{'median':>10}{'95 % interval of mean':>25}{'CV':>8}"
     for label, unit, name in _SPREAD_ROWS:
         yield _spread_line(label, unit, told["spread"][name])
@@ -101,6 +99,14 @@ def _option(told: Json) -> Iterator[str]:
     yield f"  {'all samples of all ranks, ms':<30}{'count':>6}{heads}"
     for label, name in _POOLED_ROWS:
         yield from _pooled_line(label, told["pooled_ms"][name])
+
+
+def _passports(told: Json) -> Iterator[str]:
+    """That ranks' evidence does not bear the numbers out, where it does not."""
+    if told["not_valid"]:
+        path, reasons = next(iter(told["not_valid"].items()))
+        count = _many(len(told["not_valid"]), "result")
+        yield f"not valid by their passports: {count}; {path}: {'; '.join(reasons)}"
 
 
 def _spread_line(label: str, unit: str, numbers: Json) -> str:
@@ -132,6 +138,7 @@ def summary_markdown(summary: Json) -> str:
         "",
     ]
     lines += [f"- **not submittable**: {plain(why)}" for why in summary["not_submittable"]]
+    lines += [f"- not as in CLOSED: {plain(why)}" for why in summary["deviations"]]
     options = list(summary["options"].values())
     heads = [f"option {told['option']}: {told['name'] or '-'}" for told in options]
     lines += ["", f"| | {' | '.join(map(plain, heads))} |", f"| --- {'| --: ' * len(options)}|"]
@@ -181,6 +188,9 @@ def _reasons(told: Json) -> Iterator[str]:
         yield from ("", f"Option {told['option']} is invalid:", "")
         said = (f"{row['kind']}: {row['where']} {row['says']}" for row in rows[:_MOST])
         yield from (f"- {plain(text)}" for text in said)
+    elif told["not_valid"]:
+        yield ""
+        yield from (f"- option {told['option']}: {plain(said)}" for said in _passports(told))
 
 
 # --- the rules -------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ class Expected:
     ranks: int
     told_by: str
 
+    def has(self, spot: Spot) -> bool:
+        """Whether a result belongs there."""
+        known = spot.option in self.options
+        return known and spot.trial < self.trials and spot.rank < self.ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
@@ -79,6 +84,12 @@ class Tree:
         """Why this is no submission, by its own word."""
         own = () if self.manifest is None else self.manifest.own["not_submittable"]
         return tuple(dict.fromkeys([*own, *(why for r in self.ranks for why in r.not_submittable)]))
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """In what it is no CLOSED submission, by its record."""
+        told = [] if self.manifest is None else self.manifest.own["deviations"]
+        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in told if isinstance(d, Mapping))
 
     def of(self, option: int) -> list[RankResult]:
         return [result for result in self.ranks if result.spot.option == option]
@@ -215,12 +226,7 @@ def _twice(
 
 def _not_expected(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
     for spot in found:
-        known = (
-            spot.option in expected.options
-            and spot.trial < expected.trials
-            and spot.rank < expected.ranks
-        )
-        if not known:
+        if not expected.has(spot):
             yield Flaw(UNEXPECTED, spot.option, str(spot), "does not belong to the sequence")
     for option, directory in numbered(place.run, "option").items():
         for path in strangers(directory, "trial"):

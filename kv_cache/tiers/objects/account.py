@@ -17,6 +17,7 @@ from kv_cache.core.errors import ConfigError, PlaceError
 _ELSEWHERE = ("role_arn", "sso_session", "sso_start_url", "credential_process", "source_profile")
 _HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
 _CONTAINER = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_KEY = re.compile(r"[!-~]+")
 _TRUE = ("true", "1", "yes")
 
 
@@ -89,6 +90,12 @@ def _static(source: str, found: Mapping[str, str]) -> Account:
     }
     if found.get("aws_session_token"):
         options["session_token"] = found["aws_session_token"].strip()
+    for name in ("access_key_id", "session_token"):  # they stand in headers: obstore would panic
+        if name in options and not _KEY.fullmatch(str(options[name])):
+            raise PlaceError(
+                f"the {name.replace('_', ' ')} for the object store ({source}) has a character "
+                "that no key has, such as a blank or a line's end; set it anew"
+            )
     return Account(source=source, options=options)
 
 
