@@ -75,6 +75,7 @@ class S3Server:
     port: int = 0
     metrics_port: int = 0
     environ: dict[str, str] = field(default_factory=dict)
+    _sockets: list[Path] = field(default_factory=list)
 
     @property
     def endpoint(self) -> str:
@@ -103,6 +104,10 @@ class S3Server:
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+        self._sockets = [
+            Path(f"/tmp/seaweedfs-{part}-{port}.sock")
+            for part, port in (("filer", filer), ("s3", self.port))
+        ]
         log = (self.root / "weed.log").open("wb")
         with log:
             self.process = subprocess.Popen(
@@ -131,6 +136,8 @@ class S3Server:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        for left in self._sockets:  # which it makes in the system's temporary directory
+            left.unlink(missing_ok=True)
 
     def freeze(self) -> None:
         assert self.process is not None

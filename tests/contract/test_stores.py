@@ -182,8 +182,7 @@ def _place(
     try:
         yield Place(request.param, store, disk)
         now = open_descriptors() - kept_descriptors(store)
-        of_sockets = request.param in OBJECTS  # which the library opens and closes as it likes
-        assert of_sockets or now == before, "a descriptor was not closed"
+        assert now == before, "a descriptor was not closed"
     finally:
         store.close()
         store.close()

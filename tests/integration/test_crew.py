@@ -99,10 +99,10 @@ def test_files_of_ranks_are_beside_that_of_all(three: tuple[Path, Ran]) -> None:
     place, _ = three
     names = {path.name for path in place.iterdir()}
     assert names == {
-        *("R.json", "cache", "runs", "small.yaml"),
+        *("R.json", "runs", "small.yaml"),
         *(f"R.rank{rank}.json" for rank in range(3)),
         *(f"dump.rank{rank}.jsonl" for rank in range(3)),
-    } - (set() if (place / "cache").exists() else {"cache"})
+    }
     assert {path.name for path in (place / "runs").iterdir()} == {"rank_0", "rank_1", "rank_2"}
     assert leaves_nothing(place)
 

@@ -336,7 +336,7 @@ def test_files_that_are_changed_cut_or_removed_are_found_and_told(
 ) -> None:
     harm = Harm(layout)
     told = watched_run(
-        tmp_path, monkeypatch, "--duration=2.5", f"--layout={layout}", "--cpu-mem-gb=0",
+        tmp_path, monkeypatch, "--duration=4", f"--layout={layout}", "--cpu-mem-gb=0",
         "--storage-capacity-gb=0.15", meanwhile=harm,
     )  # fmt: skip
     told.assert_nothing_wrong_was_served()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,12 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "small.yaml").write_text(_YAML)
     (tmp_path / "out").mkdir()
     return tmp_path
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal by now."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def start(
@@ -433,7 +440,8 @@ def test_a_result_that_cannot_be_written_is_exit_code_1(place: Path) -> None:
 
 def test_a_signal_in_the_delay_ends_it_with_nothing_written(place: Path) -> None:
     process = start(place, WRAPPER, july(1, more=" --start-delay 90"))
-    time.sleep(1.5)
+    while not handles(process.pid, signal.SIGTERM):
+        time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     finish(process, 143)
     assert list((place / "out").iterdir()) == []

@@ -24,6 +24,7 @@ from kv_cache.cli.crew.wire import PATIENCE_S, Address, Gone, Listener, Message,
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.progress import bar_for
 from kv_cache.cli.ranks import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
+from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
 from kv_cache.core.clocks import Exchange, offset_of
 from kv_cache.core.crew import Crew, Member
@@ -123,6 +124,7 @@ class Coordinator:
         """The exit code."""
         with interrupts() as caught:
             self._caught: Interrupts = caught
+            new = [path for path in _directories(self.plan.config) if not path.exists()]
             try:
                 self._start_children()
                 self._gather()
@@ -140,6 +142,7 @@ class Coordinator:
             finally:
                 self._bar.close()
                 self._leave()
+                _remove_empty(new)
         return code
 
     # --- before anything begins --------------------------------------------------------------
@@ -537,6 +540,18 @@ class Coordinator:
             if wire is not None:
                 wire.close()
         self._listener.close()
+
+
+def _directories(config: Config) -> list[Path]:
+    """Where the ranks on this machine have their own cache directories."""
+    return [place for place in storage_places(config) if isinstance(place, Path)]
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """Of those that the ranks have made: none of them knows that it is the last to leave."""
+    for directory in directories:
+        with suppress(OSError):  # somebody keeps something there
+            directory.rmdir()
 
 
 def too_little_room(told: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]]]) -> str | None:
