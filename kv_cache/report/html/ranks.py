@@ -20,16 +20,12 @@ from kv_cache.report.html.parts import (
     Section,
     badge,
     bullets,
-    cards,
-    lead,
     percent,
-    reasons,
     reasons_at,
     table,
     text_at,
 )
 from kv_cache.report.html.run import (
-    Run,
     class_curves,
     ended,
     kept_card,
@@ -38,6 +34,7 @@ from kv_cache.report.html.run import (
     read_run,
     reuse_content,
     tier_curves,
+    verdict_content,
 )
 from kv_cache.report.html.text import NOTHING, Html, as_text, figures, tag
 from kv_cache.report.html.times import bandwidth, timeline
@@ -54,7 +51,11 @@ def ranks_sections(doc: Doc, book: Book) -> Iterator[Section]:
     own, run = doc.own, read_run(doc, 1)
     timed = not_timed(run)
     nothing = "No operation ended in a measured window."
-    yield Section(slug="verdict", title="Verdict and headline", content=list(_verdict(run)))
+    yield Section(
+        slug="verdict",
+        title="Verdict and headline",
+        content=list(verdict_content(run, _sentences(run.own), _headline)),
+    )
     yield Section(slug="ranks", title="Ranks", content=_ranks(own), absent="There is none.")
     yield Section(
         slug="together", title="Together", content=_together(own),
@@ -90,19 +91,6 @@ def ranks_sections(doc: Doc, book: Book) -> Iterator[Section]:
 
 
 # --- headline --------------------------------------------------------------------------------
-
-
-def _verdict(run: Run) -> Iterator[Html]:
-    own = run.own
-    yield tag("p", badge(word(own, "passport.verdict")), class_="verdict")
-    yield from reasons(own, "passport.reasons")
-    yield lead(*_sentences(own))
-    if not run.only_traced and number(own, "window_s") > 0:
-        yield cards(_headline(own))
-    notes = reasons_at(own, "notes")
-    if notes:
-        yield tag("h4", "Know first")
-        yield from bullets(notes)
 
 
 def _sentences(own: Json) -> Iterator[str]:

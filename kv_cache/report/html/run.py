@@ -1,6 +1,6 @@
 """The report of one run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -78,7 +78,11 @@ def run_sections(run: Run, book: Book) -> Iterator[Section]:
     """In the order in which they are read."""
     own, doc = run.own, run.doc
     timed = not_timed(run)
-    yield Section(slug="verdict", title="Verdict and headline", content=list(_verdict(run)))
+    yield Section(
+        slug="verdict",
+        title="Verdict and headline",
+        content=list(verdict_content(run, _sentences(run.own), _headline)),
+    )
     yield Section(
         slug="time", title="Over time", content=[] if timed else _over_time(run, book),
         absent=timed or "The document has no windows: nothing is known of how it went.",
@@ -141,13 +145,17 @@ _CARDS: tuple[tuple[str, str], ...] = (
 )
 
 
-def _verdict(run: Run) -> Iterator[Html]:
+def verdict_content(
+    run: Run, sentences: Iterable[str], numbers: Callable[[Json], Iterator[Card]]
+) -> Iterator[Html]:
+    """The verdict with its reasons, what ran, the `numbers` that matter if any were measured, and
+    what to know first."""
     own = run.own
     yield tag("p", badge(word(own, "passport.verdict")), class_="verdict")
     yield from reasons(own, "passport.reasons")
-    yield lead(*_sentences(own))
+    yield lead(*sentences)
     if not run.only_traced and number(own, "window_s") > 0:
-        yield cards(_headline(own))
+        yield cards(numbers(own))
     notes = reasons_at(own, "notes")
     if notes:
         yield tag("h4", "Know first")
