@@ -92,8 +92,8 @@ goes on where it stopped.
 
 _EXAMPLES = """\
 examples:
-  kv-cache.py sweep grid.yaml --results-dir sweeps/threads
-  mpirun -n 5 python kv-cache.py sweep grid.yaml --results-dir sweeps/threads
+  kv-cache.py sweep grid.yaml --results-dir threads
+  mpirun -n 5 python kv-cache.py sweep grid.yaml --results-dir threads
 
 exit code: 0 all runs finished, 1 some failed, 2 bad input, 130 and 143 interrupted
 """
