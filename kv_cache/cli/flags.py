@@ -65,7 +65,18 @@ _GROUP_OF: Mapping[str, str] = {
 }
 """By the option's path, else by its section."""
 
-_EPILOG = """examples:
+_EPILOG = """other commands, each with a --help of its own:
+  capacity      how many users, or requests/s, keep their promises
+  precondition  bring a drive into the state in which it will be used
+  probe         measure a device alone        twin       fio does the I/O of a run
+  verify        is a result as its run left it?
+  compare       do results differ?            report     pages, tables, logs of results
+  plot          pictures of results           sweep      a run for each cell of a grid
+  mlperf        the official sequence: run, check, summarize
+  trace         stats, plot, fit, convert     datasets   public traces
+  config        the configuration in effect
+
+examples:
   %(prog)s --config quick --cache-dir /mnt/nvme/kv
   %(prog)s --gpu-mem-gb 0 --cpu-mem-gb 0 --generation-mode none --duration 300 \\
       --num-users 200 --max-concurrent-allocs 16 --cache-dir /mnt/nvme/kv --seed 42

@@ -132,13 +132,14 @@ def _say_changed(result: str) -> None:
 _RANKS = "kv-cache-ranks/"
 _ONLY_CHAINED = (
     *("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/"),
-    *("kv-cache-sweep/", "kv-cache-mlperf/"),
+    *("kv-cache-sweep/", "kv-cache-mlperf/", "kv-cache-trace-stats/"),
 )
 """Schemas of documents that are not one run's result: their chain can be checked, and the results
 that they name."""
 _NOT_AGAIN: Mapping[str, str] = {
     "kv-cache-sweep/": "numbers are not computed again: verify the result.json of a run",
     "kv-cache-mlperf/": "numbers are not computed again: mlperf check looks at the whole tree",
+    "kv-cache-trace-stats/": "numbers are not computed again: trace stats of the same trace does",
 }
 
 

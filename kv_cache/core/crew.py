@@ -9,6 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+OWN = ("run.seed", "run.clients_port", "tiers.cache_dir", "tiers.free_share", "output")
+"""Options, and sections, that the ranks of a crew may have different values of."""
+
+
+def is_own(path: str) -> bool:
+    """Whether the option at a dotted path is each rank's own."""
+    return any(path == own or path.startswith(f"{own}.") for own in OWN)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:

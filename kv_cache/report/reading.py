@@ -43,6 +43,11 @@ def read_result(path: Path, *, measured: bool = True) -> Mapping[str, Any]:
             "name the file that run wrote to --output"
         )
     schema = own.get("schema")
+    if isinstance(schema, str) and schema.startswith(("kv-cache-ranks/", "kv-cache-trials/")):
+        raise UsageError(
+            f"{file} is of several runs ({_short(schema)}), where that of one (kv-cache-result/N) "
+            "is wanted; name one of theirs, or see report"
+        )
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise UsageError(
             f"{file}: its section {SECTION!r} says schema {_short(schema)}, which is none of ours "

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_cache.cli import COMMANDS
 from kv_cache.cli.flags import Invocation, build_parser, parse
 from kv_cache.config.load import load_config
 from kv_cache.config.root import options, value_at
@@ -278,3 +279,10 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SUPPRESS" not in text
     for option in options().values():
         assert option.flag is None or option.flag in text
+
+
+def test_the_help_of_run_names_every_other_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    told = capsys.readouterr().out.split("other commands")[1].split("examples:")[0]
+    assert COMMANDS.keys() - {"run"} <= set(told.split())

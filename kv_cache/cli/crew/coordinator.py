@@ -601,8 +601,8 @@ def _warn_of_clocks(crew: Crew) -> None:
     worst = max((member.offset_error_ns or 0 for member in crew.members), default=0)
     if worst > MOST_ERROR_MS * NS_PER_MS:
         log.warning(
-            "the clocks of the ranks are known to %.1f ms only: how far apart their windows opened "
-            "is not to be told",
+            "the clocks of the ranks are known to %.1f ms only, and so is how far apart their "
+            "windows opened",
             ns_to_ms(worst),
         )
 

@@ -22,6 +22,7 @@ from kv_cache.bench.run import RealRun, room_wanted
 from kv_cache.cli.crew.wire import PATIENCE_S, Gone, Message, Wire
 from kv_cache.cli.interrupts import Interrupts
 from kv_cache.config.root import Config
+from kv_cache.core.crew import is_own
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.kinds import OpKind, Outcome
 from kv_cache.core.mpirank import MpiRank
@@ -31,8 +32,6 @@ from kv_cache.schedule.saturation import storage_p95_ns
 TELL_S = 1.0
 _LOOK_S = 0.2  # between two looks at signals
 _SPIN_NS = NS_PER_MS // 5  # before the instant: a sleep ends late by the timer's slack of 50 µs
-_OWN = ("run.seed", "run.clients_port", "tiers.cache_dir", "tiers.free_share", "output")
-"""Options, and sections, that ranks may have different values of."""
 
 log = logging.getLogger("kv_cache")
 
@@ -258,11 +257,7 @@ def _ended(counts: Mapping[tuple[Any, Any, Outcome], int], wanted: Outcome) -> i
 
 def comparable(config: Config) -> dict[str, Any]:
     """Option -> value, of those that all ranks must have in common."""
-    return {
-        path: value
-        for path, value in _flat(asdict(config), "")
-        if not any(path == own or path.startswith(f"{own}.") for own in _OWN)
-    }
+    return {path: value for path, value in _flat(asdict(config), "") if not is_own(path)}
 
 
 def _flat(values: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ measured at the same time. What is missing or wrong is named by its rank.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kv_cache.core.crew import Crew
+from kv_cache.core.crew import Crew, is_own
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, human_bytes
 from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
@@ -32,8 +32,6 @@ NAMES: Mapping[str, str] = {
     "R8": "seeds",
 }
 
-_OWN = ("run.seed", "tiers.cache_dir", "tiers.free_share", "output.")
-"""Options that are each rank's own."""
 _SAME = ("program_version", "driver", "semantics_preset", "model", "semantics")
 _MOST_NAMED = 5
 
@@ -112,7 +110,7 @@ def _facts(part: Part) -> Iterator[tuple[str, Any]]:
     for name in _SAME:
         yield from _flat(part.said(name), name)
     for name, value in _flat(part.said("config"), ""):
-        if not name.startswith(_OWN):
+        if not is_own(name):
             yield f"config.{name}", value
     traced = part.said("config.output.io_trace_log") is not None
     yield "whether the run only writes a trace (output.io_trace_log)", traced
