@@ -125,9 +125,12 @@ def test_a_faked_posix_fadvise_is_named(disk_directory: Path) -> None:
 def test_a_faked_fsync_that_refuses_bad_descriptors_is_named(
     disk_directory: Path, kernel: str
 ) -> None:
-    found = looked_with(library(disk_directory, SMART_FSYNC), disk_directory, kernel)
-    assert found["foreign_symbols"] == ["fsync"]
-    assert found["disagreeing"] == ["fsync"]
+    """The kernel may write a page back by itself just then, as if it had been synced: one look can
+    miss the fake, and several do not."""
+    fake = library(disk_directory, SMART_FSYNC)
+    looks = [looked_with(fake, disk_directory, kernel) for _ in range(3)]
+    assert all(found["foreign_symbols"] == ["fsync"] for found in looks)
+    assert ["fsync"] in [found["disagreeing"] for found in looks]
 
 
 @needs_numbers
