@@ -9,7 +9,6 @@ stands the time that the text alone takes, as the median of as many looks.
 """
 
 import argparse
-import statistics
 import sys
 import time
 import urllib.request
@@ -21,10 +20,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import monitors
-from benchmarks.figures import Figure, percentile, table
+from benchmarks.figures import Figure, shares_of_a_core, table
 from kv_cache.bench import endpoint
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
-from kv_cache.core.units import NS_PER_S, NS_PER_US
+from kv_cache.core.units import NS_PER_US
 from kv_cache.metrics.exposition import exposition, measured
 from kv_cache.metrics.recorder import Edges, Flow, OpStats, Recorder
 from kv_cache.metrics.window import Meter
@@ -76,15 +75,7 @@ def _timed(part: Callable[[], object]) -> float:
 def tell(scrapes: int, every_s: float) -> Figure:
     taken, size = costs(scrapes)
     print(f"CPU time of a scrape in us, {scrapes} scrapes of {size} bytes")
-    print(f"{'':<16}{'median':>9}{'p95':>9}{'share of a core':>18}")
-    for name, values in taken.items():
-        middle = statistics.median(values)
-        share = middle * NS_PER_US / (every_s * NS_PER_S)
-        print(f"{name:<16}{middle:>9.0f}{percentile(values, 95):>9.0f}{share:>17.3%}", flush=True)
-    share, high = (
-        us * NS_PER_US / (every_s * NS_PER_S)
-        for us in (statistics.median(taken["scrape"]), percentile(taken["scrape"], 95))
-    )
+    share, high = shares_of_a_core(taken, every_s)["scrape"]
     return Figure(
         number="-", what=f"metrics, share of a core at a scrape every {every_s:g} s",
         wanted=f"< {MOST_SHARE:.0%}", met=high < MOST_SHARE,

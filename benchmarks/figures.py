@@ -3,7 +3,7 @@ statistics of ABBA groups."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _COVERAGE = 0.9  # of an interval for the median, where there are values enough
@@ -27,6 +27,21 @@ def table(figures: Sequence[Figure]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def shares_of_a_core(
+    taken: Mapping[str, Sequence[float]], every_s: float
+) -> dict[str, tuple[float, float]]:
+    """Prints the CPU time of each part (us) that comes every so often, and returns by part the
+    median and the p95 as shares of a core."""
+    whole_us = every_s * 1e6
+    shares = {}
+    print(f"{'':<16}{'median':>9}{'p95':>9}{'share of a core':>18}")
+    for name, values in taken.items():
+        usual, high = statistics.median(values), percentile(values, 95)
+        shares[name] = usual / whole_us, high / whole_us
+        print(f"{name:<16}{usual:>9.0f}{high:>9.0f}{usual / whole_us:>17.3%}", flush=True)
+    return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

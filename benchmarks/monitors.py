@@ -21,14 +21,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, percentile, table
+from benchmarks.figures import Figure, shares_of_a_core, table
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.monitor import MachineMonitor
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import Chunk, CopyRef, Leg, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
-from kv_cache.core.units import MIB, NS_PER_S, NS_PER_US
+from kv_cache.core.units import MIB, NS_PER_US
 from kv_cache.metrics.slo import parse_promises
 from kv_cache.metrics.window import Gauges, Meter
 
@@ -87,15 +87,7 @@ def tell(ticks: int, tick_s: float, directory: Path) -> Figure:
     taken = costs(ticks, device)
     taken["together"] = [sum(each) for each in zip(*taken.values(), strict=True)]
     print(f"CPU time of one tick in us, {ticks} ticks, device {device or 'none'}")
-    print(f"{'':<16}{'median':>9}{'p95':>9}{'share of a core':>18}")
-    for name, values in taken.items():
-        middle = statistics.median(values)
-        share = middle * NS_PER_US / (tick_s * NS_PER_S)
-        print(f"{name:<16}{middle:>9.0f}{percentile(values, 95):>9.0f}{share:>17.3%}", flush=True)
-    share, high = (
-        us * NS_PER_US / (tick_s * NS_PER_S)
-        for us in (statistics.median(taken["together"]), percentile(taken["together"], 95))
-    )
+    share, high = shares_of_a_core(taken, tick_s)["together"]
     return Figure(
         number="9", what=f"monitors, share of a core at a tick of {tick_s:g} s",
         wanted=f"< {MOST_SHARE:.0%}", met=high < MOST_SHARE,
