@@ -1,0 +1,352 @@
+"""A scenario of the cluster simulator: every option with its default, unit and bounds.
+
+A scenario says what is asked (workload), of whom (instances in nodes and racks), where KV state may
+live (tiers), who decides (router, scheduler, separation, policies) and what lies between (network).
+Sizes are GiB, bandwidths GB/s (10^9 bytes), times as the names say. It must never hold anything
+that only one of the questions needs: questions are settings, not modes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kv_cache.config.schema import opt
+from kv_cache.core.model import DTYPE_BITS
+from kv_cache.policy.eviction import EVICTION
+
+ROLES = ("mixed", "prefill", "decode")
+SCOPES = ("device", "node", "rack", "cluster")
+COMPUTE = ("roofline", "rate", "none")
+ROUTERS = ("round-robin", "least-loaded", "power-of-two", "session-affinity", "prefix-aware")
+RESERVATIONS = ("reserve-full", "reserve-prompt", "on-demand")
+PREEMPTIONS = ("recompute", "swap", "abort")
+ORDERS = ("fcfs", "sjf")
+TRANSFERS = ("push", "pull", "on-demand")
+WRITE_POLICIES = ("none", "through", "through-selective", "back")
+PREFETCHES = ("none", "on-arrival", "next-in-session")
+DISCIPLINES = ("fifo", "fair-share")
+WORKLOADS = ("sessions", "agents", "poisson", "trace")
+LAWS = ("fixed", "uniform", "exponential")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """The model that is served: its geometry by name, its weights for the compute model."""
+
+    name: str = opt(
+        "llama3.1-8b", "Built-in model whose geometry gives KV bytes and attention FLOPs per token"
+    )
+    kv_dtype: str | None = opt(
+        None, "Type of an element of the KV cache, if not the model's own",
+        choices=tuple(DTYPE_BITS),
+    )  # fmt: skip
+    kv_bytes_per_token: int = opt(
+        0, "KV state of one token; 0 = as the geometry and the type say", unit="bytes", low=0,
+        high=10**9,
+    )  # fmt: skip
+    params_billion: float = opt(
+        8.03, "Weights that every token passes through", unit="10^9", above=0, high=1e5
+    )
+    weight_bits: int = opt(16, "Bits of one weight", unit="bits", low=1, high=64)
+    block_tokens: int = opt(16, "Tokens of a block", unit="tokens", low=1, high=65_536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSection:
+    """What is asked and when."""
+
+    source: str = opt(
+        "sessions",
+        "sessions: conversations whose turns wait for their answers; agents: long loops of "
+        "reasoning and tool results; poisson: single requests that share nothing; trace: a file",
+        choices=WORKLOADS,
+    )
+    requests: int = opt(1000, "Requests that are asked", low=1, high=100_000_000)
+    warmup_requests: int = opt(
+        0, "The first of them, which no number counts but the conservation of requests", low=0,
+        high=100_000_000,
+    )  # fmt: skip
+    rate_per_s: float = opt(
+        10.0, "Sessions (or single requests) that begin in a second; 0 = all begin at once",
+        unit="1/s", low=0, high=1e9,
+    )  # fmt: skip
+    concurrency: int = opt(
+        0, "Closed loop: so many sessions at a time, the next begins when one ends; 0 = open loop",
+        low=0, high=10_000_000,
+    )  # fmt: skip
+    turns: tuple[int, int] = opt((4, 4), "Turns of a session, drawn between", low=1, high=10_000)
+    think_s: tuple[float, float] = opt(
+        (0.0, 0.0), "Between an answer and the next turn, drawn between", unit="s", low=0, high=1e6
+    )
+    system_prompts: int = opt(8, "System prompts, dealt out in turn; 0 = none", low=0, high=10**6)
+    system_tokens: int = opt(128, "Length of a system prompt", unit="tokens", low=1, high=10**7)
+    tool_sets: int = opt(0, "Sets of tool descriptions behind it; 0 = none", low=0, high=10**6)
+    tool_tokens: int = opt(2048, "Length of one", unit="tokens", low=1, high=10**7)
+    context_tokens: int = opt(
+        4096, "Further context before the first turn: a session's own, or documents", unit="tokens",
+        low=0, high=10**8,
+    )  # fmt: skip
+    documents: int = opt(
+        0, "Documents that all sessions draw their context from; 0 = each has its own", low=0,
+        high=10**7,
+    )  # fmt: skip
+    documents_per_session: int = opt(3, "Documents of one context", low=1, high=1000)
+    zipf_alpha: float = opt(1.2, "Skew of the draw of documents", low=0, high=10)
+    prompt_tokens: tuple[int, int] = opt(
+        (256, 2048), "New tokens of a turn, drawn between", unit="tokens", low=1, high=10**8
+    )
+    reasoning_tokens: int = opt(
+        0, "Tokens that every later turn of an agent adds before its tool result", unit="tokens",
+        low=0, high=10**7,
+    )  # fmt: skip
+    output_tokens: tuple[int, int] = opt(
+        (128, 128), "Tokens of an answer", unit="tokens", low=1, high=10**7
+    )
+    output_law: str = opt(
+        "uniform", "How answers are drawn: uniform between, or exponential with the pair's middle",
+        choices=LAWS,
+    )  # fmt: skip
+    trace: str | None = opt(None, "Trace file of source trace", metavar="PATH")
+    trace_format: str | None = opt(None, "Its format, if it should not be recognised")
+    arrival_scale: float = opt(
+        1.0, "Times the rate at which a trace's sessions begin", above=0, high=1e9
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSection:
+    """A group of equal instances: engines of one or more GPUs that batch together."""
+
+    count: int = opt(1, "Instances of the group", low=1, high=1_000_000)
+    role: str = opt("mixed", "What they do", choices=ROLES)
+    hbm_gib: float = opt(
+        16.0, "GPU memory for KV state, beside the weights", unit="GiB", low=0, high=1e6
+    )
+    compute: str = opt(
+        "roofline",
+        "roofline: FLOPs and bytes against the peaks; rate: measured tokens per second; none: no "
+        "time",
+        choices=COMPUTE,
+    )
+    tflops: float = opt(800.0, "Peak of the instance", unit="10^12 FLOP/s", above=0, high=1e9)
+    flops_share: float = opt(0.5, "Share of it that prefill reaches", above=0, high=1)
+    hbm_gbytes_per_s: float = opt(3350.0, "Peak of its memory", unit="GB/s", above=0, high=1e9)
+    bytes_share: float = opt(0.8, "Share of it that decoding reaches", above=0, high=1)
+    step_overhead_us: float = opt(0.0, "Fixed time of a step", unit="us", low=0, high=1e9)
+    prefill_tokens_per_s: float = opt(
+        4000.0, "Measured prefill rate (compute rate)", unit="tokens/s", above=0, high=1e12
+    )
+    decode_tokens_per_s: float = opt(
+        2000.0, "Measured decode rate of all sequences together", unit="tokens/s", above=0,
+        high=1e12,
+    )  # fmt: skip
+    max_num_seqs: int | None = opt(
+        None, "Sequences at a time, if not as scheduler.max_num_seqs", low=1, high=1_000_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySection:
+    """Where instances stand. Groups are spread evenly over the nodes, in the order given."""
+
+    racks: int = opt(1, "Racks", low=1, high=100_000)
+    nodes_per_rack: int = opt(1, "Nodes of a rack", low=1, high=10_000)
+    instances_per_node: int = opt(8, "Places for instances in a node", low=1, high=1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSection:
+    """One tier below HBM. A capacity of 0 is a tier that is not there."""
+
+    capacity_gib: float = opt(0.0, "Capacity of one place of it", unit="GiB", low=0, high=1e9)
+    scope: str = opt("node", "Who shares one place", choices=SCOPES)
+    read_gbytes_per_s: float = opt(25.0, "Read bandwidth of one place", unit="GB/s", above=0)
+    write_gbytes_per_s: float = opt(25.0, "Write bandwidth of one place", unit="GB/s", above=0)
+    read_latency_us: float = opt(10.0, "Fixed time of a read", unit="us", low=0, high=1e9)
+    write_latency_us: float = opt(10.0, "Fixed time of a write", unit="us", low=0, high=1e9)
+    eviction: str = opt("lru", "Eviction policy", choices=tuple(EVICTION))
+    profile: str | None = opt(
+        None, "Hardware profile (of `probe` or `calibrate`) in place of bandwidths and latencies",
+        metavar="PATH",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiersSection:
+    """HBM is each instance's own; below it, in this order, the tiers that have a capacity."""
+
+    hbm_eviction: str = opt("lru", "Eviction policy of HBM", choices=tuple(EVICTION))
+    dram: TierSection = field(default_factory=TierSection)
+    rack_pool: TierSection = field(
+        default_factory=lambda: TierSection(
+            scope="rack", read_gbytes_per_s=100.0, write_gbytes_per_s=80.0, read_latency_us=8.0,
+            write_latency_us=8.0,
+        )
+    )  # fmt: skip
+    nvme: TierSection = field(
+        default_factory=lambda: TierSection(
+            read_gbytes_per_s=7.0, write_gbytes_per_s=4.0, read_latency_us=80.0,
+            write_latency_us=30.0,
+        )
+    )  # fmt: skip
+    remote: TierSection = field(
+        default_factory=lambda: TierSection(
+            scope="cluster", read_gbytes_per_s=50.0, write_gbytes_per_s=50.0,
+            read_latency_us=500.0, write_latency_us=500.0,
+        )
+    )  # fmt: skip
+    write_policy: str = opt(
+        "back",
+        "When blocks go down: back: when they are evicted above; through: at once, to the first "
+        "tier below; through-selective: at once, those of depth below selective_depth_blocks; "
+        "none: never",
+        choices=WRITE_POLICIES,
+    )
+    selective_depth_blocks: int = opt(64, "See write_policy", unit="blocks", low=1, high=10**9)
+    prefetch: str = opt(
+        "none",
+        "on-arrival: load while the request waits; next-in-session: bring what the next turn of "
+        "a session will want up while it thinks",
+        choices=PREFETCHES,
+    )
+    overlap_load: bool = opt(
+        True, "Whether loading overlaps with the computation of what is missing, layer by layer"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSection:
+    """Who gets a request. The cost of prefix-aware is in time: w_load x work that waits there +
+    w_overlap x prefill of what it lacks + w_transfer x loading of what it has elsewhere."""
+
+    kind: str = opt("prefix-aware", "Rule for instances that prefill", choices=ROUTERS)
+    decode: str = opt("least-loaded", "Rule for instances that decode", choices=ROUTERS)
+    w_overlap: float = opt(1.0, "Weight", low=0, high=1e6)
+    w_load: float = opt(1.0, "Weight", low=0, high=1e6)
+    w_transfer: float = opt(1.0, "Weight", low=0, high=1e6)
+    candidates: int = opt(
+        16, "Instances that prefix-aware looks at: holders of the longest prefix, and the least "
+        "loaded", low=1, high=100_000,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSection:
+    """What happens inside an instance."""
+
+    max_num_seqs: int = opt(64, "Sequences at a time", low=1, high=1_000_000)
+    max_num_batched_tokens: int = opt(
+        8192, "Tokens of one step, prefill and decode together", unit="tokens", low=1, high=10**8
+    )
+    chunked_prefill: bool = opt(
+        True, "Whether a prompt may be spread over steps, beside sequences that decode"
+    )
+    order: str = opt("fcfs", "Order of the waiting queue", choices=ORDERS)
+    reservation: str = opt("on-demand", "Memory that admission takes", choices=RESERVATIONS)
+    preemption: str = opt("recompute", "What becomes of who loses memory", choices=PREEMPTIONS)
+    max_queue: int = opt(
+        0, "Requests that may wait at an instance; more are rejected; 0 = no limit", low=0,
+        high=10**9,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeparationSection:
+    """How KV state gets from who prefills to who decodes, where roles are separate."""
+
+    transfer: str = opt(
+        "push", "push: the prefill side sends; pull: the decode side asks when it has room; "
+        "on-demand: as pull, block by block beside the first step", choices=TRANSFERS,
+    )  # fmt: skip
+    pipelined: bool = opt(
+        True, "push only: each chunk goes when it is computed, not the whole at the end"
+    )
+    chunk_blocks: int = opt(16, "Blocks that on-demand asks for at once", low=1, high=10**6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSection:
+    """One link, each way. A bandwidth of 0 is a link that is not there."""
+
+    gbytes_per_s: float = opt(12.5, "Bandwidth each way", unit="GB/s", low=0, high=1e9)
+    latency_us: float = opt(5.0, "Latency", unit="us", low=0, high=1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireSection:
+    """An explicit link between two ends: `instance:0`, `node:3`, `rack:1`, `core`."""
+
+    a: str = opt("core", "One end")
+    b: str = opt("core", "The other end")
+    gbytes_per_s: float = opt(12.5, "Bandwidth each way", unit="GB/s", above=0, high=1e9)
+    latency_us: float = opt(5.0, "Latency", unit="us", low=0, high=1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSection:
+    """Links: between the instances of a node (nvlink), instance and node (pcie), node and rack
+    (nic), rack and core (uplink); `wires` replace or add single ones."""
+
+    discipline: str = opt("fifo", "How transfers share a link", choices=DISCIPLINES)
+    nvlink: LinkSection = field(
+        default_factory=lambda: LinkSection(gbytes_per_s=900.0, latency_us=1.0)
+    )
+    pcie: LinkSection = field(default_factory=lambda: LinkSection(gbytes_per_s=50.0))
+    nic: LinkSection = field(default_factory=lambda: LinkSection(gbytes_per_s=50.0))
+    uplink: LinkSection = field(
+        default_factory=lambda: LinkSection(gbytes_per_s=400.0, latency_us=10.0)
+    )
+    wires: Mapping[str, WireSection] = opt({}, "Explicit links by name")
+    jitter_cv: float = opt(
+        0.0, "Coefficient of variation of a lognormal factor on each transfer's time", low=0,
+        high=10,
+    )  # fmt: skip
+    tail_probability: float = opt(0.0, "Share of transfers that are slow", low=0, high=1)
+    tail_multiplier: float = opt(1.0, "How many times slower they are", low=1, high=1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseSection:
+    """What goodput counts: requests that kept all of these; 0 = not promised."""
+
+    ttft_ms: float = opt(0.0, "Time to the first token", unit="ms", low=0, high=1e9)
+    tpot_ms: float = opt(0.0, "Mean time of each further token", unit="ms", low=0, high=1e9)
+    e2e_ms: float = opt(0.0, "Time to the last token", unit="ms", low=0, high=1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSection:
+    """What is recorded on the way, and how often the laws are checked."""
+
+    events: bool = opt(False, "Write the event log")
+    series_interval_ms: float = opt(
+        0.0, "Interval of the time series; 0 = chosen so that it has at most series_points", low=0,
+        high=1e9, unit="ms",
+    )  # fmt: skip
+    series_points: int = opt(
+        2000, "Points that the time series holds at most: beyond, intervals are joined by twos",
+        low=2, high=1_000_000,
+    )  # fmt: skip
+    check_every: int = opt(
+        10_000, "Check the invariants after so many events; 0 = at the end alone", unit="events",
+        low=0, high=10**12,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated cluster and what is asked of it."""
+
+    name: str = opt("unnamed", "Name of the scenario")
+    question: str = opt("none", "The question that it answers, in one sentence")
+    seed: int = opt(42, "Seed of everything that is drawn", low=0, high=2**32 - 1)
+    model: ModelSection = field(default_factory=ModelSection)
+    workload: WorkloadSection = field(default_factory=WorkloadSection)
+    topology: TopologySection = field(default_factory=TopologySection)
+    instances: Mapping[str, InstanceSection] = opt({}, "Groups of instances by name")
+    tiers: TiersSection = field(default_factory=TiersSection)
+    router: RouterSection = field(default_factory=RouterSection)
+    scheduler: SchedulerSection = field(default_factory=SchedulerSection)
+    separation: SeparationSection = field(default_factory=SeparationSection)
+    network: NetworkSection = field(default_factory=NetworkSection)
+    promise: PromiseSection = field(default_factory=PromiseSection)
+    watch: WatchSection = field(default_factory=WatchSection)

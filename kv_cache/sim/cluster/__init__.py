@@ -1,0 +1,1 @@
+"""A cluster of inference engines in virtual time: `kv-cache.py sim SCENARIO.yaml`."""

@@ -1,0 +1,35 @@
+"""The seam between who asks and the cluster.
+
+The laws of a source:
+ 1. `first` yields what is known without any answer, in order of `arrival_ns`; it is walked once.
+ 2. `after` is called once for every ask that has ended, whatever became of it, in order of the
+    ends; its answer arrives no earlier than `ended_ns`.
+ 3. What is asked depends on the seed and on the order of the answers alone.
+ 4. `prompt_tokens` >= block_tokens x `chain.end(leaf)` > prompt_tokens - block_tokens, where `leaf`
+    is not ROOT: the leaf holds all whole blocks of the prompt. ROOT: nothing can be shared.
+ 5. `answer_leaf` continues `leaf` with the whole blocks up to prompt + output tokens (the last
+    token's state is never computed: prompt + output - 1); -1: nobody will ask for it.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+
+class Ask(NamedTuple):
+    """One request as it is meant. `leaf` and `answer_leaf` are nodes of the chain."""
+
+    number: int
+    session: int
+    turn: int
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    leaf: int = 0
+    answer_leaf: int = -1
+
+
+class AskSource(Protocol):
+    def first(self) -> Iterator[Ask]: ...
+
+    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Ask | None:
+        """What follows from an answer (or from its absence), or None."""
