@@ -1,0 +1,162 @@
+"""What a simulation of a cluster found: counters and samples, no opinions.
+
+All of it leaves out the warm-up requests (`workload.warmup_requests`), but the conservation of
+requests and the capacities, which hold for all. Times are ns, sizes bytes; a block is
+`model.block_tokens` tokens.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kv_cache.config.scenario import Scenario
+
+
+def _ns() -> "array[int]":
+    return array("q")
+
+
+@dataclass(slots=True, kw_only=True)
+class Requests:
+    """Every request ends in exactly one of finished, rejected and aborted. The reasons count all
+    requests; the samples are of the measured requests that finished, one entry for each, in order
+    of their ends, in all arrays alike. `tpot_ns` is -1 where the answer has one token.
+
+    ttft: first token out - arrival. queue: first admission - arrival. tpot: (last token out - first
+    token out) / (output tokens - 1). e2e: last token out - arrival. `instance`: who prefilled,
+    `decoder`: who gave the last token.
+    """
+
+    arrived: int = 0
+    finished: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    aborted: Counter[str] = field(default_factory=Counter)
+    measured_arrived: int = 0
+    measured_finished: int = 0
+    number: "array[int]" = field(default_factory=_ns)
+    arrival_ns: "array[int]" = field(default_factory=_ns)
+    queue_ns: "array[int]" = field(default_factory=_ns)
+    ttft_ns: "array[int]" = field(default_factory=_ns)
+    tpot_ns: "array[int]" = field(default_factory=_ns)
+    e2e_ns: "array[int]" = field(default_factory=_ns)
+    prompt_tokens: "array[int]" = field(default_factory=_ns)
+    output_tokens: "array[int]" = field(default_factory=_ns)
+    hit_tokens: "array[int]" = field(default_factory=_ns)
+    instance: "array[int]" = field(default_factory=_ns)
+    decoder: "array[int]" = field(default_factory=_ns)
+    preemptions: int = 0
+    good: int = 0  # measured and finished, and kept all that was promised
+
+
+@dataclass(slots=True, kw_only=True)
+class Blocks:
+    """Counted by block of the measured requests' prompts (whole blocks), at their first admission.
+
+    looked_up = hits of all tiers + missed; `ceiling` is what an unlimited cache with no delay would
+    have had: blocks of the prompt whose content was asked for before, as a prefix, by anyone;
+    the others are compulsory misses. `recomputed`: blocks that were computed again after preemption.
+    """
+
+    looked_up: int = 0
+    hits: Counter[str] = field(default_factory=Counter)  # by tier
+    ceiling: int = 0
+    recomputed: int = 0
+
+    @property
+    def hit(self) -> int:
+        return sum(self.hits.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class TierFacts:
+    """All places of one tier together. Blocks are evicted (they leave a place) and dropped (no
+    place has them any more that the instance that evicts can reach)."""
+
+    name: str
+    scope: str
+    places: int  # that were used at all
+    possible: int  # that the scenario has
+    capacity_blocks: int  # of one place (of the largest, where they differ)
+    used_blocks: int = 0  # at the end
+    peak_blocks: int = 0  # of the fullest place at its fullest
+    stored: int = 0
+    evicted: int = 0
+    dropped: int = 0
+    not_stored: int = 0  # offered, but did not fit
+    prefetched: int = 0
+    prefetch_useful: int = 0
+    prefetch_late: int = 0
+    prefetch_wasted: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class LinkFacts:
+    """All links of one kind (nvlink, pcie, nic, uplink, wire, device:nvme:read ...)."""
+
+    kind: str
+    links: int
+    transfers: int
+    bytes_by_cause: Counter[str]
+    busy_ns: int
+    busiest_ns: int  # of one link
+    busiest: str  # its name
+    servers: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Instances:
+    """One entry for each instance of the scenario, by its number."""
+
+    group: list[str] = field(default_factory=list)
+    role: list[str] = field(default_factory=list)
+    node: "array[int]" = field(default_factory=_ns)
+    rack: "array[int]" = field(default_factory=_ns)
+    requests: "array[int]" = field(default_factory=_ns)  # that it admitted for prefill or decode
+    finished: "array[int]" = field(default_factory=_ns)
+    prefill_tokens: "array[int]" = field(default_factory=_ns)
+    decode_tokens: "array[int]" = field(default_factory=_ns)
+    busy_ns: "array[int]" = field(default_factory=_ns)
+    peak_blocks: "array[int]" = field(default_factory=_ns)
+    capacity_blocks: "array[int]" = field(default_factory=_ns)
+    preemptions: "array[int]" = field(default_factory=_ns)
+    longest_queue: "array[int]" = field(default_factory=_ns)
+
+
+@dataclass(slots=True, kw_only=True)
+class Series:
+    """State on a grid of instants, each as it was at that instant; tokens, hits and rejects count
+    what happened since the one before."""
+
+    interval_ns: int = 0
+    columns: Mapping[str, "array[int]"] = field(
+        default_factory=lambda: {
+            name: array("q")
+            for name in (
+                "at_ns", "waiting", "prefilling", "decoding", "transferring", "hbm_blocks",
+                "output_tokens", "prefill_tokens", "finished", "rejected", "aborted",
+            )
+        }
+    )  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """`itl` holds gaps between two tokens of a sequence: (ns, how many) by bucket, see
+    `metrics/histogram.py`. `concurrency_ns` is the integral of requests in the system over time
+    (Little: = the sum of the times that they spent there)."""
+
+    scenario: Scenario
+    requests: Requests
+    blocks: Blocks
+    tiers: list[TierFacts]
+    links: list[LinkFacts]
+    instances: Instances
+    series: Series
+    itl_buckets: dict[int, int] = field(default_factory=dict)
+    began_ns: int = 0  # the first measured arrival
+    ended_ns: int = 0  # the last end
+    events: int = 0
+    concurrency_ns: int = 0
+    checks: Counter[str] = field(default_factory=Counter)  # how often each law was checked
+    warnings: list[str] = field(default_factory=list)
