@@ -62,9 +62,7 @@ class Rates:
     step_overhead_ns: float
 
     def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
-        return ceil(
-            self.step_overhead_ns + chunks * self.prompt_ns + sequences * self.token_ns
-        )
+        return ceil(self.step_overhead_ns + chunks * self.prompt_ns + sequences * self.token_ns)
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
         return ceil(steps * (self.step_overhead_ns + sequences * self.token_ns))
@@ -76,7 +74,7 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """ns per unit of work: `flop_token` for a token's way through the weights, `flop_pair` for one
-    pair of attention, `byte_weights` for reading all weights, `byte_token` for one token's state."""
+    pair of attention, `byte_weights` for reading all weights, `byte_token` for a token's state."""
 
     flop_token: float
     flop_pair: float
@@ -99,10 +97,15 @@ class Roofline:
         turn = steps  # the first step at which the other one is longer
         if ahead and change and (ahead > 0) != (change > 0):
             turn = min(steps, ceil(-ahead / change))
-        first = _series(flops if ahead > 0 or (not ahead and change > 0) else nbytes,
-                        self._growth(sequences, ahead > 0 or (not ahead and change > 0)), 0, turn)
-        rest = _series(nbytes if ahead > 0 else flops, self._growth(sequences, ahead <= 0),
-                       turn, steps)
+        first = _series(
+            flops if ahead > 0 or (not ahead and change > 0) else nbytes,
+            self._growth(sequences, ahead > 0 or (not ahead and change > 0)),
+            0,
+            turn,
+        )
+        rest = _series(
+            nbytes if ahead > 0 else flops, self._growth(sequences, ahead <= 0), turn, steps
+        )
         return ceil(steps * self.overhead + first + rest)
 
     def _growth(self, sequences: int, flops: bool) -> float:

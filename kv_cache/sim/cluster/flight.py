@@ -34,8 +34,9 @@ class Hold:
 
 class Flight:
     __slots__ = (
-        "admitted_ns", "arrival_ns", "ask", "computed", "decoder", "finish_step", "first_ns",
-        "generated", "hit_tokens", "hold", "home", "joined_step", "landing", "loads", "measured",
+        "admitted_ns", "arrival_ns", "ask", "computed", "decode_work", "decoder", "finish_step",
+        "first_ns", "generated", "hit_tokens", "hold", "home", "joined_step", "landing",
+        "landing_order", "loads", "measured",
         "order", "out_ns", "path", "phase", "prepared", "sending", "sent", "swapped", "target",
         "work", "work_at",
     )  # fmt: skip
@@ -58,12 +59,14 @@ class Flight:
         self.home = -1  # the instance that prefills
         self.hold: Hold | None = None  # there; once it decodes elsewhere, there
         self.decoder = -1  # the instance that decodes, where it is another one
+        self.landing_order = 0  # its order there
         self.landing: Hold | None = None  # what it has there while its state is being sent
         self.sending = 0  # transfers there that are under way
         self.sent = 0  # tokens sent there, or found there
         self.prepared = False  # all that is to be sent is computed
         self.work = 0  # what routers count for it, in ns, at `work_at`
         self.work_at = -1
+        self.decode_work = 0  # likewise where it decodes
 
     @property
     def stored_tokens(self) -> int:

@@ -11,7 +11,7 @@ has been admitted to prefill before, and the oldest is never preempted for a you
 
 from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from kv_cache.metrics.histogram import bucket_of
@@ -105,6 +105,15 @@ class Instance:
         if len(waiting) > self.longest_queue:
             self.longest_queue = len(waiting)
 
+    def withdraw(self, flight: Flight) -> None:
+        """Take a flight that has ended elsewhere out of the queue, if it is in it."""
+        waiting = self.waiting
+        if isinstance(waiting, list):
+            waiting[:] = [entry for entry in waiting if entry[2] is not flight]
+            heapify(waiting)
+        elif flight in waiting:
+            waiting.remove(flight)
+
     def nudge(self) -> None:
         """Somebody may want in: end a run of decode steps at the next step."""
         if not self.busy:
@@ -138,7 +147,10 @@ class Instance:
             else:
                 waiting.popleft()
             self._orders += 1
-            flight.order = self._orders
+            if flight.landing is None:
+                flight.order = self._orders
+            else:
+                flight.landing_order = self._orders
             self.members[flight] = None
             self.cluster.admitted(self, flight)
 
@@ -338,8 +350,7 @@ class Instance:
         runs = missing(place, path, self.cluster.chain, depth)
         for run in runs:
             blocks = run.end - run.start
-            if blocks > hold.private:
-                continue  # beyond what it has computed itself
+            assert blocks <= hold.private, "what a flight has computed is not in its memory"
             hold.private -= blocks
             place.give(blocks)
             hold.pins.append(place.add(run, ready=True, pinned=True))

@@ -44,9 +44,26 @@ class Place:
     """Capacities and sizes in blocks. `listener` is told which nodes come and go."""
 
     __slots__ = (
-        "_by_node", "_numbers", "_pieces", "_policy", "block_bytes", "cached", "capacity", "chain",
-        "dropped", "evicted", "index", "not_stored", "peak", "pinned", "private", "stored", "tier",
-        "vertex", "watch", "wasted",
+        "_by_node",
+        "_numbers",
+        "_pieces",
+        "_policy",
+        "block_bytes",
+        "cached",
+        "capacity",
+        "chain",
+        "dropped",
+        "evicted",
+        "index",
+        "not_stored",
+        "peak",
+        "pinned",
+        "private",
+        "stored",
+        "tier",
+        "vertex",
+        "wasted",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -189,7 +206,9 @@ class Place:
             assert pieces, "an empty node was kept"
             end = 0
             for piece in pieces:
-                assert piece.node == node and end <= piece.start < piece.end, "two copies of a block"
+                assert piece.node == node and end <= piece.start < piece.end, (
+                    "two copies of a block"
+                )
                 assert piece.end <= self.chain.blocks[node], "a piece is longer than its node"
                 end = piece.end
                 cached += piece.end - piece.start
@@ -197,7 +216,7 @@ class Place:
                 assert piece.ready or piece.pins, "what is under way is not pinned"
         assert cached == self.cached, "the cached blocks do not add up"
         assert pinned == self.pinned, "the pinned blocks do not add up"
-        assert 0 <= self.private and self.used <= self.capacity, "a place is over its capacity"
+        assert self.private >= 0 and self.used <= self.capacity, "a place is over its capacity"
         assert len(self._policy) == len(self._pieces), "the policy lost track"
 
     # --- inside ----------------------------------------------------------------------------
@@ -206,8 +225,14 @@ class Place:
         """A piece is known by its last block, and its parent is the block before its first."""
         node, start, end = piece.node, piece.start, piece.end
         blocks = end - start
-        number, nbytes, depth = piece.number, blocks * self.block_bytes, self.chain.depth[node] + start
-        return Item(number, _key(node, end), nbytes, blocks, depth, self._before(node, start), blocks)
+        number, nbytes, depth = (
+            piece.number,
+            blocks * self.block_bytes,
+            self.chain.depth[node] + start,
+        )
+        return Item(
+            number, _key(node, end), nbytes, blocks, depth, self._before(node, start), blocks
+        )
 
     def _before(self, node: int, start: int) -> bytes | None:
         """The key of the block before, whether it is here or not."""

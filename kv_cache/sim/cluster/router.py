@@ -56,7 +56,8 @@ class Loads:
 
     def least(self, count: int) -> list[int]:
         """The `count` least loaded, the least first."""
-        heap, found = self._heap, []
+        heap = self._heap
+        found: list[int] = []
         taken: set[int] = set()
         kept = []
         while heap and len(found) < count:
