@@ -113,6 +113,7 @@ class Cluster:
         self.ended_ns = 0
         self.began_ns = -1
         self.concurrency_ns = 0
+        self._present = 0
         self.spent_ns = 0
         self._changed_ns = 0
         self.on_finish: Callable[[Flight], None] = self.finished_flights.append
@@ -576,18 +577,20 @@ class Cluster:
         if flight.hold is not None:
             flight.hold.release()
             flight.hold = None
-        self._leave_decoder(flight)
-        for number in {flight.home, flight.decoder} - {-1}:
-            self.instance(number).members.pop(flight, None)
+        if flight.home >= 0:
+            self._instances[flight.home].members.pop(flight, None)
         if flight.work:
             self._loads.add(flight.work_at, -flight.work)
             flight.work = 0
-        if flight.decode_work:
-            self._decode_loads.add(flight.decoder, -flight.decode_work)
-            flight.decode_work = 0
+        if flight.decoder >= 0:
+            self._leave_decoder(flight)
 
     def _leave_decoder(self, flight: Flight) -> None:
-        """Of a flight that ends before its state was sent: it waits there, or has memory there."""
+        """Of a flight that was to decode elsewhere; if it ends before its state was sent, it waits
+        there, or has memory there."""
+        self._instances[flight.decoder].members.pop(flight, None)
+        self._decode_loads.add(flight.decoder, -flight.decode_work)
+        flight.decode_work = 0
         if flight.landing is not None:
             flight.landing.release()
             flight.landing = None
@@ -596,10 +599,9 @@ class Cluster:
 
     def _count_presence(self, change: int) -> None:
         now = self.loop.now_ns
-        alive = self.arrived - self.finished - self.rejected.total() - self.aborted.total()
-        before = alive - 1 if change > 0 else alive + 1
-        self.concurrency_ns += before * (now - self._changed_ns)
+        self.concurrency_ns += self._present * (now - self._changed_ns)
         self._changed_ns = now
+        self._present += change
 
     def turn(self, flight: Flight, phase: int) -> None:
         """The flight is in another phase."""

@@ -165,15 +165,15 @@ class Instance:
         """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
         cluster, rules, place = self.cluster, self.rules, self.place
         parts: list[Part] = []
+        below = found = 0
         if flight.path:
             most = (flight.target - 1) // rules.block_tokens
             parts = match(self.tiers, flight.path, cluster.chain, most)
-        below = 0
-        for part in parts:
-            part.place.pin(part.piece)
-            if part.tier:
-                below += part.end - part.start
-        found = sum(part.end - part.start for part in parts)
+            for part in parts:
+                part.place.pin(part.piece)
+                found += part.end - part.start
+                if part.tier:
+                    below += part.end - part.start
         private = self._reserved(flight) - found if rules.reserve_prompt else 0
         evicted = place.make_room(below + max(0, private))
         if evicted is None:
@@ -438,7 +438,8 @@ class Instance:
             return steps
         place = self.place
         room = place.capacity - place.private - place.pinned
-        if self._growth(steps) <= room:
+        at_most = self.decoding * (steps // self.rules.block_tokens + 1)
+        if at_most <= room or self._growth(steps) <= room:
             return steps
         low, high = 0, steps
         while high - low > 1:

@@ -206,9 +206,7 @@ class Place:
             assert pieces, "an empty node was kept"
             end = 0
             for piece in pieces:
-                assert piece.node == node and end <= piece.start < piece.end, (
-                    "two copies of a block"
-                )
+                assert end <= piece.start < piece.end, "two copies of a block"
                 assert piece.end <= self.chain.blocks[node], "a piece is longer than its node"
                 end = piece.end
                 cached += piece.end - piece.start
@@ -216,7 +214,8 @@ class Place:
                 assert piece.ready or piece.pins, "what is under way is not pinned"
         assert cached == self.cached, "the cached blocks do not add up"
         assert pinned == self.pinned, "the pinned blocks do not add up"
-        assert self.private >= 0 and self.used <= self.capacity, "a place is over its capacity"
+        assert self.private >= 0, "fewer than no private blocks"
+        assert self.used <= self.capacity, "a place is over its capacity"
         assert len(self._policy) == len(self._pieces), "the policy lost track"
 
     # --- inside ----------------------------------------------------------------------------

@@ -41,11 +41,12 @@ class Loads:
         self.work = [0] * instances
         self._chosen = [0] * instances
         self._turn = 0
-        self._heap = [(0, 0, i) for i in members]
+        self._heap: list[tuple[int, int, int]] | None = None  # made when it is first asked for
 
     def add(self, instance: int, work: int) -> None:
         self.work[instance] += work
-        self._push(instance)
+        if self._heap is not None:
+            self._push(self._heap, instance)
 
     def choose(self, instance: int) -> None:
         self._turn += 1
@@ -57,6 +58,9 @@ class Loads:
     def least(self, count: int) -> list[int]:
         """The `count` least loaded, the least first."""
         heap = self._heap
+        if heap is None:
+            heap = self._heap = [self.key(i) for i in self.members]
+            heapify(heap)
         found: list[int] = []
         taken: set[int] = set()
         kept = []
@@ -72,11 +76,11 @@ class Loads:
             heappush(heap, entry)
         return found
 
-    def _push(self, instance: int) -> None:
-        heappush(self._heap, self.key(instance))
-        if len(self._heap) > 64 + 8 * len(self.members):
-            self._heap = [self.key(i) for i in self.members]
-            heapify(self._heap)
+    def _push(self, heap: list[tuple[int, int, int]], instance: int) -> None:
+        heappush(heap, (self.work[instance], self._chosen[instance], instance))
+        if len(heap) > 64 + 8 * len(self.members):
+            heap[:] = [self.key(i) for i in self.members]
+            heapify(heap)
 
 
 class Router:
@@ -134,7 +138,9 @@ class Router:
         members = self._members
         if len(members) == 1:
             return members[0]
-        first, second = self._rng.sample(range(len(members)), 2)
+        first = int(self._rng.random() * len(members))
+        second = int(self._rng.random() * (len(members) - 1))
+        second += second >= first
         return min(members[first], members[second], key=self._loads.key)
 
     def _session_affinity(self, flight: Flight) -> int:

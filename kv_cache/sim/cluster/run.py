@@ -1,5 +1,6 @@
 """One simulation from beginning to end, and what it found."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -70,6 +71,7 @@ class _Collector:
         self._scenario = scenario
         self._requests = requests
         self._cluster = cluster
+        self._rows = array("q")
         promise = scenario.promise
         self._ttft_ns = promise.ttft_ms * 1e6
         self._tpot_ns = promise.tpot_ms * 1e6
@@ -102,18 +104,26 @@ class _Collector:
         if ask.output_tokens > 1:
             tpot = (flight.out_ns - flight.first_ns) // (ask.output_tokens - 1)
         requests.measured_finished += 1
-        requests.number.append(ask.number)
-        requests.arrival_ns.append(flight.arrival_ns)
-        requests.queue_ns.append(flight.admitted_ns - flight.arrival_ns)
-        requests.ttft_ns.append(ttft)
-        requests.tpot_ns.append(tpot)
-        requests.e2e_ns.append(e2e)
-        requests.prompt_tokens.append(ask.prompt_tokens)
-        requests.output_tokens.append(ask.output_tokens)
-        requests.hit_tokens.append(flight.hit_tokens)
-        requests.instance.append(flight.home)
-        requests.decoder.append(flight.home if flight.decoder < 0 else flight.decoder)
+        self._rows.extend(
+            (
+                ask.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot,
+                e2e, ask.prompt_tokens, ask.output_tokens, flight.hit_tokens, flight.home,
+                flight.home if flight.decoder < 0 else flight.decoder,
+            )
+        )  # fmt: skip
         requests.good += self._kept(ttft, tpot, e2e)
+
+    def _spread(self) -> None:
+        """The rows that were kept, as the columns of `Requests`."""
+        requests, rows = self._requests, self._rows
+        columns = (
+            requests.number, requests.arrival_ns, requests.queue_ns, requests.ttft_ns,
+            requests.tpot_ns, requests.e2e_ns, requests.prompt_tokens, requests.output_tokens,
+            requests.hit_tokens, requests.instance, requests.decoder,
+        )  # fmt: skip
+        for position, column in enumerate(columns):
+            column.extend(rows[position :: len(columns)])
+        del rows[:]
 
     def _kept(self, ttft: int, tpot: int, e2e: int) -> bool:
         return (
@@ -124,6 +134,7 @@ class _Collector:
 
     def outcome(self, sampler: Sampler, checks: Counter[str]) -> Outcome:
         cluster, requests = self._cluster, self._requests
+        self._spread()
         requests.arrived = cluster.arrived
         requests.finished = cluster.finished
         requests.rejected = cluster.rejected

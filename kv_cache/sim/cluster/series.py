@@ -3,7 +3,8 @@
 from array import array
 from typing import TYPE_CHECKING
 
-from kv_cache.core.units import NS_PER_MS
+from kv_cache.config.scenario import Scenario
+from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER
 from kv_cache.sim.cluster.outcome import Series
 
@@ -23,7 +24,8 @@ class Sampler:
     def __init__(self, cluster: "Cluster", interval_ms: float, points: int) -> None:
         self._cluster = cluster
         self._points = points
-        self.series = Series(interval_ns=round(interval_ms * NS_PER_MS) or NS_PER_MS)
+        interval_ns = round(interval_ms * NS_PER_MS) or _guess_ns(cluster.scenario, points)
+        self.series = Series(interval_ns=interval_ns)
         self._totals = dict.fromkeys(SUMMED, 0)
 
     def begin(self) -> None:
@@ -75,3 +77,11 @@ class Sampler:
             else:
                 joined = array("q", (values[i] for i in kept))
             values[:] = joined
+
+
+def _guess_ns(scenario: Scenario, points: int) -> int:
+    """So many points over the time that the arrivals take, where that is known."""
+    workload = scenario.workload
+    if not workload.rate_per_s or workload.concurrency:
+        return NS_PER_MS
+    return max(NS_PER_MS, round(workload.requests / workload.rate_per_s / points * NS_PER_S))
