@@ -43,7 +43,7 @@ class _Flow:
 
 class FairShare:
     def __init__(self, loop: Loop, entered: Handler, arrived: Handler) -> None:
-        """`entered` is told when a transfer's links have begun with it, `arrived` when its last
+        """`entered` is told when a transfer's links begin with it, `arrived` when its last
         byte is there."""
         self._loop = loop
         self._entered = entered
@@ -60,12 +60,14 @@ class FairShare:
         most = inf
         for link in transfer.path:
             if link.measured is None:
+                link.share(transfer.nbytes, transfer.cause)
                 most = min(most, link.bytes_per_ns)
             else:
-                begins_ns, ends_ns = link.take(now_ns, transfer.nbytes, transfer.factor)
+                begins_ns, ends_ns = link.take(
+                    now_ns, transfer.nbytes, transfer.factor, transfer.cause
+                )
                 start_ns = max(start_ns, begins_ns)
-                rate = transfer.nbytes * transfer.factor / (ends_ns - begins_ns)
-                most = min(most, rate)
+                most = min(most, transfer.nbytes * transfer.factor / (ends_ns - begins_ns))
         flow = _Flow(transfer, most, start_ns)
         if start_ns > now_ns:
             self._loop.at(start_ns, ENDS, self._join, flow)

@@ -152,21 +152,31 @@ class Link:
         start_ns = free_ns if free_ns > now_ns else now_ns
         return start_ns, start_ns + ceil(nbytes / self.bytes_per_ns)
 
-    def take(self, now_ns: int, nbytes: int, factor: float) -> tuple[int, int]:
+    def take(self, now_ns: int, nbytes: int, factor: float, cause: str) -> tuple[int, int]:
         """The same, and now it is accepted, behind all that were before."""
+        self.transfers += 1
+        self.bytes[cause] += nbytes
+        if self.plain:
+            start_ns = self.free_ns
+            if start_ns < now_ns:
+                start_ns = now_ns
+            span_ns = ceil(nbytes * factor / self.bytes_per_ns)
+            self.busy_ns += span_ns
+            self.free_ns = end_ns = start_ns + span_ns
+            return start_ns, end_ns
         if self.measured is not None:
             start_ns, end_ns = self.measured.take(now_ns, nbytes, factor, read=self.read)
-            self.busy_ns += end_ns - start_ns
-            return start_ns, end_ns
-        span_ns = ceil(nbytes * factor / self.bytes_per_ns)
-        self.busy_ns += span_ns
-        free_ns = self._servers_free[0] if self.servers > 1 else self.free_ns
-        end_ns = (free_ns if free_ns > now_ns else now_ns) + span_ns
-        if self.servers > 1:
-            heapreplace(self._servers_free, end_ns)
         else:
-            self.free_ns = end_ns
-        return end_ns - span_ns, end_ns
+            start_ns = max(now_ns, self._servers_free[0])
+            end_ns = start_ns + ceil(nbytes * factor / self.bytes_per_ns)
+            heapreplace(self._servers_free, end_ns)
+        self.busy_ns += end_ns - start_ns
+        return start_ns, end_ns
+
+    def share(self, nbytes: int, cause: str) -> None:
+        """Accept a transfer that has it together with others."""
+        self.transfers += 1
+        self.bytes[cause] += nbytes
 
     def rest_ns(self, now_ns: int) -> int:
         """Work that was accepted and is still to be done, where links are queues."""

@@ -80,11 +80,9 @@ class Network:
         path, nbytes, factor, hop = transfer.path, transfer.nbytes, transfer.factor, transfer.hop
         while True:
             link = path[hop]
-            start_ns, end_ns = link.take(now_ns, nbytes, factor)
             if not link.transfers:
                 self._links.append(link)
-            link.transfers += 1
-            link.bytes[transfer.cause] += nbytes
+            start_ns, end_ns = link.take(now_ns, nbytes, factor, transfer.cause)
             if end_ns < transfer.last_ns:  # a measured device knows only then how busy it is
                 end_ns = transfer.last_ns
             latency_ns = link.latency_ns if factor == 1.0 else round(link.latency_ns * factor)
@@ -103,11 +101,7 @@ class Network:
 
     def _enter(self, transfer: Transfer) -> None:
         """It begins on all of its links at once."""
-        for link in transfer.path:
-            if not link.transfers:
-                self._links.append(link)
-            link.transfers += 1
-            link.bytes[transfer.cause] += transfer.nbytes
+        self._links += (link for link in transfer.path if not link.transfers)
         transfer.hop = len(transfer.path)
 
     def _arrive(self, transfer: Transfer) -> None:
