@@ -12,7 +12,7 @@ something always runs to its end, so nobody waits for ever.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_cache.cache.manager import CacheManager, Plan
+from kv_cache.cache.manager import NO_PLACES, CacheManager, Place, Plan
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
     VANISHED,
@@ -100,9 +100,27 @@ class _Progress:
         self.loaded_bytes = self.stored_bytes = 0
         self.load_ns = self.store_ns = self.wait_ns = self.compute_ns = 0
         self.prefilled = self.decoded = False
+        self.places: Mapping[Key, Place] = NO_PLACES
+
+    def place(self, start: int) -> None:
+        """Find out where the blocks from `start` on stand, if they are a sequence: before what is
+        missing of them is stored."""
+        if self.request.lookup in _SEQUENCES:
+            self.places = places_of(self.request.blocks, start)
 
     def fail(self, reason: str) -> None:
         self.error = self.error or reason
+
+
+def places_of(sequence: Sequence[Block], start: int) -> Mapping[Key, Place]:
+    """Of the blocks from `start` on; a key that comes again stands where it came first."""
+    places: dict[Key, Place] = {}
+    parent = sequence[start - 1].key if start else None
+    for depth in range(start, len(sequence)):
+        key = sequence[depth].key
+        places.setdefault(key, Place(depth, parent))
+        parent = key
+    return places
 
 
 def lifecycle(
@@ -178,6 +196,8 @@ def _prefill(p: _Progress) -> Step:
     tokens = sum(b.tokens for b in computed) + request.tail_tokens
     yield from _compute(p, tokens * semantics.prefill_ns_per_token)
     p.prefilled = bool(missing)
+    if missing:
+        p.place(p.prefix_hits)
     if semantics.write_behind:
         yield from _store_behind(p, missing)
     else:
@@ -277,7 +297,8 @@ def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
         else:
             missing.append(block)
     yield from _load(p, pinned, Cause.DECODE)
-    if p.world.mode is not RunMode.DECODE_ONLY and p.error is None:
+    if missing and p.world.mode is not RunMode.DECODE_ONLY and p.error is None:
+        p.place(0)
         yield from _store(p, missing, Cause.DECODE)
 
 
@@ -352,8 +373,9 @@ def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: lis
 class _Background:
     """Stands in for `_Progress` where nobody waits for the store."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, places: Mapping[Key, Place] = NO_PLACES) -> None:
         self.world = world
+        self.places = places
         self.now_ns = 0
         self.store_ns = 0
         self.stored_bytes = 0
@@ -376,12 +398,14 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
             p.world.groups += 1
             token = ("announced", p.world.groups)
             p.world.announced.update((b.key, token) for b in group)
-            done = yield Spawn(_behind(p.world, group, token))
+            places = {b.key: p.places[b.key] for b in group if b.key in p.places}
+            done = yield Spawn(_behind(_Background(p.world, places), group, token))
             p.now_ns = done.at_ns
 
 
-def _behind(world: World, blocks: Sequence[Block], token: Token) -> Life:
-    yield from _store(_Background(world), blocks, Cause.PREFILL)
+def _behind(background: _Background, blocks: Sequence[Block], token: Token) -> Life:
+    world = background.world
+    yield from _store(background, blocks, Cause.PREFILL)
     for block in blocks:
         if world.announced.get(block.key) == token:
             del world.announced[block.key]
@@ -400,7 +424,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
         while not gate.try_enter(nbytes):
             done = yield Await(gate.token)
             p.now_ns = done.at_ns
-        placement = cache.begin_stores(group)
+        placement = cache.begin_stores(group, p.places)
         if placement.plan is not None:
             p.now_ns = yield from _make_room(placement.plan, p.world, p.now_ns)
             yield from _write(p, placement.plan, cause)

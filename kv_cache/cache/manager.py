@@ -15,9 +15,11 @@ being demoted stays readable until its lower copy is complete; then it leaves th
 deleted once its last reader has gone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.core.block import Block, Key
@@ -25,10 +27,21 @@ from kv_cache.core.effect import CopyRef, Token
 from kv_cache.core.kinds import Tier
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import PAGE_BYTES, round_up
-from kv_cache.policy.eviction import Eviction
+from kv_cache.policy.eviction import Eviction, Item, MakeEviction
 
 ROOM: Token = ("room", 0)
 """Fired when space or victims may have become available, if somebody asked for it."""
+
+
+class Place(NamedTuple):
+    """Where a block stands in the sequence that it was made for, for policies that ask."""
+
+    depth: int
+    parent: Key | None
+
+
+NO_PLACE = Place(0, None)
+NO_PLACES: Mapping[Key, Place] = MappingProxyType({})
 
 
 class State(Enum):
@@ -45,6 +58,8 @@ class Copy:
     pins: int = 0
     moving: bool = False  # chosen for demotion: readable, but not a victim again
     derived: bool = False  # made from another copy, not from new data
+    tokens: int = 0
+    place: Place = NO_PLACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +126,15 @@ class _DraftLevel:
     index: int
     need: int
     held: int
+    victims: list[Copy]  # as the policy has offered them
     drops: list[Copy]
     demotions: list[tuple[Copy, "_DraftLevel"]]
 
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """A plan in the making: nothing is changed until it is complete."""
+    """A plan in the making: nothing is changed until it is complete (policies are told what may
+    come, which they may be told in vain)."""
 
     levels: list[_DraftLevel] = field(default_factory=list)
     chosen: set[int] = field(default_factory=set)
@@ -130,7 +147,7 @@ class CacheManager:
     def __init__(
         self,
         tiers: Sequence[TierSpec],
-        eviction: Callable[[], Eviction],
+        eviction: MakeEviction,
         rules: CacheRules,
         signals: Signals,
     ) -> None:
@@ -140,7 +157,7 @@ class CacheManager:
         self.rules = rules
         self.signals = signals
         self.ledgers = tuple(Ledger(spec.capacity_bytes) for spec in tiers)
-        self._policies = tuple(eviction() for _ in tiers)
+        self._policies = tuple(eviction(self._limit(i, 0)) for i in range(len(self.specs)))
         self._index_of = {spec.tier: i for i, spec in enumerate(tiers)}
         self._copies: dict[int, Copy] = {}
         self._entries: dict[Key, list[Copy | None]] = {}
@@ -221,6 +238,7 @@ class CacheManager:
         self._motion -= 1
         assert copy.pins >= 0, "a copy was unpinned more often than pinned"
         if not ok and copy.state is State.RESIDENT and not copy.moving:
+            self._policy(copy).remove(ref.copy_id, evicted=False)
             self._leave(copy)
             self._count_loss(copy)
         self._changed(ref)
@@ -231,9 +249,12 @@ class CacheManager:
 
     # --- storing ---------------------------------------------------------------------------
 
-    def begin_stores(self, blocks: Sequence[Block]) -> Placement:
+    def begin_stores(
+        self, blocks: Sequence[Block], places: Mapping[Key, Place] = NO_PLACES
+    ) -> Placement:
         """Room for as many of `blocks` as one plan can hold, in the fastest tier that can take
-        them; the rest are `later`, or `wait` names what to await when nothing can be done yet."""
+        them; the rest are `later`, or `wait` names what to await when nothing can be done yet.
+        `places` tells where blocks stand in their sequence, of those that are part of one."""
         placement = Placement()
         todo: list[Block] = []
         seen: set[Key] = set()
@@ -249,12 +270,13 @@ class CacheManager:
             return placement
         for index in range(len(self.specs)):
             fitting = [b for b in todo if self._fits(index, self._size(b))]
+            self._expect(index, (b.key for b in fitting))
             planned = self._plan_most(index, fitting)
             if planned is None:
                 continue
             draft, count = planned
             taken = fitting[:count]
-            targets = [self._new_copy(b.key, index, self._size(b)) for b in taken]
+            targets = [self._new_target(b, index, places.get(b.key, NO_PLACE)) for b in taken]
             placement.plan = self._commit(draft, targets)
             keys = {b.key for b in taken}
             placement.later = [b for b in todo if b.key not in keys]
@@ -290,13 +312,12 @@ class CacheManager:
                 series.append(ref)
                 keys.add(ref.key)
             blocks = [Block(ref.key, 0, ref.nbytes) for ref in series]
+            self._expect(index, (ref.key for ref in series))
             planned = self._plan_most(index, blocks)
             if planned is None:
                 continue
             draft, count = planned
-            targets = [
-                self._new_copy(r.key, index, r.nbytes, version=r.version) for r in series[:count]
-            ]
+            targets = [self._new_copy_of(self._copies[r.copy_id], index) for r in series[:count]]
             return self._commit(draft, targets), count
         return None, 0
 
@@ -324,7 +345,8 @@ class CacheManager:
         self._motion -= 1
         if ok:
             copy.state = State.RESIDENT
-            self._policy(copy).insert(ref.copy_id, ref.nbytes)
+            item = Item(ref.copy_id, ref.key, ref.nbytes, copy.tokens, *copy.place)
+            self._policy(copy).insert(item)
         else:
             self._ledger(ref).end(ref.nbytes)
             self._forget(copy)
@@ -412,6 +434,11 @@ class CacheManager:
     def _policy(self, copy: Copy) -> Eviction:
         return self._policies[self._index_of[copy.ref.tier]]
 
+    def _expect(self, index: int, keys: Iterable[Key]) -> None:
+        policy = self._policies[index]
+        for key in keys:
+            policy.expect(key)
+
     def _is_last(self, index: int) -> bool:
         return index == len(self.specs) - 1
 
@@ -433,16 +460,27 @@ class CacheManager:
             return capacity
         return max(int(capacity * self.rules.target_usage_ratio), largest)
 
-    def _new_copy(self, key: Key, index: int, nbytes: int, version: int | None = None) -> CopyRef:
-        derived = version is not None
-        if version is None:
-            version = self._next_version
-            self._next_version += 1
-        ref = CopyRef(self._next_copy_id, key, self.specs[index].tier, nbytes, version)
+    def _new_target(self, block: Block, index: int, place: Place) -> CopyRef:
+        version = self._next_version
+        self._next_version += 1
+        ref = self._new_ref(block.key, index, self._size(block), version)
+        return self._new_copy(index, Copy(ref, tokens=block.tokens, place=place))
+
+    def _new_copy_of(self, source: Copy, index: int) -> CopyRef:
+        key, nbytes, version = source.ref.key, source.ref.nbytes, source.ref.version
+        ref = self._new_ref(key, index, nbytes, version)
+        copy = Copy(ref, derived=True, tokens=source.tokens, place=source.place)
+        return self._new_copy(index, copy)
+
+    def _new_ref(self, key: Key, index: int, nbytes: int, version: int) -> CopyRef:
+        copy_id = self._next_copy_id
         self._next_copy_id += 1
-        copy = Copy(ref, derived=derived)
+        return CopyRef(copy_id, key, self.specs[index].tier, nbytes, version)
+
+    def _new_copy(self, index: int, copy: Copy) -> CopyRef:
+        ref = copy.ref
         self._copies[ref.copy_id] = copy
-        entry = self._entries.setdefault(key, [None] * len(self.specs))
+        entry = self._entries.setdefault(ref.key, [None] * len(self.specs))
         assert entry[index] is None, "a second copy of a key in one tier"
         entry[index] = copy
         self._motion += 1
@@ -462,11 +500,9 @@ class CacheManager:
             self._count_loss(copy)
 
     def _leave(self, copy: Copy) -> None:
-        """Out of the index and the policy; the bytes are still there."""
+        """Out of the index, having left the policy; the bytes are still there."""
         assert copy.state is State.RESIDENT, "only a resident copy can leave"
         copy.state = State.LEAVING
-        if not copy.moving:
-            self._policy(copy).remove(copy.ref.copy_id)
         self._unlist(copy)
 
     def _count_loss(self, copy: Copy) -> None:
@@ -503,15 +539,17 @@ class CacheManager:
         limit = self._limit(index, largest)
         free = self.ledgers[index].free(limit)
         held = need
+        victims: list[Copy] = []
         drops: list[Copy] = []
         down: list[Copy] = []
         if free is not None and limit is not None:
             if need > limit:
                 return None
             held = min(need, max(0, free - draft.held.get(index, 0)))
-            victims = self._choose(index, need - held, draft)
-            if victims is None:
+            chosen = self._choose(index, need - held, draft)
+            if chosen is None:
                 return None
+            victims = chosen
             for victim in victims:
                 lower = self._lower_copy(victim)
                 if lower is None:
@@ -520,9 +558,10 @@ class CacheManager:
                     drops.append(victim)
                     draft.chosen.add(lower.ref.copy_id)  # the block's last one: not a victim too
         draft.held[index] = draft.held.get(index, 0) + held
-        level = _DraftLevel(index, need, held, drops, [])
+        level = _DraftLevel(index, need, held, victims, drops, [])
         for target, group in self._distribute(index, down, drops).items():
             sizes = [c.ref.nbytes for c in group]
+            self._expect(target, (c.ref.key for c in group))
             below = self._draft(target, sum(sizes), max(sizes), draft)
             if below is None:
                 return None
@@ -581,6 +620,8 @@ class CacheManager:
         for level in draft.levels:
             claim = self.ledgers[level.index].claim(level.need, level.held)
             made[id(level)] = Level(claim, (), ())
+            for copy in level.victims:
+                self._policies[level.index].remove(copy.ref.copy_id, evicted=True)
         for level in draft.levels:
             real = made[id(level)]
             real.drops = tuple(self._drop(copy) for copy in level.drops)
@@ -599,9 +640,6 @@ class CacheManager:
         return copy.ref
 
     def _demote(self, copy: Copy, target_index: int, claim: Claim) -> Demotion:
-        self._policy(copy).remove(copy.ref.copy_id)
         copy.moving = True
         self._motion += 1
-        ref = copy.ref
-        target = self._new_copy(ref.key, target_index, ref.nbytes, version=ref.version)
-        return Demotion(ref, target, claim)
+        return Demotion(copy.ref, self._new_copy_of(copy, target_index), claim)

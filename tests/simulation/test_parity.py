@@ -12,10 +12,12 @@ from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
 from kv_cache.core.effect import Move, OpDone
+from kv_cache.core.kinds import Cause
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import gib_to_bytes
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.run import simulate
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.null import NullStore
@@ -153,3 +155,15 @@ def test_both_drivers_take_the_same_decisions(
     assert len(measured.records) == 150
     assert outcome.schedule_sha256 == twin.schedule_sha256
     assert outcome.accounting() == twin.accounting()
+
+
+@pytest.mark.parametrize("eviction", EVICTION)
+def test_every_eviction_policy_decides_the_same_in_both_drivers(
+    eviction: str, tmp_path: Path
+) -> None:
+    config = configured("serving", eviction, tmp_path)
+    measured, _ = real(config)
+    modelled, _ = virtual(config)
+    assert sorted(measured.ops, key=str) == sorted(modelled.ops, key=str)
+    assert measured.records == modelled.records
+    assert any(cause is Cause.EVICTION for _, cause, *_ in measured.ops), "nothing was evicted"

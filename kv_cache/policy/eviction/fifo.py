@@ -1,21 +1,23 @@
-"""First in, first out: hits change nothing. The baseline that every policy has to beat."""
+"""First in, first out: hits change nothing. The baseline that every policy has to beat. O(1)."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from kv_cache.policy.eviction.base import Eviction, Item
 
-class Fifo:
-    def __init__(self) -> None:
+
+class Fifo(Eviction):
+    def __init__(self, capacity_bytes: int | None = None) -> None:
         # Not a plain dict: finding its first live entry scans over all that were removed.
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def insert(self, copy_id: int, nbytes: int) -> None:
-        self._order[copy_id] = None
+    def insert(self, item: Item) -> None:
+        self._order[item.copy_id] = None
 
     def hit(self, copy_id: int) -> None:
         pass
 
-    def remove(self, copy_id: int) -> None:
+    def remove(self, copy_id: int, *, evicted: bool) -> None:
         del self._order[copy_id]
 
     def victims(self) -> Iterator[int]:

@@ -1,0 +1,31 @@
+"""Least frequently used, in the form that keeps heavy hitters: evict what was asked for the least
+often since it came (coming counts as once); of these, what was not asked for the longest. Counts
+never age: what was popular once stays. O(1) a call (see counts.py)."""
+
+from collections.abc import Iterator
+
+from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.counts import Counts
+
+
+class Lfu(Eviction):
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self._counts = Counts()
+
+    def insert(self, item: Item) -> None:
+        self._counts.add(item.copy_id, 1)
+
+    def hit(self, copy_id: int) -> None:
+        self._counts.move(copy_id, 1)
+
+    def remove(self, copy_id: int, *, evicted: bool) -> None:
+        self._counts.discard(copy_id)
+
+    def victims(self) -> Iterator[int]:
+        return iter(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, copy_id: object) -> bool:
+        return copy_id in self._counts

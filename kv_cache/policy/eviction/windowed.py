@@ -1,0 +1,52 @@
+"""Windowed recency: evict what was asked for the least often among the last accesses of the tier;
+of these, what came to its count first (Karakostas and Serpanos, "Exploitation of different types
+of locality for web caches", ISCC 2002, call it Window-LFU). What was popular once is forgotten when
+the window has passed on. O(1) a call, on average.
+
+The window is as long as `WINDOW` accesses for each copy, and never shorter than `LEAST`: a window
+of fixed length below the number of copies is LRU, since all outside it counts nothing. An access
+that leaves the window takes its copy to the back of those with one less, so that copies outside
+the window are in the order of their last use."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.counts import Counts
+
+WINDOW = 2
+LEAST = 32
+
+
+class Windowed(Eviction):
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self._counts = Counts()
+        self._window: deque[int] = deque()
+
+    def insert(self, item: Item) -> None:
+        self._counts.add(item.copy_id, 1)
+        self._accessed(item.copy_id)
+
+    def hit(self, copy_id: int) -> None:
+        self._counts.move(copy_id, 1)
+        self._accessed(copy_id)
+
+    def remove(self, copy_id: int, *, evicted: bool) -> None:
+        self._counts.discard(copy_id)
+
+    def victims(self) -> Iterator[int]:
+        return iter(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, copy_id: object) -> bool:
+        return copy_id in self._counts
+
+    def _accessed(self, copy_id: int) -> None:
+        self._window.append(copy_id)
+        length = max(LEAST, WINDOW * len(self._counts))
+        while len(self._window) > length:
+            gone = self._window.popleft()
+            if gone in self._counts:
+                self._counts.move(gone, -1)
