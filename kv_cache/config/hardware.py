@@ -168,7 +168,7 @@ class Storage(_Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sheet:
+class Sheet:
     """What a file says."""
 
     name: str | None = opt(None, "What it is called")
@@ -276,7 +276,7 @@ def hardware_from(
 
 
 def hardware_of(
-    sheet: _Sheet, where: str, curves: Mapping[str, Profile], sha256: str | None = None
+    sheet: Sheet, where: str, curves: Mapping[str, Profile], sha256: str | None = None
 ) -> HardwareProfile:
     """A whole profile: what a sheet says must hold together. Raises ConfigError."""
     _check_topology(sheet, where)
@@ -290,12 +290,12 @@ def hardware_of(
     return HardwareProfile(file=where, sha256=sha256, curves=dict(curves), **values)
 
 
-def read_sheet(file: Path) -> _Sheet:
+def read_sheet(file: Path) -> Sheet:
     """What a file says, part of a profile (an overlay) or all of it. Raises ConfigError."""
     return sheet_of(_json(file) if file.suffix == ".json" else read_yaml(file), str(file))
 
 
-def sheet_of(found: object, where: str) -> _Sheet:
+def sheet_of(found: object, where: str) -> Sheet:
     """Plain values, each checked by itself. Raises ConfigError."""
     if not isinstance(found, Mapping) or found.get("schema") != SCHEMA:
         told = found.get("schema") if isinstance(found, Mapping) else None
@@ -304,8 +304,8 @@ def sheet_of(found: object, where: str) -> _Sheet:
             "kv-cache.py calibrate wrote, or an overlay with that schema"
         )
     plain = _plain({key: value for key, value in found.items() if key != "schema"})
-    _check_units(_Sheet, plain, f"hardware {where}", "")
-    sheet = from_mapping(_Sheet, plain, f"hardware {where}")
+    _check_units(Sheet, plain, f"hardware {where}", "")
+    sheet = from_mapping(Sheet, plain, f"hardware {where}")
     for path, section in _provenances(sheet):
         _check_provenance(section, f"hardware {where}: {path}")
     for name, storage in sheet.storage.items():
@@ -402,7 +402,7 @@ def _check_unit_of(key: str, hints: Mapping[str, Any], at: str) -> None:
         )
 
 
-def _provenances(sheet: _Sheet) -> Iterator[tuple[str, Provenance]]:
+def _provenances(sheet: Sheet) -> Iterator[tuple[str, Provenance]]:
     whole = HardwareProfile(file="", **{f.name: getattr(sheet, f.name) for f in fields(sheet)})
     for name, section in whole.sections():
         yield f"{name}.provenance", section.provenance
@@ -440,7 +440,7 @@ def _check_storage(found: Storage, at: str) -> None:
             )
 
 
-def _check_topology(sheet: _Sheet, where: str) -> None:
+def _check_topology(sheet: Sheet, where: str) -> None:
     """Raises ConfigError where two things that were given cannot both be."""
     gpus, at = sheet.topology.gpus_per_node, f"hardware {where}"
     if sheet.nvlink.given and (gpus is None or gpus < 2):
@@ -486,7 +486,7 @@ def _check_topology(sheet: _Sheet, where: str) -> None:
 # --- putting together ------------------------------------------------------------------------
 
 
-def overlaid(base: _Sheet, over: _Sheet, where: str) -> _Sheet:
+def overlaid(base: Sheet, over: Sheet, where: str) -> Sheet:
     """`base` with the sections of an overlay, each taken whole. Raises ConfigError where the
     overlay would replace what was measured, or claims to have measured."""
     taken: dict[str, Any] = {}
@@ -509,7 +509,7 @@ def overlaid(base: _Sheet, over: _Sheet, where: str) -> _Sheet:
             )
         else:
             taken[part.name] = _over(old, new, at)
-    return _Sheet(**taken)
+    return Sheet(**taken)
 
 
 def _over(old: Any, new: Any, at: str) -> Any:
@@ -542,7 +542,7 @@ def _over(old: Any, new: Any, at: str) -> Any:
 def hardware_text(profile: HardwareProfile) -> str:
     """YAML that reads back to an equal profile, if the probe files are there."""
     tree: dict[str, Any] = {"schema": SCHEMA}
-    for part in fields(_Sheet):
+    for part in fields(Sheet):
         value = _without_nothing(to_mapping(getattr(profile, part.name)))
         if value not in (None, {}):
             tree[part.name] = value
@@ -664,12 +664,6 @@ def readiness_text(profile: HardwareProfile) -> str:
     return "\n".join(lines)
 
 
-def with_storage(sheet: _Sheet, name: str, storage: Storage) -> _Sheet:
-    """`sheet` with one more drive."""
-    values = {f.name: getattr(sheet, f.name) for f in fields(sheet)}
-    return _Sheet(**{**values, "storage": {**sheet.storage, name: storage}})
-
-
-def empty(name: str | None = None, description: str | None = None) -> _Sheet:
+def empty(name: str | None = None, description: str | None = None) -> Sheet:
     """A sheet of which nothing is known yet."""
-    return _Sheet(name=name, description=description)
+    return Sheet(name=name, description=description)
