@@ -20,6 +20,18 @@ def _run(argv: Sequence[str]) -> int:
     return run(argv)
 
 
+def _calibrate(argv: Sequence[str]) -> int:
+    from kv_cache.cli.calibrate import main as calibrate
+
+    return calibrate(argv)
+
+
+def _predict(argv: Sequence[str]) -> int:
+    from kv_cache.cli.predict import main as predict
+
+    return predict(argv)
+
+
 def _config(argv: Sequence[str]) -> int:
     from kv_cache.cli.config import main as config
 
@@ -114,6 +126,8 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "verify": _verify,
     "twin": _twin,
     "probe": _probe,
+    "calibrate": _calibrate,
+    "predict": _predict,
     "config": _config,
 }
 """Each command with its entry; without a command's name, `run` is meant."""

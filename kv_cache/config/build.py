@@ -52,6 +52,8 @@ from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
 
+BACKGROUND_THREADS = 8  # that store what was written behind, and populate
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:

@@ -543,6 +543,8 @@ def _warnings(config: Config) -> Iterator[str]:
         for path in ("output.certify", "output.fio_export", "output.metrics_port"):
             if value_at(config, path) != options()[path].default:
                 yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
+        if config.sim.predict is not None:
+            yield f"{_say(config, 'sim.predict')}: no effect, as the run itself is in virtual time"
     elif config.sim.profile is not None:
         yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
     yield from place_warnings(config)

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from kv_cache.core.units import GIB
+from kv_cache.report.prediction import prediction_lines
 
 _OPS = ("read", "write")
 
@@ -16,7 +17,7 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     own = document["kv_cache"]
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
     lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
-    lines += [*_users(own), *_before(own), *_validated(document)]
+    lines += [*_users(own), *_before(own), *_validated(document), *_foreseen(document)]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
 
@@ -37,6 +38,12 @@ def _validated(document: Mapping[str, Any]) -> list[str]:
     within = "within" if found["passed"] else "NOT within"
     theirs = f"in the trace {100 * row['trace']:.1f} %"
     return [f"validated hit rate {mine}, {theirs}: {error}{within} 5 % (all rows: validation)"]
+
+
+def _foreseen(document: Mapping[str, Any]) -> list[str]:
+    """What the twin had said."""
+    section = document.get("twin")
+    return [] if section is None else ["", *prediction_lines(section)]
 
 
 def _users(own: Mapping[str, Any]) -> list[str]:
