@@ -48,32 +48,29 @@ Apart = Callable[[Shares, Shares], bool]
 def dominated(compulsory: float, misses: float) -> str | None:
     """Why there is no order where the worst policy has so many misses; None where there may be."""
     if not misses:
-        return "no policy misses anything"
+        return "nobody misses anything"
     share = compulsory / misses
     if share < MOST_COMPULSORY:
         return None
-    return (
-        f"{100 * share:.1f} % of the misses of the worst policy are first accesses, which no "
-        f"policy can avoid (from {100 * MOST_COMPULSORY:.0f} % on there is no order)"
-    )
+    return f"{100 * share:.1f} % of the worst one's misses are first accesses"
 
 
 def ranked_by_seeds(some: Sequence[Shares]) -> Ranks:
     """Policies by the intervals of their means."""
     seeds = len(some[0].values) if some else 0
     if seeds < LEAST_SEEDS:
-        return Ranks(ranks=None, why=f"{seeds} seeds are too few; an order needs {LEAST_SEEDS}")
+        return Ranks(ranks=None, why=f"{seeds} seeds are fewer than {LEAST_SEEDS}")
     return _ranked(some, intervals_apart, f"intervals of {seeds} seeds")
 
 
 def ranked_by_tenths(some: Sequence[Shares]) -> Ranks:
     """Policies by the differences in each tenth of one trace."""
-    return _ranked(some, differ, "differences in each tenth of the trace")
+    return _ranked(some, differ, "differences by tenths")
 
 
 def _ranked(some: Sequence[Shares], apart: Apart, by: str) -> Ranks:
     if len(some) < 2:
-        return Ranks(ranks=None, why="one policy has no order")
+        return Ranks(ranks=None, why="there is one policy")
     rows = sorted(some, key=lambda row: (-row.mean, row.policy))
     ranks, group = {rows[0].policy: 1}, [rows[0]]
     for row in rows[1:]:
@@ -82,7 +79,7 @@ def _ranked(some: Sequence[Shares], apart: Apart, by: str) -> Ranks:
         group.append(row)
         ranks[row.policy] = ranks[group[0].policy] if len(group) > 1 else len(ranks) + 1
     if len(set(ranks.values())) == 1:
-        return Ranks(ranks=None, why=f"none can be told from the best by the {by}")
+        return Ranks(ranks=None, why=f"the {by} tell none from the best")
     return Ranks(ranks=ranks, why=f"by the {by}, {100 * CONFIDENCE:.0f} %")
 
 

@@ -94,6 +94,17 @@ def study(
     )
 
 
+def replay(accesses: Accesses, policy: str, room_bytes: int) -> Found:
+    """One policy at one capacity, by blocks: the shortest way."""
+    lane = _Lane(
+        policy=policy, room_bytes=room_bytes, by_prefix=None,
+        by_blocks=cache_of(policy, room_bytes, accesses),
+    )  # fmt: skip
+    for part in accesses.parts():
+        lane.see(part, part.sizes)
+    return lane.row().blocks
+
+
 def _limits(accesses: Accesses, uses: Ints, rooms_bytes: Sequence[int]) -> list[Limit] | None:
     if accesses.size is not None or not accesses.lookups:
         return None
