@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.figures import Figure, table
 from kv_cache.core.units import KIB, MIB
 from kv_cache.lab.accesses import Accesses
-from kv_cache.lab.bounds import Min, next_uses
+from kv_cache.lab.bounds import Future, Min
 from kv_cache.lab.seam import POLICIES
 from kv_cache.lab.study import replay, study
 from kv_cache.workload.reuse import StackDistances
 
 REQUESTS = 5_000
 TURNS, TURN_BLOCKS = 4, 153
-TOGETHER = 400  # sessions that take turns
+TOGETHER = 60  # sessions that take turns
 BLOCK_BYTES = 5_242_880
 ROOM_BLOCKS = 40_000
 LEAST_PER_S = 1_500_000
@@ -87,10 +87,10 @@ def measure(requests: int, times: int) -> dict[str, float]:
         for name in POLICIES
     }
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MIB
-    uses = next_uses(given.blocks)
+    future = Future(given)
 
     def least() -> None:
-        rule = Min(given, uses, room)
+        rule = Min(future, room)
         for part in given.parts():
             rule.blocks(part)
 
@@ -100,7 +100,8 @@ def measure(requests: int, times: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     caches = len(done.rows) + len(POLICIES) * len(rooms)  # policies by both rules
     return {
-        "lookups": given.lookups, "hit_ratio": found.hits / given.lookups, "peak_mib": peak, **rates,
+        "lookups": given.lookups, "hit_ratio": found.hits / given.lookups, "peak_mib": peak,
+        **rates,
         "min_per_s": per_s(given.lookups, least, times), "study_s": seconds, "caches": caches,
         "study_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MIB,
     }  # fmt: skip

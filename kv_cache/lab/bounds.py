@@ -50,16 +50,23 @@ def leading(accesses: Accesses, missed: Flags) -> Flags:
     return clean & ~missed
 
 
+class Future:
+    """What MIN knows of a sequence; made once for all capacities."""
+
+    def __init__(self, accesses: Accesses) -> None:
+        self.uses = next_uses(accesses.blocks)
+        self.sequence = array("q", accesses.blocks.tobytes())
+        self.sizes: list[int] = accesses.sizes.tolist()
+
+
 class Min:
     """Belady's rule with `room_bytes`, by blocks. `refusing`: a missed block is stored only where
     it is of more use than one that would have to go."""
 
-    def __init__(
-        self, accesses: Accesses, uses: Ints, room_bytes: int, *, refusing: bool = False
-    ) -> None:
-        self._uses = uses
-        self._sequence = array("q", accesses.blocks.tobytes())
-        self._sizes: list[int] = accesses.sizes.tolist()
+    def __init__(self, future: Future, room_bytes: int, *, refusing: bool = False) -> None:
+        self._uses = future.uses
+        self._sequence = future.sequence
+        self._sizes = future.sizes
         self._room = self._free = room_bytes
         self._refusing = refusing
         self._there: set[int] = set()

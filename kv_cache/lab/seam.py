@@ -14,14 +14,17 @@ POLICIES: Sequence[str] = tuple(EVICTION)
 _FAST = {"lru": True, "fifo": False}  # whether a hit goes to the back
 
 
-def cache_of(policy: str, room_bytes: int, accesses: Accesses) -> Cache:
-    """An empty cache with a policy of EVICTION, for these accesses."""
+def cache_of(
+    policy: str, room_bytes: int, accesses: Accesses, sizes: Sequence[int] | None = None
+) -> Cache:
+    """An empty cache with a policy of EVICTION, for these accesses. `sizes` are theirs, where
+    several caches share the list."""
     room = _room(room_bytes, accesses)
     if not room:
         return Nothing()
     if policy in _FAST and accesses.size is not None:
         return Queue(room, to_back=_FAST[policy])
-    return Seam(EVICTION[policy](), room_bytes, accesses.sizes.tolist())
+    return Seam(EVICTION[policy](), room_bytes, accesses.sizes.tolist() if sizes is None else sizes)
 
 
 def _room(room_bytes: int, accesses: Accesses) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_cache.lab.accesses import TENTHS, Accesses, Flags, Ints, Part
-from kv_cache.lab.bounds import Limit, Min, SpaceTime, leading, next_uses
+from kv_cache.lab.bounds import Future, Limit, Min, SpaceTime, leading
 from kv_cache.lab.caches import Cache
 from kv_cache.lab.seam import cache_of
 
@@ -79,8 +79,10 @@ def study(
     among the rows, `refusing` adds the one that may refuse; those of a capacity stand together,
     bounds first."""
     there = accesses if stored is None else accesses.sized(stored)
-    uses = next_uses(there.blocks)
-    lanes = [lane for room in rooms_bytes for lane in _lanes(there, uses, policies, room, refusing)]
+    future = Future(there)
+    lanes = [
+        lane for room in rooms_bytes for lane in _lanes(there, future, policies, room, refusing)
+    ]
     for part in accesses.parts():
         sizes = part.sizes if stored is None else stored[np.array(part.blocks, np.int64)]
         for lane in lanes:
@@ -90,7 +92,7 @@ def study(
         base=_base(accesses, unlimited),
         unlimited=unlimited,
         rows=[lane.row() for lane in lanes],
-        limits=_limits(there, uses, rooms_bytes),
+        limits=_limits(there, future.uses, rooms_bytes),
     )
 
 
@@ -177,20 +179,20 @@ class _Lane:
 
 
 def _lanes(
-    accesses: Accesses, uses: Ints, policies: Sequence[str], room: int, refusing: bool
+    accesses: Accesses, future: Future, policies: Sequence[str], room: int, refusing: bool
 ) -> list[_Lane]:
     rules = ((MIN, False), (MIN_REFUSING, True)) if refusing else ((MIN, False),)
     bounds = [
         _Lane(
             policy=name, room_bytes=room, by_prefix=None,
-            by_blocks=Min(accesses, uses, room, refusing=may),
+            by_blocks=Min(future, room, refusing=may),
         )
         for name, may in rules
     ]  # fmt: skip
     return bounds + [
         _Lane(
-            policy=name, room_bytes=room, by_blocks=cache_of(name, room, accesses),
-            by_prefix=None if accesses.alone else cache_of(name, room, accesses),
+            policy=name, room_bytes=room, by_blocks=cache_of(name, room, accesses, future.sizes),
+            by_prefix=None if accesses.alone else cache_of(name, room, accesses, future.sizes),
         )
         for name in policies
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
-from kv_cache.lab.bounds import Min, SpaceTime, next_uses
+from kv_cache.lab.bounds import Future, Min, SpaceTime, next_uses
 from kv_cache.lab.caches import Cache
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.seam import POLICIES, Seam, cache_of
@@ -88,7 +88,7 @@ def test_min_finds_what_the_best_of_all_ways_finds(
     blocks: list[int], room: int, refusing: bool
 ) -> None:
     given = accesses(blocks)
-    rule = Min(given, next_uses(given.blocks), room * SIZE, refusing=refusing)
+    rule = Min(Future(given), room * SIZE, refusing=refusing)
     assert hits(rule, given) == best(blocks, room, refusing=refusing)
 
 
