@@ -1,0 +1,174 @@
+"""When policies have an order, where they fail, what blocks of fewer bits weigh, and how requests
+become accesses."""
+
+import numpy as np
+import pytest
+
+from kv_cache.core.block import Block, content_key
+from kv_cache.core.kinds import Qos
+from kv_cache.core.request import Request
+from kv_cache.lab.accesses import TENTHS, gathered
+from kv_cache.lab.bounds import leading
+from kv_cache.lab.judge import (
+    Failure,
+    Shares,
+    differ,
+    dominated,
+    failures,
+    intervals_apart,
+    ranked_by_seeds,
+    ranked_by_tenths,
+)
+from kv_cache.lab.residency import Residency
+from kv_cache.lab.study import study
+
+
+def shares(policy: str, *values: float) -> Shares:
+    return Shares(policy=policy, mean=sum(values) / len(values), values=values)
+
+
+def request(*names: str, once: bool = False, nbytes: int = 8) -> Request:
+    return Request(
+        request_id=0, intended_ns=0, user="", conversation="", turn=0, qos=Qos.BATCH, priority=0,
+        prompt_tokens=1, output_tokens=0, once=once,
+        blocks=tuple(Block(content_key(name), 1, nbytes) for name in names),
+    )  # fmt: skip
+
+
+# --- order -----------------------------------------------------------------------------------
+
+
+def test_policies_with_overlapping_intervals_share_a_place() -> None:
+    found = ranked_by_seeds(
+        [shares("a", 0.10, 0.11, 0.12), shares("b", 0.50, 0.51, 0.52), shares("c", 0.11, 0.12, 0.10)]
+    )  # fmt: skip
+    assert found.ranks == {"b": 1, "a": 2, "c": 2}
+
+
+def test_a_policy_between_two_others_keeps_both_from_an_order() -> None:
+    rows = [shares("a", 0.50, 0.51, 0.52), shares("b", 0.47, 0.5, 0.53), shares("c", 0.44, 0.45, 0.46)]
+    found = ranked_by_seeds(rows)
+    assert intervals_apart(rows[0], rows[2])
+    assert found.ranks is None
+    assert found.why == "the intervals of 3 seeds tell none from the best"
+
+
+def test_two_seeds_and_one_policy_give_no_order() -> None:
+    few = [shares("a", 0.1, 0.1), shares("b", 0.9, 0.9)]
+    assert ranked_by_seeds(few).ranks is None
+    assert ranked_by_seeds([shares("a", 0.1, 0.1, 0.1)]).ranks is None
+    assert ranked_by_seeds([]).ranks is None
+
+
+def test_tenths_tell_a_steady_difference_that_intervals_of_the_same_numbers_hide() -> None:
+    worse = [0.1, 0.5, 0.2, 0.9, 0.3, 0.4, 0.8, 0.7, 0.6, 0.1]
+    a = shares("a", *(value + 0.02 + 0.001 * place for place, value in enumerate(worse)))
+    b = shares("b", *worse)
+    assert not intervals_apart(a, b)
+    assert ranked_by_tenths([b, a]).ranks == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("compulsory", "misses", "none"), [(89, 100, False), (90, 100, True), (0, 0, True)]
+)
+def test_first_accesses_of_nine_in_ten_misses_forbid_an_order(
+    compulsory: int, misses: int, none: bool
+) -> None:
+    assert (dominated(compulsory, misses) is not None) is none
+
+
+# --- failures --------------------------------------------------------------------------------
+
+
+def test_failures_are_told_by_kind() -> None:
+    table = {
+        "1%": [shares("lru", 0.3, 0.3), shares("fifo", 0.2, 0.2), shares("x", 0.0, 0.0)],
+        "2%": [shares("lru", 0.4, 0.4), shares("fifo", 0.1, 0.1), shares("x", 0.4, 0.4)],
+    }
+    found = failures(table, {"1%": 0.5, "2%": 0.5}, intervals_apart)
+    assert [(each.policy, each.capacity, each.kind) for each in found] == [
+        ("fifo", "1%", "below-lru"),
+        ("x", "1%", "below-fifo"),
+        ("x", "1%", "below-lru"),
+        ("x", "1%", "no-hits"),
+        ("fifo", "2%", "below-lru"),
+        ("fifo", "2%", "more-room-fewer-hits"),
+    ]
+    assert found[-1] == Failure(
+        policy="fifo", capacity="2%", kind="more-room-fewer-hits",
+        says="10.00 %, with 1% 20.00 %",
+    )  # fmt: skip
+
+
+def test_finding_nothing_is_no_failure_where_min_finds_nothing_either() -> None:
+    table = {"1%": [shares("lru", 0.0, 0.0)]}
+    assert failures(table, {"1%": 0.009}, differ) == []
+
+
+# --- accesses --------------------------------------------------------------------------------
+
+
+def test_requests_become_numbers_by_first_appearance() -> None:
+    given = gathered(
+        [request("a", "b"), request(), request("b", "c"), request("a", "a", once=True), request("a")]
+    )
+    assert given.blocks.tolist() == [0, 1, 1, 2, 3, 4, 0]
+    assert given.begins.tolist() == [0, 2, 4, 6]
+    assert given.sizes.tolist() == [8] * 5
+    assert given.first().tolist() == [True, True, False, True, True, True, False]
+    assert (given.lookups, given.unique, given.requests, given.alone) == (7, 5, 4, False)
+
+
+def test_leading_hits_end_at_the_first_miss_of_each_request() -> None:
+    given = gathered([request("a", "b"), request("a", "c", "b"), request("b", "a")])
+    missed = given.first()
+    assert missed.tolist() == [True, True, False, True, False, False, False]
+    assert leading(given, missed).tolist() == [False, False, True, False, False, True, True]
+
+
+def test_a_size_is_that_of_the_first_access_and_one_for_all_or_none() -> None:
+    same, other = gathered([request("a", "b")]), gathered([request("a"), request("b", nbytes=9)])
+    assert (same.size, other.size) == (8, None)
+    assert gathered([]).size is None
+    assert gathered([request("a"), request("a", nbytes=9)]).sizes.tolist() == [8]
+
+
+def test_tenths_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
+    """Several parts, each of whole requests, one of them longer than a part."""
+    names = [str(number % 90_000) for number in range(140_000)]
+    given = gathered(
+        [request(*names[:3]), request(*names[3:80_000]), *(request(*names[at : at + 500])
+         for at in range(80_000, 140_000, 500))]
+    )  # fmt: skip
+    found = study(given, ["lru"], [50_000 * 8, 200_000 * 8])
+    assert len(found.base.tenths) == TENTHS
+    assert sum(found.base.tenths) == given.lookups == 140_000
+    for row in found.rows:
+        assert sum(row.blocks.tenths) == row.blocks.hits
+        assert row.blocks.hit_bytes == 8 * row.blocks.hits
+    assert found.rows[-1].blocks.hits == found.unlimited.blocks.hits == 50_000
+    assert found.rows[0].policy == "min"
+    assert found.rows[1].blocks.hits == 0
+
+
+# --- residency -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "own_bits", "nbytes"),
+    [
+        ("fp16", 0, 16, 1024), ("fp8", 0, 16, 512), ("int8", 0, 16, 512), ("int4", 0, 16, 256),
+        ("int2", 0, 16, 128), ("fp16", 0, 32, 512), ("fp16", 64, 16, 1024),
+        ("int4", 64, 16, 256 + 8 * 4), ("int2", 100, 16, 128 + 6 * 4),
+    ],
+)  # fmt: skip
+def test_a_block_of_fewer_bits_weighs_its_elements_and_its_scales(
+    name: str, group: int, own_bits: int, nbytes: int
+) -> None:
+    made = Residency(name=name, group=group).sizes(np.array([1024]), own_bits)
+    assert made.tolist() == [nbytes]
+
+
+def test_widening_costs_what_the_caller_says_or_is_not_known() -> None:
+    assert Residency(name="int4", cost_ns=0.5).seconds(4_000_000_000) == 2.0
+    assert Residency(name="int4").seconds(4_000_000_000) is None
