@@ -279,6 +279,7 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
     wanted = asked_of(options, rest)
     _refuse_inputs(options, wanted.config)
     look = wanted.look()
+    seed = look.config.run.seed or SEED
     accesses = gathered(look.plan())
     source = look.load.source.describe()
     if not accesses.lookups:
@@ -291,10 +292,11 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
             f"--residency: {look.model.name} has scales in its own type; give --kv-dtype float16"
         )
     case = _case(
-        source_name(source), [accesses], asked, DTYPE_BITS[look.model.dtype], pattern=False
-    )
+        source_name(source), [(Seed(seed).child("lab"), accesses)], asked,
+        DTYPE_BITS[look.model.dtype], pattern=False,
+    )  # fmt: skip
     return lab_document(
-        seed=look.config.run.seed or SEED, source={"requests": accesses.requests, **source},
+        seed=seed, source={"requests": accesses.requests, **source},
         policies=asked.policies, capacities=[each.text for each in asked.capacities],
         residencies=_told(asked, DTYPE_BITS[look.model.dtype]), cases=[case],
         config=to_mapping(look.config),
@@ -362,16 +364,16 @@ def _shape(options: argparse.Namespace) -> dict[str, Any]:
     return shape
 
 
-def _drawn(name: str, seed: int, shape: Mapping[str, Any]) -> Iterator[Accesses]:
+def _drawn(name: str, seed: int, shape: Mapping[str, Any]) -> Iterator[tuple[Seed, Accesses]]:
     pattern = PATTERNS[name]
     pages = shape["pages"] or pattern.pages
     if pages < pattern.least:
         raise ConfigError(f"--pages is {pages}; {name} has {pattern.least} or more")
     for number in range(shape["seeds"]):
-        yield drawn(
-            pattern, Seed(seed).child("lab", name, number), pages=pages,
-            length=shape["length"] or pattern.length, nbytes=round(shape["block_kib"] * KIB),
-            spread=shape["size_spread"],
+        own = Seed(seed).child("lab", name, number)
+        yield own, drawn(
+            pattern, own, pages=pages, length=shape["length"] or pattern.length,
+            nbytes=round(shape["block_kib"] * KIB), spread=shape["size_spread"],
         )  # fmt: skip
 
 
@@ -379,19 +381,19 @@ def _drawn(name: str, seed: int, shape: Mapping[str, Any]) -> Iterator[Accesses]
 
 
 def _case(
-    name: str, some: Sequence[Accesses], asked: _Asked, own_bits: int, *, pattern: bool
+    name: str, some: Sequence[tuple[Seed, Accesses]], asked: _Asked, own_bits: int, *, pattern: bool
 ) -> dict[str, Any]:
     """Tables of one trace, or of all seeds of a pattern; each residency has its own."""
     tables = []
     for residency in asked.residencies:
-        studies = [_studied(accesses, asked, residency, own_bits) for accesses in some]
+        studies = [_studied(accesses, asked, residency, own_bits, seed) for seed, accesses in some]
         tables.append(
             table_of(
                 studies, [each.text for each in asked.capacities],
                 residency or Residency(name=OWN), seeds=pattern,
             )
         )  # fmt: skip
-    sizes = {accesses.size for accesses in some}
+    sizes = {accesses.size for _, accesses in some}
     base = _mean([each.base for each in studies]) | {"block_bytes": sizes.pop() if len(sizes) == 1
                                                      else None}  # fmt: skip
     return {
@@ -401,12 +403,13 @@ def _case(
 
 
 def _studied(
-    accesses: Accesses, asked: _Asked, residency: Residency | None, own_bits: int
+    accesses: Accesses, asked: _Asked, residency: Residency | None, own_bits: int, seed: Seed
 ) -> Study:
     return study(
         accesses,
         asked.policies,
         [each.room_bytes(accesses) for each in asked.capacities],
+        seed=seed,
         stored=None if residency is None else residency.sizes(accesses.sizes, own_bits),
         refusing=asked.refusing,
     )

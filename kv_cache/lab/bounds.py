@@ -20,6 +20,7 @@ from array import array
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import ceil
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +51,17 @@ def leading(accesses: Accesses, missed: Flags) -> Flags:
     return clean & ~missed
 
 
-class Future:
-    """What MIN knows of a sequence; made once for all capacities."""
+class Future(Protocol):
+    """What MIN knows of a sequence."""
 
-    def __init__(self, accesses: Accesses) -> None:
-        self.uses = next_uses(accesses.blocks)
-        self.sequence = array("q", accesses.blocks.tobytes())
-        self.sizes: list[int] = accesses.sizes.tolist()
+    @property
+    def sequence(self) -> "array[int]": ...
+
+    @property
+    def sizes(self) -> "array[int]": ...
+
+    @property
+    def uses(self) -> Ints: ...
 
 
 class Min:

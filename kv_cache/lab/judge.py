@@ -1,44 +1,56 @@
 """Whether policies may be put in an order, and where a policy fails.
 
-A difference is shown, or it is not: seeds are repeated, and two policies are told apart only where
-the intervals of their means do not overlap. One trace is one sample; there, two policies are told
-apart where the differences in each tenth of it, which both saw, have a mean whose interval leaves
-out 0. And where nearly every miss is the first access of its block, no policy could have done much:
-then there is no order, however small the intervals.
+A difference is shown, or it is not. Seeds are repeated, and two policies are told apart only where
+the intervals of their means do not overlap. One trace is one sample; its stretches, which every
+policy saw, stand in for others like it (batch means: Conway, "Some tactical problems in digital
+simulation", Management Science 10(1), 1963): two policies are told apart where the mean of their
+differences has an interval that leaves out 0. Stretches that follow one another are alike, and so
+count for fewer than they are.
+
+Whoever compares fifteen policies compares a hundred pairs, and finds differences that are chance's
+alone. So all intervals of a comparison hold together with the confidence that is told (Bonferroni).
+What is shown but smaller than `LEAST_DIFFERENCE` is no difference to whoever picks a policy. And
+where nearly every miss is the first access of its block, no policy could have done much: then there
+is no order, however small the intervals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, stdev
 
-from kv_cache.metrics.intervals import Interval, mean_interval
+from kv_cache.metrics.intervals import mean_interval, t_quantile
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
+LEAST_DIFFERENCE = 0.001
+"""Of the lookups: 0.1 points."""
 MOST_COMPULSORY = 0.9
 """Of the misses of the worst policy: from here on there is no order."""
+_MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """`ranks` says which place each policy has, 1 the best; those that cannot be told apart share
-    one. None where there is no order, and `why` says so."""
+class Order:
+    """`beaten_by` has for each policy those that are shown to be better. None where nobody is shown
+    to be better than anybody. It is no ranking: of three, the first may be shown to beat the last,
+    and the one between to be neither worse than the first nor better than the last. `why` says by
+    what the order is, or why there is none."""
 
-    ranks: Mapping[str, int] | None
+    beaten_by: Mapping[str, Sequence[str]] | None
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Hit ratios of one policy: over all, and of each seed (or tenth), in the same order for
+    """Hit ratios of one policy: over all, and of each seed (or stretch), in the same order for
     all."""
 
     policy: str
     mean: float
     values: Sequence[float]
-
-    @property
-    def interval(self) -> Interval | None:
-        return mean_interval(self.values, CONFIDENCE)
 
 
 Apart = Callable[[Shares, Shares], bool]
@@ -52,63 +64,100 @@ def dominated(compulsory: float, misses: float) -> str | None:
     share = compulsory / misses
     if share < MOST_COMPULSORY:
         return None
-    return f"{100 * share:.1f} % of the worst one's misses are first accesses"
+    return f"first accesses are {100 * MOST_COMPULSORY:.0f} % of the worst one's misses, or more"
 
 
-def ranked_by_seeds(some: Sequence[Shares]) -> Ranks:
+def order_by_seeds(some: Sequence[Shares]) -> Order:
     """Policies by the intervals of their means."""
     seeds = len(some[0].values) if some else 0
     if seeds < LEAST_SEEDS:
-        return Ranks(ranks=None, why=f"{seeds} seeds are fewer than {LEAST_SEEDS}")
-    return _ranked(some, intervals_apart, f"intervals of {seeds} seeds")
+        return Order(beaten_by=None, why=f"{seeds} seeds are fewer than {LEAST_SEEDS}")
+    return _order(some, apart_by_seeds(len(some)), f"intervals over {seeds} seeds")
 
 
-def ranked_by_tenths(some: Sequence[Shares]) -> Ranks:
-    """Policies by the differences in each tenth of one trace."""
-    return _ranked(some, differ, "differences by tenths")
+def order_by_stretches(some: Sequence[Shares]) -> Order:
+    """Policies by their differences in each stretch of one trace."""
+    return _order(some, apart_by_stretches(len(some)), "differences over the stretches of the trace")
 
 
-def _ranked(some: Sequence[Shares], apart: Apart, by: str) -> Ranks:
+def _order(some: Sequence[Shares], apart: Apart, by: str) -> Order:
     if len(some) < 2:
-        return Ranks(ranks=None, why="there is one policy")
-    rows = sorted(some, key=lambda row: (-row.mean, row.policy))
-    ranks, group = {rows[0].policy: 1}, [rows[0]]
-    for row in rows[1:]:
-        if all(apart(better, row) for better in group):
-            group = []
-        group.append(row)
-        ranks[row.policy] = ranks[group[0].policy] if len(group) > 1 else len(ranks) + 1
-    if len(set(ranks.values())) == 1:
-        return Ranks(ranks=None, why=f"the {by} tell none from the best")
-    return Ranks(ranks=ranks, why=f"by the {by}, {100 * CONFIDENCE:.0f} %")
+        return Order(beaten_by=None, why="there is one policy")
+    beaten_by = {
+        row.policy: [better.policy for better in some if better is not row and apart(better, row)]
+        for row in some
+    }
+    if not any(beaten_by.values()):
+        return Order(beaten_by=None, why=f"the {by} show none to be better than another")
+    return Order(beaten_by=beaten_by, why=f"by {by}, {100 * CONFIDENCE:.0f} %")
 
 
-def intervals_apart(better: Shares, worse: Shares) -> bool:
-    high, low = better.interval, worse.interval
-    return high is not None and low is not None and high.low > low.high
+def apart_by_seeds(policies: int) -> Apart:
+    """Intervals that do not overlap, and hold for so many policies together."""
+    confidence = 1 - (1 - CONFIDENCE) / max(1, policies)
+
+    def apart(better: Shares, worse: Shares) -> bool:
+        high = mean_interval(better.values, confidence)
+        low = mean_interval(worse.values, confidence)
+        return (
+            high is not None and low is not None and high.low > low.high
+            and better.mean - worse.mean >= LEAST_DIFFERENCE
+        )  # fmt: skip
+
+    return apart
 
 
-def differ(better: Shares, worse: Shares) -> bool:
-    differences = [a - b for a, b in zip(better.values, worse.values, strict=True)]
-    interval = mean_interval(differences, CONFIDENCE)
-    return interval is not None and interval.low > 0
+def apart_by_stretches(policies: int) -> Apart:
+    """A mean difference whose interval leaves out 0, and holds for all pairs together."""
+    tail = (1 - CONFIDENCE) / max(1, policies * (policies - 1))
+
+    def apart(better: Shares, worse: Shares) -> bool:
+        differences = [a - b for a, b in zip(better.values, worse.values, strict=True)]
+        if len(differences) < 2 or better.mean - worse.mean < LEAST_DIFFERENCE:
+            return False
+        count = len(differences) / _inflation(differences)
+        spread = stdev(differences)
+        if count < 2:
+            return False
+        return fmean(differences) > _quantile(1 - tail, count - 1) * spread / sqrt(count)
+
+    return apart
+
+
+def _inflation(values: Sequence[float]) -> float:
+    """How many values that follow one another say as much as one: by what neighbours share (as of
+    an autoregressive series), and never less than 1."""
+    mean = fmean(values)
+    spread = sum((value - mean) ** 2 for value in values)
+    if not spread:
+        return 1.0
+    shared = sum((a - mean) * (b - mean) for a, b in pairwise(values)) / spread
+    shared = min(max(0.0, shared), _MOST_ALIKE)
+    return (1 + shared) / (1 - shared)
+
+
+@lru_cache(maxsize=4096)
+def _quantile(probability: float, dof: float) -> float:
+    return t_quantile(probability, dof)
 
 
 # --- where a policy fails --------------------------------------------------------------------
 
-BASELINES = ("fifo", "lru")
+BASELINES = ("random", "fifo", "lru")
 LEAST_TO_FIND = 0.01
 """Of the lookups: what MIN must find for a policy without any hit to fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """`kind` is below-fifo, below-lru, no-hits or more-room-fewer-hits."""
+    """`kind` is below-random, below-fifo, below-lru, no-hits (what MIN finds stands `against` it)
+    or more-room-fewer-hits (what it found with less room does)."""
 
     policy: str
     capacity: str
     kind: str
-    says: str
+    hit_ratio: float
+    against: float
 
 
 def failures(
@@ -121,8 +170,7 @@ def failures(
         for row in some:
             found += _below(row, known, capacity, apart)
             if row.mean == 0 and bound[capacity] >= LEAST_TO_FIND:
-                says = f"finds nothing, MIN {100 * bound[capacity]:.1f} %"
-                found.append(_failure(row, capacity, "no-hits", says))
+                found.append(_failure(row, capacity, "no-hits", bound[capacity]))
     return found + _anomalies(table, apart)
 
 
@@ -130,28 +178,26 @@ def _below(
     row: Shares, known: Mapping[str, Shares], capacity: str, apart: Apart
 ) -> Sequence[Failure]:
     return [
-        _failure(
-            row, capacity, f"below-{name}",
-            f"{100 * row.mean:.2f} %, {name} {100 * known[name].mean:.2f} %",
-        )
+        _failure(row, capacity, f"below-{name}", known[name].mean)
         for name in BASELINES
         if name in known and name != row.policy and apart(known[name], row)
-    ]  # fmt: skip
+    ]
 
 
 def _anomalies(table: Mapping[str, Sequence[Shares]], apart: Apart) -> list[Failure]:
     """Belady's anomaly (CACM 12(6), 1969): more room, fewer hits."""
     found: list[Failure] = []
-    before: dict[str, tuple[str, Shares]] = {}
+    before: dict[str, Shares] = {}
     for capacity, some in table.items():
         for row in some:
             smaller = before.get(row.policy)
-            if smaller is not None and apart(smaller[1], row):
-                says = f"{100 * row.mean:.2f} %, with {smaller[0]} {100 * smaller[1].mean:.2f} %"
-                found.append(_failure(row, capacity, "more-room-fewer-hits", says))
-            before[row.policy] = (capacity, row)
+            if smaller is not None and apart(smaller, row):
+                found.append(_failure(row, capacity, "more-room-fewer-hits", smaller.mean))
+            before[row.policy] = row
     return found
 
 
-def _failure(row: Shares, capacity: str, kind: str, says: str) -> Failure:
-    return Failure(policy=row.policy, capacity=capacity, kind=kind, says=says)
+def _failure(row: Shares, capacity: str, kind: str, against: float) -> Failure:
+    return Failure(
+        policy=row.policy, capacity=capacity, kind=kind, hit_ratio=row.mean, against=against
+    )

@@ -1,7 +1,8 @@
 """Eight synthetic patterns of access over numbered pages, each drawn from a seed.
 
 They are those of the public policy harness kv-hierarchy-lab, by its description and with its
-numbers of pages and accesses: patterns that please or hurt one kind of policy each. They say
+numbers of pages and accesses (its slip in chat_continuation is mended): patterns that please or
+hurt one kind of policy each. They say
 nothing about how often a pattern happens; for that there are traces.
 """
 
@@ -50,20 +51,26 @@ def _below(chance: Chance, count: int) -> int:
 
 def _some(chance: Chance, first: int, end: int, count: int) -> list[int]:
     """Different pages from `first` to `end`, in the order in which they are drawn."""
-    left = list(range(first, end))
-    return [left.pop(_below(chance, len(left))) for _ in range(min(count, len(left)))]
+    moved: dict[int, int] = {}  # Fisher and Yates, on places that only seem to be swapped
+    some = []
+    for left in range(end, max(first, end - count), -1):
+        at = first + _below(chance, left - first)
+        some.append(moved.get(at, at))
+        moved[at] = moved.get(left - 1, left - 1)
+    return some
 
 
 def _chat_continuation(chance: Chance, pages: int) -> Pages:
-    """Eight of the pages of a conversation in use; every 17 accesses one of its twelve is
-    replaced, of those in use or not."""
+    """The pages of a conversation, of which the last eight of twelve are in use; every 17 accesses
+    a page that is none of them takes the place of one in use. (There any of the twelve was
+    replaced: one time in three by nothing that was ever asked for.)"""
     near = list(range(12))
-    step = 0
     while True:
-        if step % 17 == 0:
-            near[_below(chance, 12)] = _below(chance, pages)
-        yield near[4 + _below(chance, 8)]
-        step += 1
+        yield from (near[4 + _below(chance, 8)] for _ in range(17))
+        page = near[0]
+        while page in near:
+            page = _below(chance, pages)
+        near[4 + _below(chance, 8)] = page
 
 
 def _rag_burst(chance: Chance, pages: int) -> Pages:
@@ -130,7 +137,7 @@ def _mixed_locality(chance: Chance, pages: int) -> Pages:
 PATTERNS: Mapping[str, Pattern] = {
     "chat_continuation": Pattern(
         about="a conversation that moves on slowly",
-        pages=64, length=256, least=12, draw=_chat_continuation,
+        pages=64, length=256, least=13, draw=_chat_continuation,
     ),
     "rag_burst": Pattern(
         about="a hot set, and bursts of retrieved pages",

@@ -6,56 +6,60 @@ it of each hit; so does this, one block at a time and with no bytes moved.
 
 from collections.abc import Iterable, Sequence
 
-from kv_cache.lab.accesses import Accesses, Part
+from kv_cache.lab.accesses import NOBODY, Part
 from kv_cache.lab.caches import Cache, Nothing, Queue
-from kv_cache.policy.eviction import EVICTION, Eviction
+from kv_cache.lab.chance import AtRandom
+from kv_cache.lab.ground import Ground
+from kv_cache.policy.eviction import EVICTION, Eviction, Item
 
-POLICIES: Sequence[str] = tuple(EVICTION)
+RANDOM = "random"
+POLICIES: Sequence[str] = (*EVICTION, RANDOM)
+"""Those of the tiers, and one that no tier has: any block may go."""
 _FAST = {"lru": True, "fifo": False}  # whether a hit goes to the back
+_GONE = -1
 
 
-def cache_of(
-    policy: str, room_bytes: int, accesses: Accesses, sizes: Sequence[int] | None = None
-) -> Cache:
-    """An empty cache with a policy of EVICTION, for these accesses. `sizes` are theirs, where
-    several caches share the list."""
-    room = _room(room_bytes, accesses)
+def cache_of(policy: str, room_bytes: int, ground: Ground) -> Cache:
+    """An empty cache with a policy of POLICIES."""
+    accesses = ground.accesses
+    room = room_bytes // max(1, int(accesses.sizes.min(initial=room_bytes + 1)))
     if not room:
         return Nothing()
     if policy in _FAST and accesses.size is not None:
         return Queue(room, to_back=_FAST[policy])
-    return Seam(EVICTION[policy](), room_bytes, accesses.sizes.tolist() if sizes is None else sizes)
+    return Seam(_policy(policy, room_bytes, ground), room_bytes, ground)
 
 
-def _room(room_bytes: int, accesses: Accesses) -> int:
-    """How many of the smallest blocks fit."""
-    return room_bytes // max(1, int(accesses.sizes.min(initial=room_bytes + 1)))
+def _policy(policy: str, room_bytes: int, ground: Ground) -> Eviction:
+    if policy == RANDOM:
+        return AtRandom(ground.seed.child("evictions"))
+    return EVICTION[policy](room_bytes)
 
 
 class Seam:
-    """A policy of `policy/eviction` with room for so many bytes; `sizes` are those of the blocks.
-    A block that is larger than all of it is refused."""
+    """A policy of `policy/eviction` with room for so many bytes. A block that is larger than all of
+    it is refused. A copy has the number of the access that stored it: none is used again."""
 
-    def __init__(self, policy: Eviction, room_bytes: int, sizes: Sequence[int]) -> None:
+    def __init__(self, policy: Eviction, room_bytes: int, ground: Ground) -> None:
         self._policy = policy
         self._free = room_bytes
         self._room = room_bytes
-        self._sizes = sizes
-        self._copies: dict[int, int] = {}  # of each block that is there
-        self._held: dict[int, int] = {}  # and back
-        self._next = 0  # copy ids are not used again
+        self._sequence = ground.sequence
+        self._contents = ground.contents
+        self._sizes = ground.sizes
+        self._copies = [_GONE] * ground.accesses.unique
         self.evicted = self.refused = 0
 
     def blocks(self, part: Part) -> list[int]:
-        copies, hit = self._copies, self._policy.hit
+        copies, hit, store = self._copies, self._policy.hit, self._store
         missed: list[int] = []
-        for at, block in enumerate(part.blocks):
-            copy = copies.get(block)
-            if copy is not None:
+        for place, block in enumerate(part.blocks, part.begin):
+            copy = copies[block]
+            if copy >= 0:
                 hit(copy)
             else:
-                missed.append(at)
-                self._store(block)
+                missed.append(place - part.begin)
+                store(block, place)
         return missed
 
     def prefix(self, part: Part) -> list[int]:
@@ -63,44 +67,48 @@ class Seam:
         for begin, end in zip(part.begins, part.ends, strict=True):
             gap = self._lead(part.blocks, begin, end)
             gaps.append(gap)
-            self._store_missing(part.blocks[gap:end])
+            self._store_missing(enumerate(part.blocks[gap:end], part.begin + gap))
         return gaps
 
     def _lead(self, blocks: Sequence[int], begin: int, end: int) -> int:
+        copies, hit = self._copies, self._policy.hit
         for at in range(begin, end):
-            copy = self._copies.get(blocks[at])
-            if copy is None:
+            copy = copies[blocks[at]]
+            if copy < 0:
                 return at
-            self._policy.hit(copy)
+            hit(copy)
         return end
 
-    def _store_missing(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            if block not in self._copies:
-                self._store(block)
+    def _store_missing(self, blocks: Iterable[tuple[int, int]]) -> None:
+        copies = self._copies
+        for place, block in blocks:
+            if copies[block] < 0:
+                self._store(block, place)
 
-    def _store(self, block: int) -> None:
+    def _store(self, block: int, place: int) -> None:
         size = self._sizes[block]
         if size > self._room:
             self.refused += 1
             return
+        told = self._contents
+        key, parent = told.keys[block], told.parents[block]
+        self._policy.expect(key)
         if size > self._free:
             self._make_room(size)
-        copy = self._next
-        self._next += 1
-        self._copies[block], self._held[copy] = copy, block
         self._free -= size
-        self._policy.insert(copy, size)
+        self._copies[block] = place
+        before = None if parent == NOBODY else told.keys[parent]
+        self._policy.insert(Item(place, key, size, told.tokens[block], told.depths[block], before))
 
     def _make_room(self, size: int) -> None:
         free, victims = self._free, []
         for copy in self._policy.victims():
             victims.append(copy)
-            free += self._sizes[self._held[copy]]
+            free += self._sizes[self._sequence[copy]]
             if free >= size:
                 break
         for copy in victims:
-            self._policy.remove(copy)
-            del self._copies[self._held.pop(copy)]
+            self._policy.remove(copy, evicted=True)
+            self._copies[self._sequence[copy]] = _GONE
         self.evicted += len(victims)
         self._free = free

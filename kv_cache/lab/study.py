@@ -1,8 +1,8 @@
-"""Many policies times many capacities over one sequence of accesses, in one pass.
+"""Many policies times many capacities over one sequence of accesses.
 
-Every part of the sequence is shown to every cache before the next part is made, so a sequence of
-any length needs the room of its numbers and no more. Nothing is chosen here and nothing is judged:
-the answer is counts.
+What is asked was read once and is numbers by now; each cache is made, is shown all of it in parts,
+and is forgotten before the next is made: never is there the room of two. Nothing is chosen here and
+nothing is judged: the answer is counts.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kv_cache.lab.accesses import TENTHS, Accesses, Flags, Ints, Part
-from kv_cache.lab.bounds import Future, Limit, Min, SpaceTime, leading
+from kv_cache.core.seed import Seed
+from kv_cache.lab.accesses import BATCHES, Accesses, Flags, Ints, Part
+from kv_cache.lab.bounds import Limit, Min, SpaceTime, leading
 from kv_cache.lab.caches import Cache
+from kv_cache.lab.ground import Ground
 from kv_cache.lab.seam import cache_of
 
 UNLIMITED, MIN, MIN_REFUSING, LIMIT = "unlimited", "min", "min-refusing", "limit"
@@ -21,14 +23,14 @@ UNLIMITED, MIN, MIN_REFUSING, LIMIT = "unlimited", "min", "min-refusing", "limit
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What one cache found by one rule. Bytes are logical; `stored_bytes` are those of hits as they
-    lie in the cache. `tenths` are the hits in each tenth of the sequence."""
+    lie in the cache. `batches` are the hits in each stretch of the sequence."""
 
     hits: int
     hit_bytes: int
     stored_bytes: int
     evictions: int
     refused: int
-    tenths: tuple[int, ...]
+    batches: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What holds for every cache: what was asked, by tenths too, and what no cache finds.
+    """What holds for every cache: what was asked, by batches too, and what no cache finds.
     `compulsory` are the misses of the cache without limits by blocks, and `prefix_compulsory` those
     by prefix."""
 
@@ -55,7 +57,7 @@ class Base:
     working_set_bytes: int
     compulsory: int
     prefix_compulsory: int
-    tenths: tuple[int, ...]
+    batches: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ def study(
     policies: Sequence[str],
     rooms_bytes: Sequence[int],
     *,
+    seed: Seed,
     stored: Ints | None = None,
     refusing: bool = False,
 ) -> Study:
@@ -79,59 +82,88 @@ def study(
     among the rows, `refusing` adds the one that may refuse; those of a capacity stand together,
     bounds first."""
     there = accesses if stored is None else accesses.sized(stored)
-    future = Future(there)
-    lanes = [
-        lane for room in rooms_bytes for lane in _lanes(there, future, policies, room, refusing)
-    ]
-    for part in accesses.parts():
-        sizes = part.sizes if stored is None else stored[np.array(part.blocks, np.int64)]
-        for lane in lanes:
-            lane.see(part, sizes)
+    ground = Ground(there, seed)
+    told = _Told(accesses=accesses, there=there)
+    rows = []
+    for room in rooms_bytes:
+        rows.append(_bound(told, ground, MIN, room))
+        if refusing:
+            rows.append(_bound(told, ground, MIN_REFUSING, room))
+        rows += [_row(told, ground, policy, room) for policy in policies]
     unlimited = _unlimited(accesses, there)
     return Study(
-        base=_base(accesses, unlimited),
-        unlimited=unlimited,
-        rows=[lane.row() for lane in lanes],
-        limits=_limits(there, future.uses, rooms_bytes),
+        base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
+        limits=_limits(ground, rooms_bytes),
+    )  # fmt: skip
+
+
+def replay(accesses: Accesses, policy: str, room_bytes: int, *, seed: Seed) -> Found:
+    """One policy at one capacity, by blocks: the shortest way."""
+    told = _Told(accesses=accesses, there=accesses)
+    return told.blocks(cache_of(policy, room_bytes, Ground(accesses, seed)))
+
+
+def _bound(told: "_Told", ground: Ground, name: str, room: int) -> Row:
+    rule = Min(ground, room, refusing=name == MIN_REFUSING)
+    return Row(policy=name, room_bytes=room, blocks=told.blocks(rule), prefix=None)
+
+
+def _row(told: "_Told", ground: Ground, policy: str, room: int) -> Row:
+    return Row(
+        policy=policy,
+        room_bytes=room,
+        blocks=told.blocks(cache_of(policy, room, ground)),
+        prefix=None if ground.accesses.alone else told.prefix(cache_of(policy, room, ground)),
     )
 
 
-def replay(accesses: Accesses, policy: str, room_bytes: int) -> Found:
-    """One policy at one capacity, by blocks: the shortest way."""
-    lane = _Lane(
-        policy=policy, room_bytes=room_bytes, by_prefix=None,
-        by_blocks=cache_of(policy, room_bytes, accesses),
-    )  # fmt: skip
-    for part in accesses.parts():
-        lane.see(part, part.sizes)
-    return lane.row().blocks
-
-
-def _limits(accesses: Accesses, uses: Ints, rooms_bytes: Sequence[int]) -> list[Limit] | None:
+def _limits(ground: Ground, rooms_bytes: Sequence[int]) -> list[Limit] | None:
+    accesses = ground.accesses
     if accesses.size is not None or not accesses.lookups:
         return None
-    space = SpaceTime(accesses, uses)
+    space = SpaceTime(accesses, ground.uses)
     return [space.limit(room) for room in rooms_bytes]
 
 
 # --- counting --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Told:
+    """What caches are told, and how blocks lie `there` (in the cache)."""
+
+    accesses: Accesses
+    there: Accesses
+
+    def blocks(self, cache: Cache | Min) -> Found:
+        """What it finds by the rule of blocks."""
+        count = _Count()
+        for part in self.accesses.parts():
+            self._see(count, part, _but(len(part.blocks), cache.blocks(part)))
+        return count.found(cache.evicted, cache.refused)
+
+    def prefix(self, cache: Cache) -> Found:
+        count = _Count()
+        for part in self.accesses.parts():
+            self._see(count, part, _until(part, cache.prefix(part)))
+        return count.found(cache.evicted, cache.refused)
+
+    def _see(self, count: "_Count", part: Part, hit: Flags) -> None:
+        count.hits += np.bincount(part.batches[hit], minlength=BATCHES)
+        count.hit_bytes += int(part.sizes[hit].sum())
+        count.stored_bytes += int(self.there.sizes[part.numbers[hit]].sum())
+
+
 @dataclass(slots=True, eq=False)
 class _Count:
-    hits: Ints = field(default_factory=lambda: np.zeros(TENTHS, np.int64))
+    hits: Ints = field(default_factory=lambda: np.zeros(BATCHES, np.int64))
     hit_bytes: int = 0
     stored_bytes: int = 0
-
-    def see(self, hit: Flags, part: Part, stored: Ints) -> None:
-        self.hits += np.bincount(part.tenths[hit], minlength=TENTHS)
-        self.hit_bytes += int(part.sizes[hit].sum())
-        self.stored_bytes += int(stored[hit].sum())
 
     def found(self, evictions: int, refused: int) -> Found:
         return Found(
             hits=int(self.hits.sum()), hit_bytes=self.hit_bytes, stored_bytes=self.stored_bytes,
-            evictions=evictions, refused=refused, tenths=tuple(self.hits.tolist()),
+            evictions=evictions, refused=refused, batches=tuple(self.hits.tolist()),
         )  # fmt: skip
 
 
@@ -151,53 +183,6 @@ def _until(part: Part, gaps: Sequence[int]) -> Flags:
     return inside
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Lane:
-    """One policy at one capacity, by both rules."""
-
-    policy: str
-    room_bytes: int
-    by_blocks: Cache | Min
-    by_prefix: Cache | None
-    blocks: _Count = field(default_factory=_Count)
-    prefix: _Count = field(default_factory=_Count)
-
-    def see(self, part: Part, stored: Ints) -> None:
-        hit = _but(len(part.blocks), self.by_blocks.blocks(part))
-        self.blocks.see(hit, part, stored)
-        if self.by_prefix is not None:
-            self.prefix.see(_until(part, self.by_prefix.prefix(part)), part, stored)
-
-    def row(self) -> Row:
-        prefix = self.by_prefix
-        return Row(
-            policy=self.policy,
-            room_bytes=self.room_bytes,
-            blocks=self.blocks.found(self.by_blocks.evicted, self.by_blocks.refused),
-            prefix=None if prefix is None else self.prefix.found(prefix.evicted, prefix.refused),
-        )
-
-
-def _lanes(
-    accesses: Accesses, future: Future, policies: Sequence[str], room: int, refusing: bool
-) -> list[_Lane]:
-    rules = ((MIN, False), (MIN_REFUSING, True)) if refusing else ((MIN, False),)
-    bounds = [
-        _Lane(
-            policy=name, room_bytes=room, by_prefix=None,
-            by_blocks=Min(future, room, refusing=may),
-        )
-        for name, may in rules
-    ]  # fmt: skip
-    return bounds + [
-        _Lane(
-            policy=name, room_bytes=room, by_blocks=cache_of(name, room, accesses, future.sizes),
-            by_prefix=None if accesses.alone else cache_of(name, room, accesses, future.sizes),
-        )
-        for name in policies
-    ]  # fmt: skip
-
-
 def _unlimited(accesses: Accesses, there: Accesses) -> Row:
     """The cache that keeps everything."""
     missed = accesses.first()
@@ -211,22 +196,22 @@ def _unlimited(accesses: Accesses, there: Accesses) -> Row:
 
 
 def _kept(accesses: Accesses, there: Accesses, hit: Flags) -> Found:
-    tenths = np.bincount(_tenths(accesses)[hit], minlength=TENTHS)
+    batches = np.bincount(_batches(accesses)[hit], minlength=BATCHES)
     return Found(
         hits=int(hit.sum()),
         hit_bytes=int(accesses.sizes[accesses.blocks[hit]].sum()),
         stored_bytes=int(there.sizes[there.blocks[hit]].sum()),
         evictions=0,
         refused=0,
-        tenths=tuple(tenths.tolist()),
+        batches=tuple(batches.tolist()),
     )
 
 
-def _tenths(accesses: Accesses) -> Ints:
-    """Of each access: that in which its request begins."""
+def _batches(accesses: Accesses) -> Ints:
+    """Of each access: the stretch in which its request begins."""
     counts = np.diff(np.append(accesses.begins, accesses.lookups))
-    tenths: Ints = np.repeat(accesses.begins * TENTHS // max(1, accesses.lookups), counts)
-    return tenths
+    batches: Ints = np.repeat(accesses.begins * BATCHES // max(1, accesses.lookups), counts)
+    return batches
 
 
 def _base(accesses: Accesses, unlimited: Row) -> Base:
@@ -239,5 +224,5 @@ def _base(accesses: Accesses, unlimited: Row) -> Base:
         working_set_bytes=accesses.working_set_bytes,
         compulsory=accesses.lookups - unlimited.blocks.hits,
         prefix_compulsory=accesses.lookups - prefix.hits,
-        tenths=tuple(np.bincount(_tenths(accesses), minlength=TENTHS).tolist()),
+        batches=tuple(np.bincount(_batches(accesses), minlength=BATCHES).tolist()),
     )

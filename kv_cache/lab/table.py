@@ -5,27 +5,29 @@ A table is of one residency and has an entry for each bound and policy at each c
 several seeds every figure is the mean of theirs, and each seed's is there too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from kv_cache.lab.accesses import BATCHES
 from kv_cache.lab.bounds import Limit
 from kv_cache.lab.judge import (
     Failure,
-    Ranks,
+    Order,
     Shares,
-    differ,
+    apart_by_seeds,
+    apart_by_stretches,
     dominated,
     failures,
-    intervals_apart,
-    ranked_by_seeds,
-    ranked_by_tenths,
+    order_by_seeds,
+    order_by_stretches,
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import LIMIT, MIN, MIN_REFUSING, UNLIMITED, Base, Found, Row, Study
 from kv_cache.metrics.intervals import Interval, mean_interval
 
 BOUNDS = (UNLIMITED, MIN, MIN_REFUSING, LIMIT)
+_KINDS = dict.fromkeys(BOUNDS, "bound")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +52,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """`prefix` is None where each request asks for one block: then both rules are the same."""
+    """`kind` is bound, policy, or rule: MIN where blocks have different sizes, which then bounds
+    nothing. `prefix` is None where each request asks for one block: then both rules are the
+    same."""
 
     policy: str
-    bound: bool
+    kind: str
     blocks: Rate
     prefix: Rate | None
 
@@ -67,8 +71,8 @@ class Column:
     room_blocks: float
     share: float
     entries: Sequence[Entry]
-    order: Ranks
-    prefix_order: Ranks | None
+    order: Order
+    prefix_order: Order | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +109,11 @@ def _column(
     bases = [study.base for study in studies]
     by_seed = [_rows(study, place) for study in studies]
     unlimited = [study.unlimited for study in studies]
-    entries = [_entry(unlimited, bases, residency)]
-    entries += [_entry(list(rows), bases, residency) for rows in zip(*by_seed, strict=True)]
     limits = [study.limits[place] for study in studies if study.limits is not None]
-    if len(limits) == len(studies):
+    kinds = _KINDS if not limits else _KINDS | dict.fromkeys((MIN, MIN_REFUSING), "rule")
+    entries = [_entry(unlimited, bases, residency, kinds)]
+    entries += [_entry(list(rows), bases, residency, kinds) for rows in zip(*by_seed, strict=True)]
+    if limits:
         entries.insert(1, _limit(limits, bases))
     room = fmean(rows[0].room_bytes for rows in by_seed)
     return Column(
@@ -133,12 +138,14 @@ def _column(
 # --- entries ---------------------------------------------------------------------------------
 
 
-def _entry(rows: Sequence[Row], bases: Sequence[Base], residency: Residency) -> Entry:
+def _entry(
+    rows: Sequence[Row], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, str]
+) -> Entry:
     """One policy of all seeds."""
     prefixes = [row.prefix for row in rows if row.prefix is not None]
     return Entry(
         policy=rows[0].policy,
-        bound=rows[0].policy in BOUNDS,
+        kind=kinds.get(rows[0].policy, "policy"),
         blocks=_rate([row.blocks for row in rows], bases, residency),
         prefix=_rate(prefixes, bases, residency) if len(prefixes) == len(rows) else None,
     )
@@ -168,11 +175,11 @@ def _limit(limits: Sequence[Limit], bases: Sequence[Base]) -> Entry:
     """What space and time allow."""
     found = [
         Found(hits=each.hits, hit_bytes=each.nbytes, stored_bytes=0, evictions=0, refused=0,
-              tenths=())
+              batches=())
         for each in limits
     ]  # fmt: skip
     return Entry(
-        policy=LIMIT, bound=True, prefix=None,
+        policy=LIMIT, kind="bound", prefix=None,
         blocks=_at_most(_rate(found, bases, Residency(name="fp16"))),
     )  # fmt: skip
 
@@ -206,19 +213,20 @@ def _shares(
 
 
 def _share(rows: Sequence[Row], bases: Sequence[Base], rule: Rule, *, seeds: bool) -> Shares:
-    """Of each seed, or of each tenth of the one trace."""
+    """Of each seed, or of each stretch of the one trace; there as if each had an equal part of the
+    lookups, so that their mean is that of all."""
     found = [rule(row) for row in rows]
     values = [each.hits / max(1, base.lookups) for each, base in zip(found, bases, strict=True)]
     mean = fmean(values)
     if not seeds:
-        tenths = zip(found[0].tenths, bases[0].tenths, strict=True)
-        values = [hits / asked for hits, asked in tenths if asked]
+        stretch = max(1, bases[0].lookups) / BATCHES
+        values = [hits / stretch for hits in found[0].batches]
     return Shares(policy=rows[0].policy, mean=mean, values=values)
 
 
 def _order(
     by_seed: Sequence[Sequence[Row]], bases: Sequence[Base], rule: Rule, *, seeds: bool
-) -> Ranks:
+) -> Order:
     shares = _shares(by_seed, bases, rule, seeds=seeds)
     compulsory = fmean(
         base.compulsory if rule is _by_blocks else base.prefix_compulsory for base in bases
@@ -230,8 +238,8 @@ def _order(
     ]
     why = dominated(compulsory, max(misses, default=0))
     if why is not None:
-        return Ranks(ranks=None, why=why)
-    return ranked_by_seeds(shares) if seeds else ranked_by_tenths(shares)
+        return Order(beaten_by=None, why=why)
+    return order_by_seeds(shares) if seeds else order_by_stretches(shares)
 
 
 def _failures(
@@ -251,4 +259,6 @@ def _failures(
             rows[0].blocks.hits / max(1, base.lookups)
             for rows, base in zip(by_seed, bases, strict=True)
         )
-    return failures(table, bound, intervals_apart if seeds else differ)
+    policies = len(next(iter(table.values()), ()))
+    apart = apart_by_seeds if seeds else apart_by_stretches
+    return failures(table, bound, apart(policies))

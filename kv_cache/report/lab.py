@@ -13,17 +13,20 @@ from kv_cache.report.chain import seal
 SCHEMA = "kv-cache-lab/1"
 SECTION = "kv_cache"
 TIB = 1 << 40
-_MOST_FAILURES = 8  # of a table that are told to people
+_MOST_TOLD = 2  # failures of a kind that are told to people
+_BESIDE = 5  # capacities that stand beside each other
 
 RULES = {
     "blocks": "each block for itself: a block that is there is a hit",
     "prefix": "a block is a hit only while all blocks before it in its request are hits",
     "bounds": "unlimited finds all but first accesses; min (Belady) evicts what is used last, and "
     "with blocks of one size no policy that stores what it missed has more hits, by either rule; "
-    "min-refusing may refuse a block; limit (of space and time) holds for unequal sizes",
+    "min-refusing may refuse a block; limit (of space and time) holds for unequal sizes, where min "
+    "is a rule and bounds nothing",
     "order": "by blocks and by prefix each: none where first accesses are 90 % of the misses of "
-    "the worst policy or more; of seeds (3 or more) where 95 % intervals of means do not overlap; "
-    "of one trace where the mean difference in its tenths has a 95 % interval above 0",
+    "the worst policy or more; of seeds (3 or more) where intervals of means do not overlap; of "
+    "one trace where the mean difference in its 30 stretches, less what neighbours share, has an "
+    "interval above 0; 95 % for all comparisons together, and 0.1 points of the lookups at least",
 }
 
 
@@ -84,64 +87,98 @@ def _table(table: Mapping[str, Any], residency: Mapping[str, Any], *, alone: boo
     if not alone or residency["name"] != "own":
         yield f"held as   {_residency(residency)}"
     columns = table["columns"]
-    rules = [("blocks", "block hits, % of lookups")]
-    if columns[0]["entries"][0]["prefix"] is not None:
-        rules.append(("prefix", "prefix hits, % of lookups"))
-    for rule, title in rules:
-        yield ""
-        yield f"{title:<26}" + "".join(f"{column['capacity']:>13}" for column in columns)
-        if rule == "blocks":
-            yield f"{'':<26}" + "".join(f"{_bytes(c['room_bytes']):>13}" for c in columns)
-        yield from _rows(columns, rule)
-        yield from _orders(columns, rule)
+    for at in range(0, len(columns), _BESIDE):
+        yield from _columns(columns[at : at + _BESIDE])
+    yield from _orders(columns)
     yield from _failures(table["failures"])
     yield from _widening(columns, residency)
 
 
-def _rows(columns: Sequence[Mapping[str, Any]], rule: str) -> Iterator[str]:
+def _columns(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Capacities beside each other."""
+    both = columns[0]["prefix_order"] is not None
+    yield ""
+    head = "hits, % of lookups" + (": by blocks, by prefix" if both else "")
+    yield head
+    yield f"{'':<22}" + "".join(f"{column['capacity']:>14} " for column in columns).rstrip()
+    yield f"{'':<22}" + "".join(f"{_bytes(c['room_bytes']):>14} " for c in columns).rstrip()
     for place, entry in enumerate(columns[0]["entries"]):
-        rates = [column["entries"][place][rule] for column in columns]
-        if any(rate is None for rate in rates):
-            continue
-        mark = " (bound)" if entry["bound"] else ""
-        yield f"  {entry['policy'] + mark:<24}" + "".join(f"{_rate(rate):>13}" for rate in rates)
+        mark = "" if entry["kind"] == "policy" else f" ({entry['kind']})"
+        cells = "".join(_cell(column, place, both=both) for column in columns)
+        yield f"  {entry['policy'] + mark:<20}{cells}".rstrip()
+
+
+def _cell(column: Mapping[str, Any], place: int, *, both: bool) -> str:
+    entry = column["entries"][place]
+    found = _rate(entry["blocks"])
+    star = _star(column["order"], entry)
+    if not both:
+        return f"{found:>14}{star}"
+    prefix = "-" if entry["prefix"] is None else _rate(entry["prefix"])
+    return f"{found:>7}{star}{prefix:>6}{_star(column['prefix_order'], entry)}"
+
+
+def _star(order: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    beaten_by = order["beaten_by"] or {}
+    return "*" if beaten_by.get(entry["policy"]) == [] else " "
 
 
 def _rate(rate: Mapping[str, Any]) -> str:
     """The mean and half of its interval."""
-    limit, interval = "<= " if rate["at_most"] else "", rate["interval"]
+    limit, interval = "<=" if rate["at_most"] else "", rate["interval"]
     reach = "" if interval is None else f" ±{50 * (interval['high'] - interval['low']):.1f}"
     return f"{limit}{100 * rate['hit_ratio']:.2f}{reach}"
 
 
-def _orders(columns: Sequence[Mapping[str, Any]], rule: str) -> Iterator[str]:
-    """Capacities with the same answer together."""
-    told: dict[str, list[str]] = {}
-    for column in columns:
-        order = column["order" if rule == "blocks" else "prefix_order"]
-        told.setdefault(_order(order), []).append(column["capacity"])
-    for text, names in told.items():
-        yield f"  order at {', '.join(names)}: {text}"
-
-
-def _order(order: Mapping[str, Any]) -> str:
-    if order["ranks"] is None:
-        return f"none, as {order['why']}"
-    places: dict[int, list[str]] = {}
-    for policy, rank in order["ranks"].items():
-        places.setdefault(rank, []).append(policy)
-    ranked = "; ".join(f"{rank}. {', '.join(names)}" for rank, names in sorted(places.items()))
-    return f"{ranked} ({order['why']})"
+def _orders(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the stars mean; capacities without an order, those for the same reason together."""
+    orders = [
+        (rule, column["capacity"], column[name])
+        for rule, name in (("blocks", "order"), ("prefix", "prefix_order"))
+        for column in columns
+        if column[name] is not None
+    ]
+    for why in dict.fromkeys(order["why"] for _, _, order in orders if order["beaten_by"]):
+        yield f"  * none is shown to be better: {why}"
+    told: dict[tuple[str, str], list[str]] = {}
+    for rule, capacity, order in orders:
+        if not order["beaten_by"]:
+            told.setdefault((rule, order["why"]), []).append(capacity)
+    either = len({rule for rule, _, _ in orders}) > 1
+    for (rule, why), names in told.items():
+        other = told.get(("prefix" if rule == "blocks" else "blocks", why))
+        if other == names and rule == "prefix":
+            continue
+        by = f" by {rule}" if either and other != names else ""
+        yield f"  no order{by} at {', '.join(names)}: {why}"
 
 
 def _failures(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if found:
+    """By kind; of each policy where it loses the most, and those that lose the most first."""
+    kinds: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for each in sorted(found, key=_lost, reverse=True):
+        kinds.setdefault(each["kind"], {}).setdefault(each["policy"], each)
+    if kinds:
         yield ""
-    for each in found[:_MOST_FAILURES]:
-        kind = each["kind"].replace("-", " ")
-        yield f"  fails   {each['policy']} at {each['capacity']}, {kind}: {each['says']}"
-    if len(found) > _MOST_FAILURES:
-        yield f"          and {len(found) - _MOST_FAILURES} more, in the document"
+    for place, (kind, worst) in enumerate(kinds.items()):
+        told = [_failure(kind, each) for each in worst.values()]
+        more = len(told) - _MOST_TOLD
+        others = f", and {more} more" if more > 0 else ""
+        head = "" if place else "fails"
+        yield f"{head:<10}{kind.replace('-', ' ')}: {', '.join(told[:_MOST_TOLD])}{others}"
+
+
+def _lost(failure: Mapping[str, Any]) -> float:
+    lost: float = failure["against"] - failure["hit_ratio"]
+    return lost
+
+
+def _failure(kind: str, failure: Mapping[str, Any]) -> str:
+    """Against what, where the kind does not say it."""
+    found, against = 100 * failure["hit_ratio"], 100 * failure["against"]
+    than = {"no-hits": "min ", "more-room-fewer-hits": "before "}.get(kind, "")
+    ratios = f"{than}{against:.2f}" if kind == "no-hits" else f"{found:.2f} < {than}{against:.2f}"
+    return f"{failure['policy']} at {failure['capacity']} ({ratios})"
 
 
 def _residency(residency: Mapping[str, Any]) -> str:
@@ -155,10 +192,15 @@ def _widening(columns: Sequence[Mapping[str, Any]], residency: Mapping[str, Any]
     """What widening takes, at the largest capacity."""
     if residency["cost_ns"] is None:
         return
-    entries = [entry for entry in columns[-1]["entries"] if not entry["bound"]]
-    told = ", ".join(f"{each['policy']} {each['blocks']['dequant_s']:,.3g} s" for each in entries)
-    yield f"  widening {told}"
-    yield f"          at {residency['cost_ns']:g} ns a stored byte: {residency['cost_source']}"
+    took = [
+        entry["blocks"]["dequant_s"]
+        for entry in columns[-1]["entries"]
+        if entry["kind"] == "policy"
+    ]
+    yield (
+        f"widening  {min(took):,.3g} to {max(took):,.3g} s at {columns[-1]['capacity']}, with "
+        f"{residency['cost_ns']:g} ns a stored byte: {residency['cost_source']}"
+    )
 
 
 def _bytes(nbytes: float) -> str:
@@ -178,13 +220,13 @@ def source_name(source: Mapping[str, Any]) -> str:
 
 # --- rows ------------------------------------------------------------------------------------
 
-_KEYS = ("case", "residency", "capacity", "room_bytes", "policy", "bound", "rule")
+_KEYS = ("case", "residency", "capacity", "room_bytes", "policy", "kind", "rule")
 _FIGURES = (
     "hits", "hit_ratio", "byte_hit_ratio", "miss_ratio", "byte_miss_ratio", "evictions", "refused",
     "loaded_bytes", "dequant_s", "at_most",
 )  # fmt: skip
 CSV_HEAD = (
-    *_KEYS, "lookups", "compulsory", *_FIGURES, "interval_low", "interval_high", "seeds", "rank",
+    *_KEYS, "lookups", "compulsory", *_FIGURES, "interval_low", "interval_high", "seeds", "beaten_by",
 )  # fmt: skip
 
 
@@ -207,7 +249,7 @@ def _csv_rows(
         ("blocks", "order", "compulsory"),
         ("prefix", "prefix_order", "prefix_compulsory"),
     ):
-        ranks = (column[order] or {}).get("ranks") or {}
+        beaten_by = (column[order] or {}).get("beaten_by")
         for entry in column["entries"]:
             rate = entry[rule]
             if rate is None:
@@ -215,7 +257,13 @@ def _csv_rows(
             interval = rate["interval"] or {}
             yield [
                 case["name"], table["residency"], column["capacity"], column["room_bytes"],
-                entry["policy"], entry["bound"], rule, case["base"]["lookups"],
+                entry["policy"], entry["kind"], rule, case["base"]["lookups"],
                 case["base"][compulsory], *(rate[name] for name in _FIGURES), interval.get("low"),
-                interval.get("high"), case["seeds"], ranks.get(entry["policy"]),
+                interval.get("high"), case["seeds"], _count(beaten_by, entry["policy"]),
             ]  # fmt: skip
+
+
+def _count(beaten_by: Mapping[str, Any] | None, policy: str) -> int | None:
+    """How many are shown to be better; None where there is no order, and of bounds."""
+    better = None if beaten_by is None else beaten_by.get(policy)
+    return None if better is None else len(better)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
-from kv_cache.lab.bounds import Future, Min, SpaceTime, next_uses
+from kv_cache.lab.bounds import Min, SpaceTime, next_uses
 from kv_cache.lab.caches import Cache
+from kv_cache.lab.ground import Ground
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.seam import POLICIES, Seam, cache_of
 from kv_cache.lab.study import Row, study
@@ -21,6 +22,7 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.reuse import StackDistances
 
 SIZE = 64
+SEED = Seed(5)
 
 
 def accesses(
@@ -88,7 +90,7 @@ def test_min_finds_what_the_best_of_all_ways_finds(
     blocks: list[int], room: int, refusing: bool
 ) -> None:
     given = accesses(blocks)
-    rule = Min(Future(given), room * SIZE, refusing=refusing)
+    rule = Min(Ground(given, SEED), room * SIZE, refusing=refusing)
     assert hits(rule, given) == best(blocks, room, refusing=refusing)
 
 
@@ -96,7 +98,7 @@ def test_min_finds_what_the_best_of_all_ways_finds(
 def test_no_policy_is_above_min_and_min_not_above_no_limit(
     given: Accesses, some: list[int]
 ) -> None:
-    found = study(given, POLICIES, [room * SIZE for room in some], refusing=True)
+    found = study(given, POLICIES, [room * SIZE for room in some], refusing=True, seed=SEED)
     per = len(POLICIES) + 2
     for place in range(len(some)):
         least, may, *rows = found.rows[place * per : (place + 1) * per]
@@ -119,7 +121,7 @@ def test_no_policy_and_no_min_is_above_the_limit_of_space_and_time(
 ) -> None:
     uses = next_uses(given.blocks)
     limit = SpaceTime(given, uses).limit(room)
-    found = study(given, POLICIES, [room], refusing=True)
+    found = study(given, POLICIES, [room], refusing=True, seed=SEED)
     for row in found.rows:
         assert row.blocks.hits <= limit.hits
         assert row.blocks.hit_bytes <= limit.nbytes
@@ -156,8 +158,8 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
     policy: str, given: Accesses, room: int
 ) -> None:
     for tell in (hits, leading_hits):
-        fast = cache_of(policy, room * SIZE, given)
-        slow = Seam(EVICTION[policy](), room * SIZE, given.sizes.tolist())
+        fast = cache_of(policy, room * SIZE, Ground(given, SEED))
+        slow = Seam(EVICTION[policy](room * SIZE), room * SIZE, Ground(given, SEED))
         assert not isinstance(fast, Seam)
         assert tell(fast, given) == tell(slow, given)
         assert (fast.evicted, fast.refused) == (slow.evicted, slow.refused)
@@ -166,7 +168,7 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
 @given(asked(), rooms)
 def test_lru_finds_all_that_a_smaller_one_finds(given: Accesses, room: int) -> None:
     """The inclusion property (Mattson et al.), place by place."""
-    small, large = (cache_of("lru", some * SIZE, given) for some in (room, room + 1))
+    small, large = (cache_of("lru", some * SIZE, Ground(given, SEED)) for some in (room, room + 1))
     for part in given.parts():
         assert set(large.blocks(part)) <= set(small.blocks(part))
 
@@ -175,7 +177,7 @@ def test_lru_finds_all_that_a_smaller_one_finds(given: Accesses, room: int) -> N
 def test_lru_finds_what_stack_distances_say(given: Accesses, room: int) -> None:
     stack = StackDistances()
     stack.add(given.blocks)
-    assert hits(cache_of("lru", room * SIZE, given), given) == stack.hits(room)
+    assert hits(cache_of("lru", room * SIZE, Ground(given, SEED)), given) == stack.hits(room)
 
 
 @given(asked(), rooms)
@@ -193,13 +195,13 @@ def test_a_hit_by_prefix_has_no_miss_before_it(given: Accesses, room: int) -> No
             if block not in order:
                 order = [*order, block][-room:]
         found += gap
-    assert leading_hits(cache_of("lru", room * SIZE, given), given) == found
+    assert leading_hits(cache_of("lru", room * SIZE, Ground(given, SEED)), given) == found
 
 
 @given(asked(unequal=True), st.integers(0, 120))
 def test_what_was_stored_was_evicted_or_is_there(given: Accesses, room: int) -> None:
     for policy in POLICIES:
-        kept = cache_of(policy, room, given)
+        kept = cache_of(policy, room, Ground(given, SEED))
         misses = given.lookups - hits(kept, given)
         held = misses - kept.evicted - kept.refused
         assert 0 <= held * int(given.sizes.min(initial=1)) <= room

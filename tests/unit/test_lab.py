@@ -7,17 +7,18 @@ import pytest
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
-from kv_cache.lab.accesses import TENTHS, gathered
+from kv_cache.core.seed import Seed
+from kv_cache.lab.accesses import BATCHES, gathered
 from kv_cache.lab.bounds import leading
 from kv_cache.lab.judge import (
     Failure,
     Shares,
-    differ,
+    apart_by_seeds,
+    apart_by_stretches,
     dominated,
     failures,
-    intervals_apart,
     ranked_by_seeds,
-    ranked_by_tenths,
+    ranked_by_stretches,
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import study
@@ -46,7 +47,11 @@ def test_policies_with_overlapping_intervals_share_a_place() -> None:
 
 
 def test_a_policy_between_two_others_keeps_both_from_an_order() -> None:
-    rows = [shares("a", 0.50, 0.51, 0.52), shares("b", 0.47, 0.5, 0.53), shares("c", 0.44, 0.45, 0.46)]
+    rows = [
+        shares("a", 0.50, 0.51, 0.52),
+        shares("b", 0.47, 0.5, 0.53),
+        shares("c", 0.44, 0.45, 0.46),
+    ]
     found = ranked_by_seeds(rows)
     assert intervals_apart(rows[0], rows[2])
     assert found.ranks is None
@@ -60,12 +65,12 @@ def test_two_seeds_and_one_policy_give_no_order() -> None:
     assert ranked_by_seeds([]).ranks is None
 
 
-def test_tenths_tell_a_steady_difference_that_intervals_of_the_same_numbers_hide() -> None:
+def test_batches_tell_a_steady_difference_that_intervals_of_the_same_numbers_hide() -> None:
     worse = [0.1, 0.5, 0.2, 0.9, 0.3, 0.4, 0.8, 0.7, 0.6, 0.1]
     a = shares("a", *(value + 0.02 + 0.001 * place for place, value in enumerate(worse)))
     b = shares("b", *worse)
     assert not intervals_apart(a, b)
-    assert ranked_by_tenths([b, a]).ranks == {"a": 1, "b": 2}
+    assert ranked_by_stretches([b, a]).ranks == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,13 @@ def test_finding_nothing_is_no_failure_where_min_finds_nothing_either() -> None:
 
 def test_requests_become_numbers_by_first_appearance() -> None:
     given = gathered(
-        [request("a", "b"), request(), request("b", "c"), request("a", "a", once=True), request("a")]
+        [
+            request("a", "b"),
+            request(),
+            request("b", "c"),
+            request("a", "a", once=True),
+            request("a"),
+        ]
     )
     assert given.blocks.tolist() == [0, 1, 1, 2, 3, 4, 0]
     assert given.begins.tolist() == [0, 2, 4, 6]
@@ -133,18 +144,18 @@ def test_a_size_is_that_of_the_first_access_and_one_for_all_or_none() -> None:
     assert gathered([request("a"), request("a", nbytes=9)]).sizes.tolist() == [8]
 
 
-def test_tenths_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
+def test_batches_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
     """Several parts, each of whole requests, one of them longer than a part."""
     names = [str(number % 90_000) for number in range(140_000)]
     given = gathered(
         [request(*names[:3]), request(*names[3:80_000]), *(request(*names[at : at + 500])
          for at in range(80_000, 140_000, 500))]
     )  # fmt: skip
-    found = study(given, ["lru"], [50_000 * 8, 200_000 * 8])
-    assert len(found.base.tenths) == TENTHS
-    assert sum(found.base.tenths) == given.lookups == 140_000
+    found = study(given, ["lru"], [50_000 * 8, 200_000 * 8], seed=Seed(1))
+    assert len(found.base.batches) == BATCHES
+    assert sum(found.base.batches) == given.lookups == 140_000
     for row in found.rows:
-        assert sum(row.blocks.tenths) == row.blocks.hits
+        assert sum(row.blocks.batches) == row.blocks.hits
         assert row.blocks.hit_bytes == 8 * row.blocks.hits
     assert found.rows[-1].blocks.hits == found.unlimited.blocks.hits == 50_000
     assert found.rows[0].policy == "min"

@@ -95,7 +95,7 @@ def _lines(table: Json, rule: str, figure: str) -> Iterator[_Line]:
         ]
         if points:
             yield _Line(
-                name=word(entry, "policy"), bound=value_at(entry, "bound") is True,
+                name=word(entry, "policy"), bound=value_at(entry, "kind") != "policy",
                 x=[x for x, _ in points], y=[y for _, y in points],
             )  # fmt: skip
 
