@@ -53,7 +53,7 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     plan = io_path.plan_of(quick=quick, directory=directory)
     return {
         "12": ("looking at traces", trace_stats.figures),
-        "17": ("the policy lab", lab.figures),
+        "17": ("the policy lab", lambda: lab.figures(quick=quick)),
         "13": ("the page of an hour", lambda: report_page.figures(quick=quick)),
         "16": ("the live view", lambda: live.figures(LIVE_S, directory)),
         "14": ("ranks that run together", lambda: ranks.figures(directory, quick=quick)),

@@ -17,7 +17,7 @@ is no order, however small the intervals.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -55,6 +55,8 @@ class Shares:
 
 Apart = Callable[[Shares, Shares], bool]
 """Whether the first is better than the second beyond doubt."""
+MakeApart = Callable[[Sequence[Shares]], Apart]
+"""Of all that are compared with one another."""
 
 
 def dominated(compulsory: float, misses: float) -> str | None:
@@ -72,12 +74,12 @@ def order_by_seeds(some: Sequence[Shares]) -> Order:
     seeds = len(some[0].values) if some else 0
     if seeds < LEAST_SEEDS:
         return Order(beaten_by=None, why=f"{seeds} seeds are fewer than {LEAST_SEEDS}")
-    return _order(some, apart_by_seeds(len(some)), f"intervals over {seeds} seeds")
+    return _order(some, apart_by_seeds(some), f"intervals over {seeds} seeds")
 
 
 def order_by_stretches(some: Sequence[Shares]) -> Order:
     """Policies by their differences in each stretch of one trace."""
-    return _order(some, apart_by_stretches(len(some)), "differences over the stretches of the trace")
+    return _order(some, apart_by_stretches(some), "differences in stretches of the trace")
 
 
 def _order(some: Sequence[Shares], apart: Apart, by: str) -> Order:
@@ -88,13 +90,13 @@ def _order(some: Sequence[Shares], apart: Apart, by: str) -> Order:
         for row in some
     }
     if not any(beaten_by.values()):
-        return Order(beaten_by=None, why=f"the {by} show none to be better than another")
+        return Order(beaten_by=None, why=f"the {by} show nobody to be better")
     return Order(beaten_by=beaten_by, why=f"by {by}, {100 * CONFIDENCE:.0f} %")
 
 
-def apart_by_seeds(policies: int) -> Apart:
-    """Intervals that do not overlap, and hold for so many policies together."""
-    confidence = 1 - (1 - CONFIDENCE) / max(1, policies)
+def apart_by_seeds(some: Sequence[Shares]) -> Apart:
+    """Intervals that do not overlap, and hold for all of these policies together."""
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(some))
 
     def apart(better: Shares, worse: Shares) -> bool:
         high = mean_interval(better.values, confidence)
@@ -107,33 +109,43 @@ def apart_by_seeds(policies: int) -> Apart:
     return apart
 
 
-def apart_by_stretches(policies: int) -> Apart:
-    """A mean difference whose interval leaves out 0, and holds for all pairs together."""
-    tail = (1 - CONFIDENCE) / max(1, policies * (policies - 1))
+def apart_by_stretches(some: Sequence[Shares]) -> Apart:
+    """A mean difference whose interval leaves out 0, and holds for all pairs of these policies
+    together. How alike neighbours are is taken from the pair, or from the mean of all pairs where
+    that is more: of one pair it is known too badly for so small a tail."""
+    tail = (1 - CONFIDENCE) / max(1, len(some) * (len(some) - 1))
+    pairs = [_alike(_differences(a, b)) for a, b in combinations(some, 2)]
+    usual = fmean(pairs) if pairs else 0.0
 
     def apart(better: Shares, worse: Shares) -> bool:
-        differences = [a - b for a, b in zip(better.values, worse.values, strict=True)]
+        differences = _differences(better, worse)
         if len(differences) < 2 or better.mean - worse.mean < LEAST_DIFFERENCE:
             return False
-        count = len(differences) / _inflation(differences)
-        spread = stdev(differences)
+        alike = min(max(0.0, usual, _alike(differences)), _MOST_ALIKE)
+        count = len(differences) * (1 - alike) / (1 + alike)
         if count < 2:
             return False
-        return fmean(differences) > _quantile(1 - tail, count - 1) * spread / sqrt(count)
+        reach = _quantile(1 - tail, round(count - 1, 3)) * stdev(differences) / sqrt(count)
+        return fmean(differences) > reach
 
     return apart
 
 
-def _inflation(values: Sequence[float]) -> float:
-    """How many values that follow one another say as much as one: by what neighbours share (as of
-    an autoregressive series), and never less than 1."""
+def _differences(better: Shares, worse: Shares) -> list[float]:
+    return [a - b for a, b in zip(better.values, worse.values, strict=True)]
+
+
+def _alike(values: Sequence[float]) -> float:
+    """The correlation of neighbours, without the bias of a short series (Kendall, Biometrika 41,
+    1954)."""
+    if len(values) < 2:
+        return 0.0
     mean = fmean(values)
     spread = sum((value - mean) ** 2 for value in values)
     if not spread:
-        return 1.0
+        return 0.0
     shared = sum((a - mean) * (b - mean) for a, b in pairwise(values)) / spread
-    shared = min(max(0.0, shared), _MOST_ALIKE)
-    return (1 + shared) / (1 - shared)
+    return shared + (1 + 3 * shared) / len(values)
 
 
 @lru_cache(maxsize=4096)
@@ -161,17 +173,17 @@ class Failure:
 
 
 def failures(
-    table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], apart: Apart
+    table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], made: MakeApart
 ) -> list[Failure]:
     """Of each capacity (the smaller before the larger) the policies, and what MIN finds there."""
     found: list[Failure] = []
     for capacity, some in table.items():
-        known = {row.policy: row for row in some}
+        known, apart = {row.policy: row for row in some}, made(some)
         for row in some:
             found += _below(row, known, capacity, apart)
             if row.mean == 0 and bound[capacity] >= LEAST_TO_FIND:
                 found.append(_failure(row, capacity, "no-hits", bound[capacity]))
-    return found + _anomalies(table, apart)
+    return found + _anomalies(table, made)
 
 
 def _below(
@@ -184,11 +196,12 @@ def _below(
     ]
 
 
-def _anomalies(table: Mapping[str, Sequence[Shares]], apart: Apart) -> list[Failure]:
+def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[Failure]:
     """Belady's anomaly (CACM 12(6), 1969): more room, fewer hits."""
     found: list[Failure] = []
     before: dict[str, Shares] = {}
     for capacity, some in table.items():
+        apart = made(some)
         for row in some:
             smaller = before.get(row.policy)
             if smaller is not None and apart(smaller, row):

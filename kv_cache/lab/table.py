@@ -259,6 +259,4 @@ def _failures(
             rows[0].blocks.hits / max(1, base.lookups)
             for rows, base in zip(by_seed, bases, strict=True)
         )
-    policies = len(next(iter(table.values()), ()))
-    apart = apart_by_seeds if seeds else apart_by_stretches
-    return failures(table, bound, apart(policies))
+    return failures(table, bound, apart_by_seeds if seeds else apart_by_stretches)

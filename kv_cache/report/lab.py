@@ -14,6 +14,7 @@ SCHEMA = "kv-cache-lab/1"
 SECTION = "kv_cache"
 TIB = 1 << 40
 _MOST_TOLD = 2  # failures of a kind that are told to people
+_BY = {"blocks": "order", "prefix": "prefix_order"}
 _BESIDE = 5  # capacities that stand beside each other
 
 RULES = {
@@ -134,7 +135,7 @@ def _orders(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What the stars mean; capacities without an order, those for the same reason together."""
     orders = [
         (rule, column["capacity"], column[name])
-        for rule, name in (("blocks", "order"), ("prefix", "prefix_order"))
+        for rule, name in _BY.items()
         for column in columns
         if column[name] is not None
     ]
@@ -144,13 +145,13 @@ def _orders(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for rule, capacity, order in orders:
         if not order["beaten_by"]:
             told.setdefault((rule, order["why"]), []).append(capacity)
-    either = len({rule for rule, _, _ in orders}) > 1
-    for (rule, why), names in told.items():
-        other = told.get(("prefix" if rule == "blocks" else "blocks", why))
-        if other == names and rule == "prefix":
-            continue
-        by = f" by {rule}" if either and other != names else ""
-        yield f"  no order{by} at {', '.join(names)}: {why}"
+    for why in dict.fromkeys(why for _, why in told):
+        where = {rule: ", ".join(told[rule, why]) for rule in _BY if (rule, why) in told}
+        if len(set(where.values())) == 1 and len(where) == len({rule for rule, _, _ in orders}):
+            where = {"": where.popitem()[1]}
+        told_of = "; ".join(f"at {at}{f' by {rule}' if rule else ''}" for rule, at in where.items())
+        yield f"  no order {told_of},"
+        yield f"    as {why}"
 
 
 def _failures(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -226,7 +227,8 @@ _FIGURES = (
     "loaded_bytes", "dequant_s", "at_most",
 )  # fmt: skip
 CSV_HEAD = (
-    *_KEYS, "lookups", "compulsory", *_FIGURES, "interval_low", "interval_high", "seeds", "beaten_by",
+    *_KEYS, "lookups", "compulsory", *_FIGURES, "interval_low", "interval_high", "seeds",
+    "beaten_by",
 )  # fmt: skip
 
 

@@ -82,8 +82,9 @@ def test_the_summary_says_which_rule_is_which_and_fits_a_screen(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
-    assert any(line.startswith("block hits, % of lookups") for line in lines)
-    assert any(line.startswith("prefix hits, % of lookups") for line in lines)
+    assert "hits, % of lookups: by blocks, by prefix" in lines
+    for name in ("unlimited (bound)", "min (bound)", *POLICIES):
+        assert any(line.startswith(f"  {name} ") for line in lines), name
 
 
 def test_a_document_rows_and_a_picture_are_written_and_the_picture_can_be_drawn_again(
@@ -109,10 +110,11 @@ def test_a_document_rows_and_a_picture_are_written_and_the_picture_can_be_drawn_
 def test_objects_of_different_sizes_have_a_limit_beside_min(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = lab(capsys, "mooncake.jsonl", "--semantics", "mlperf", "--capacities", "20%")
+    own = lab(capsys, "--users", "--semantics", "mlperf", "--requests", 500, "--capacities", "5%")
     found = entries(own)
     assert list(found)[:3] == ["unlimited", "limit", "min"]
     assert found["limit"]["blocks"]["at_most"]
+    assert [found[name]["kind"] for name in ("limit", "min", "lru")] == ["bound", "rule", "policy"]
     for name in ("min", *POLICIES):
         for figure in ("hit_ratio", "byte_hit_ratio"):
             assert found[name]["blocks"][figure] <= found["limit"]["blocks"][figure]
@@ -168,21 +170,22 @@ def test_patterns_have_means_and_intervals_over_their_seeds(
                 assert low - 1e-12 <= rate["hit_ratio"] <= high + 1e-12
 
 
-def test_policies_whose_intervals_overlap_have_no_order(
+def test_policies_whose_intervals_overlap_are_not_told_apart(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = lab(capsys, "--pattern", "rag_burst", "--capacities", "10%,50%")
     unclear, clear = (column["order"] for column in own["cases"][0]["tables"][0]["columns"])
     some = [entries(own, 0)[policy]["blocks"]["interval"] for policy in ("lru", "fifo")]
     assert max(each["low"] for each in some) <= min(each["high"] for each in some)
-    assert unclear["ranks"] is None
-    assert clear["ranks"]["lru"] < clear["ranks"]["fifo"]
+    assert "lru" not in unclear["beaten_by"]["fifo"]
+    assert "lru" in clear["beaten_by"]["fifo"]
+    assert clear["beaten_by"]["lru"] == []
 
 
 def test_two_seeds_are_too_few_for_an_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = lab(capsys, "--pattern", "rag_burst", "--capacities", "50%", "--seeds", 2)
     order = own["cases"][0]["tables"][0]["columns"][0]["order"]
-    assert order == {"ranks": None, "why": "2 seeds are fewer than 3"}
+    assert order == {"beaten_by": None, "why": "2 seeds are fewer than 3"}
 
 
 def test_a_policy_that_finds_nothing_where_min_finds_much_is_told_as_a_failure(
@@ -200,8 +203,8 @@ def test_where_first_accesses_are_nearly_all_misses_there_is_no_order(
 ) -> None:
     own = lab(capsys, "--pattern", "long_tail_mix", "--capacities", "98%")
     order = own["cases"][0]["tables"][0]["columns"][0]["order"]
-    assert order["ranks"] is None
-    assert order["why"].endswith("% of the worst one's misses are first accesses")
+    assert order["beaten_by"] is None
+    assert order["why"] == "first accesses are 90 % of the worst one's misses, or more"
 
 
 # --- the same everywhere, and bad input -------------------------------------------------------

@@ -17,8 +17,8 @@ from kv_cache.lab.judge import (
     apart_by_stretches,
     dominated,
     failures,
-    ranked_by_seeds,
-    ranked_by_stretches,
+    order_by_seeds,
+    order_by_stretches,
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import study
@@ -39,38 +39,68 @@ def request(*names: str, once: bool = False, nbytes: int = 8) -> Request:
 # --- order -----------------------------------------------------------------------------------
 
 
-def test_policies_with_overlapping_intervals_share_a_place() -> None:
-    found = ranked_by_seeds(
-        [shares("a", 0.10, 0.11, 0.12), shares("b", 0.50, 0.51, 0.52), shares("c", 0.11, 0.12, 0.10)]
-    )  # fmt: skip
-    assert found.ranks == {"b": 1, "a": 2, "c": 2}
+def test_policies_with_overlapping_intervals_are_not_told_apart() -> None:
+    found = order_by_seeds(
+        [shares("a", 0.10, 0.11, 0.12), shares("b", 0.50, 0.51, 0.52), shares("c", 0.11, 0.12, 0.1)]
+    )
+    assert found.beaten_by == {"a": ["b"], "b": [], "c": ["b"]}
 
 
-def test_a_policy_between_two_others_keeps_both_from_an_order() -> None:
+def test_a_policy_between_two_others_is_neither_worse_nor_better() -> None:
     rows = [
-        shares("a", 0.50, 0.51, 0.52),
-        shares("b", 0.47, 0.5, 0.53),
-        shares("c", 0.44, 0.45, 0.46),
-    ]
-    found = ranked_by_seeds(rows)
-    assert intervals_apart(rows[0], rows[2])
-    assert found.ranks is None
-    assert found.why == "the intervals of 3 seeds tell none from the best"
+        shares("a", 0.60, 0.61, 0.62), shares("b", 0.45, 0.5, 0.55), shares("c", 0.34, 0.35, 0.36)
+    ]  # fmt: skip
+    assert order_by_seeds(rows).beaten_by == {"a": [], "b": [], "c": ["a"]}
+
+
+def test_where_nobody_is_shown_to_be_better_there_is_no_order() -> None:
+    rows = [shares("a", 0.50, 0.51, 0.52), shares("b", 0.47, 0.5, 0.53)]
+    found = order_by_seeds(rows)
+    assert found.beaten_by is None
+    assert found.why == "the intervals over 3 seeds show nobody to be better"
 
 
 def test_two_seeds_and_one_policy_give_no_order() -> None:
     few = [shares("a", 0.1, 0.1), shares("b", 0.9, 0.9)]
-    assert ranked_by_seeds(few).ranks is None
-    assert ranked_by_seeds([shares("a", 0.1, 0.1, 0.1)]).ranks is None
-    assert ranked_by_seeds([]).ranks is None
+    assert order_by_seeds(few).beaten_by is None
+    assert order_by_seeds([shares("a", 0.1, 0.1, 0.1)]).beaten_by is None
+    assert order_by_seeds([]).beaten_by is None
 
 
-def test_batches_tell_a_steady_difference_that_intervals_of_the_same_numbers_hide() -> None:
+def test_a_difference_that_is_sure_but_small_is_none() -> None:
+    rows = [shares("a", 0.5009, 0.5009, 0.5009), shares("b", 0.5, 0.5, 0.5)]
+    assert order_by_seeds(rows).beaten_by is None
+    assert order_by_stretches(rows).beaten_by is None
+
+
+def test_stretches_show_a_steady_difference_that_intervals_of_the_same_numbers_hide() -> None:
     worse = [0.1, 0.5, 0.2, 0.9, 0.3, 0.4, 0.8, 0.7, 0.6, 0.1]
-    a = shares("a", *(value + 0.02 + 0.001 * place for place, value in enumerate(worse)))
+    a = shares("a", *(value + 0.02 + 0.001 * (place % 3) for place, value in enumerate(worse)))
     b = shares("b", *worse)
-    assert not intervals_apart(a, b)
-    assert ranked_by_stretches([b, a]).ranks == {"a": 1, "b": 2}
+    assert order_by_seeds([a, b]).beaten_by is None
+    assert order_by_stretches([b, a]).beaten_by == {"a": [], "b": ["a"]}
+
+
+def test_a_difference_that_one_stretch_alone_makes_is_not_shown() -> None:
+    b = shares("b", *[0.5] * BATCHES)
+    a = shares("a", *[0.5] * (BATCHES - 1), 1.0)
+    assert order_by_stretches([a, b]).beaten_by is None
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.6])
+def test_fifteen_equal_policies_are_seldom_put_in_an_order(alike: float) -> None:
+    """Their stretches differ by chance alone, neighbours more or less alike."""
+    rng = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(100):
+        rows = []
+        for name in range(15):
+            noise = [0.0]
+            for draw in rng.normal(0, 0.02, BATCHES + 20):
+                noise.append(alike * noise[-1] + draw)
+            rows.append(shares(str(name), *(0.5 + each for each in noise[-BATCHES:])))
+        wrong += order_by_stretches(rows).beaten_by is not None
+    assert wrong <= 10
 
 
 @pytest.mark.parametrize(
@@ -88,26 +118,27 @@ def test_first_accesses_of_nine_in_ten_misses_forbid_an_order(
 def test_failures_are_told_by_kind() -> None:
     table = {
         "1%": [shares("lru", 0.3, 0.3), shares("fifo", 0.2, 0.2), shares("x", 0.0, 0.0)],
-        "2%": [shares("lru", 0.4, 0.4), shares("fifo", 0.1, 0.1), shares("x", 0.4, 0.4)],
+        "2%": [shares("lru", 0.4, 0.4), shares("fifo", 0.1, 0.1), shares("random", 0.2, 0.2)],
     }
-    found = failures(table, {"1%": 0.5, "2%": 0.5}, intervals_apart)
+    found = failures(table, {"1%": 0.5, "2%": 0.5}, apart_by_seeds)
     assert [(each.policy, each.capacity, each.kind) for each in found] == [
         ("fifo", "1%", "below-lru"),
         ("x", "1%", "below-fifo"),
         ("x", "1%", "below-lru"),
         ("x", "1%", "no-hits"),
+        ("fifo", "2%", "below-random"),
         ("fifo", "2%", "below-lru"),
+        ("random", "2%", "below-lru"),
         ("fifo", "2%", "more-room-fewer-hits"),
     ]
     assert found[-1] == Failure(
-        policy="fifo", capacity="2%", kind="more-room-fewer-hits",
-        says="10.00 %, with 1% 20.00 %",
-    )  # fmt: skip
+        policy="fifo", capacity="2%", kind="more-room-fewer-hits", hit_ratio=0.1, against=0.2
+    )
 
 
 def test_finding_nothing_is_no_failure_where_min_finds_nothing_either() -> None:
     table = {"1%": [shares("lru", 0.0, 0.0)]}
-    assert failures(table, {"1%": 0.009}, differ) == []
+    assert failures(table, {"1%": 0.009}, apart_by_stretches) == []
 
 
 # --- accesses --------------------------------------------------------------------------------
