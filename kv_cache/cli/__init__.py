@@ -94,6 +94,12 @@ def _trace(argv: Sequence[str]) -> int:
     return trace(argv)
 
 
+def _lab(argv: Sequence[str]) -> int:
+    from kv_cache.cli.lab import main as lab
+
+    return lab(argv)
+
+
 def _datasets(argv: Sequence[str]) -> int:
     from kv_cache.cli.datasets import main as datasets
 
@@ -122,6 +128,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "report": _report,
     "plot": _plot,
     "trace": _trace,
+    "lab": _lab,
     "datasets": _datasets,
     "verify": _verify,
     "twin": _twin,
