@@ -159,6 +159,7 @@ def _own_section(
             "dropped_stores": outcome.dropped_stores,
             "lost_bytes": outcome.lost_bytes,
         },
+        "policies": dict(outcome.policies),
         "reconciliation": reconciliation(outcome),
         "kernel_counters": dict(outcome.kernel),
         "buffers": dict(outcome.buffers),

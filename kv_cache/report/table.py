@@ -17,7 +17,8 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     own = document["kv_cache"]
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
     lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
-    lines += [*_users(own), *_before(own), *_validated(document), *_foreseen(document)]
+    lines += [*_users(own), *_before(own), *policy_lines(own)]
+    lines += [*_validated(document), *_foreseen(document)]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
 
@@ -60,6 +61,27 @@ def _users(own: Mapping[str, Any]) -> list[str]:
     last = rows[-1]
     head = f"users     {first} -> {last['users']}, {settled}, by {len(rows)} decisions"
     return [f"{head} ({more}{path})", f"          {last['reason']}"]
+
+
+def policy_lines(own: Mapping[str, Any]) -> list[str]:
+    """What policies did that are not the default; results of earlier versions tell nothing."""
+    said = own.get("policies") or {}
+    return [*_admission(said.get("admission"))]
+
+
+def _admission(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "always":
+        return []
+    asked = {label: row for label, row in said["tiers"].items() if row["asked"]}
+    found = []
+    for label, row in asked.items():
+        refused = {why: tally["blocks"] for why, tally in row["not_admitted"].items()}
+        whole = row["admitted"]["blocks"] + sum(refused.values())
+        told = "".join(f", {count} {why}" for why, count in refused.items())
+        found.append(f"{label} took {row['admitted']['blocks']} of {whole}{told}")
+    missed = said["not_stored"]["blocks"]
+    rest = f"; {missed} new blocks not stored" if missed else ""
+    return [f"admission {said['name']}: {'; '.join(found) or 'no tier asked'}{rest}"]
 
 
 def _before(own: Mapping[str, Any]) -> list[str]:
