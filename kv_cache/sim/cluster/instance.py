@@ -42,7 +42,7 @@ class Rules:
 
 class Instance:
     __slots__ = (
-        "_chunks", "_epoch", "_fresh", "_grown", "_last_out_ns", "_orders", "_run_began",
+        "_chunks", "_epoch", "_fresh", "_grown", "_joining", "_last_out_ns", "_orders", "_run_began",
         "_run_steps", "_slacks", "_step_ns", "busy", "busy_ns", "cluster", "compute", "context",
         "decode_tokens", "decoding", "finished", "finishing", "longest_queue", "max_seqs",
         "measured_decoding", "members", "number", "place", "preemptions", "prefill_tokens",
@@ -87,6 +87,7 @@ class Instance:
         self._step_ns = 0
         self._last_out_ns = 0
         self._fresh: list[int] = []
+        self._joining: list[Flight] = []  # from the next step on
         self._grown = 0  # blocks taken for the decode part of a step with chunks
 
     # --- the queue -------------------------------------------------------------------------
@@ -118,11 +119,14 @@ class Instance:
         """Somebody may want in: end a run of decode steps at the next step."""
         if not self.busy:
             self.kick()
-        elif self._run_steps > 1 and len(self.members) < self.max_seqs:
+        elif self._run_steps > 1 and (self._joining or len(self.members) < self.max_seqs):
             self._shorten()
 
     def kick(self) -> None:
         """Between two steps: admit, and begin the next step or run of steps."""
+        joining, self._joining = self._joining, []
+        for flight in joining:
+            self._join(flight)
         for _ in range(2):  # again where all who decoded had to give their memory back
             if self.busy:
                 return
@@ -289,7 +293,6 @@ class Instance:
         return True
 
     def _step_done(self, _: None) -> None:
-        self.busy = False
         self.busy_ns += self._step_ns
         ended = self._advance(self._step_ns) if self._run_steps else ()
         self._run_steps = 0
@@ -305,6 +308,7 @@ class Instance:
                 cluster.send_on(flight)
         for flight in ended:
             cluster.finish(self, flight)
+        self.busy = False
         self.kick()
 
     def _secure(self, flight: Flight, tokens: int) -> bool:
@@ -361,7 +365,14 @@ class Instance:
     # --- runs of decode steps --------------------------------------------------------------
 
     def join(self, flight: Flight) -> None:
-        """A flight whose state is here, and one more token out, decodes from the next step on."""
+        """A flight whose state is here, and one more token out, decodes from the next step on; the
+        step that is under way is none of its own."""
+        if self.busy:
+            self._joining.append(flight)
+        else:
+            self._join(flight)
+
+    def _join(self, flight: Flight) -> None:
         self.cluster.turn(flight, DECODE)
         left = flight.ask.output_tokens - flight.generated
         kept = flight.ask.prompt_tokens + flight.generated - 1
@@ -453,12 +464,12 @@ class Instance:
     def _run_done(self, epoch: int) -> None:
         if epoch != self._epoch or not self.busy:
             return
-        self.busy = False
         self.busy_ns += self._step_ns
         ended = self._advance(self._step_ns)
         self._run_steps = 0
         for flight in ended:
             self.cluster.finish(self, flight)
+        self.busy = False
         self.kick()
 
     def _shorten(self) -> None:
