@@ -445,7 +445,11 @@ class Cluster:
         return self.scenario.separation.transfer == "push" and flight.ask.output_tokens > 1
 
     def _choose_decoder(self, flight: Flight) -> None:
+        """Of two mixed instances none decodes for the other: each could be full of what waits for
+        memory of the other."""
         number = self._decode_router.choose(flight)
+        if self.roles[number] == self.roles[flight.home]:
+            number = flight.home
         flight.decoder = number
         instance = self.instance(number)
         work = int(flight.ask.output_tokens * instance.compute.token_ns)

@@ -42,11 +42,12 @@ class Rules:
 
 class Instance:
     __slots__ = (
-        "_chunks", "_epoch", "_fresh", "_grown", "_joining", "_last_out_ns", "_orders", "_run_began",
-        "_run_steps", "_slacks", "_step_ns", "busy", "busy_ns", "cluster", "compute", "context",
-        "decode_tokens", "decoding", "finished", "finishing", "longest_queue", "max_seqs",
-        "measured_decoding", "members", "number", "place", "preemptions", "prefill_tokens",
-        "prefilling", "requests", "role", "rules", "steps", "tiers", "waiting",
+        "_chunks", "_epoch", "_fresh", "_grown", "_joining", "_last_out_ns", "_orders",
+        "_run_began", "_run_steps", "_slacks", "_step_ns", "_tickets", "busy", "busy_ns",
+        "cluster", "compute", "context", "decode_tokens", "decoding", "finished", "finishing",
+        "longest_queue", "max_seqs", "measured_decoding", "members", "number", "place",
+        "preemptions", "prefill_tokens", "prefilling", "requests", "role", "rules", "steps",
+        "tiers", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -71,14 +72,14 @@ class Instance:
         self.waiting = [] if rules.shortest_first else deque()
         self.members: dict[Flight, None] = {}  # admitted and not ended, the first first
         self.prefilling: list[Flight] = []
-        self.finishing: list[tuple[int, int, Flight]] = []
+        self.finishing: list[tuple[int, int, int, Flight]] = []
         self.decoding = self.measured_decoding = 0
         self.context = 0  # tokens that all who decode attend to
         self.steps = 0
         self.busy = False
         self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
         self.requests = self.finished = self.preemptions = self.longest_queue = 0
-        self._orders = 0
+        self._orders = self._tickets = 0
         self._slacks: dict[int, int] = {}
         self._chunks: list[tuple[Flight, int]] = []
         self._epoch = 0
@@ -378,7 +379,9 @@ class Instance:
         kept = flight.ask.prompt_tokens + flight.generated - 1
         flight.joined_step = self.steps
         flight.finish_step = self.steps + left
-        heappush(self.finishing, (flight.finish_step, flight.order, flight))
+        self._tickets += 1
+        flight.ticket = self._tickets
+        heappush(self.finishing, (flight.finish_step, flight.order, flight.ticket, flight))
         self.decoding += 1
         self.context += kept
         if flight.measured:
@@ -395,6 +398,7 @@ class Instance:
         before = flight.ask.output_tokens - (flight.finish_step - flight.joined_step)
         kept = flight.ask.prompt_tokens + before - 1 + done
         flight.generated = flight.ask.output_tokens - left
+        flight.ticket = 0
         self.decoding -= 1
         self.context -= kept
         if flight.measured:
@@ -427,7 +431,7 @@ class Instance:
     def _begin_run(self) -> None:
         while self.decoding:
             finishing = self.finishing
-            while finishing[0][2].phase != DECODE or finishing[0][0] != finishing[0][2].finish_step:
+            while finishing[0][3].ticket != finishing[0][2]:  # it was preempted
                 heappop(finishing)
             steps = self._fitting(finishing[0][0] - self.steps)
             if steps:
@@ -509,8 +513,8 @@ class Instance:
         self.cluster.total_output_tokens += sequences * steps
         finishing, ended = self.finishing, []
         while finishing and finishing[0][0] <= self.steps:
-            step, _, flight = heappop(finishing)
-            if flight.phase == DECODE and flight.finish_step == step:
+            _, _, ticket, flight = heappop(finishing)
+            if flight.ticket == ticket:
                 self._leave_decoding(flight)
                 ended.append(flight)
         return ended
