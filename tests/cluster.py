@@ -111,7 +111,7 @@ def _work(rng: random.Random, block: int) -> Plain:
             "system_tokens": rng.choice((1, block, 2 * block + 3)),
             "tool_sets": rng.choice((0, 2)),
             "tool_tokens": rng.choice((1, 2 * block)),
-            "context_tokens": rng.choice((3, 2 * block, 5 * block + 1)),
+            "context_tokens": 3 + rng.choice((0, 2 * block, 5 * block + 1)),
             "documents": rng.choice((0, 0, 5)),
             "documents_per_session": rng.choice((1, 3)),
         }

@@ -42,7 +42,7 @@ class Rules:
 
 class Instance:
     __slots__ = (
-        "_chunks", "_epoch", "_fresh", "_grown", "_joining", "_last_out_ns", "_orders",
+        "_chunks", "_epoch", "_fresh", "_grown", "_joining", "_kicking", "_last_out_ns", "_orders",
         "_run_began", "_run_steps", "_slacks", "_step_ns", "_tickets", "busy", "busy_ns",
         "cluster", "compute", "context", "decode_tokens", "decoding", "finished", "finishing",
         "longest_queue", "max_seqs", "measured_decoding", "members", "number", "place",
@@ -89,6 +89,7 @@ class Instance:
         self._last_out_ns = 0
         self._fresh: list[int] = []
         self._joining: list[Flight] = []  # from the next step on
+        self._kicking = False
         self._grown = 0  # blocks taken for the decode part of a step with chunks
 
     # --- the queue -------------------------------------------------------------------------
@@ -125,12 +126,17 @@ class Instance:
 
     def kick(self) -> None:
         """Between two steps: admit, and begin the next step or run of steps."""
+        if self._kicking:
+            return
+        self._kicking = True
         joining, self._joining = self._joining, []
         for flight in joining:
             self._join(flight)
+        self._begin()
+        self._kicking = False
+
+    def _begin(self) -> None:
         for _ in range(2):  # again where all who decoded had to give their memory back
-            if self.busy:
-                return
             self._admit()
             if self.prefilling and self._begin_step():
                 return
@@ -270,6 +276,8 @@ class Instance:
                 continue
             if not rules.reserve_prompt and not self._secure(flight, flight.computed + take):
                 break
+            if take == flight.target - flight.computed:
+                self.cluster.secured(flight)
             chunks.append((flight, take))
             pairs += pairs_of(flight.computed, take)
             read += flight.computed
