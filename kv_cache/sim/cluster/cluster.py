@@ -17,7 +17,7 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.asks import Ask, AskSource
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.compute import Compute, compute_of, token_bytes
-from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, Rules
 from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
 from kv_cache.sim.cluster.network import Network
@@ -332,7 +332,13 @@ class Cluster:
             self._emit(now, "admit", flight.ask.number, instance.number)
         if flight.landing is not None and flight.decoder == instance.number:
             self._landing_ready(flight)
-        elif self.separated and flight.decoder < 0 and self._early(flight):
+        elif self._rules.reserve_prompt:
+            self.secured(flight)
+
+    def secured(self, flight: Flight) -> None:
+        """All of a prompt has memory where it prefills, and will be computed: only now may it hold
+        memory elsewhere."""
+        if self.separated and flight.decoder < 0 and self._early(flight):
             self._choose_decoder(flight)
 
     def found(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
@@ -444,11 +450,15 @@ class Cluster:
     # --- prefill and decode apart ------------------------------------------------------------
 
     def _early(self, flight: Flight) -> bool:
-        """Whether the decode side is asked for memory as soon as prefill begins."""
+        """Whether the decode side is asked for memory before prefill ends."""
         return self.scenario.separation.transfer == "push" and flight.ask.output_tokens > 1
 
     def _choose_decoder(self, flight: Flight) -> None:
+        """Of two mixed instances none decodes for the other: each could be full of what waits for
+        memory of the other."""
         number = self._decode_router.choose(flight)
+        if self.roles[number] == self.roles[flight.home]:
+            number = flight.home
         flight.decoder = number
         instance = self.instance(number)
         work = int(flight.ask.output_tokens * instance.compute.token_ns)
@@ -507,14 +517,18 @@ class Cluster:
             flight.sent += tokens
             flight.sending += 1
             way = self.topology.path(flight.home, flight.decoder)
-            self.network.send(way, tokens * self.token_bytes, "pd-transfer", self._sent, flight)
+            self.network.send(
+                way, tokens * self.token_bytes, "pd-transfer", self._sent,
+                (flight, flight.landing),
+            )  # fmt: skip
         elif flight.prepared and not flight.sending:
             self._transferred(flight)
 
-    def _sent(self, flight: Flight) -> None:
+    def _sent(self, what: tuple[Flight, Hold]) -> None:
+        flight, landing = what
+        if flight.landing is not landing:
+            return  # it has given that memory up
         flight.sending -= 1
-        if flight.phase == ENDED:
-            return
         if flight.sending == 0 and flight.prepared and flight.sent == flight.target:
             self._transferred(flight)
         elif self.scenario.separation.transfer == "on-demand" and flight.sent < flight.target:
@@ -598,8 +612,8 @@ class Cluster:
         if flight.landing is not None:
             flight.landing.release()
             flight.landing = None
-        elif flight.decoder not in (-1, flight.home):
-            self.instance(flight.decoder).withdraw(flight)
+        elif not flight.landing_order and flight.decoder != flight.home:
+            self._instances[flight.decoder].withdraw(flight)
 
     def _count_presence(self, change: int) -> None:
         now = self.loop.now_ns
@@ -627,6 +641,8 @@ class Cluster:
         if self._rules.preemption == "abort":
             self._abort(flight, "preempted", instance.number)
             return
+        if not decoded and flight.decoder not in (-1, flight.home):
+            self._forget_decoder(flight)
         hold = flight.hold
         assert hold is not None
         kept = flight.ask.prompt_tokens + flight.generated - 1 if decoded else 0
@@ -641,6 +657,14 @@ class Cluster:
             flight.home = instance.number  # who decodes computes it again itself
         self.turn(flight, QUEUED)
         instance.enqueue(flight, first=True)
+
+    def _forget_decoder(self, flight: Flight) -> None:
+        """Who waits for memory must hold none elsewhere: others may wait for it there."""
+        decoder = self.instance(flight.decoder)
+        self._leave_decoder(flight)
+        flight.decoder = -1
+        flight.sent = flight.sending = flight.landing_order = 0
+        decoder.nudge()
 
     def _swap_out(self, instance: Instance, flight: Flight, tokens: int) -> bool:
         """Move state to host memory, if there is room; the HBM is free at once (staging)."""
