@@ -61,7 +61,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Readable, and the name of a directory: `cell-003_io.threads-8_run.num_users-50`."""
-        said = "".join(f"_{path}-{_word(value)}" for path, value in self.values.items())
+        said = "".join(f"_{path}-{word(value)}" for path, value in self.values.items())
         return f"cell-{self.number:03}{said}"[:_LONGEST_NAME].rstrip("._-")
 
 
@@ -115,18 +115,18 @@ def told(cell: Cell) -> str:
 
 
 def _matches(values: Mapping[str, Any], rule: Mapping[str, tuple[Any, ...]]) -> bool:
-    return all(any(_same(values[path], value) for value in some) for path, some in rule.items())
+    return all(any(same(values[path], value) for value in some) for path, some in rule.items())
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """As YAML means it: `true` is not 1."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
     """A value as a part of a name; of a path its last part."""
     if isinstance(value, list | tuple):
-        return "+".join(map(_word, value))
+        return "+".join(map(word, value))
     if value is None or isinstance(value, bool):
         return {True: "on", False: "off", None: "none"}[value]
     return _PLAIN.sub("_", str(value).rstrip("/").rpartition("/")[2])
@@ -151,7 +151,7 @@ def read_grid(path: Path, *, many: bool = False) -> Grid:
         Axis(paths=(name,), values=tuple((value,) for value in values))
         for name, values in _axes_in(tree.get("vary"), source, "vary").items()
     ]
-    axes = (*varied, *_zipped(_axes_in(tree.get("zip"), source, "zip"), source))
+    axes = (*varied, *zipped(_axes_in(tree.get("zip"), source, "zip"), source))
     _require_once(base, axes, source)
     grid = Grid(
         source=source,
@@ -197,7 +197,7 @@ def _axes_in(given: Any, source: str, key: str) -> dict[str, list[Any]]:
             raise ConfigError(f"{source}: {key}.{path} has {what}; give a list of values")
         for number, value in enumerate(values):
             _require_value(path, value, source, key)
-            if key == "vary" and any(_same(value, other) for other in values[:number]):
+            if key == "vary" and any(same(value, other) for other in values[:number]):
                 raise ConfigError(
                     f"{source}: {key}.{path} has {show(value)} twice; give each value once, and "
                     "repeat: N to run each cell several times"
@@ -234,7 +234,7 @@ def _nested(path: str, value: Any) -> dict[str, Any]:
     return made
 
 
-def _zipped(columns: Mapping[str, Sequence[Any]], source: str) -> list[Axis]:
+def zipped(columns: Mapping[str, Sequence[Any]], source: str) -> list[Axis]:
     """All of `zip` is one axis."""
     if not columns:
         return []
@@ -244,7 +244,7 @@ def _zipped(columns: Mapping[str, Sequence[Any]], source: str) -> list[Axis]:
         raise ConfigError(f"{source}: zip has lists of different lengths ({said}); make them equal")
     rows = tuple(zip(*columns.values(), strict=True))
     for number, row in enumerate(rows):
-        if any(all(map(_same, row, other)) for other in rows[:number]):
+        if any(all(map(same, row, other)) for other in rows[:number]):
             raise ConfigError(f"{source}: zip has the values {show(list(row))} twice; keep one")
     return [Axis(paths=tuple(columns), values=rows)]
 
@@ -287,10 +287,10 @@ def _rule(
                 f"{source}: exclude has {show(path)}, which does not vary."
                 f"{did_you_mean(str(path), known)}"
             )
-        alone = not isinstance(wanted, list) or any(_same(wanted, value) for value in known[path])
+        alone = not isinstance(wanted, list) or any(same(wanted, value) for value in known[path])
         some = (wanted,) if alone else tuple(wanted)
         for value in some:
-            if not any(_same(value, other) for other in known[path]):
+            if not any(same(value, other) for other in known[path]):
                 raise ConfigError(
                     f"{source}: exclude has {path} {show(value)}, which is none of its values"
                 )

@@ -78,6 +78,11 @@ def data_file(kind: Kind, name: str) -> Path:
     return found
 
 
+def shipped_names(kind: Kind, folder: str) -> tuple[str, ...]:
+    """The YAML files that are shipped in a folder, by name and without their endings."""
+    return tuple(sorted(path.stem for path in (_folder(kind) / folder).glob("*.yaml")))
+
+
 def shipped(kind: Kind, text: str) -> Path:
     """`text` as a path; where it says `datasets/...` and is not there, the shipped file."""
     path = Path(text)
@@ -104,7 +109,11 @@ def read_model(path: Path) -> ModelShape:
 
 def read_yaml(path: Path) -> object:
     """The plain values of one YAML document; None for an empty file. Raises ConfigError."""
-    text = _text(path)
+    return yaml_value(_text(path), str(path))
+
+
+def yaml_value(text: str, path: str) -> object:
+    """The plain values of YAML that stands in `path`. Raises ConfigError."""
     try:
         return yaml.load(text, _StrictLoader)
     except yaml.MarkedYAMLError as error:

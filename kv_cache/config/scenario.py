@@ -70,8 +70,8 @@ class WorkloadSection:
         unit="1/s", low=0, high=1e9,
     )  # fmt: skip
     concurrency: int = opt(
-        0, "Closed loop: so many sessions at a time, the next begins when one ends; 0 = open loop",
-        low=0, high=10_000_000,
+        0, "Closed loop: so many users; each has one session after the other, and thinks between "
+        "them too; 0 = open loop", low=0, high=10_000_000,
     )  # fmt: skip
     turns: tuple[int, int] = opt((4, 4), "Turns of a session, drawn between", low=1, high=10_000)
     think_s: tuple[float, float] = opt(
@@ -94,6 +94,10 @@ class WorkloadSection:
     prompt_tokens: tuple[int, int] = opt(
         (256, 2048), "New tokens of a turn, drawn between", unit="tokens", low=1, high=10**8
     )
+    prompt_law: str = opt(
+        "uniform", "How they are drawn: fixed: the pair's middle; uniform: between; exponential: "
+        "with the pair's middle as mean, at least 1", choices=LAWS,
+    )  # fmt: skip
     reasoning_tokens: int = opt(
         0, "Tokens that every later turn of an agent adds before its tool result", unit="tokens",
         low=0, high=10**7,
@@ -101,10 +105,7 @@ class WorkloadSection:
     output_tokens: tuple[int, int] = opt(
         (128, 128), "Tokens of an answer", unit="tokens", low=1, high=10**7
     )
-    output_law: str = opt(
-        "uniform", "How answers are drawn: uniform between, or exponential with the pair's middle",
-        choices=LAWS,
-    )  # fmt: skip
+    output_law: str = opt("uniform", "How they are drawn, as prompt_law", choices=LAWS)
     trace: str | None = opt(None, "Trace file of source trace", metavar="PATH")
     trace_format: str | None = opt(None, "Its format, if it should not be recognised")
     arrival_scale: float = opt(

@@ -11,12 +11,13 @@ The laws of a source:
     token's state is never computed: prompt + output - 1); -1: nobody will ask for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 
 class Ask(NamedTuple):
-    """One request as it is meant. `leaf` and `answer_leaf` are nodes of the chain."""
+    """One request as it is meant. `leaf` and `answer_leaf` are nodes of the chain. `number` is its
+    place in the plan, below the number of requests, whatever the order of arrivals becomes."""
 
     number: int
     session: int
@@ -31,5 +32,5 @@ class Ask(NamedTuple):
 class AskSource(Protocol):
     def first(self) -> Iterator[Ask]: ...
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Ask | None:
-        """What follows from an answer (or from its absence), or None."""
+    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+        """What follows from an answer (or from its absence)."""

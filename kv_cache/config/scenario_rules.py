@@ -1,0 +1,330 @@
+"""Rules that hold between the options of a scenario, where each option alone is fine.
+
+`check` refuses what cannot be simulated. `unread` finds what is given and means nothing, because a
+choice that is made elsewhere does not look at it. What a size of 0 turns off is no such thing: it
+may stay as it is. Whether links are there is for the topology to say.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from kv_cache.config.load import read_model
+from kv_cache.config.scenario import (
+    ModelSection,
+    Scenario,
+    TierSection,
+    TopologySection,
+    WireSection,
+)
+from kv_cache.config.schema import show
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.model import MODELS, ModelShape
+from kv_cache.core.units import GIB
+
+TIERS = ("dram", "rack_pool", "nvme", "remote")
+_ALLOWED_SCOPES: Mapping[str, tuple[str, ...]] = {
+    "dram": ("device", "node"),
+    "rack_pool": ("device", "node", "rack"),
+    "nvme": ("device", "node", "rack", "cluster"),
+    "remote": ("cluster",),
+}
+_END = re.compile(r"(instance|node|rack):(0|[1-9][0-9]{0,9})|core")
+
+
+def model_shape(model: ModelSection) -> ModelShape:
+    """The geometry of the model: a built-in one, or that of a Hugging Face config.json.
+
+    Raises ConfigError.
+    """
+    if model.name in MODELS:
+        shape = MODELS[model.name]
+    elif Path(model.name).exists():
+        shape = read_model(Path(model.name))
+    else:
+        raise ConfigError(
+            f"model.name is {show(model.name)}; it must be a built-in model, or the path of a "
+            f"Hugging Face config.json.{did_you_mean(model.name, MODELS)}"
+        )
+    return shape if model.kv_dtype is None else replace(shape, dtype=model.kv_dtype)
+
+
+def kv_bytes_per_token(model: ModelSection) -> int:
+    """What is given, or what the geometry says. Raises ConfigError."""
+    return model.kv_bytes_per_token or model_shape(model).bytes_per_token
+
+
+def has_lower_tier(scenario: Scenario) -> bool:
+    return any(getattr(scenario.tiers, name).capacity_gib > 0 for name in TIERS)
+
+
+def is_separated(scenario: Scenario) -> bool:
+    """Whether KV state moves between instances: some only prefill, or only decode."""
+    return any(group.role != "mixed" for group in scenario.instances.values())
+
+
+def check(scenario: Scenario, where: str = "", *, whole: bool = True) -> None:
+    """Raises ConfigError of one sentence; `where` names the file. `whole`: also for what is given
+    and not read."""
+    for problem in _problems(scenario):
+        raise ConfigError(f"{where}: {problem}" if where else problem)
+    if whole:
+        for path, why in unread(scenario).items():
+            raise ConfigError(f"{where}: {path} {why}" if where else f"{path} {why}")
+
+
+def _problems(scenario: Scenario) -> Iterator[str]:
+    yield from _model(scenario)
+    yield from _roles(scenario)
+    yield from _places(scenario)
+    yield from _capacities(scenario)
+    yield from _scopes(scenario)
+    yield from _batches(scenario)
+    yield from _work(scenario)
+    yield from _wires(scenario)
+    yield from _policies(scenario)
+
+
+def _model(scenario: Scenario) -> Iterator[str]:
+    model = scenario.model
+    try:
+        model_shape(model)
+    except ConfigError as problem:
+        yield str(problem)
+    if model.kv_bytes_per_token and model.kv_dtype is not None:
+        yield (
+            f"model.kv_dtype is {model.kv_dtype}, but model.kv_bytes_per_token says already how "
+            "large a token is; give one of them"
+        )
+
+
+def _roles(scenario: Scenario) -> Iterator[str]:
+    roles = {group.role for group in scenario.instances.values()}
+    if not roles:
+        yield "instances is empty: nobody can serve; give a group (instances: {gpu: {count: 8}})"
+    elif roles == {"decode"}:
+        yield (
+            "instances: no prefill instance, all groups have role decode; give one role prefill "
+            "or mixed"
+        )
+    elif roles == {"prefill"}:
+        yield (
+            "instances: no decode instance, all groups have role prefill; give one role decode "
+            "or mixed"
+        )
+
+
+def _places(scenario: Scenario) -> Iterator[str]:
+    wanted, there = instances_of(scenario), places_of(scenario.topology)
+    if wanted > there:
+        top = scenario.topology
+        yield (
+            f"instances: {wanted} instances, but the topology has places for {there} ({top.racks} "
+            f"racks x {top.nodes_per_rack} nodes x {top.instances_per_node}); raise one of these, "
+            "or take instances away"
+        )
+
+
+def instances_of(scenario: Scenario) -> int:
+    return sum(group.count for group in scenario.instances.values())
+
+
+def places_of(top: TopologySection) -> int:
+    return top.racks * top.nodes_per_rack * top.instances_per_node
+
+
+def _capacities(scenario: Scenario) -> Iterator[str]:
+    block = kv_bytes_per_token(scenario.model) * scenario.model.block_tokens
+    given = {f"instances.{name}.hbm_gib": g.hbm_gib for name, g in scenario.instances.items()}
+    for name in TIERS:
+        tier: TierSection = getattr(scenario.tiers, name)
+        if tier.capacity_gib:
+            given[f"tiers.{name}.capacity_gib"] = tier.capacity_gib
+    for path, gib in given.items():
+        if gib * GIB < block:
+            yield (
+                f"{path} is {gib} GiB ({int(gib * GIB)} bytes), less than one block of "
+                f"{scenario.model.block_tokens} tokens ({block} bytes); give at least "
+                f"{_gib(block)} GiB"
+            )
+
+
+def _gib(nbytes: int) -> str:
+    """Rounded up, so that it is enough."""
+    return f"{-(-nbytes * 1_000_000 // GIB) / 1_000_000:g}"
+
+
+def _scopes(scenario: Scenario) -> Iterator[str]:
+    for name, allowed in _ALLOWED_SCOPES.items():
+        scope = getattr(scenario.tiers, name).scope
+        if scope not in allowed:
+            yield (
+                f"tiers.{name}.scope is {scope}; it must be "
+                + (f"one of {', '.join(allowed)}" if len(allowed) > 1 else allowed[0])
+                + ", or use another tier"
+            )
+
+
+def _batches(scenario: Scenario) -> Iterator[str]:
+    """A sequence that decodes takes a token of each step."""
+    budget = scenario.scheduler.max_num_batched_tokens
+    for name, group in scenario.instances.items():
+        seqs = group.max_num_seqs or scenario.scheduler.max_num_seqs
+        if seqs > budget and group.role != "prefill":
+            option = f"instances.{name}" if group.max_num_seqs else "scheduler"
+            yield (
+                f"scheduler.max_num_batched_tokens is {budget}, too few for {option}.max_num_seqs "
+                f"{seqs} (each sequence that decodes takes a token of a step); raise the one or "
+                "lower the other"
+            )
+
+
+def _work(scenario: Scenario) -> Iterator[str]:
+    work = scenario.workload
+    if work.warmup_requests >= work.requests:
+        yield (
+            f"workload.warmup_requests is {work.warmup_requests} of {work.requests} requests, so "
+            "that nothing is measured; give fewer, or more workload.requests"
+        )
+    if work.source == "trace" and work.trace is None:
+        yield "workload.source is trace, but workload.trace is empty; give the path of a trace"
+    drawn = work.source in ("sessions", "agents")
+    if drawn and work.documents and work.context_tokens < work.documents_per_session:
+        yield (
+            f"workload.context_tokens is {work.context_tokens}, which leaves nothing for "
+            f"{work.documents_per_session} documents each; raise it, or set workload.documents "
+            "to 0"
+        )
+
+
+def _wires(scenario: Scenario) -> Iterator[str]:
+    seen: dict[frozenset[str], str] = {}
+    for name, wire in scenario.network.wires.items():
+        yield from _wire(scenario, f"network.wires.{name}", wire)
+        first = seen.setdefault(frozenset((wire.a, wire.b)), name)
+        if first != name:
+            yield (
+                f"network.wires.{name} has the same ends as network.wires.{first} ({wire.a}, "
+                f"{wire.b}); a wire goes both ways, keep one of them"
+            )
+
+
+def _wire(scenario: Scenario, path: str, wire: WireSection) -> Iterator[str]:
+    top = scenario.topology
+    there = {
+        "instance": instances_of(scenario),
+        "node": top.racks * top.nodes_per_rack,
+        "rack": top.racks,
+    }
+    for side, end in (("a", wire.a), ("b", wire.b)):
+        found = _END.fullmatch(end)
+        if found is None:
+            yield (
+                f"{path}.{side} is {show(end)}; it must be instance:N, node:N, rack:N or core, "
+                "counted from 0"
+            )
+        elif found[1] and int(found[2]) >= there[found[1]]:
+            yield (
+                f"{path}.{side} is {end}, but there are {there[found[1]]} of them, counted from "
+                "0; name one that is there"
+            )
+    if wire.a == wire.b:
+        yield f"{path} leads from {wire.a} to itself; give it two ends"
+
+
+def _policies(scenario: Scenario) -> Iterator[str]:
+    tiers, network = scenario.tiers, scenario.network
+    lower = has_lower_tier(scenario)
+    if tiers.write_policy.startswith("through") and not lower:
+        yield (
+            f"tiers.write_policy is {tiers.write_policy}, but there is no tier below HBM to write "
+            "to; give one a capacity_gib, or use back"
+        )
+    if tiers.prefetch != "none" and not lower:
+        yield (
+            f"tiers.prefetch is {tiers.prefetch}, but there is no tier below HBM to load from; "
+            "give one a capacity_gib, or use none"
+        )
+    if network.tail_probability and network.tail_multiplier == 1:
+        yield (
+            f"network.tail_probability is {network.tail_probability:g}, but the tail is no slower "
+            "(tail_multiplier 1); raise the multiplier, or set the probability to 0"
+        )
+
+
+# --- what nobody reads -----------------------------------------------------------------------
+
+_TALKS = (
+    "turns", "system_prompts", "system_tokens", "tool_sets", "tool_tokens", "context_tokens",
+    "documents", "documents_per_session", "zipf_alpha",
+)  # fmt: skip
+_DRAWN = ("prompt_tokens", "prompt_law", "output_tokens", "output_law", "think_s")
+_TRACED = ("trace", "trace_format", "arrival_scale")
+_IGNORED: Mapping[str, tuple[str, ...]] = {
+    "sessions": (*_TRACED, "reasoning_tokens"),
+    "agents": _TRACED,
+    "poisson": (*_TRACED, *_TALKS, "reasoning_tokens"),
+    "trace": (*_TALKS, *_DRAWN, "reasoning_tokens"),
+}
+_ROOFLINE = ("tflops", "flops_share", "hbm_gbytes_per_s", "bytes_share", "step_overhead_us")
+_RATE = ("prefill_tokens_per_s", "decode_tokens_per_s")
+_COMPUTED: Mapping[str, tuple[str, ...]] = {
+    "roofline": _RATE,
+    "rate": ("tflops", "flops_share", "hbm_gbytes_per_s", "bytes_share"),
+    "none": (*_ROOFLINE, *_RATE),
+}
+
+
+def unread(scenario: Scenario) -> dict[str, str]:
+    """Options that are given (they differ from their defaults) and that nothing reads, each with
+    the reason, as the rest of a sentence."""
+    found: dict[str, str] = {}
+    work = scenario.workload
+    found |= _given(
+        scenario.workload, "workload", _IGNORED[work.source], f"workload.source {work.source}"
+    )
+    closed = work.source != "trace" and work.concurrency > 0
+    if closed:
+        found |= _given(work, "workload", ("rate_per_s",), "a closed loop (workload.concurrency)")
+    elif work.source == "poisson":
+        found |= _given(work, "workload", ("think_s",), "an open loop of single requests")
+    for name, group in scenario.instances.items():
+        found |= _given(
+            group, f"instances.{name}", _COMPUTED[group.compute], f"compute {group.compute}"
+        )
+    return found | _unread_choices(scenario)
+
+
+def _unread_choices(scenario: Scenario) -> dict[str, str]:
+    tiers, apart, router = scenario.tiers, scenario.separation, scenario.router
+    found: dict[str, str] = {}
+    if tiers.write_policy != "through-selective":
+        found |= _given(
+            tiers, "tiers", ("selective_depth_blocks",), f"write policy {tiers.write_policy}"
+        )
+    if not is_separated(scenario):
+        nobody = "instances that all have role mixed"
+        found |= _given(apart, "separation", tuple(f.name for f in fields(apart)), nobody)
+        found |= _given(router, "router", ("decode",), nobody)
+    else:
+        how = f"separation.transfer {apart.transfer}"
+        if apart.transfer != "push":
+            found |= _given(apart, "separation", ("pipelined",), how)
+        if apart.transfer != "on-demand":
+            found |= _given(apart, "separation", ("chunk_blocks",), how)
+    kinds = {router.kind, router.decode} if is_separated(scenario) else {router.kind}
+    if "prefix-aware" not in kinds:
+        weights = ("w_overlap", "w_load", "w_transfer", "candidates")
+        found |= _given(router, "router", weights, f"router {router.kind}")
+    return found
+
+
+def _given(section: Any, path: str, names: tuple[str, ...], who: str) -> dict[str, str]:
+    default = type(section)()
+    return {
+        f"{path}.{name}": f"is {show(value)}, which is not read by {who}; leave it out"
+        for name in names
+        if (value := getattr(section, name)) != getattr(default, name)
+    }

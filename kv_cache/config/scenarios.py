@@ -1,0 +1,414 @@
+"""Scenario files of the cluster simulator: one scenario, at a scale, and what varies in it.
+
+Beside the sections of a scenario a file has `presets` (the same question at another scale),
+`vary`, `zip` and `variants` (what is compared) and `seeds` (how often each variant is repeated).
+All of it is checked before anything is simulated. Reading decides nothing about a scenario's
+content: that is in scenario.py, and the rules that hold between its options in scenario_rules.py.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from kv_cache.config.grid import Axis, same, word, zipped
+from kv_cache.config.load import data_file, read_yaml, shipped_names, yaml_value
+from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_rules import check, unread
+from kv_cache.config.schema import describe, overlay, print_config, show
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.seed import Seed
+
+__all__ = ["Scenarios", "Variant", "check", "print_scenario", "read_scenarios", "scenario_names"]
+
+MOST_RUNS = 10_000
+MOST_SEEDS = 1000
+PRESETS = ("smoke", "dev", "full")
+_FOLDER = "scenarios"
+_KEYS = ("presets", "vary", "zip", "variants", "seeds")
+_AXES = ("vary", "zip", "variants")
+_TABLES = ("instances", "network.wires")
+"""Tables of sections by name: a path leads to one that the file has."""
+
+_SCALE = re.compile(
+    r"seeds|workload\.(requests|warmup_requests|rate_per_s|concurrency|system_prompts|documents)"
+    r"|topology\.\w+|instances\.[^.]+\.count|watch\.\w+"
+)
+"""What a preset may set, beside shorter lists of what varies anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One simulation: a point of the axes, with the seed of one repeat."""
+
+    name: str  # of the point: `dram.capacity_gib=4, requests=100`; "" where nothing varies
+    values: Mapping[str, Any]
+    repeat: int  # from 0
+    scenario: Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenarios:
+    """A scenario file that has been read: the scenario of which the variants are made, and what
+    varies. `labels` name the points of the axis `variants`, where there is one (it is the first).
+    """
+
+    source: str
+    preset: str
+    base: Scenario
+    axes: tuple[Axis, ...]
+    labels: tuple[str, ...]
+    seeds: int
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The options that vary, in order."""
+        return tuple(dict.fromkeys(path for axis in self.axes for path in axis.paths))
+
+    @property
+    def size(self) -> int:
+        """How many simulations there are, repeats included."""
+        return prod(len(axis.values) for axis in self.axes) * self.seeds
+
+    def variants(self) -> Iterator[Variant]:
+        """The last axis changes first, and repeats before it."""
+        for point in product(*(range(len(axis.values)) for axis in self.axes)):
+            values = self._values(point)
+            made = overlaid(self.base, values, self.source)
+            for repeat in range(self.seeds):
+                yield Variant(
+                    name=self._name(point),
+                    values=values,
+                    repeat=repeat,
+                    scenario=replace(made, seed=seed_of(made.seed, repeat)),
+                )
+
+    def _values(self, point: Sequence[int]) -> dict[str, Any]:
+        """Of a point; a label says only what it changes."""
+        return {
+            path: value
+            for axis, place in zip(self.axes, point, strict=True)
+            for path, value in zip(axis.paths, axis.values[place], strict=True)
+            if value is not _AS_IT_IS
+        }
+
+    def _name(self, point: Sequence[int]) -> str:
+        said = [self.labels[point[0]]] if self.labels else []
+        short = _short(self.paths)
+        for axis, place in list(zip(self.axes, point, strict=True))[len(said) :]:
+            said += [
+                f"{short[path]}={word(value)}"
+                for path, value in zip(axis.paths, axis.values[place], strict=True)
+            ]
+        return ", ".join(said)
+
+    def check(self) -> None:
+        """Every variant keeps the rules, and what is given is read by one of them at least.
+
+        Raises ConfigError.
+        """
+        idle: dict[str, str] | None = None
+        for variant in self.variants():
+            if variant.repeat:
+                continue
+            where = f"{self.source}, {variant.name}" if variant.name else self.source
+            check(variant.scenario, where, whole=False)
+            found = unread(variant.scenario)
+            idle = {p: why for p, why in (idle or found).items() if p in found}
+        for path, why in (idle or {}).items():
+            raise ConfigError(f"{self.source}: {path} {why}")
+
+
+class _AsItIs:
+    """The value of an option that a label leaves alone."""
+
+
+_AS_IT_IS = _AsItIs()
+
+
+def seed_of(seed: int, repeat: int) -> int:
+    """The seed of a repeat; the first has the scenario's own."""
+    return Seed(seed).child("repeat", repeat).integer() % 2**32 if repeat else seed
+
+
+def print_scenario(scenario: Scenario) -> str:
+    """The effective scenario, with a comment above each option; it reads back equal."""
+    return print_config(scenario)
+
+
+def scenario_names() -> tuple[str, ...]:
+    """The scenarios that are shipped."""
+    return shipped_names("configs", _FOLDER)
+
+
+def overlaid(scenario: Scenario, values: Mapping[str, Any], where: str) -> Scenario:
+    """`scenario` with options by dotted path put over it. Raises ConfigError."""
+    for path, value in values.items():
+        scenario = overlay(scenario, _nested(path, value), where)
+    return scenario
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = ()) -> Scenarios:
+    """A scenario file, or the shipped one of that name, at a scale (none: as the file says), with
+    `path=value` settings put over it. Raises ConfigError; `Scenarios.check` holds it against the
+    rules."""
+    source, tree = _tree(path)
+    given = {key: tree.get(key) for key in _KEYS}
+    base = overlay(Scenario(), {k: v for k, v in tree.items() if k not in _KEYS}, source)
+    settings = [_setting(text, base) for text in sets]
+    changed = {**_preset(given["presets"], preset, base, source, given), **dict(settings)}
+    for name in ("vary", "zip"):
+        given[name] = _changed(given[name], changed, name, source)
+    seeds = _seeds(changed.pop("seeds", given["seeds"]), source)
+    labels, variants = _variants(given["variants"], base, source)
+    _not_set(settings, given, variants)
+    axes = (
+        *variants,
+        *(
+            Axis(paths=(name,), values=tuple((value,) for value in values))
+            for name, values in _lists(given["vary"], base, source, "vary").items()
+        ),
+        *zipped(_lists(given["zip"], base, source, "zip"), source),
+    )
+    made = Scenarios(
+        source=source,
+        preset=preset or "",
+        base=overlaid(base, changed, source),
+        axes=axes,
+        labels=labels,
+        seeds=seeds,
+    )
+    _once(made)
+    return made
+
+
+def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
+    source = str(_find(path))
+    tree = read_yaml(Path(source))
+    if not isinstance(tree, Mapping):
+        raise ConfigError(
+            f"{source}: a scenario is a mapping of sections; `kv-cache.py sim` shows one"
+        )
+    known = (*_KEYS, *Scenario.__dataclass_fields__)
+    for key in tree:
+        if key not in known:
+            raise ConfigError(
+                f"{source}: {show(key)} is no key of a scenario.{did_you_mean(str(key), known)}"
+            )
+    return source, tree
+
+
+def _find(path: Path) -> Path:
+    """A file as it is, else the shipped scenario of that name."""
+    if path.exists():
+        return path
+    name = path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml"
+    plain = path.parent in (Path(), Path(_FOLDER), Path("configs") / _FOLDER)
+    if plain and Path(name).stem in scenario_names():
+        return data_file("configs", f"{_FOLDER}/{name}")
+    raise ConfigError(
+        f"there is no scenario file {show(str(path))}, nor a shipped one of that name."
+        f"{did_you_mean(path.stem, scenario_names())}"
+    )
+
+
+def _preset(
+    presets: Any, name: str | None, base: Scenario, source: str, axes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the preset of that name changes; all of them are checked."""
+    table = _mapping(presets, source, "presets", "{smoke: {option: value}}")
+    found: dict[str, dict[str, Any]] = {}
+    for word_, values in table.items():
+        if word_ not in PRESETS:
+            raise ConfigError(
+                f"{source}: presets has {show(word_)}; a preset is one of {', '.join(PRESETS)}"
+            )
+        where = f"presets.{word_}"
+        found[word_] = {
+            path: _scale(path, value, base, source, where, axes)
+            for path, value in _mapping(values, source, where, "{option: value}").items()
+        }
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise ConfigError(f"--preset {name}: a preset is one of {', '.join(PRESETS)}")
+    if name not in found:
+        raise ConfigError(
+            f"--preset {name}: {source} has no preset of that name"
+            + (f"; it has {', '.join(found)}" if found else "; leave --preset out")
+        )
+    return found[name]
+
+
+def _scale(
+    path: Any, value: Any, base: Scenario, source: str, where: str, axes: Mapping[str, Any]
+) -> Any:
+    """A preset asks the same question: it sets sizes, and takes values of what varies away."""
+    if isinstance(value, list) and any(path in (axes[key] or ()) for key in ("vary", "zip")):
+        return value
+    if not isinstance(path, str) or not _SCALE.fullmatch(path):
+        raise ConfigError(
+            f"{source}: {where} has {show(path)}; a preset sets the scale alone (requests, rates, "
+            "counts, topology, watch, seeds, and lists of what varies): another question is "
+            "another scenario"
+        )
+    if path != "seeds":
+        _require(path, value, base, source, where)
+    return value
+
+
+def _setting(text: str, base: Scenario) -> tuple[str, Any]:
+    """`instances.gpu.count=4`; the value is YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set {text}: it must be option=value, such as workload.requests=100")
+    found = yaml_value(value, f"--set {path}")
+    if path != "seeds":
+        _require(path, found, base, "--set", "")
+    return path, found
+
+
+def _changed(given: Any, changed: dict[str, Any], key: str, source: str) -> Any:
+    """The lists of an axis, those that a preset gives in place of the file's; a single value for
+    an option that varies alone ends its varying."""
+    if not isinstance(given, Mapping):
+        return given
+    lists = dict(given)
+    for path in [path for path in changed if path in lists]:
+        value = changed[path]
+        if isinstance(value, list) and not _is_pair(path):
+            lists[path] = changed.pop(path)
+        elif key == "vary":
+            del lists[path]
+        else:
+            raise ConfigError(
+                f"{source}: {path} changes together with others (zip); give a list for each of "
+                "them, or set another option"
+            )
+    return lists
+
+
+def _is_pair(path: str) -> bool:
+    return isinstance(_DEFAULTS.get(path), tuple)
+
+
+_DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in describe(Scenario)}
+
+
+def _not_set(
+    settings: Sequence[tuple[str, Any]], given: Mapping[str, Any], variants: Sequence[Axis]
+) -> None:
+    taken = {path for axis in variants for path in axis.paths}
+    for path, _ in settings:
+        if path in taken:
+            raise ConfigError(
+                f"--set {path}: the file's variants are told apart by it; set another option"
+            )
+
+
+def _lists(given: Any, base: Scenario, source: str, key: str) -> dict[str, list[Any]]:
+    found = _mapping(given, source, key, "{option: [values]}")
+    for path, values in found.items():
+        if not isinstance(values, list) or not values:
+            what = "no values" if values in ([], None) else show(values)
+            raise ConfigError(f"{source}: {key}.{path} has {what}; give a list of values")
+        for place, value in enumerate(values):
+            _require(path, value, base, source, key)
+            if key == "vary" and any(same(value, other) for other in values[:place]):
+                raise ConfigError(
+                    f"{source}: {key}.{path} has {show(value)} twice; give each value once, and "
+                    "seeds: N to repeat each variant"
+                )
+    return dict(found)
+
+
+def _variants(given: Any, base: Scenario, source: str) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
+    """Named variants are one axis; what one of them does not mention stays as it is."""
+    table = _mapping(given, source, "variants", "{name: {option: value}}")
+    if not table:
+        return (), ()
+    rows: dict[str, Mapping[str, Any]] = {}
+    for name, values in table.items():
+        where = f"variants.{name}"
+        rows[str(name)] = _mapping(values, source, where, "{option: value}")
+        for path, value in rows[str(name)].items():
+            _require(path, value, base, source, where)
+    paths = tuple(dict.fromkeys(path for row in rows.values() for path in row))
+    values = tuple(tuple(row.get(path, _AS_IT_IS) for path in paths) for row in rows.values())
+    return tuple(rows), (Axis(paths=paths, values=values),)
+
+
+def _require(path: object, value: Any, base: Scenario, source: str, key: str) -> None:
+    """That `path` leads to an option of this scenario, and takes `value`."""
+    where = f"{source} {path}" if source == "--set" else f"{source}, {key}"
+    if not isinstance(path, str):
+        raise ConfigError(f"{where}: {show(path)} is no option; give a dotted path")
+    for table in _TABLES:
+        inside = path.removeprefix(f"{table}.")
+        if inside != path or path == table:
+            _require_named(table, inside, base, where)
+    if path in ("name", "question", "seed") and source != "--set":
+        raise ConfigError(f"{where}: {path} does not vary; seeds: N repeats with other seeds")
+    if any(option.startswith(f"{path}.") for option in _DEFAULTS):
+        raise ConfigError(f"{where}: {path} is a section; give an option of it")
+    overlay(base, _nested(path, value), where)
+
+
+def _require_named(table: str, inside: str, base: Scenario, where: str) -> None:
+    there = base.instances if table == "instances" else base.network.wires
+    name, dot, _ = inside.partition(".")
+    if name not in there or not dot:
+        raise ConfigError(
+            f"{where}: {table} has no {show(name)}, or the option is missing; give "
+            f"{table}.NAME.OPTION.{did_you_mean(name, there)}"
+        )
+
+
+def _mapping(given: Any, source: str, key: str, shape: str) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{source}: {key} is {show(given)}; it must be {shape}")
+    return given
+
+
+def _seeds(given: Any, source: str) -> int:
+    if given is None:
+        return 1
+    if type(given) is int and 1 <= given <= MOST_SEEDS:
+        return given
+    raise ConfigError(
+        f"{source}: seeds is {show(given)}; it must be a whole number, 1 to {MOST_SEEDS}"
+    )
+
+
+def _once(made: Scenarios) -> None:
+    """An option varies on one axis, and the whole stays within reason."""
+    seen: set[str] = set()
+    for axis in made.axes:
+        for path in axis.paths:
+            if path in seen:
+                raise ConfigError(f"{made.source}: {path} varies twice; keep one of the lists")
+            seen.add(path)
+    if made.size > MOST_RUNS:
+        raise ConfigError(
+            f"{made.source}: {made.size} simulations, more than {MOST_RUNS}; take values away"
+        )
+
+
+def _short(paths: Sequence[str]) -> dict[str, str]:
+    """Options as they are called in names: without their section, where that tells them apart."""
+    short = {path: path.partition(".")[2] or path for path in paths}
+    return short if len(set(short.values())) == len(short) else {path: path for path in paths}
+
+
+def _nested(path: str, value: Any) -> Any:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value

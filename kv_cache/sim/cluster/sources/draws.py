@@ -1,0 +1,66 @@
+"""Chance in bulk: what sources draw, feature by feature.
+
+Each feature has a stream of its own, and each session its place in it, so that a feature that is
+added, or an answer that comes later, changes no other draw. The bits are PCG64's, which are the
+same in every version of numpy; what is made of them is made here.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import NS_PER_S
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Stream:
+    """Numbers from 0 to 1 (excluded), the next ones at each call."""
+
+    def __init__(self, seed: Seed) -> None:
+        self._bits = np.random.PCG64(seed.integer())
+
+    def take(self, count: int) -> Floats:
+        raw: npt.NDArray[np.uint64] = self._bits.random_raw(count)
+        return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def lengths(shares: Floats, law: str, between: tuple[int, int]) -> Ints:
+    """Whole numbers of a law; those of `exponential` are geometric, from 1, with the pair's middle
+    as their mean."""
+    low, high = between
+    middle = (low + high) / 2
+    if law == "fixed":
+        return np.full(len(shares), round(middle), np.int64)
+    if law == "uniform":
+        return (shares * (high - low + 1)).astype(np.int64) + low
+    if middle <= 1:
+        return np.ones(len(shares), np.int64)
+    steps: Floats = np.log1p(-shares) / np.log1p(-1 / middle)
+    return steps.astype(np.int64) + 1
+
+
+def spans_ns(shares: Floats, between_s: tuple[float, float]) -> Ints:
+    """Times, uniform between."""
+    low, high = between_s
+    return np.rint((low + shares * (high - low)) * NS_PER_S).astype(np.int64)
+
+
+def gaps_ns(shares: Floats, rate_per_s: float) -> Ints:
+    """Gaps of a Poisson process; a rate of 0 has none."""
+    if not rate_per_s:
+        return np.zeros(len(shares), np.int64)
+    return np.rint(-np.log1p(-shares) * (NS_PER_S / rate_per_s)).astype(np.int64)
+
+
+class Zipf:
+    """The i-th of `count` (from 0) with a chance proportional to 1 / (i + 1) ^ alpha."""
+
+    def __init__(self, count: int, alpha: float) -> None:
+        weights = np.arange(1, count + 1, dtype=np.float64) ** -alpha
+        self._up_to = np.cumsum(weights)
+        self._up_to /= self._up_to[-1]
+
+    def pick(self, shares: Floats) -> Ints:
+        return np.searchsorted(self._up_to, shares, side="right").astype(np.int64)

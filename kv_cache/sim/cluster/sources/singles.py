@@ -1,0 +1,62 @@
+"""Single requests that share nothing: an open or a closed loop of them, drawn in bulk.
+
+A request has no content here: its leaf is the root, so nothing is looked up and nothing is found.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
+
+from kv_cache.config.scenario import WorkloadSection
+from kv_cache.core.seed import Seed
+from kv_cache.sim.cluster.asks import Ask
+from kv_cache.sim.cluster.sources.draws import Stream, gaps_ns, lengths, spans_ns
+
+_BULK = 4096
+_Row = tuple[int, int, int, int, int]
+
+
+class Singles:
+    """`concurrency` users who ask one after the other, or Poisson arrivals."""
+
+    def __init__(self, work: WorkloadSection, seed: Seed) -> None:
+        self._work = work
+        self._seed = seed
+        self._closed = work.concurrency > 0
+        self._rows = self._drawn()
+
+    def first(self) -> Iterator[Ask]:
+        if not self._closed:
+            return self._arriving()
+        begun = list(islice(self._rows, self._work.concurrency))
+        return (Ask(n, n, 0, 0, prompt, output) for n, _, _, prompt, output in begun)
+
+    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+        if not self._closed:
+            return ()
+        return tuple(
+            Ask(n, n, 0, ended_ns + think, prompt, output)
+            for n, _, think, prompt, output in islice(self._rows, 1)
+        )
+
+    def _arriving(self) -> Iterator[Ask]:
+        at_ns = 0
+        for n, gap, _, prompt, output in self._rows:
+            at_ns += gap
+            yield Ask(n, n, 0, at_ns, prompt, output)
+
+    def _drawn(self) -> Iterator[_Row]:
+        """Number, gap before it, time to think before it, and lengths."""
+        work, seed = self._work, self._seed
+        gaps, thinks, prompts, outputs = (
+            Stream(seed.child(name)) for name in ("gaps", "thinks", "prompts", "outputs")
+        )
+        for start in range(0, work.requests, _BULK):
+            count = min(_BULK, work.requests - start)
+            yield from zip(
+                range(start, start + count),
+                repeat(0) if self._closed else gaps_ns(gaps.take(count), work.rate_per_s).tolist(),
+                spans_ns(thinks.take(count), work.think_s).tolist() if self._closed else repeat(0),
+                lengths(prompts.take(count), work.prompt_law, work.prompt_tokens).tolist(),
+                lengths(outputs.take(count), work.output_law, work.output_tokens).tolist(),
+                strict=False,
+            )
