@@ -82,6 +82,12 @@ def _trace(argv: Sequence[str]) -> int:
     return trace(argv)
 
 
+def _sim(argv: Sequence[str]) -> int:
+    from kv_cache.cli.sim import main as sim
+
+    return sim(argv)
+
+
 def _datasets(argv: Sequence[str]) -> int:
     from kv_cache.cli.datasets import main as datasets
 
@@ -110,6 +116,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "report": _report,
     "plot": _plot,
     "trace": _trace,
+    "sim": _sim,
     "datasets": _datasets,
     "verify": _verify,
     "twin": _twin,

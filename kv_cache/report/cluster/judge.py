@@ -46,13 +46,12 @@ class Finding:
 
 
 def headline(variants: Sequence[Json]) -> Measure:
-    """Goodput where something is promised, else the TTFT that 95 % of the requests keep."""
-    promised = all(number_of(variant, GOODPUT.path) is not None for variant in variants)
-    return GOODPUT if variants and promised else _ttft()
-
-
-def _ttft() -> Measure:
-    return next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
+    """Goodput where something is promised, else the TTFT that 95 % of the requests keep; block hits
+    where nothing takes any time."""
+    if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
+        return GOODPUT
+    ttft = next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
+    return ttft if any(number_of(v, ttft.path) for v in variants) else HIT_RATIO
 
 
 def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
@@ -65,6 +64,7 @@ def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
         "by": first.path,
         "best": found[0].best,
         "says": found[0].says,
+        "no_order": why,
         "measures": {
             each.measure.path: {"best": each.best, "says": each.says}
             for each in found
@@ -161,6 +161,10 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
             f"{'has' if len(missing) == 1 else 'have'} no interval of it"
         )
         return Finding(measure=measure, best=None, says=says)
+    values = [row["values"] for _, row in rows if row is not None]
+    if all(each == values[0] for each in values):
+        says = f"all variants have the same {measure.label}: {measure.told(rows[0][1])}"
+        return Finding(measure=measure, best=None, says=f"{says} {measure.unit}".rstrip())
     sign = -1.0 if measure.better == HIGHER else 1.0
     ranked = sorted(
         ((sign * row["mean"], _ends(row, sign), variant["variant"], row) for variant, row in rows),

@@ -135,5 +135,15 @@ def below(variant: Json, prefix: str) -> list[str]:
 
 
 def named_below(variants: Sequence[Json], prefix: str) -> list[str]:
-    """The same of several variants together."""
-    return list(dict.fromkeys(name for each in variants for name in below(each, prefix)))
+    """The same of several variants together, each name once."""
+    return in_order([name for each in variants for name in below(each, prefix)])
+
+
+_TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Each once; tiers from the fastest on, and others as they come."""
+    once = dict.fromkeys(names)
+    tiers = [name for name in _TIERS if name in once]
+    return [*tiers, *(name for name in once if name not in _TIERS)]

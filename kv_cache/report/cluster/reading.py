@@ -1,8 +1,11 @@
 """Numbers of variants out of a document that anybody may have written."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import isfinite, nan
 
+from kv_cache.report.cluster.measures import in_order
 from kv_cache.report.pictures.base import (
     LARGEST,
     BadDocumentError,
@@ -42,14 +45,14 @@ def ends_at(variant: Json, path: str) -> tuple[float, float]:
 
 
 def names_at(variants: Sequence[Json], prefix: str) -> list[str]:
-    """The names right below a path among the numbers of all variants, in order."""
+    """The names right below a path among the numbers of all variants, each once."""
     start, found = f"{prefix}.", []
     for variant in variants:
         every = value_at(variant, "numbers")
         for path in every if isinstance(every, Mapping) else ():
             if isinstance(path, str) and path.startswith(start):
                 found.append(path[len(start) :].partition(".")[0])
-    return list(dict.fromkeys(found))
+    return in_order(found)
 
 
 def label_at(variant: Json, longest: int) -> str:
@@ -95,12 +98,35 @@ def seconds_of(run: Json) -> list[float]:
     return [ns / 1e9 for ns in column_at(run, "series.columns.at_ns")]
 
 
-def rates_of(run: Json, name: str) -> list[float]:
-    """A column that counts since the instant before, as a rate a second; the first point has no
-    time before it."""
+def grid_of(runs: Sequence[Json], most: int) -> list[float]:
+    """At most `most` instants, evenly apart, from 0 to the end of the longest series; empty where
+    no series has two points."""
+    every = [seconds_of(run) for run in runs]
+    end = max((at[-1] for at in every if len(at) > 1), default=0.0)
+    points = min(most, max(map(len, every), default=0))
+    return [end * place / (points - 1) for place in range(points)] if end > 0 else []
+
+
+def levels_on(run: Json, name: str, grid: Sequence[float]) -> list[float]:
+    """A column as it was last told at each instant; NaN behind the end of the run."""
+    at, values = seconds_of(run), column_at(run, f"series.columns.{name}")
+    at = at[: len(values)]
+    found = []
+    for instant in grid:
+        place = bisect_right(at, instant) - 1
+        found.append(nan if place < 0 or instant > at[-1] else values[place])
+    return found
+
+
+def rates_on(run: Json, name: str, grid: Sequence[float]) -> list[float]:
+    """A column that counts since the point before, as a rate a second since the instant before."""
     at, counts = seconds_of(run), column_at(run, f"series.columns.{name}")
-    rates = [nan]
-    for place in range(1, min(len(at), len(counts))):
-        span = at[place] - at[place - 1]
-        rates.append(counts[place] / span if span > 0 else nan)
-    return rates[: len(at)]
+    sums = [0.0, *accumulate(counts[: len(at)])]
+    found = [nan]
+    for before, instant in pairwise(grid):
+        if before >= at[-1]:
+            found.append(nan)
+            continue
+        first, last = bisect_right(at, before), bisect_right(at, instant)
+        found.append((sums[min(last, len(sums) - 1)] - sums[first]) / (instant - before))
+    return found if grid else []

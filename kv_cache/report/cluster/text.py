@@ -55,7 +55,11 @@ def _head(own: Json) -> Iterator[str]:
 
 
 def _said(own: Json) -> Iterator[str]:
-    yield f"verdict   {own['verdict']['says']}"
+    verdict = own["verdict"]
+    yield f"verdict   {verdict['says']}"
+    hits = verdict["measures"].get(HIT_RATIO.path)
+    if hits is not None and verdict["no_order"] is None and hits["says"] != verdict["says"]:
+        yield f"          {hits['says']}"
     yield from (f"  ! {warning}" for warning in own["warnings"])
 
 

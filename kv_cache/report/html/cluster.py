@@ -32,11 +32,12 @@ from kv_cache.report.cluster.reading import (
     column_at,
     ends_at,
     first_run,
+    grid_of,
     label_at,
+    levels_on,
     mean_at,
     names_at,
-    rates_of,
-    seconds_of,
+    rates_on,
     texts_in,
     variants_of,
 )
@@ -52,6 +53,7 @@ from kv_cache.report.html.parts import (
     details,
     dotted,
     flat,
+    headed,
     lead,
     reasons_at,
     table,
@@ -64,6 +66,7 @@ _LONGEST = 60
 _GB = 1e9
 _DASHES = ("", "dash", "dot", "chain")
 _MOST_LINES = 8
+_MOST_POINTS = 400  # of a line
 _MOST_ROWS = 100
 """Of the table of instances: the busiest."""
 
@@ -104,9 +107,19 @@ def _verdict(own: Json, variants: Sequence[Json]) -> Iterator[Html]:
         + (f", stopped by {text_at(own, 'interrupted')}." if text_at(own, "interrupted") else "."),
     )
     yield tag("p", tag("strong", "Verdict: "), text_at(own, "verdict.says"))
+    yield from _by_other_measures(own)
     yield from bullets(reasons_at(own, "warnings"), "reasons")
     if variants:
         yield cards(_cards(own, variants))
+
+
+def _by_other_measures(own: Json) -> Iterator[Html]:
+    """Folded, and not where one reason holds for all of them."""
+    found = value_at(own, "verdict.measures")
+    if not isinstance(found, Mapping) or value_at(own, "verdict.no_order") is not None:
+        return
+    said = [text_at(row, "says") for row in found.values() if isinstance(row, Mapping)]
+    yield details("By each measure", *bullets([text for text in said if text]))
 
 
 def _cards(own: Json, variants: Sequence[Json]) -> Iterator[Card]:
@@ -121,7 +134,7 @@ def _cards(own: Json, variants: Sequence[Json]) -> Iterator[Card]:
             continue
         low, high = measure.shown(min(values)), measure.shown(max(values))
         yield Card(
-            name=f"{measure.label[:1].upper()}{measure.label[1:]}", unit=measure.unit,
+            name=headed(measure.label), unit=measure.unit,
             value=low if low == high else f"{low} to {high}",
             more=f"of {label_at(chosen[0], _LONGEST)}" if len(chosen) == 1 else "of all variants",
         )  # fmt: skip
@@ -173,7 +186,7 @@ def _barred(
     said = "".join(f", mark {mark.label}" for mark in marks)
     heads = ("variant", f"bar {measure.label}{said}; line 95 % interval", measure.label,
              *(mark.label for mark in marks))  # fmt: skip
-    yield table(f"{measure.label}, {measure.unit}", heads, rows, words=2)
+    yield table(headed(f"{measure.label}, {measure.unit}"), heads, rows, words=2)
 
 
 def _hits(variants: Sequence[Json]) -> Iterator[Html]:
@@ -423,94 +436,58 @@ _WHERE = ("waiting", "prefilling", "transferring", "decoding")
 
 
 def _over_time(doc: Doc, variants: Sequence[Json], book: Book) -> list[Html]:
-    """Where requests are of the first variants, one chart each; the rest overlaid."""
-    some = [(v, run) for v in variants if len(seconds_of(run := first_run(v))) > 1][:_MOST_LINES]
-    if not some:
+    """Where the requests of one variant are; of several, each thing with all of them."""
+    some = variants[:_MOST_LINES]
+    runs = [first_run(variant) for variant in some]
+    grid = grid_of(runs, _MOST_POINTS)
+    if not grid:
         return []
     charts = []
-    for variant, run in some[:2] if len(some) <= 2 else []:
-        columns = {name: column_at(run, f"series.columns.{name}") for name in _WHERE}
-        charts += book.figure(_series(doc, variant, run, "Requests: where they are", columns))
-    for title, unit, name, rate in _OVERLAID:
-        charts += _overlaid(doc, some, book, title, unit, name, rate=rate)
+    if len(some) == 1:
+        lines = [(name, levels_on(runs[0], name, grid)) for name in _WHERE]
+        charts += _timed(doc, book, "Requests: where they are", "requests", grid, lines)
+    for title, unit, name, on_grid in _OVERLAID[1 if len(some) == 1 else 0 :]:
+        lines = [
+            (label_at(variant, 28), on_grid(run, name, grid))
+            for variant, run in zip(some, runs, strict=True)
+        ]
+        charts += _timed(doc, book, title, unit, grid, lines)
     left = len(variants) - len(some)
-    said = "The first run (seed) of each variant, from its first instant on."
-    more = f" {left} more variants are not drawn; --series has them." if left else ""
+    said = f"The first run of each variant, at {len(grid)} instants; --series has all of them."
+    more = f" {left} more variants are not drawn." if left else ""
     return [tag("p", said + more, class_="small"), tag("div", *charts, class_="charts")]
 
 
 _OVERLAID = (
-    ("Requests that wait", "requests", "waiting", False),
-    ("Sequences that decode", "sequences", "decoding", False),
-    ("HBM in use", "blocks", "hbm_blocks", False),
-    ("Output tokens", "tokens/s", "output_tokens", True),
-    ("Prefilled tokens", "tokens/s", "prefill_tokens", True),
+    ("Requests that wait", "requests", "waiting", levels_on),
+    ("Sequences that decode", "sequences", "decoding", levels_on),
+    ("HBM in use", "blocks", "hbm_blocks", levels_on),
+    ("Output tokens", "tokens/s", "output_tokens", rates_on),
+    ("Prefilled tokens", "tokens/s", "prefill_tokens", rates_on),
 )
-
-
-def _overlaid(
-    doc: Doc, some: Sequence[tuple[Json, Json]], book: Book, title: str, unit: str, name: str,
-    *, rate: bool,
-) -> Iterator[Html]:  # fmt: skip
-    """Each variant has instants of its own, so a chart has them all on one axis."""
-    points = []
-    for index, (_, run) in enumerate(some):
-        values = rates_of(run, name) if rate else column_at(run, f"series.columns.{name}")
-        points += [(x, index, y) for x, y in zip(seconds_of(run), values, strict=False)]
-    if not any(y > 0 for _, _, y in points):
-        return
-    places = sorted({x for x, _, _ in points})
-    found = {(x, index): y for x, index, y in points}
-    lines = [
-        Line(name=label_at(variant, 28), look=index % 9, dash=_DASHES[index % 4],
-             values=_held([found.get((x, index), nan) for x in places]))
-        for index, (variant, _) in enumerate(some)
-    ]  # fmt: skip
-    key = doc.id(f"time-{name}" if rate else "time-all")
-    yield from book.figure(_timed(key, title, unit, places, lines))
-
-
-def _held(values: Sequence[float]) -> list[float]:
-    """Between two instants of its own a variant is as it was at the first; behind its last it is
-    nothing."""
-    last = max((place for place, value in enumerate(values) if isfinite(value)), default=-1)
-    held, now = [], nan
-    for place, value in enumerate(values):
-        now = value if isfinite(value) else now
-        held.append(now if place <= last else nan)
-    return held
-
-
-def _series(
-    doc: Doc, variant: Json, run: Json, title: str, columns: Mapping[str, Sequence[float]]
-) -> Chart:
-    at = seconds_of(run)
-    lines = [
-        Line(name=name, values=[*values, *[nan] * (len(at) - len(values))], look=look,
-             dash=_DASHES[look % 4])
-        for look, (name, values) in enumerate(columns.items())
-        if any(value > 0 for value in values)
-    ]  # fmt: skip
-    key = doc.id(f"time-{number(variant, 'variant'):.0f}")
-    return _timed(key, f"{title}, {label_at(variant, 40)}", "requests", at, lines)
-
-
 _TABLE_ROWS = 60
 
 
 def _timed(
-    key: str, title: str, unit: str, places: Sequence[float], lines: Sequence[Line]
-) -> Chart:
-    every = -(-len(places) // _TABLE_ROWS) or 1
-    rows = [
-        (figures(places[at]), *(figures(line.values[at]) for line in lines))
-        for at in range(0, len(places), every)
+    doc: Doc, book: Book, title: str, unit: str, grid: Sequence[float],
+    every: Sequence[tuple[str, Sequence[float]]],
+) -> list[Html]:  # fmt: skip
+    """Nothing where nothing is above 0."""
+    lines = [
+        Line(name=name, values=values, look=look % 9, dash=_DASHES[look % 4])
+        for look, (name, values) in enumerate(every)
+        if any(value > 0 for value in known(values))
     ]
-    axis = Axis(key=key, kind=TIME, label="virtual time", places=places)
+    each = -(-len(grid) // _TABLE_ROWS)
+    rows = [
+        (figures(grid[at]), *(figures(line.values[at]) for line in lines))
+        for at in range(0, len(grid), each)
+    ]
+    axis = Axis(key=doc.id("time"), kind=TIME, label="virtual time", places=grid)
     heads = ("seconds", *(f"{line.name}, {unit}" for line in lines))
-    said = "" if every == 1 else f"One row of {every} is shown."
-    return Chart(title=title, unit=unit, axis=axis, lines=lines, steps=True,
-                 table=Table(heads=heads, rows=rows, says=said))  # fmt: skip
+    said = "" if each == 1 else f"One row of {each} is shown."
+    told = Table(heads=heads, rows=rows, says=said)
+    return book.figure(Chart(title=title, unit=unit, axis=axis, lines=lines, table=told))
 
 
 # --- instances -------------------------------------------------------------------------------

@@ -1,18 +1,18 @@
 """The variants of a simulated cluster beside each other, and the first runs of them over time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from math import isfinite, nan
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from kv_cache.report.cluster.reading import (
-    column_at,
     ends_at,
     first_run,
+    grid_of,
     label_at,
+    levels_on,
     mean_at,
     names_at,
-    rates_of,
-    seconds_of,
+    rates_on,
     variants_of,
 )
 from kv_cache.report.pictures.base import (
@@ -52,6 +52,7 @@ _LEFT = 2.0  # inches, for the names of variants
 _LONGEST_LABEL = 27
 _MOST_VARIANTS = 30
 _MOST_LINES = 5
+_MOST_POINTS = 160
 _GB = 1e9
 
 _Bars = Callable[["Axes", Sequence[Json]], None]
@@ -123,7 +124,7 @@ def _panel(
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x", color="#e6e6e6", linewidth=0.6)
         bars(axes, variants)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, axes.get_xlim()[1] * 1.02)
         few_ticks(axes.xaxis, 5)
 
     yield Panel(title=title, x=x, draw=draw, height=height)
@@ -189,38 +190,39 @@ _TIME = "seconds of virtual time"
 
 
 def _over_time(variants: Sequence[Json]) -> Iterator[Panel]:
-    runs = [(f"{place + 1}", first_run(v)) for place, v in enumerate(variants[:_MOST_LINES])]
+    some = variants[:_MOST_LINES]
+    runs = [first_run(variant) for variant in some]
+    names = [f"{number(v, 'variant'):.0f}" if len(some) > 1 else "" for v in some]
+    grid = grid_of(runs, _MOST_POINTS)
     if len(runs) == 1:
-        run = runs[0][1]
-        yield from _lines("Requests: where they are", "requests", [
-            (name, seconds_of(run), column_at(run, f"series.columns.{name}"))
-            for name in ("waiting", "prefilling", "decoding", "transferring")
-        ])  # fmt: skip
+        where = ("waiting", "prefilling", "transferring", "decoding")
+        levels = [(name, levels_on(runs[0], name, grid)) for name in where]
+        yield from _lines("Requests: where they are", "requests", grid, levels)
     else:
-        yield from _lines("Requests that wait, by variant", "requests", [
-            (name, seconds_of(run), column_at(run, "series.columns.waiting")) for name, run in runs
-        ])  # fmt: skip
-    yield from _lines("Output tokens", "tokens/s", [
-        (name if len(runs) > 1 else "", seconds_of(run), rates_of(run, "output_tokens"))
-        for name, run in runs
-    ])  # fmt: skip
+        waiting = [levels_on(run, "waiting", grid) for run in runs]
+        yield from _lines("Requests that wait, by variant", "requests", grid,
+                          list(zip(names, waiting, strict=True)))  # fmt: skip
+    rates = [rates_on(run, "output_tokens", grid) for run in runs]
+    yield from _lines("Output tokens", "tokens/s", grid, list(zip(names, rates, strict=True)))
 
 
-_Series = tuple[str, Sequence[float], Sequence[float]]
+_Series = tuple[str, Sequence[float]]
 
 
-def _lines(title: str, unit: str, every: Sequence[_Series]) -> Iterator[Panel]:
-    some = [(name, x, y) for name, x, y in every if any(value > 0 for value in known(y))]
+def _lines(
+    title: str, unit: str, grid: Sequence[float], every: Sequence[_Series]
+) -> Iterator[Panel]:
+    some = [(name, y) for name, y in every if any(value > 0 for value in known(y))]
     if not some:
         return
 
     def draw(axes: "Axes") -> None:
         labels = []
-        for place, (name, x, y) in enumerate(some):
+        for place, (name, y) in enumerate(some):
             colour = _COLOURS[place % len(_COLOURS)]
-            axes.plot(x, [*y, *[nan] * (len(x) - len(y))], color=colour, linewidth=0.9)
+            axes.plot(grid, y, color=colour, linewidth=0.9)
             labels.append(Label(last_level(y), name, colour))
-        from_zero(axes, [value for _, _, y in some for value in y])
+        from_zero(axes, [value for _, y in some for value in y])
         few_ticks(axes.xaxis, 5)
         label_ends(axes, labels)
 
