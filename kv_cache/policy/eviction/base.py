@@ -34,7 +34,8 @@ from kv_cache.core.block import Key
 class Item(NamedTuple):
     """A new copy. `cost` is what it takes to compute its content again, in tokens. `depth` is its
     place in its sequence (0: the first) and `parent` the content before it; content that is no
-    part of a sequence has depth 0 and no parent."""
+    part of a sequence has depth 0 and no parent. A copy of `span` consecutive places, from `depth`
+    on, has the key of the last."""
 
     copy_id: int
     key: Key
@@ -42,6 +43,7 @@ class Item(NamedTuple):
     cost: int = 0
     depth: int = 0
     parent: Key | None = None
+    span: int = 1
 
 
 class Eviction(Protocol):
@@ -54,6 +56,11 @@ class Eviction(Protocol):
     def hit(self, copy_id: int) -> None: ...
 
     def remove(self, copy_id: int, *, evicted: bool) -> None: ...
+
+    def shrink(self, item: Item) -> None:
+        """A present copy of several places has lost its last ones: this is what is left of it. Its
+        order among the others stays. Most policies need not know."""
+        return
 
     def victims(self) -> Iterator[int]: ...
 

@@ -28,7 +28,7 @@ class LeafFirst(Eviction):
         self._accesses = 0
 
     def insert(self, item: Item) -> None:
-        place = (item.key, item.depth)
+        place = _last(item)
         self._items[item.copy_id] = item
         self._at[place] = item.copy_id
         self._accesses += 1
@@ -50,7 +50,7 @@ class LeafFirst(Eviction):
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         item = self._items.pop(copy_id)
-        del self._at[item.key, item.depth]
+        del self._at[_last(item)]
         del self._last_use[copy_id]
         if copy_id in self._leaves:
             self._leaves.discard(copy_id)
@@ -64,6 +64,17 @@ class LeafFirst(Eviction):
         parent = self._at.get(above)
         if parent is not None:
             self._leaves.add(parent, self._last_use[parent])
+
+    def shrink(self, item: Item) -> None:
+        copy_id = item.copy_id
+        del self._at[_last(self._items[copy_id])]
+        self._items[copy_id] = item
+        self._at[_last(item)] = copy_id
+        children = _last(item) in self._children
+        if children and copy_id in self._leaves:
+            self._leaves.discard(copy_id)
+        elif not children and copy_id not in self._leaves:
+            self._leaves.add(copy_id, self._last_use[copy_id])
 
     def victims(self) -> Iterator[int]:
         """Leaves, and what is one once those before it are gone."""
@@ -90,6 +101,11 @@ class LeafFirst(Eviction):
 
     def __contains__(self, copy_id: object) -> bool:
         return copy_id in self._items
+
+
+def _last(item: Item) -> Place:
+    """Where the copy's last block stands: what follows it has that as its parent."""
+    return (item.key, item.depth + item.span - 1)
 
 
 def _above(item: Item) -> Place | None:

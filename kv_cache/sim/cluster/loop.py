@@ -32,6 +32,10 @@ class Loop:
         self._sequence += 1
         heappush(self._heap, (at_ns, rank * _RANK + self._sequence, action, argument))
 
+    @property
+    def pending(self) -> int:
+        return len(self._heap)
+
     def run(self, most: int) -> bool:
         """Handle at most `most` events; whether there are more."""
         heap = self._heap

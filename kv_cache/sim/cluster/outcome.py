@@ -55,7 +55,7 @@ class Blocks:
 
     looked_up = hits of all tiers + missed; `ceiling` is what an unlimited cache with no delay would
     have had: blocks of the prompt whose content was asked for before, as a prefix, by anyone;
-    the others are compulsory misses. `recomputed`: blocks that were computed again after preemption.
+    the others are compulsory misses. `recomputed`: computed again after preemption.
     """
 
     looked_up: int = 0

@@ -1,0 +1,808 @@
+"""The whole cluster: instances, places, links, who asks, and what is counted.
+
+Decisions are in the parts; here they meet: an arrival is routed, admitted, its prefix is loaded,
+the rest computed, handed to who decodes, and ended; content moves between places. One clock, one
+thread, one order of events: the same scenario gives the same outcome in every process.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+
+from kv_cache.config.scenario import Scenario, TierSection
+from kv_cache.core.seed import Seed
+from kv_cache.metrics.histogram import bucket_of
+from kv_cache.policy.eviction import EVICTION
+from kv_cache.sim.cluster.asks import Ask, AskSource
+from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.compute import Compute, compute_of, token_bytes
+from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.instance import Instance, Rules
+from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
+from kv_cache.sim.cluster.network import Network
+from kv_cache.sim.cluster.pieces import Piece, Place, Run, Watch, blocks_of
+from kv_cache.sim.cluster.router import Loads, Router
+from kv_cache.sim.cluster.stack import Part, match
+from kv_cache.sim.cluster.topology import Topology, Way
+from kv_cache.sim.profile import ProfileModel
+
+GIB = 1 << 30
+TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
+_WIDTH = {"device": 0, "node": 1, "rack": 2, "cluster": 3}
+
+OnEvent = Callable[[int, str, int, int], None]
+
+
+class Cluster:
+    """One run. Sizes are blocks wherever a name does not say bytes or tokens."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        source: AskSource,
+        chain: Chain,
+        *,
+        on_event: OnEvent | None = None,
+        profiles: Mapping[str, ProfileModel] | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.chain = chain
+        self.loop = Loop()
+        self._source = source
+        self._emit = on_event
+        seed = Seed(scenario.seed)
+        model = scenario.model
+        self.block_tokens = model.block_tokens
+        self.token_bytes = token_bytes(model)
+        self.block_bytes = self.block_tokens * self.token_bytes
+        self.topology = Topology(scenario, profiles, self.block_bytes)
+        self.network = Network(self.loop, scenario.network, seed.child("network"))
+        self.watches = {name: Watch() for name in TIERS}
+        self._tiers = _tiers_of(scenario)
+        self._places: dict[tuple[str, int], Place] = {}
+        self._below: dict[Place, Place | None] = {}
+        self._rules = _rules_of(scenario)
+        self._computes: dict[str, Compute] = {}
+        self._instances: dict[int, Instance] = {}
+        self._capacities = {
+            name: int(group.hbm_gib * GIB) // self.block_bytes
+            for name, group in scenario.instances.items()
+        }
+        self._build_routers(seed)
+        self._reaching: dict[tuple[str, int], list[int]] = {}
+        self._seen = bytearray(1)
+        self._arrivals: Iterator[Ask] = iter(())
+        self.alive: dict[int, Flight] = {}
+        self._begin_counting()
+
+    def _build_routers(self, seed: Seed) -> None:
+        section, topology = self.scenario.router, self.topology
+        groups = self.scenario.instances
+        roles = [groups[topology.group_of(i)].role for i in range(topology.instances)]
+        self.roles = roles
+        self.separated = any(role != "mixed" for role in roles)
+        prefill = [i for i, role in enumerate(roles) if role != "decode"]
+        decode = [i for i, role in enumerate(roles) if role != "prefill"]
+        self._most_prefill = max(self.capacity_of(i) for i in prefill) if prefill else 0
+        self._most_decode = max(self.capacity_of(i) for i in decode) if decode else 0
+        count = topology.instances
+        self._loads = Loads(prefill, count)
+        self._prefill_router = Router(
+            section.kind, section, prefill, self._loads, self, seed.child("router")
+        )
+        self._decode_loads = Loads(decode, count)
+        self._decode_router = Router(
+            section.decode, section, decode, self._decode_loads, self, seed.child("decode-router")
+        )
+
+    def _begin_counting(self) -> None:
+        self.phases = [0] * 5
+        self.total_output_tokens = 0
+        self.total_prefill_tokens = 0
+        self.itl: defaultdict[int, int] = defaultdict(int)
+        self.arrived = self.finished = self.measured_arrived = 0
+        self.rejected: Counter[str] = Counter()
+        self.aborted: Counter[str] = Counter()
+        self.preemptions = 0
+        self.looked_up = self.ceiling = self.recomputed = 0
+        self.hits: Counter[str] = Counter()
+        self.prefetched: Counter[str] = Counter()
+        self.prefetch_useful: Counter[str] = Counter()
+        self.prefetch_late: Counter[str] = Counter()
+        self.finished_flights: list[Flight] = []
+        self.ended_ns = 0
+        self.began_ns = -1
+        self.concurrency_ns = 0
+        self._present = 0
+        self.spent_ns = 0
+        self._changed_ns = 0
+        self.on_finish: Callable[[Flight], None] = self.finished_flights.append
+        self.on_measuring: Callable[[], None] = _nothing
+
+    # --- places ----------------------------------------------------------------------------
+
+    def instance(self, number: int) -> Instance:
+        """Made when it is first used: a cluster of ten thousand may use few."""
+        found = self._instances.get(number)
+        if found is None:
+            found = self._instances[number] = self._new_instance(number)
+        return found
+
+    @property
+    def instances(self) -> dict[int, Instance]:
+        """Those that were ever used, by number."""
+        return self._instances
+
+    @property
+    def places(self) -> dict[tuple[str, int], Place]:
+        """Those that were ever used, by tier and index."""
+        return self._places
+
+    def _new_instance(self, number: int) -> Instance:
+        scenario, topology = self.scenario, self.topology
+        name = topology.group_of(number)
+        group = scenario.instances[name]
+        most = group.max_num_seqs or scenario.scheduler.max_num_seqs
+        compute = self._compute(name)
+        hbm = self._place(
+            "hbm", number, number, self._capacities[name], scenario.tiers.hbm_eviction
+        )
+        tiers = (hbm, *(self._tier_place(tier, number) for tier in self._tiers))
+        for upper, lower in pairwise(tiers):
+            self._below.setdefault(upper, lower)
+        return Instance(number, group.role, self, compute, tiers, self._rules, most)
+
+    def _compute(self, name: str) -> Compute:
+        found = self._computes.get(name)
+        if found is None:
+            group = self.scenario.instances[name]
+            most = group.max_num_seqs or self.scenario.scheduler.max_num_seqs
+            found = self._computes[name] = compute_of(group, self.scenario.model, most)
+        return found
+
+    def _tier_place(self, tier: str, instance: int) -> Place:
+        section: TierSection = getattr(self.scenario.tiers, tier)
+        index, vertex = self._where(section.scope, instance)
+        capacity = int(section.capacity_gib * GIB) // self.block_bytes
+        return self._place(tier, index, vertex, capacity, section.eviction)
+
+    def _where(self, scope: str, instance: int) -> tuple[int, int]:
+        """Index and vertex of the place of that scope which an instance reaches."""
+        topology = self.topology
+        node, rack = topology.place_of(instance)
+        if scope == "device":
+            return instance, instance
+        if scope == "node":
+            return node, topology.node(node)
+        if scope == "rack":
+            return rack, topology.rack(rack)
+        return 0, topology.core
+
+    def _place(self, tier: str, index: int, vertex: int, capacity: int, eviction: str) -> Place:
+        place = self._places.get((tier, index))
+        if place is None:
+            place = self._places[tier, index] = Place(
+                TIERS.index(tier), index, vertex, capacity, self.block_bytes, self.chain,
+                EVICTION[eviction], self.watches[tier],
+            )  # fmt: skip
+        return place
+
+    def capacity_of(self, instance: int) -> int:
+        return self._capacities[self.topology.group_of(instance)]
+
+    # --- arrivals --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._arrivals = self._source.first()
+        self._pull()
+
+    def _pull(self) -> None:
+        ask = next(self._arrivals, None)
+        if ask is not None:
+            self.loop.at(ask.arrival_ns, ARRIVES, self._arrive_and_pull, ask)
+
+    def _arrive_and_pull(self, ask: Ask) -> None:
+        self._pull()
+        self._arrive(ask)
+
+    def _arrive(self, ask: Ask) -> None:
+        now = self.loop.now_ns
+        measured = ask.number >= self.scenario.workload.warmup_requests
+        flight = Flight(ask, self.chain.path(ask.leaf) if ask.leaf else (), now, measured=measured)
+        self.arrived += 1
+        self._count_presence(1)
+        self.alive[ask.number] = flight
+        if measured:
+            if self.began_ns < 0:
+                self.began_ns = now
+                self.on_measuring()
+            self.measured_arrived += 1
+            self.looked_up += ask.prompt_tokens // self.block_tokens
+        if self._emit is not None:
+            self._emit(now, "arrival", ask.number, -1)
+        if flight.path:
+            self._look_at_ceiling(flight)
+        self.phases[QUEUED] += 1
+        self._route(flight)
+
+    def _look_at_ceiling(self, flight: Flight) -> None:
+        """What an unlimited cache would have had, which then has this prompt as well."""
+        seen, blocks = self._seen, self.chain.blocks
+        had = 0
+        if len(seen) < len(blocks):
+            seen.extend(bytes(len(blocks) - len(seen)))
+        for node in flight.path:
+            if not seen[node]:
+                break
+            had += blocks[node]
+        for node in flight.path:
+            seen[node] = 1
+        if flight.measured:
+            self.ceiling += min(had, (flight.ask.prompt_tokens - 1) // self.block_tokens)
+
+    def _route(self, flight: Flight) -> None:
+        need = -(-flight.stored_tokens // self.block_tokens)
+        if need > self._most_prefill or (self.separated and need > self._most_decode):
+            self._reject(flight, "larger-than-hbm")
+            return
+        number = self._prefill_router.choose(flight)
+        instance = self.instance(number)
+        most = self._rules.max_queue
+        if most and len(instance.waiting) >= most:
+            self._reject(flight, "queue-full")
+            return
+        flight.home = number
+        compute, ask = instance.compute, flight.ask
+        flight.work = compute.prefill_ns(ask.prompt_tokens, 0)
+        if not self.separated:
+            flight.work += int(ask.output_tokens * compute.token_ns)
+        flight.work_at = number
+        self._loads.add(number, flight.work)
+        if self._emit is not None:
+            self._emit(self.loop.now_ns, "route", ask.number, number)
+        instance.enqueue(flight)
+        if self.scenario.tiers.prefetch == "on-arrival":
+            self._prefetch(instance, flight.path)
+        instance.nudge()
+
+    def fits(self, instance: int, flight: Flight) -> bool:
+        return -(-flight.stored_tokens // self.block_tokens) <= self.capacity_of(instance)
+
+    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float]:
+        """See `router.Fleet`."""
+        compute = self._compute(self.topology.group_of(instance))
+        prompt = flight.ask.prompt_tokens
+        found = self._instances.get(instance)
+        if found is None and not self._tiers:
+            return compute.prefill_ns(prompt, 0), 0.0
+        tiers = self.instance(instance).tiers
+        most = (prompt - 1) // self.block_tokens
+        parts = match(tiers, flight.path, self.chain, most)
+        have = loading = 0
+        for part in parts:
+            blocks = part.end - part.start
+            have += blocks
+            if part.tier:
+                way = self._down(part.place, instance)
+                loading += self.network.estimate_ns(way, blocks * self.block_bytes)
+        before = have * self.block_tokens
+        return float(compute.prefill_ns(prompt - before, before)), float(loading)
+
+    def holders(self, flight: Flight, most: int) -> list[int]:
+        """See `router.Fleet`."""
+        found: dict[int, None] = {}
+        hbm = self.watches["hbm"].holders
+        for node in reversed(flight.path):
+            for number in islice(hbm.get(node, ()), most - len(found)):
+                found[number] = None
+            for tier in self._tiers:
+                places = self.watches[tier].holders.get(node, ())
+                for index in islice(places, max(0, most - len(found))):
+                    number = self._near(tier, index)
+                    if number >= 0:
+                        found[number] = None
+            if len(found) >= most:
+                break
+        return list(found)
+
+    def _near(self, tier: str, index: int) -> int:
+        """The least loaded instance that reaches a place."""
+        near = self._reaching.get((tier, index))
+        if near is None:
+            near = self._reaching[tier, index] = self._who_reaches(tier, index)
+        return min(near, key=self._loads.key) if near else -1
+
+    def _who_reaches(self, tier: str, index: int) -> list[int]:
+        scope = getattr(self.scenario.tiers, tier).scope
+        if scope == "cluster":
+            return []
+        return [i for i in self._loads.members if self._where(scope, i)[0] == index]
+
+    # --- prefixes --------------------------------------------------------------------------
+
+    def admitted(self, instance: Instance, flight: Flight) -> None:
+        """An instance has memory for a flight, and it is out of the queue."""
+        now = self.loop.now_ns
+        instance.requests += 1
+        if flight.admitted_ns < 0:
+            flight.admitted_ns = now
+        if self._emit is not None:
+            self._emit(now, "admit", flight.ask.number, instance.number)
+        if flight.landing is not None and flight.decoder == instance.number:
+            self._landing_ready(flight)
+        elif self.separated and flight.decoder < 0 and self._early(flight):
+            self._choose_decoder(flight)
+
+    def found(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
+        """A prefix has been found and pinned: count it, and bring up what is below HBM."""
+        hold = flight.hold
+        assert hold is not None
+        if flight.hit_tokens < 0:
+            flight.hit_tokens = hold.shared * self.block_tokens
+            if flight.measured:
+                for part in parts:
+                    self.hits[TIERS[part.place.tier]] += part.end - part.start
+        else:
+            self.recomputed += flight.target // self.block_tokens - hold.shared
+        for part in reversed(parts):
+            part.place.hit(part.piece)
+            self._note_use(part)
+        self._load(instance, flight, parts)
+
+    def _note_use(self, part: Part) -> None:
+        if part.piece.fetched:
+            part.piece.fetched = False
+            self.prefetch_useful[TIERS[part.place.tier]] += part.piece.end - part.piece.start
+
+    def _load(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
+        hold, hbm = flight.hold, instance.place
+        assert hold is not None
+        below: dict[Place, list[tuple[Piece, Piece]]] = {}
+        for part in parts:
+            if not part.tier:
+                hold.pins.append(part.piece)
+                if not part.piece.ready:
+                    self._await(flight, part.piece)
+                continue
+            run = Run(part.node, part.start, part.end)
+            piece = hbm.add(run, ready=False, pinned=True)
+            hold.pins.append(piece)
+            below.setdefault(part.place, []).append((part.piece, piece))
+        for place, pairs in below.items():
+            flight.loads += 1
+            nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
+            self._say("load", flight, instance.number)
+            self.network.send(
+                self._down(place, instance.number), nbytes, "load", self._loaded,
+                (instance, flight, place, pairs),
+            )  # fmt: skip
+
+    def _await(self, flight: Flight, piece: Piece) -> None:
+        """Somebody else is loading it here: be told when it is there."""
+        flight.loads += 1
+        if piece.waiters is None:
+            piece.waiters = []
+        piece.waiters.append(lambda: self._load_ended(flight))
+
+    def _loaded(self, what: tuple[Instance, Flight, Place, list[tuple[Piece, Piece]]]) -> None:
+        _, flight, place, pairs = what
+        for old, new in pairs:
+            place.unpin(old)
+            _become_ready(new)
+        self._load_ended(flight)
+
+    def _load_ended(self, flight: Flight) -> None:
+        flight.loads -= 1
+        if flight.loads:
+            return
+        instance = self.instance(flight.home)
+        if flight.computed == flight.target:
+            self._first_token(instance, flight)
+        elif not self._rules.overlap_load:
+            instance.prefilling.append(flight)
+        instance.nudge()
+
+    def _down(self, place: Place, instance: int) -> Way:
+        """The way of a load from a place to an instance."""
+        device = self.topology.device(TIERS[place.tier], place.index, "read")
+        return (device, *self.topology.path(place.vertex, instance))
+
+    # --- computed --------------------------------------------------------------------------
+
+    def computed(self, instance: Instance, flight: Flight) -> None:
+        """All of a prompt is computed; its loads may still be under way."""
+        if not flight.loads:
+            self._first_token(instance, flight)
+
+    def _first_token(self, instance: Instance, flight: Flight) -> None:
+        now = self.loop.now_ns
+        instance.store_prompt(flight)
+        if flight.first_ns < 0:
+            flight.first_ns = now
+            self._say("first-token", flight, instance.number)
+        elif flight.measured:
+            self.gap(now - flight.out_ns)
+        flight.out_ns = now
+        flight.generated += 1
+        instance.decode_tokens += 1
+        self.total_output_tokens += 1
+        if flight.generated == flight.ask.output_tokens:
+            self.finish(instance, flight)
+        elif self.separated:
+            self._hand_over(instance, flight)
+        else:
+            self._say("decode", flight, instance.number)
+            instance.join(flight)
+
+    def gap(self, ns: int) -> None:
+        """One gap between two tokens that no run of steps has counted."""
+        self.itl[bucket_of(ns)] += 1
+
+    # --- prefill and decode apart ------------------------------------------------------------
+
+    def _early(self, flight: Flight) -> bool:
+        """Whether the decode side is asked for memory as soon as prefill begins."""
+        return self.scenario.separation.transfer == "push" and flight.ask.output_tokens > 1
+
+    def _choose_decoder(self, flight: Flight) -> None:
+        number = self._decode_router.choose(flight)
+        flight.decoder = number
+        instance = self.instance(number)
+        work = int(flight.ask.output_tokens * instance.compute.token_ns)
+        self._decode_loads.add(number, work)
+        flight.decode_work = work
+        if number != flight.home:
+            instance.enqueue(flight)
+            instance.nudge()
+
+    def _hand_over(self, instance: Instance, flight: Flight) -> None:
+        """Prefill is over: the sequence leaves the batch, its memory stays until it is sent."""
+        if flight.decoder < 0:
+            self._choose_decoder(flight)
+        if flight.decoder == flight.home:
+            self._say("decode", flight, instance.number)
+            instance.join(flight)
+            return
+        del instance.members[flight]
+        self.turn(flight, TRANSFER)
+        self._loads.add(flight.work_at, -flight.work)
+        flight.work = 0
+        flight.prepared = True
+        self.send_on(flight)
+
+    def _landing_ready(self, flight: Flight) -> None:
+        """The decode side has memory."""
+        if self.scenario.separation.transfer != "push":
+            way = self.topology.path(flight.home, flight.decoder)
+            delay = sum(link.latency_ns for link in way)
+            flight.sending += 1
+            self.loop.at(self.loop.now_ns + delay, ENDS, self._asked, flight)
+        else:
+            self.send_on(flight)
+
+    def _asked(self, flight: Flight) -> None:
+        """The decode side's request has reached the prefill side."""
+        flight.sending -= 1
+        self.send_on(flight)
+
+    def send_on(self, flight: Flight) -> None:
+        """Send what is computed and not yet there."""
+        if flight.landing is None or (
+            flight.sending and self.scenario.separation.transfer != "push"
+        ):
+            return
+        section = self.scenario.separation
+        if not flight.prepared and not (section.transfer == "push" and section.pipelined):
+            return
+        ready = flight.target if flight.prepared else flight.computed
+        tokens = ready - flight.sent
+        if section.transfer == "on-demand":
+            tokens = min(tokens, section.chunk_blocks * self.block_tokens)
+        if tokens > 0:
+            if not flight.sent or flight.sending == 0:
+                self._say("transfer", flight, flight.decoder)
+            flight.sent += tokens
+            flight.sending += 1
+            way = self.topology.path(flight.home, flight.decoder)
+            self.network.send(way, tokens * self.token_bytes, "pd-transfer", self._sent, flight)
+        elif flight.prepared and not flight.sending:
+            self._transferred(flight)
+
+    def _sent(self, flight: Flight) -> None:
+        flight.sending -= 1
+        if flight.phase == ENDED:
+            return
+        if flight.sending == 0 and flight.prepared and flight.sent == flight.target:
+            self._transferred(flight)
+        elif self.scenario.separation.transfer == "on-demand" and flight.sent < flight.target:
+            self._landing_ready(flight)
+
+    def _transferred(self, flight: Flight) -> None:
+        source, home = flight.hold, self.instance(flight.home)
+        assert source is not None
+        assert flight.landing is not None
+        source.release()
+        flight.hold, flight.landing = flight.landing, None
+        flight.order = flight.landing_order
+        decoder = self.instance(flight.decoder)
+        decoder.store_prompt(flight)
+        self._say("decode", flight, decoder.number)
+        decoder.join(flight)
+        decoder.nudge()
+        home.nudge()
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def finish(self, instance: Instance, flight: Flight) -> None:
+        flight.out_ns = self.loop.now_ns
+        instance.store_answer(flight)
+        instance.finished += 1
+        self.finished += 1
+        self._see_answer(flight)
+        if flight.measured:
+            self.on_finish(flight)
+        self._end(flight, "finish", instance.number, answered=True)
+
+    def _see_answer(self, flight: Flight) -> None:
+        leaf = flight.ask.answer_leaf
+        if leaf < 0:
+            return
+        if len(self._seen) <= leaf:
+            self._seen.extend(bytes(leaf + 1 - len(self._seen)))
+        self._seen[leaf] = 1
+
+    def _reject(self, flight: Flight, reason: str) -> None:
+        self.rejected[reason] += 1
+        self._end(flight, "reject", -1, answered=False)
+
+    def _abort(self, flight: Flight, reason: str, instance: int) -> None:
+        self.aborted[reason] += 1
+        self._end(flight, "abort", instance, answered=False)
+
+    def _end(self, flight: Flight, event: str, instance: int, *, answered: bool) -> None:
+        now = self.loop.now_ns
+        self.turn(flight, ENDED)
+        self.ended_ns = now
+        self._count_presence(-1)
+        self.spent_ns += now - flight.arrival_ns
+        del self.alive[flight.ask.number]
+        self._let_go(flight)
+        self._say(event, flight, instance)
+        for ask in self._source.after(flight.ask, now, answered=answered):
+            self.loop.at(ask.arrival_ns, ARRIVES, self._arrive, ask)
+        if self.scenario.tiers.prefetch == "next-in-session" and answered:
+            self._prefetch(self.instance(instance), flight.path)
+
+    def _let_go(self, flight: Flight) -> None:
+        if flight.hold is not None:
+            flight.hold.release()
+            flight.hold = None
+        if flight.home >= 0:
+            self._instances[flight.home].members.pop(flight, None)
+        if flight.work:
+            self._loads.add(flight.work_at, -flight.work)
+            flight.work = 0
+        if flight.decoder >= 0:
+            self._leave_decoder(flight)
+
+    def _leave_decoder(self, flight: Flight) -> None:
+        """Of a flight that was to decode elsewhere; if it ends before its state was sent, it waits
+        there, or has memory there."""
+        self._instances[flight.decoder].members.pop(flight, None)
+        self._decode_loads.add(flight.decoder, -flight.decode_work)
+        flight.decode_work = 0
+        if flight.landing is not None:
+            flight.landing.release()
+            flight.landing = None
+        elif flight.decoder not in (-1, flight.home):
+            self.instance(flight.decoder).withdraw(flight)
+
+    def _count_presence(self, change: int) -> None:
+        now = self.loop.now_ns
+        self.concurrency_ns += self._present * (now - self._changed_ns)
+        self._changed_ns = now
+        self._present += change
+
+    def turn(self, flight: Flight, phase: int) -> None:
+        """The flight is in another phase."""
+        self.phases[flight.phase] -= 1
+        self.phases[phase] += 1
+        flight.phase = phase
+
+    def _say(self, event: str, flight: Flight, instance: int) -> None:
+        if self._emit is not None:
+            self._emit(self.loop.now_ns, event, flight.ask.number, instance)
+
+    # --- preemption --------------------------------------------------------------------------
+
+    def preempted(self, instance: Instance, flight: Flight, *, decoded: bool) -> None:
+        """A flight has left the batch for want of memory; give the memory back."""
+        self.preemptions += 1
+        flight.out_ns = self.loop.now_ns if decoded else flight.out_ns
+        self._say("preempt", flight, instance.number)
+        if self._rules.preemption == "abort":
+            self._abort(flight, "preempted", instance.number)
+            return
+        hold = flight.hold
+        assert hold is not None
+        kept = flight.ask.prompt_tokens + flight.generated - 1 if decoded else 0
+        swapped = (
+            decoded and self._rules.preemption == "swap" and self._swap_out(instance, flight, kept)
+        )
+        hold.release()
+        flight.hold = None
+        if not swapped:
+            flight.target = flight.ask.prompt_tokens + flight.generated
+            flight.computed = 0
+            flight.home = instance.number  # who decodes computes it again itself
+        self.turn(flight, QUEUED)
+        instance.enqueue(flight, first=True)
+
+    def _swap_out(self, instance: Instance, flight: Flight, tokens: int) -> bool:
+        """Move state to host memory, if there is room; the HBM is free at once (staging)."""
+        if len(instance.tiers) < 2:
+            return False
+        host = instance.tiers[1]
+        blocks = -(-tokens // self.block_tokens)
+        evicted = host.make_room(blocks)
+        if evicted is None:
+            return False
+        host.take(blocks)
+        if evicted:
+            self.evicted(host, evicted)
+        flight.swapped = blocks
+        flight.loads += 1
+        device = self.topology.device(TIERS[host.tier], host.index, "write")
+        way = (*self.topology.path(instance.number, host.vertex), device)
+        self.network.send(
+            way, blocks * self.block_bytes, "swap-out", self._swapped_out, (instance, flight)
+        )
+        return True
+
+    def _swapped_out(self, what: tuple[Instance, Flight]) -> None:
+        instance, flight = what
+        flight.loads -= 1
+        instance.nudge()
+
+    def swap_in(self, instance: Instance, flight: Flight) -> None:
+        """Memory is there again: bring the state back."""
+        host = instance.tiers[1]
+        self.turn(flight, TRANSFER)
+        self.network.send(
+            self._down(host, instance.number), flight.swapped * self.block_bytes, "swap-in",
+            self._swapped_in, (instance, flight),
+        )  # fmt: skip
+
+    def _swapped_in(self, what: tuple[Instance, Flight]) -> None:
+        instance, flight = what
+        flight.loads -= 1
+        instance.tiers[1].give(flight.swapped)
+        flight.swapped = 0
+        instance.join(flight)
+        instance.nudge()
+
+    # --- content going down and up -----------------------------------------------------------
+
+    def evicted(self, place: Place, runs: list[Run]) -> None:
+        """Blocks have left a place: what is below takes them, or they are dropped."""
+        below = self._below.get(place)
+        if below is not None and self.scenario.tiers.write_policy == "back":
+            self._copy_down(place, below, runs, "offload")
+            return
+        for node, start, end in runs:
+            if below is None:
+                place.dropped += end - start
+            else:
+                place.dropped += blocks_of(below.missing(node, start, end))
+
+    def stored(self, place: Place, runs: list[Run]) -> None:
+        """New content is in HBM: write it through, if that is the policy."""
+        policy = self.scenario.tiers.write_policy
+        below = self._below.get(place)
+        if below is None or policy in ("none", "back"):
+            return
+        if policy == "through-selective":
+            runs = self._shallow(runs)
+        self._copy_down(place, below, runs, "write-through")
+
+    def _shallow(self, runs: Sequence[Run]) -> list[Run]:
+        most, depth = self.scenario.tiers.selective_depth_blocks, self.chain.depth
+        cut = (Run(node, start, min(end, most - depth[node])) for node, start, end in runs)
+        return [run for run in cut if run.end > run.start]
+
+    def _copy_down(self, place: Place, below: Place, runs: Sequence[Run], cause: str) -> None:
+        """What `below` has not; under way it can neither be read nor evicted there."""
+        pieces: list[Piece] = []
+        for node, start, end in runs:
+            for run in below.missing(node, start, end):
+                blocks = run.end - run.start
+                evicted = below.make_room(blocks)
+                if evicted is None:
+                    below.not_stored += blocks
+                    if cause == "offload":
+                        place.dropped += blocks
+                    continue
+                pieces.append(below.add(run, ready=False, pinned=False))
+                if evicted:
+                    self.evicted(below, evicted)
+        if pieces:
+            device = self.topology.device(TIERS[below.tier], below.index, "write")
+            way = (*self.topology.path(place.vertex, below.vertex), device)
+            nbytes = sum(p.end - p.start for p in pieces) * self.block_bytes
+            self.network.send(way, nbytes, cause, self._copied, (below, pieces))
+
+    def _copied(self, what: tuple[Place, list[Piece]]) -> None:
+        place, pieces = what
+        for piece in pieces:
+            _become_ready(piece)
+            place.unpin(piece)
+
+    def _prefetch(self, instance: Instance, path: Sequence[int]) -> None:
+        """Bring a sequence from far below up to the first tier below HBM, before it is asked
+        for."""
+        if len(instance.tiers) < 3 or not path:
+            return
+        target = instance.tiers[1]
+        parts = match(instance.tiers, path, self.chain, self.chain.end(path[-1]))
+        by_place: dict[Place, list[tuple[Piece, Piece]]] = {}
+        name = TIERS[target.tier]
+        parts = [part for part in parts if part.tier > 1]
+        for part in parts:
+            part.place.pin(part.piece)
+        for part in parts:
+            for run in target.missing(part.node, part.start, part.end):
+                evicted = target.make_room(run.end - run.start)
+                if evicted is None:
+                    continue
+                piece = target.add(run, ready=False, pinned=False)
+                piece.fetched = True
+                self.prefetched[name] += run.end - run.start
+                part.place.pin(part.piece)  # until it is there
+                by_place.setdefault(part.place, []).append((part.piece, piece))
+                if evicted:
+                    self.evicted(target, evicted)
+        for part in parts:
+            part.place.unpin(part.piece)
+        for place, pairs in by_place.items():
+            write = self.topology.device(name, target.index, "write")
+            read = self.topology.device(TIERS[place.tier], place.index, "read")
+            way = (read, *self.topology.path(place.vertex, target.vertex), write)
+            nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
+            self.network.send(way, nbytes, "prefetch", self._fetched, (place, target, pairs))
+
+    def _fetched(self, what: tuple[Place, Place, list[tuple[Piece, Piece]]]) -> None:
+        place, target, pairs = what
+        for old, new in pairs:
+            place.unpin(old)
+            _become_ready(new)
+            target.unpin(new)
+
+
+def _become_ready(piece: Piece) -> None:
+    piece.ready = True
+    waiters, piece.waiters = piece.waiters, None
+    for wake in waiters or ():
+        wake()
+
+
+def _nothing() -> None:
+    """Nobody asked."""
+
+
+def _tiers_of(scenario: Scenario) -> tuple[str, ...]:
+    return tuple(t for t in TIERS[1:] if getattr(scenario.tiers, t).capacity_gib > 0)
+
+
+def _rules_of(scenario: Scenario) -> Rules:
+    section = scenario.scheduler
+    return Rules(
+        block_tokens=scenario.model.block_tokens,
+        batched_tokens=section.max_num_batched_tokens,
+        chunked=section.chunked_prefill,
+        shortest_first=section.order == "sjf",
+        reserve_all=section.reservation == "reserve-full",
+        reserve_prompt=section.reservation != "on-demand",
+        preemption=section.preemption,
+        max_queue=section.max_queue,
+        overlap_load=scenario.tiers.overlap_load,
+    )

@@ -1,0 +1,168 @@
+"""How long a step of an engine takes: one forward pass over prompt chunks and one token of each
+sequence that decodes.
+
+Roofline (Williams et al., CACM 52(4), 2009) with what a transformer needs (Chowdhery et al., PaLM,
+arXiv 2204.02311, appendix B): 2 FLOPs a weight and token, and for attention 4 x layers x heads x
+head_dim FLOPs for each pair of a token and one it attends to; weights are read once a step, KV
+state once for each sequence (a prompt chunk reads what lies before it). The longer of FLOPs and
+bytes counts.
+
+Rate: measured rates of a whole instance, which its sequences share: prompt tokens over the prefill
+rate plus decoded tokens over the decode rate. None: no time at all.
+
+It must never depend on more than batch and context, and is exact for a run of many decode steps.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Protocol
+
+from kv_cache.config.scenario import InstanceSection, ModelSection
+from kv_cache.core.model import MODELS, ModelShape
+from kv_cache.core.units import NS_PER_S, NS_PER_US
+
+
+class Compute(Protocol):
+    def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
+        """One step: `chunks` prompt tokens with `pairs` of (token, token before it) and `read`
+        tokens of state before the chunks, beside `sequences` that decode over `context` tokens
+        together."""
+
+    def run_ns(self, sequences: int, context: int, steps: int) -> int:
+        """`steps` decode steps in a row, the context growing by `sequences` with each."""
+
+    def prefill_ns(self, tokens: int, before: int) -> int:
+        """A prompt of `tokens` behind `before` others, alone: for estimates."""
+
+    @property
+    def token_ns(self) -> float:
+        """What one token of an answer adds to a full instance: for estimates of load."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTime:
+    token_ns: float = 0.0
+
+    def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
+        return 0
+
+    def run_ns(self, sequences: int, context: int, steps: int) -> int:
+        return 0
+
+    def prefill_ns(self, tokens: int, before: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """ns per token of prompts and of answers, and of each step."""
+
+    prompt_ns: float
+    token_ns: float
+    step_overhead_ns: float
+
+    def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
+        return ceil(self.step_overhead_ns + chunks * self.prompt_ns + sequences * self.token_ns)
+
+    def run_ns(self, sequences: int, context: int, steps: int) -> int:
+        return ceil(steps * (self.step_overhead_ns + sequences * self.token_ns))
+
+    def prefill_ns(self, tokens: int, before: int) -> int:
+        return ceil(self.step_overhead_ns + tokens * self.prompt_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """ns per unit of work: `flop_token` for a token's way through the weights, `flop_pair` for one
+    pair of attention, `byte_weights` for reading all weights, `byte_token` for a token's state."""
+
+    flop_token: float
+    flop_pair: float
+    byte_weights: float
+    byte_token: float
+    overhead: float
+    token_ns: float
+
+    def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
+        flops = (chunks + sequences) * self.flop_token + (pairs + context) * self.flop_pair
+        nbytes = self.byte_weights + (read + context) * self.byte_token
+        return ceil(self.overhead + max(flops, nbytes))
+
+    def run_ns(self, sequences: int, context: int, steps: int) -> int:
+        """FLOPs and bytes both grow in a straight line, so they cross at most once."""
+        flops = sequences * self.flop_token + context * self.flop_pair
+        nbytes = self.byte_weights + context * self.byte_token
+        ahead = flops - nbytes
+        change = sequences * (self.flop_pair - self.byte_token)
+        turn = steps  # the first step at which the other one is longer
+        if ahead and change and (ahead > 0) != (change > 0):
+            turn = min(steps, ceil(-ahead / change))
+        first = _series(
+            flops if ahead > 0 or (not ahead and change > 0) else nbytes,
+            self._growth(sequences, ahead > 0 or (not ahead and change > 0)),
+            0,
+            turn,
+        )
+        rest = _series(
+            nbytes if ahead > 0 else flops, self._growth(sequences, ahead <= 0), turn, steps
+        )
+        return ceil(steps * self.overhead + first + rest)
+
+    def _growth(self, sequences: int, flops: bool) -> float:
+        return sequences * (self.flop_pair if flops else self.byte_token)
+
+    def prefill_ns(self, tokens: int, before: int) -> int:
+        return self.step_ns(tokens, pairs_of(before, tokens), before, 0, 0)
+
+
+def _series(base: float, growth: float, low: int, high: int) -> float:
+    """The sum of base + growth x i for i from `low` to `high` - 1."""
+    steps = high - low
+    return steps * (base + growth * (low + high - 1) / 2) if steps > 0 else 0.0
+
+
+def pairs_of(before: int, tokens: int) -> int:
+    """Pairs of a token and one that it attends to (itself included), of `tokens` behind
+    `before`."""
+    return tokens * before + tokens * (tokens + 1) // 2
+
+
+def compute_of(section: InstanceSection, model: ModelSection, max_num_seqs: int) -> Compute:
+    """The model of one group of instances."""
+    overhead = section.step_overhead_us * NS_PER_US
+    if section.compute == "none":
+        return NoTime()
+    if section.compute == "rate":
+        return Rates(
+            NS_PER_S / section.prefill_tokens_per_s,
+            NS_PER_S / section.decode_tokens_per_s,
+            overhead,
+        )
+    shape = MODELS[model.name]
+    flops_ns = NS_PER_S / (section.tflops * 1e12 * section.flops_share)
+    bytes_ns = NS_PER_S / (section.hbm_gbytes_per_s * 1e9 * section.bytes_share)
+    params = model.params_billion * 1e9
+    flop_token = 2 * params * flops_ns
+    byte_weights = params * model.weight_bits / 8 * bytes_ns
+    return Roofline(
+        flop_token=flop_token,
+        flop_pair=4 * shape.num_layers * shape.num_heads * shape.head_dim * flops_ns,
+        byte_weights=byte_weights,
+        byte_token=token_bytes(model) * bytes_ns,
+        overhead=overhead,
+        token_ns=max(flop_token, (byte_weights + overhead) / max_num_seqs),
+    )
+
+
+def token_bytes(model: ModelSection) -> int:
+    """Bytes of KV state of one token."""
+    if model.kv_bytes_per_token:
+        return model.kv_bytes_per_token
+    return shape_of(model).bytes_per_token
+
+
+def shape_of(model: ModelSection) -> ModelShape:
+    shape = MODELS[model.name]
+    if model.kv_dtype is None:
+        return shape
+    return replace(shape, dtype=model.kv_dtype)

@@ -1,0 +1,74 @@
+"""One request on its way through the cluster, and what it holds in an instance.
+
+The phases are those of serving engines: queued, prefill, transfer, decode; loading goes on beside
+prefill. A flight only remembers; instances and the cluster decide.
+"""
+
+from kv_cache.sim.cluster.asks import Ask
+from kv_cache.sim.cluster.pieces import Piece, Place
+
+QUEUED, PREFILL, TRANSFER, DECODE, ENDED = range(5)
+
+
+class Hold:
+    """Memory of one place that belongs to a flight: pinned pieces and private blocks. `shared` are
+    the blocks of its sequence that the pinned pieces have."""
+
+    __slots__ = ("pins", "place", "private", "shared")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.pins: list[Piece] = []
+        self.private = 0
+        self.shared = 0
+
+    def release(self) -> None:
+        place = self.place
+        for piece in self.pins:
+            place.unpin(piece)
+        self.pins.clear()
+        if self.private:
+            place.give(self.private)
+            self.private = 0
+
+
+class Flight:
+    __slots__ = (
+        "admitted_ns", "arrival_ns", "ask", "computed", "decode_work", "decoder", "finish_step",
+        "first_ns", "generated", "hit_tokens", "hold", "home", "joined_step", "landing",
+        "landing_order", "loads", "measured",
+        "order", "out_ns", "path", "phase", "prepared", "sending", "sent", "swapped", "target",
+        "work", "work_at",
+    )  # fmt: skip
+
+    def __init__(self, ask: Ask, path: tuple[int, ...], arrival_ns: int, *, measured: bool) -> None:
+        self.ask = ask
+        self.path = path
+        self.arrival_ns = arrival_ns
+        self.measured = measured
+        self.phase = QUEUED
+        self.target = ask.prompt_tokens  # tokens whose state is there when prefill ends
+        self.computed = 0  # of them: found or computed so far
+        self.generated = 0  # tokens of the answer that are out
+        self.hit_tokens = -1  # found at its first admission; -1 before
+        self.admitted_ns = self.first_ns = self.out_ns = -1
+        self.order = 0  # the n-th to be admitted where it is: the last one is preempted first
+        self.joined_step = self.finish_step = 0
+        self.loads = 0  # transfers to where it prefills that it waits for
+        self.swapped = 0  # blocks in host memory
+        self.home = -1  # the instance that prefills
+        self.hold: Hold | None = None  # there; once it decodes elsewhere, there
+        self.decoder = -1  # the instance that decodes, where it is another one
+        self.landing_order = 0  # its order there
+        self.landing: Hold | None = None  # what it has there while its state is being sent
+        self.sending = 0  # transfers there that are under way
+        self.sent = 0  # tokens sent there, or found there
+        self.prepared = False  # all that is to be sent is computed
+        self.work = 0  # what routers count for it, in ns, at `work_at`
+        self.work_at = -1
+        self.decode_work = 0  # likewise where it decodes
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens whose state is there in the end: the last one's is never computed."""
+        return self.ask.prompt_tokens + self.ask.output_tokens - 1

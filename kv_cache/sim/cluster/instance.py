@@ -1,0 +1,602 @@
+"""One engine: a waiting queue, continuous batching, and memory that runs short.
+
+As in Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023): the batch changes between
+steps. A step with prompt chunks is one event; steps in which all sequences only decode are one
+event together, up to the first that ends, that finds no memory for its next block, or that has to
+let somebody in. Everything about memory and membership changes between steps.
+
+It must never hold memory while it waits for memory of another instance: who is admitted to decode
+has been admitted to prefill before, and the oldest is never preempted for a younger one.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from kv_cache.metrics.histogram import bucket_of
+from kv_cache.sim.cluster.compute import Compute, pairs_of
+from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
+from kv_cache.sim.cluster.loop import STEPS
+from kv_cache.sim.cluster.pieces import Place
+from kv_cache.sim.cluster.stack import Part, match, missing
+
+if TYPE_CHECKING:
+    from kv_cache.sim.cluster.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """`SchedulerSection` in the terms of an instance."""
+
+    block_tokens: int
+    batched_tokens: int
+    chunked: bool
+    shortest_first: bool
+    reserve_all: bool
+    reserve_prompt: bool
+    preemption: str
+    max_queue: int
+    overlap_load: bool
+
+
+class Instance:
+    __slots__ = (
+        "_chunks", "_epoch", "_fresh", "_grown", "_last_out_ns", "_orders", "_run_began",
+        "_run_steps", "_slacks", "_step_ns", "busy", "busy_ns", "cluster", "compute", "context",
+        "decode_tokens", "decoding", "finished", "finishing", "longest_queue", "max_seqs",
+        "measured_decoding", "members", "number", "place", "preemptions", "prefill_tokens",
+        "prefilling", "requests", "role", "rules", "steps", "tiers", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        role: str,
+        cluster: "Cluster",
+        compute: Compute,
+        tiers: tuple[Place, ...],
+        rules: Rules,
+        max_seqs: int,
+    ) -> None:
+        self.number = number
+        self.role = role
+        self.cluster = cluster
+        self.compute = compute
+        self.tiers = tiers
+        self.place = tiers[0]
+        self.rules = rules
+        self.max_seqs = max_seqs
+        self.waiting: deque[Flight] | list[tuple[int, int, Flight]]
+        self.waiting = [] if rules.shortest_first else deque()
+        self.members: dict[Flight, None] = {}  # admitted and not ended, the first first
+        self.prefilling: list[Flight] = []
+        self.finishing: list[tuple[int, int, Flight]] = []
+        self.decoding = self.measured_decoding = 0
+        self.context = 0  # tokens that all who decode attend to
+        self.steps = 0
+        self.busy = False
+        self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
+        self.requests = self.finished = self.preemptions = self.longest_queue = 0
+        self._orders = 0
+        self._slacks: dict[int, int] = {}
+        self._chunks: list[tuple[Flight, int]] = []
+        self._epoch = 0
+        self._run_steps = 0
+        self._run_began = 0
+        self._step_ns = 0
+        self._last_out_ns = 0
+        self._fresh: list[int] = []
+        self._grown = 0  # blocks taken for the decode part of a step with chunks
+
+    # --- the queue -------------------------------------------------------------------------
+
+    def enqueue(self, flight: Flight, *, first: bool = False) -> None:
+        """Let a flight wait; `first` where it has been in before."""
+        waiting = self.waiting
+        if isinstance(waiting, list):
+            ask = flight.ask
+            size = -1 if first else flight.target + ask.output_tokens - flight.generated
+            heappush(waiting, (size, ask.number, flight))
+        elif first:
+            waiting.appendleft(flight)
+        else:
+            waiting.append(flight)
+        if len(waiting) > self.longest_queue:
+            self.longest_queue = len(waiting)
+
+    def withdraw(self, flight: Flight) -> None:
+        """Take a flight that has ended elsewhere out of the queue, if it is in it."""
+        waiting = self.waiting
+        if isinstance(waiting, list):
+            waiting[:] = [entry for entry in waiting if entry[2] is not flight]
+            heapify(waiting)
+        elif flight in waiting:
+            waiting.remove(flight)
+
+    def nudge(self) -> None:
+        """Somebody may want in: end a run of decode steps at the next step."""
+        if not self.busy:
+            self.kick()
+        elif self._run_steps > 1 and len(self.members) < self.max_seqs:
+            self._shorten()
+
+    def kick(self) -> None:
+        """Between two steps: admit, and begin the next step or run of steps."""
+        for _ in range(2):  # again where all who decoded had to give their memory back
+            if self.busy:
+                return
+            self._admit()
+            if self.prefilling and self._begin_step():
+                return
+            if self.decoding:
+                self._begin_run()
+            if not self.waiting:
+                return
+
+    def _admit(self) -> None:
+        waiting = self.waiting
+        while waiting and len(self.members) < self.max_seqs:
+            flight = waiting[0][2] if isinstance(waiting, list) else waiting[0]
+            if flight.loads and flight.phase == QUEUED:
+                return  # what was swapped out is still on its way
+            if not self._take(flight):
+                return
+            if isinstance(waiting, list):
+                heappop(waiting)
+            else:
+                waiting.popleft()
+            self._orders += 1
+            if flight.landing is None:
+                flight.order = self._orders
+            else:
+                flight.landing_order = self._orders
+            self.members[flight] = None
+            self.cluster.admitted(self, flight)
+
+    def _take(self, flight: Flight) -> bool:
+        if flight.swapped:
+            return self._take_swapped(flight)
+        if flight.decoder == self.number != flight.home:
+            return self._take_transfer(flight)
+        return self._take_prompt(flight)
+
+    def _take_prompt(self, flight: Flight) -> bool:
+        """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
+        cluster, rules, place = self.cluster, self.rules, self.place
+        parts: list[Part] = []
+        below = found = 0
+        if flight.path:
+            most = (flight.target - 1) // rules.block_tokens
+            parts = match(self.tiers, flight.path, cluster.chain, most)
+            for part in parts:
+                part.place.pin(part.piece)
+                found += part.end - part.start
+                if part.tier:
+                    below += part.end - part.start
+        private = self._reserved(flight) - found if rules.reserve_prompt else 0
+        evicted = place.make_room(below + max(0, private))
+        if evicted is None:
+            for part in parts:
+                part.place.unpin(part.piece)
+            return False
+        hold = flight.hold = Hold(place)
+        hold.shared = found
+        if private > 0:
+            place.take(private)
+            hold.private = private
+        flight.computed = found * rules.block_tokens
+        cluster.turn(flight, PREFILL)
+        cluster.found(self, flight, parts)
+        if evicted:
+            cluster.evicted(place, evicted)
+        if rules.overlap_load or not flight.loads:
+            self.prefilling.append(flight)
+        return True
+
+    def _reserved(self, flight: Flight) -> int:
+        """Blocks that admission takes, with those that are found."""
+        tokens = flight.stored_tokens if self.rules.reserve_all else flight.target
+        return -(-tokens // self.rules.block_tokens)
+
+    def _take_transfer(self, flight: Flight) -> bool:
+        """Memory at the decode side; blocks that are here already need not be sent."""
+        cluster, rules, place = self.cluster, self.rules, self.place
+        parts: list[Part] = []
+        if flight.path:
+            most = flight.target // rules.block_tokens
+            parts = match((place,), flight.path, cluster.chain, most)
+            parts = parts[: _ready(parts)]
+        for part in parts:
+            place.pin(part.piece)
+        found = sum(part.end - part.start for part in parts)
+        private = self._reserved(flight) - found
+        evicted = place.make_room(private)
+        if evicted is None:
+            for part in parts:
+                place.unpin(part.piece)
+            return False
+        for part in reversed(parts):
+            place.hit(part.piece)
+        hold = flight.landing = Hold(place)
+        hold.pins = [part.piece for part in parts]
+        hold.shared = found
+        place.take(private)
+        hold.private = private
+        if evicted:
+            cluster.evicted(place, evicted)
+        flight.sent = found * rules.block_tokens
+        return True
+
+    def _take_swapped(self, flight: Flight) -> bool:
+        blocks = flight.swapped
+        evicted = self.place.make_room(blocks)
+        if evicted is None:
+            return False
+        flight.hold = Hold(self.place)
+        self.place.take(blocks)
+        flight.hold.private = blocks
+        if evicted:
+            self.cluster.evicted(self.place, evicted)
+        flight.loads += 1
+        self.cluster.swap_in(self, flight)
+        return True
+
+    # --- steps with prompt chunks ----------------------------------------------------------
+
+    def _begin_step(self) -> bool:
+        """Begin a step with as many prompt tokens as fit; False if none do."""
+        rules = self.rules
+        mixed = rules.chunked and self.decoding > 0
+        if mixed:
+            self._grow_by_one()
+        budget = rules.batched_tokens - (self.decoding if mixed else 0)
+        chunks = self._chunks
+        pairs = read = tokens = 0
+        for flight in tuple(self.prefilling):
+            if budget <= 0:
+                break
+            take = flight.target - flight.computed
+            if take > budget:
+                if not rules.chunked and chunks:
+                    break
+                take = budget if rules.chunked else take
+            if flight.phase != PREFILL or not take:
+                continue
+            if not rules.reserve_prompt and not self._secure(flight, flight.computed + take):
+                break
+            chunks.append((flight, take))
+            pairs += pairs_of(flight.computed, take)
+            read += flight.computed
+            tokens += take
+            budget -= take
+        if not chunks:
+            if self._grown:
+                self.place.give(self._grown)
+                self._grown = 0
+            return False
+        if rules.chunked and self.decoding:
+            duration = self.compute.step_ns(tokens, pairs, read, self.decoding, self.context)
+            self._run_steps = 1
+        else:
+            duration = self.compute.step_ns(tokens, pairs, read, 0, 0)
+            self._run_steps = 0
+        self.prefill_tokens += tokens
+        self.busy = True
+        self._step_ns = duration
+        loop = self.cluster.loop
+        loop.at(loop.now_ns + duration, STEPS, self._step_done)
+        return True
+
+    def _step_done(self, _: None) -> None:
+        self.busy = False
+        self.busy_ns += self._step_ns
+        ended = self._advance(self._step_ns) if self._run_steps else ()
+        self._run_steps = 0
+        chunks, self._chunks = self._chunks, []
+        cluster = self.cluster
+        for flight, take in chunks:
+            flight.computed += take
+            cluster.total_prefill_tokens += take
+            if flight.computed == flight.target:
+                self.prefilling.remove(flight)
+                cluster.computed(self, flight)
+            elif flight.decoder >= 0:
+                cluster.send_on(flight)
+        for flight in ended:
+            cluster.finish(self, flight)
+        self.kick()
+
+    def _secure(self, flight: Flight, tokens: int) -> bool:
+        """Memory for the first `tokens` of a flight, taken from younger ones if need be."""
+        hold = flight.hold
+        assert hold is not None
+        need = -(-tokens // self.rules.block_tokens) - hold.shared - hold.private
+        if need <= 0:
+            return True
+        while True:
+            evicted = self.place.make_room(need)
+            if evicted is not None:
+                self.place.take(need)
+                hold.private += need
+                if evicted:
+                    self.cluster.evicted(self.place, evicted)
+                return True
+            victim = self._youngest()
+            if victim is None or victim.order <= flight.order:
+                return False
+            self._preempt(victim)
+
+    def store_prompt(self, flight: Flight) -> None:
+        """What is computed becomes content: the whole blocks of the sequence so far."""
+        hold = flight.hold
+        if not flight.path or hold is None:
+            return
+        depth = flight.target // self.rules.block_tokens
+        self._share(hold, flight.path, depth)
+
+    def store_answer(self, flight: Flight) -> None:
+        """The whole blocks of prompt and answer become content."""
+        leaf = flight.ask.answer_leaf
+        hold = flight.hold
+        if leaf < 0 or hold is None:
+            return
+        path = self.cluster.chain.path(leaf)
+        self._share(hold, path, self.cluster.chain.end(leaf))
+
+    def _share(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
+        """Private blocks become pieces, as far as the same content is not here already."""
+        place = self.place
+        runs = missing(place, path, self.cluster.chain, depth)
+        for run in runs:
+            blocks = run.end - run.start
+            assert blocks <= hold.private, "what a flight has computed is not in its memory"
+            hold.private -= blocks
+            place.give(blocks)
+            hold.pins.append(place.add(run, ready=True, pinned=True))
+            hold.shared += blocks
+        if runs:
+            self.cluster.stored(place, runs)
+
+    # --- runs of decode steps --------------------------------------------------------------
+
+    def join(self, flight: Flight) -> None:
+        """A flight whose state is here, and one more token out, decodes from the next step on."""
+        self.cluster.turn(flight, DECODE)
+        left = flight.ask.output_tokens - flight.generated
+        kept = flight.ask.prompt_tokens + flight.generated - 1
+        flight.joined_step = self.steps
+        flight.finish_step = self.steps + left
+        heappush(self.finishing, (flight.finish_step, flight.order, flight))
+        self.decoding += 1
+        self.context += kept
+        if flight.measured:
+            self.measured_decoding += 1
+            self._fresh.append(flight.out_ns)
+        if not self.rules.reserve_all:
+            block = self.rules.block_tokens
+            key = (-kept + self.steps) % block
+            self._slacks[key] = self._slacks.get(key, 0) + 1
+
+    def _leave_decoding(self, flight: Flight) -> None:
+        done = self.steps - flight.joined_step
+        left = flight.finish_step - self.steps
+        before = flight.ask.output_tokens - (flight.finish_step - flight.joined_step)
+        kept = flight.ask.prompt_tokens + before - 1 + done
+        flight.generated = flight.ask.output_tokens - left
+        self.decoding -= 1
+        self.context -= kept
+        if flight.measured:
+            self.measured_decoding -= 1
+        hold = flight.hold
+        assert hold is not None
+        if not self.rules.reserve_all:
+            block = self.rules.block_tokens
+            key = (-kept + self.steps) % block
+            count = self._slacks[key] - 1
+            if count:
+                self._slacks[key] = count
+            else:
+                del self._slacks[key]
+            hold.private = -(-kept // block) - hold.shared
+            if self._grown and kept % block == 0:
+                hold.private += 1  # taken for the step that begins without it
+                self._grown -= 1
+
+    def _growth(self, steps: int) -> int:
+        """Blocks that all who decode need for so many more steps."""
+        block, now = self.rules.block_tokens, self.steps
+        total = 0
+        for key, count in self._slacks.items():
+            over = steps - (key - now) % block
+            if over > 0:
+                total += count * -(-over // block)
+        return total
+
+    def _begin_run(self) -> None:
+        while self.decoding:
+            finishing = self.finishing
+            while finishing[0][2].phase != DECODE or finishing[0][0] != finishing[0][2].finish_step:
+                heappop(finishing)
+            steps = self._fitting(finishing[0][0] - self.steps)
+            if steps:
+                break
+            self._preempt_for_growth()
+        else:
+            return  # all have lost their memory, and wait for it at the head of the queue
+        loop = self.cluster.loop
+        self.busy = True
+        self._run_steps = steps
+        self._run_began = loop.now_ns
+        self._epoch += 1
+        self._step_ns = self.compute.run_ns(self.decoding, self.context, steps)
+        loop.at(loop.now_ns + self._step_ns, STEPS, self._run_done, self._epoch)
+
+    def _fitting(self, steps: int) -> int:
+        """The most steps, up to `steps`, for which there is memory."""
+        if self.rules.reserve_all:
+            return steps
+        place = self.place
+        room = place.capacity - place.private - place.pinned
+        at_most = self.decoding * (steps // self.rules.block_tokens + 1)
+        if at_most <= room or self._growth(steps) <= room:
+            return steps
+        low, high = 0, steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._growth(middle) <= room:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _run_done(self, epoch: int) -> None:
+        if epoch != self._epoch or not self.busy:
+            return
+        self.busy = False
+        self.busy_ns += self._step_ns
+        ended = self._advance(self._step_ns)
+        self._run_steps = 0
+        for flight in ended:
+            self.cluster.finish(self, flight)
+        self.kick()
+
+    def _shorten(self) -> None:
+        """End the run of steps that is under way with the step that is under way."""
+        if self._chunks:
+            return
+        passed = self.cluster.loop.now_ns - self._run_began
+        low, high = 0, self._run_steps
+        run_ns, sequences, context = self.compute.run_ns, self.decoding, self.context
+        while low < high:
+            middle = (low + high) // 2
+            if run_ns(sequences, context, middle) >= passed:
+                high = middle
+            else:
+                low = middle + 1
+        if low >= self._run_steps:
+            return
+        self._run_steps = low
+        self._epoch += 1
+        self._step_ns = run_ns(sequences, context, low)
+        loop = self.cluster.loop
+        loop.at(self._run_began + self._step_ns, STEPS, self._run_done, self._epoch)
+
+    def _advance(self, duration: int) -> list[Flight]:
+        """`_run_steps` decode steps are over: tokens are out; who has its last one is returned."""
+        steps, sequences = self._run_steps, self.decoding
+        if not steps or not sequences:
+            return []
+        if self._chunks:
+            self._grown = 0  # taken when the step began
+        else:
+            self._grow(steps)
+        self._count_gaps(steps, sequences, duration)
+        self.steps += steps
+        self.context += sequences * steps
+        self.decode_tokens += sequences * steps
+        self.cluster.total_output_tokens += sequences * steps
+        finishing, ended = self.finishing, []
+        while finishing and finishing[0][0] <= self.steps:
+            step, _, flight = heappop(finishing)
+            if flight.phase == DECODE and flight.finish_step == step:
+                self._leave_decoding(flight)
+                ended.append(flight)
+        return ended
+
+    def _count_gaps(self, steps: int, sequences: int, duration: int) -> None:
+        """Times between two tokens of a sequence, of the measured ones."""
+        now = self.cluster.loop.now_ns
+        measured = self.measured_decoding
+        if measured:
+            began = now - duration
+            first = duration
+            if steps > 1 and not self._chunks:
+                first = self.compute.run_ns(sequences, self.context, 1)
+            buckets = self.cluster.itl
+            for out_ns in self._fresh:
+                buckets[bucket_of(max(0, began + first - out_ns))] += 1
+            old = measured - len(self._fresh)
+            if old > 0:
+                buckets[bucket_of(began + first - self._last_out_ns)] += old
+            if steps > 1:
+                buckets[bucket_of((duration - first) // (steps - 1))] += (steps - 1) * measured
+        self._fresh.clear()
+        self._last_out_ns = now
+
+    # --- preemption ------------------------------------------------------------------------
+
+    def _grow_by_one(self) -> None:
+        """Memory for one step of all who decode, before prompt chunks take what there is."""
+        while self.decoding and not self._fitting(1):
+            self._preempt_for_growth()
+        self._grown = self._grow(1)
+
+    def _grow(self, steps: int) -> int:
+        """Take the blocks that all who decode need for so many steps."""
+        if self.rules.reserve_all:
+            return 0
+        need = self._growth(steps)
+        if need:
+            evicted = self.place.make_room(need)
+            assert evicted is not None, "a run of steps began without memory for it"
+            self.place.take(need)
+            if evicted:
+                self.cluster.evicted(self.place, evicted)
+        return need
+
+    def _preempt_for_growth(self) -> None:
+        victim = self._youngest()
+        assert victim is not None, "who decodes can be preempted"
+        self._preempt(victim)
+
+    def _youngest(self) -> Flight | None:
+        """Who was admitted last of those who can be preempted now."""
+        chunks = {flight for flight, _ in self._chunks}
+        for flight in reversed(self.members):
+            if flight.phase == DECODE or (
+                flight.phase == PREFILL
+                and flight.home == self.number
+                and flight not in chunks
+                and not flight.loads
+                and flight.computed < flight.target
+            ):
+                return flight
+        return None
+
+    def _preempt(self, flight: Flight) -> None:
+        self.preemptions += 1
+        decoded = flight.phase == DECODE
+        if decoded:
+            self._leave_decoding(flight)
+            self._stale_fresh(flight)
+        else:
+            self.prefilling.remove(flight)
+        del self.members[flight]
+        self.cluster.preempted(self, flight, decoded=decoded)
+
+    def _stale_fresh(self, flight: Flight) -> None:
+        if flight.measured and flight.joined_step == self.steps:
+            self._fresh.remove(flight.out_ns)
+
+    # --- laws ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recount everything."""
+        assert len(self.members) <= self.max_seqs, "more sequences than allowed"
+        decoding = [f for f in self.members if f.phase == DECODE]
+        assert len(decoding) == self.decoding, "the decoding sequences do not add up"
+        kept = 0
+        for flight in decoding:
+            before = flight.ask.output_tokens - (flight.finish_step - flight.joined_step)
+            kept += flight.ask.prompt_tokens + before - 1 + self.steps - flight.joined_step
+        assert kept == self.context, "the context does not add up"
+        assert sum(self._slacks.values()) == (0 if self.rules.reserve_all else self.decoding)
+
+
+def _ready(parts: list[Part]) -> int:
+    """How many of the parts come before one that is still under way."""
+    for position, part in enumerate(parts):
+        if not part.piece.ready:
+            return position
+    return len(parts)

@@ -1,0 +1,167 @@
+"""Who gets a request: five rules, one cost.
+
+Round robin, least loaded, the less loaded of two drawn by chance (Mitzenmacher, IEEE TPDS 12(10),
+2001), the session's last instance, and prefix aware: the least of w_load x work that waits there +
+w_overlap x prefill of what it lacks + w_transfer x loading of what it has below HBM, in ns (the
+cost forms of Dynamo's KV router and of Mooncake's Conductor). Work is estimated: prefill alone, and
+for each token of the answer what it adds to a full instance.
+
+It must stay cheap with ten thousand instances: who holds a prefix is looked up, not searched.
+Ties go to who was chosen longest ago, so that an idle cluster is used evenly.
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from kv_cache.config.scenario import RouterSection
+from kv_cache.core.seed import Seed
+from kv_cache.sim.cluster.flight import Flight
+
+
+class Fleet(Protocol):
+    """What a router may know of the instances."""
+
+    def fits(self, instance: int, flight: Flight) -> bool: ...
+
+    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float]:
+        """Prefill of what is missing there, and loading of what is below HBM there."""
+
+    def holders(self, flight: Flight, most: int) -> Sequence[int]:
+        """Instances that have, or reach, the longest prefixes of it, the longest first."""
+
+
+class Loads:
+    """Estimated work of each of a set of instances; finds the least loaded one."""
+
+    __slots__ = ("_chosen", "_heap", "_turn", "members", "work")
+
+    def __init__(self, members: Sequence[int], instances: int) -> None:
+        self.members = members
+        self.work = [0] * instances
+        self._chosen = [0] * instances
+        self._turn = 0
+        self._heap: list[tuple[int, int, int]] | None = None  # made when it is first asked for
+
+    def add(self, instance: int, work: int) -> None:
+        self.work[instance] += work
+        if self._heap is not None:
+            self._push(self._heap, instance)
+
+    def choose(self, instance: int) -> None:
+        self._turn += 1
+        self._chosen[instance] = self._turn
+
+    def key(self, instance: int) -> tuple[int, int, int]:
+        return self.work[instance], self._chosen[instance], instance
+
+    def least(self, count: int) -> list[int]:
+        """The `count` least loaded, the least first."""
+        heap = self._heap
+        if heap is None:
+            heap = self._heap = [self.key(i) for i in self.members]
+            heapify(heap)
+        found: list[int] = []
+        taken: set[int] = set()
+        kept = []
+        while heap and len(found) < count:
+            entry = heappop(heap)
+            instance = entry[2]
+            if instance in taken or entry != self.key(instance):
+                continue
+            taken.add(instance)
+            found.append(instance)
+            kept.append(entry)
+        for entry in kept:
+            heappush(heap, entry)
+        return found
+
+    def _push(self, heap: list[tuple[int, int, int]], instance: int) -> None:
+        heappush(heap, (self.work[instance], self._chosen[instance], instance))
+        if len(heap) > 64 + 8 * len(self.members):
+            heap[:] = [self.key(i) for i in self.members]
+            heapify(heap)
+
+
+class Router:
+    """One rule over one set of instances. `affinity` is shared by nobody."""
+
+    def __init__(
+        self,
+        kind: str,
+        section: RouterSection,
+        members: Sequence[int],
+        loads: Loads,
+        fleet: Fleet,
+        seed: Seed,
+    ) -> None:
+        self._members = members
+        self._loads = loads
+        self._fleet = fleet
+        self._section = section
+        self._rng = seed.rng()
+        self._next = 0
+        self._last: dict[int, int] = {}  # of each session
+        self._rule = {
+            "round-robin": self._round_robin,
+            "least-loaded": self._least_loaded,
+            "power-of-two": self._power_of_two,
+            "session-affinity": self._session_affinity,
+            "prefix-aware": self._prefix_aware,
+        }[kind]
+        self._remembers = kind in ("session-affinity", "prefix-aware")
+
+    def choose(self, flight: Flight) -> int:
+        """An instance whose memory can hold the flight; the caller has seen that there is one."""
+        instance = self._rule(flight)
+        if not self._fleet.fits(instance, flight):
+            fitting = [i for i in self._members if self._fleet.fits(i, flight)]
+            instance = min(fitting, key=self._loads.key)
+        self._loads.choose(instance)
+        if self._remembers:
+            self._last[flight.ask.session] = instance
+        return instance
+
+    def forget(self, session: int) -> None:
+        """A session is over."""
+        self._last.pop(session, None)
+
+    def _round_robin(self, flight: Flight) -> int:
+        instance = self._members[self._next]
+        self._next = (self._next + 1) % len(self._members)
+        return instance
+
+    def _least_loaded(self, flight: Flight) -> int:
+        return self._loads.least(1)[0]
+
+    def _power_of_two(self, flight: Flight) -> int:
+        members = self._members
+        if len(members) == 1:
+            return members[0]
+        first = int(self._rng.random() * len(members))
+        second = int(self._rng.random() * (len(members) - 1))
+        second += second >= first
+        return min(members[first], members[second], key=self._loads.key)
+
+    def _session_affinity(self, flight: Flight) -> int:
+        last = self._last.get(flight.ask.session)
+        return self._least_loaded(flight) if last is None else last
+
+    def _prefix_aware(self, flight: Flight) -> int:
+        section, work = self._section, self._loads.work
+        candidates = dict.fromkeys(self._loads.least(2))
+        last = self._last.get(flight.ask.session)
+        if last is not None:
+            candidates[last] = None
+        if flight.path:
+            candidates |= dict.fromkeys(self._fleet.holders(flight, section.candidates))
+        best, best_key = -1, (0.0, 0, 0)
+        for instance in candidates:
+            if not self._fleet.fits(instance, flight):
+                continue
+            missing, loading = self._fleet.overlap_cost_ns(instance, flight)
+            cost = section.w_load * work[instance] + section.w_overlap * missing
+            key = (cost + section.w_transfer * loading, *self._loads.key(instance)[1:])
+            if best < 0 or key < best_key:
+                best, best_key = instance, key
+        return self._least_loaded(flight) if best < 0 else best

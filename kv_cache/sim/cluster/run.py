@@ -1,0 +1,258 @@
+"""One simulation from beginning to end, and what it found."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from kv_cache.config.scenario import Scenario
+from kv_cache.sim.cluster.asks import AskSource
+from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.check import check, check_end
+from kv_cache.sim.cluster.cluster import TIERS, Cluster, OnEvent
+from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.instance import Instance
+from kv_cache.sim.cluster.outcome import (
+    Blocks,
+    Instances,
+    LinkFacts,
+    Outcome,
+    Requests,
+    TierFacts,
+)
+from kv_cache.sim.cluster.pieces import Place
+from kv_cache.sim.cluster.series import Sampler
+from kv_cache.sim.profile import ProfileModel
+
+_BATCH = 10_000
+
+OnProgress = Callable[[int], None]
+
+
+def simulate(
+    scenario: Scenario,
+    source: AskSource,
+    chain: Chain,
+    *,
+    on_event: OnEvent | None = None,
+    progress: OnProgress | None = None,
+    profiles: Mapping[str, ProfileModel] | None = None,
+) -> Outcome:
+    """Serve all that `source` asks. `progress` is told how many requests have ended. Raises
+    ConfigError where the scenario's parts do not go together, AssertionError where a law of the
+    simulation is broken."""
+    cluster = Cluster(scenario, source, chain, on_event=on_event, profiles=profiles)
+    requests = Requests()
+    collector = _Collector(scenario, requests, cluster)
+    cluster.on_finish = collector.finished
+    cluster.on_measuring = collector.measuring
+    watch = scenario.watch
+    sampler = Sampler(cluster, watch.series_interval_ms, watch.series_points)
+    cluster.begin()
+    sampler.begin()
+    checks: Counter[str] = Counter()
+    batch = min(watch.check_every or _BATCH, _BATCH)
+    unchecked = 0
+    while cluster.loop.run(batch):
+        unchecked += batch
+        if watch.check_every and unchecked >= watch.check_every:
+            check(cluster, checks)
+            unchecked = 0
+        if progress is not None:
+            progress(cluster.arrived - len(cluster.alive))
+    check(cluster, checks)
+    check_end(cluster, checks)
+    return collector.outcome(sampler, checks)
+
+
+class _Collector:
+    """What is kept of each request that ends, and of the rest at the end."""
+
+    def __init__(self, scenario: Scenario, requests: Requests, cluster: Cluster) -> None:
+        self._scenario = scenario
+        self._requests = requests
+        self._cluster = cluster
+        self._rows = array("q")
+        promise = scenario.promise
+        self._ttft_ns = promise.ttft_ms * 1e6
+        self._tpot_ns = promise.tpot_ms * 1e6
+        self._e2e_ns = promise.e2e_ms * 1e6
+        self._base_links: dict[int, tuple[int, int, Counter[str]]] = {}
+        self._base_instances: dict[int, tuple[int, ...]] = {}
+        self._base_places: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def measuring(self) -> None:
+        """The first measured request arrives: what has been counted so far is warm-up."""
+        cluster = self._cluster
+        if not cluster.scenario.workload.warmup_requests:
+            return
+        for link in cluster.topology.links():
+            self._base_links[id(link)] = (link.transfers, link.busy_ns, Counter(link.bytes))
+        for number, instance in cluster.instances.items():
+            self._base_instances[number] = _counts(instance)
+        for key, place in cluster.places.items():
+            self._base_places[key] = _stores(place)
+        cluster.preemptions = cluster.recomputed = 0
+        cluster.prefetched.clear()
+        cluster.prefetch_useful.clear()
+        cluster.prefetch_late.clear()
+
+    def finished(self, flight: Flight) -> None:
+        requests, ask = self._requests, flight.ask
+        ttft = flight.first_ns - flight.arrival_ns
+        e2e = flight.out_ns - flight.arrival_ns
+        tpot = -1
+        if ask.output_tokens > 1:
+            tpot = (flight.out_ns - flight.first_ns) // (ask.output_tokens - 1)
+        requests.measured_finished += 1
+        self._rows.extend(
+            (
+                ask.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot,
+                e2e, ask.prompt_tokens, ask.output_tokens, flight.hit_tokens, flight.home,
+                flight.home if flight.decoder < 0 else flight.decoder,
+            )
+        )  # fmt: skip
+        requests.good += self._kept(ttft, tpot, e2e)
+
+    def _spread(self) -> None:
+        """The rows that were kept, as the columns of `Requests`."""
+        requests, rows = self._requests, self._rows
+        columns = (
+            requests.number, requests.arrival_ns, requests.queue_ns, requests.ttft_ns,
+            requests.tpot_ns, requests.e2e_ns, requests.prompt_tokens, requests.output_tokens,
+            requests.hit_tokens, requests.instance, requests.decoder,
+        )  # fmt: skip
+        for position, column in enumerate(columns):
+            column.extend(rows[position :: len(columns)])
+        del rows[:]
+
+    def _kept(self, ttft: int, tpot: int, e2e: int) -> bool:
+        return (
+            (not self._ttft_ns or ttft <= self._ttft_ns)
+            and (not self._tpot_ns or tpot <= self._tpot_ns)
+            and (not self._e2e_ns or e2e <= self._e2e_ns)
+        )
+
+    def outcome(self, sampler: Sampler, checks: Counter[str]) -> Outcome:
+        cluster, requests = self._cluster, self._requests
+        self._spread()
+        requests.arrived = cluster.arrived
+        requests.finished = cluster.finished
+        requests.rejected = cluster.rejected
+        requests.aborted = cluster.aborted
+        requests.measured_arrived = cluster.measured_arrived
+        requests.preemptions = cluster.preemptions
+        return Outcome(
+            scenario=self._scenario,
+            requests=requests,
+            blocks=Blocks(
+                looked_up=cluster.looked_up,
+                hits=cluster.hits,
+                ceiling=cluster.ceiling,
+                recomputed=cluster.recomputed,
+            ),
+            tiers=self._tiers(),
+            links=self._links(),
+            instances=self._instances(),
+            series=sampler.series,
+            itl_buckets=dict(cluster.itl),
+            began_ns=max(0, cluster.began_ns),
+            ended_ns=cluster.ended_ns,
+            events=cluster.loop.events,
+            concurrency_ns=cluster.concurrency_ns,
+            checks=checks,
+        )
+
+    def _tiers(self) -> list[TierFacts]:
+        cluster, scenario = self._cluster, self._scenario
+        facts = []
+        for name in TIERS:
+            places = {key: p for key, p in cluster.places.items() if key[0] == name}
+            scope = "device" if name == "hbm" else getattr(scenario.tiers, name).scope
+            if name != "hbm" and not getattr(scenario.tiers, name).capacity_gib:
+                continue
+            fact = TierFacts(
+                name=name,
+                scope=scope,
+                places=len(places),
+                possible=_possible(cluster, scope),
+                capacity_blocks=max((p.capacity for p in places.values()), default=0),
+                used_blocks=sum(p.used for p in places.values()),
+                peak_blocks=max((p.peak for p in places.values()), default=0),
+                prefetched=cluster.prefetched[name],
+                prefetch_useful=cluster.prefetch_useful[name],
+                prefetch_late=cluster.prefetch_late[name],
+            )
+            for key, place in places.items():
+                base = self._base_places.get(key, (0, 0, 0, 0, 0))
+                now = _stores(place)
+                fact.stored += now[0] - base[0]
+                fact.evicted += now[1] - base[1]
+                fact.dropped += now[2] - base[2]
+                fact.not_stored += now[3] - base[3]
+                fact.prefetch_wasted += now[4] - base[4]
+            facts.append(fact)
+        return facts
+
+    def _links(self) -> list[LinkFacts]:
+        found: dict[str, LinkFacts] = {}
+        for link in self._cluster.topology.links():
+            base = self._base_links.get(id(link), (0, 0, Counter()))
+            fact = found.get(link.family)
+            if fact is None:
+                fact = found[link.family] = LinkFacts(
+                    kind=link.family, links=0, transfers=0, bytes_by_cause=Counter(), busy_ns=0,
+                    busiest_ns=-1, busiest="", servers=link.servers,
+                )  # fmt: skip
+            busy = link.busy_ns - base[1]
+            fact.links += 1
+            fact.transfers += link.transfers - base[0]
+            fact.bytes_by_cause += link.bytes
+            fact.bytes_by_cause -= base[2]
+            fact.busy_ns += busy
+            if busy > fact.busiest_ns:
+                fact.busiest_ns, fact.busiest = busy, link.name
+        return [found[kind] for kind in sorted(found)]
+
+    def _instances(self) -> Instances:
+        cluster, facts = self._cluster, Instances()
+        topology = cluster.topology
+        for number in range(topology.instances):
+            node, rack = topology.place_of(number)
+            facts.group.append(topology.group_of(number))
+            facts.role.append(cluster.roles[number])
+            facts.node.append(node)
+            facts.rack.append(rack)
+            facts.capacity_blocks.append(cluster.capacity_of(number))
+            instance = cluster.instances.get(number)
+            now = (0,) * 6 if instance is None else _counts(instance)
+            base = self._base_instances.get(number, (0,) * 6)
+            columns = (
+                facts.requests, facts.finished, facts.prefill_tokens, facts.decode_tokens,
+                facts.busy_ns, facts.preemptions,
+            )  # fmt: skip
+            for column, value, before in zip(columns, now, base, strict=True):
+                column.append(value - before)
+            facts.peak_blocks.append(0 if instance is None else instance.place.peak)
+            facts.longest_queue.append(0 if instance is None else instance.longest_queue)
+        return facts
+
+
+def _possible(cluster: Cluster, scope: str) -> int:
+    topology = cluster.topology
+    return {
+        "device": topology.instances,
+        "node": topology.nodes,
+        "rack": topology.racks,
+        "cluster": 1,
+    }[scope]
+
+
+def _counts(instance: Instance) -> tuple[int, ...]:
+    return (
+        instance.requests, instance.finished, instance.prefill_tokens, instance.decode_tokens,
+        instance.busy_ns, instance.preemptions,
+    )  # fmt: skip
+
+
+def _stores(place: Place) -> tuple[int, ...]:
+    return place.stored, place.evicted, place.dropped, place.not_stored, place.wasted

@@ -1,0 +1,87 @@
+"""The state of a cluster over time, in bounded memory: beyond so many points, two become one."""
+
+from array import array
+from typing import TYPE_CHECKING
+
+from kv_cache.config.scenario import Scenario
+from kv_cache.core.units import NS_PER_MS, NS_PER_S
+from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER
+from kv_cache.sim.cluster.outcome import Series
+
+if TYPE_CHECKING:
+    from kv_cache.sim.cluster.cluster import Cluster
+
+SAMPLES = 3  # the rank of a sample: after all else of its instant
+
+SUMMED = ("output_tokens", "prefill_tokens", "finished", "rejected", "aborted")
+"""Columns that count what happened since the point before; tokens of a run of steps count when the
+run ends."""
+
+
+class Sampler:
+    """Samples while anything goes on."""
+
+    def __init__(self, cluster: "Cluster", interval_ms: float, points: int) -> None:
+        self._cluster = cluster
+        self._points = points
+        interval_ns = round(interval_ms * NS_PER_MS) or _guess_ns(cluster.scenario, points)
+        self.series = Series(interval_ns=interval_ns)
+        self._totals = dict.fromkeys(SUMMED, 0)
+
+    def begin(self) -> None:
+        self._sample(None)
+
+    def _sample(self, _: None) -> None:
+        self._take()
+        columns = self.series.columns
+        if len(columns["at_ns"]) >= self._points:
+            self._join()
+        loop = self._cluster.loop
+        if loop.pending:
+            interval = self.series.interval_ns
+            loop.at(loop.now_ns - loop.now_ns % interval + interval, SAMPLES, self._sample)
+
+    def _take(self) -> None:
+        cluster, columns = self._cluster, self.series.columns
+        phases = cluster.phases
+        columns["at_ns"].append(cluster.loop.now_ns)
+        columns["waiting"].append(phases[QUEUED])
+        columns["prefilling"].append(phases[PREFILL])
+        columns["decoding"].append(phases[DECODE])
+        columns["transferring"].append(phases[TRANSFER])
+        columns["hbm_blocks"].append(cluster.watches["hbm"].total)
+        now = (
+            cluster.total_output_tokens,
+            cluster.total_prefill_tokens,
+            cluster.finished,
+            cluster.rejected.total(),
+            cluster.aborted.total(),
+        )
+        for name, total in zip(SUMMED, now, strict=True):
+            columns[name].append(total - self._totals[name])
+            self._totals[name] = total
+
+    def _join(self) -> None:
+        """Twice the interval: keep the points on its grid, with what was counted before them."""
+        series = self.series
+        series.interval_ns *= 2
+        interval, columns = series.interval_ns, series.columns
+        kept = [i for i, at_ns in enumerate(columns["at_ns"]) if at_ns % interval == 0]
+        last = len(columns["at_ns"]) - 1
+        for name, values in columns.items():
+            if name in SUMMED:
+                edges = zip([-1, *kept], kept, strict=False)
+                joined = array("q", (sum(values[low + 1 : high + 1]) for low, high in edges))
+                if kept[-1] < last:
+                    self._totals[name] -= sum(values[kept[-1] + 1 :])
+            else:
+                joined = array("q", (values[i] for i in kept))
+            values[:] = joined
+
+
+def _guess_ns(scenario: Scenario, points: int) -> int:
+    """So many points over the time that the arrivals take, where that is known."""
+    workload = scenario.workload
+    if not workload.rate_per_s or workload.concurrency:
+        return NS_PER_MS
+    return max(NS_PER_MS, round(workload.requests / workload.rate_per_s / points * NS_PER_S))
