@@ -250,6 +250,8 @@ def _scale(
 ) -> Any:
     """A preset asks the same question: it sets sizes, and takes values of what varies away."""
     if _is_list_of(path, value, axes):
+        for each in value:
+            _require(path, each, base, source, where)
         return value
     if not isinstance(path, str) or not _SCALE.fullmatch(path):
         raise ConfigError(
@@ -257,7 +259,9 @@ def _scale(
             "counts, topology, watch, seeds, and lists of what varies): another question is "
             "another scenario"
         )
-    if path != "seeds":
+    if path == "seeds":
+        _seeds(value, f"{source}, {where}")
+    else:
         _require(path, value, base, source, where)
     return value
 

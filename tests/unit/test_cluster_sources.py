@@ -1,6 +1,7 @@
 """Who asks a simulated cluster: the laws of the sources, and what each of them is for."""
 
 import hashlib
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -277,6 +278,31 @@ def test_nothing_is_drawn_before_it_is_asked_for() -> None:
     for source in ("sessions", "agents", "poisson"):
         made = build_source(scenario(source=source, requests=10**8), Chain())
         assert len(list(islice(made.first(), 10))) == 10
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        {"source": "poisson"}, {"source": "poisson", "concurrency": 5}, {"source": "sessions"},
+        {"source": "agents", "concurrency": 5, "turns": (10, 30)},
+    ],
+)  # fmt: skip
+def test_what_has_ended_is_not_kept(work: dict[str, Any]) -> None:
+    """Beside the chain (24 bytes a node), memory is that of the sessions that go on."""
+
+    def peak(requests: int) -> int:
+        made = build_source(scenario(requests=requests, **work), Chain())
+        tracemalloc.start()
+        for begun in made.first():
+            waiting = [begun]
+            while waiting:
+                ask = waiting.pop()
+                waiting += made.after(ask, ask.arrival_ns, answered=True)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(40_000) - peak(20_000) < 20_000 * 2 * 24 * 1.5
 
 
 def test_single_requests_come_at_their_rate_and_share_nothing() -> None:

@@ -214,6 +214,11 @@ VARIED = {**LEAST, "vary": {"workload.rate_per_s": [1, 2]}}
             {**LEAST, "presets": {"smoke": {"tiers.dram.capacity_gib": 1}}},
             "a preset sets the scale alone",
         ),
+        ({**LEAST, "presets": {"dev": {"seeds": 0}}}, "presets.dev: seeds is 0; it must be"),
+        (
+            {**VARIED, "presets": {"dev": {"workload.rate_per_s": [0.5, -1]}}},
+            "presets.dev: workload.rate_per_s is -1",
+        ),
         (
             {**LEAST, "presets": {"smoke": {"workload.requests": 0}}},
             "presets.smoke: workload.requests is 0",
@@ -286,6 +291,7 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
     [
         ({"model.name": "llama9"}, "model.name is 'llama9'; it must be a built-in model"),
         ({"model.kv_dtype": "fp8", "model.kv_bytes_per_token": 5}, "give one of them"),
+        ({"model.name": "qwen3-32b"}, "model.params_billion is 8.03, that of llama3.1-8b"),
         ({"instances.gpu.role": "prefill"}, "no decode instance"),
         ({"instances.gpu.role": "decode"}, "no prefill instance"),
         ({"instances.gpu.count": 9}, "9 instances, but the topology has places for 8 (1 racks"),
@@ -324,6 +330,10 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
             "not read by an open loop of single requests",
         ),
         ({"instances.gpu.prefill_tokens_per_s": 5}, "not read by compute roofline"),
+        (
+            {"instances.gpu.compute": "rate", "model.params_billion": 70},
+            "model.params_billion is 70.0, which is not read by instances without compute",
+        ),
         ({"instances.gpu.compute": "none", "instances.gpu.tflops": 5}, "read by compute none"),
         ({"tiers.selective_depth_blocks": 5}, "not read by write policy back"),
         ({"separation.transfer": "pull"}, "not read by instances that all have role mixed"),
@@ -370,6 +380,8 @@ def test_settings_of_another_transfer_are_refused(values: dict[str, Any], messag
         {"scheduler.max_num_batched_tokens": 64},
         {"instances.gpu.hbm_gib": 0.001954},
         {"instances.gpu.compute": "rate", "instances.gpu.prefill_tokens_per_s": 5},
+        {"model.name": "qwen3-32b", "model.params_billion": 32.8},
+        {"model.name": "qwen3-32b", "instances.gpu.compute": "none"},
         {"workload.source": "agents", "workload.reasoning_tokens": 5},
         {"workload.source": "poisson", "workload.concurrency": 3, "workload.think_s": [1, 2]},
         {"workload.documents": 0, "workload.zipf_alpha": 3},  # a size of 0 turns it off
