@@ -143,7 +143,7 @@ class Instance:
                 return
             if self.decoding:
                 self._begin_run()
-            if not self.waiting:
+            if self.busy or not self.waiting:
                 return
 
     def _admit(self) -> None:
