@@ -5,6 +5,7 @@ the rest computed, handed to who decodes, and ended; content moves between place
 thread, one order of events: the same scenario gives the same outcome in every process.
 """
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
@@ -64,10 +65,11 @@ class Cluster:
         self._rules = _rules_of(scenario)
         self._computes: dict[str, Compute] = {}
         self._instances: dict[int, Instance] = {}
-        self._capacities = {
-            name: int(group.hbm_gib * GIB) // self.block_bytes
-            for name, group in scenario.instances.items()
-        }
+        self._capacities = array("q")  # of HBM, by instance
+        for group in scenario.instances.values():
+            blocks = int(group.hbm_gib * GIB) // self.block_bytes
+            self._capacities.extend(array("q", (blocks,)) * group.count)
+        self._prefetch_kind = scenario.tiers.prefetch
         self._build_routers(seed)
         self._reaching: dict[tuple[str, int], list[int]] = {}
         self._seen = bytearray(1)
@@ -145,7 +147,7 @@ class Cluster:
         most = group.max_num_seqs or scenario.scheduler.max_num_seqs
         compute = self._compute(name)
         hbm = self._place(
-            "hbm", number, number, self._capacities[name], scenario.tiers.hbm_eviction
+            "hbm", number, number, self._capacities[number], scenario.tiers.hbm_eviction
         )
         tiers = (hbm, *(self._tier_place(tier, number) for tier in self._tiers))
         for upper, lower in pairwise(tiers):
@@ -188,7 +190,7 @@ class Cluster:
         return place
 
     def capacity_of(self, instance: int) -> int:
-        return self._capacities[self.topology.group_of(instance)]
+        return self._capacities[instance]
 
     # --- arrivals --------------------------------------------------------------------------
 
@@ -261,12 +263,12 @@ class Cluster:
         if self._emit is not None:
             self._emit(self.loop.now_ns, "route", ask.number, number)
         instance.enqueue(flight)
-        if self.scenario.tiers.prefetch == "on-arrival":
+        if self._prefetch_kind == "on-arrival":
             self._prefetch(instance, flight.path)
         instance.nudge()
 
     def fits(self, instance: int, flight: Flight) -> bool:
-        return -(-flight.stored_tokens // self.block_tokens) <= self.capacity_of(instance)
+        return -(-flight.stored_tokens // self.block_tokens) <= self._capacities[instance]
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float]:
         """See `router.Fleet`."""
@@ -350,10 +352,11 @@ class Cluster:
                     self.hits[TIERS[part.place.tier]] += part.end - part.start
         else:
             self.recomputed += flight.target // self.block_tokens - hold.shared
-        for part in reversed(parts):
-            part.place.hit(part.piece)
-            self._note_use(part)
-        self._load(instance, flight, parts)
+        if parts:
+            for part in reversed(parts):
+                part.place.hit(part.piece)
+                self._note_use(part)
+            self._load(instance, flight, parts)
 
     def _note_use(self, part: Part) -> None:
         if part.piece.fetched:
@@ -581,10 +584,11 @@ class Cluster:
         self.spent_ns += now - flight.arrival_ns
         del self.alive[flight.ask.number]
         self._let_go(flight)
-        self._say(event, flight, instance)
+        if self._emit is not None:
+            self._emit(now, event, flight.ask.number, instance)
         for ask in self._source.after(flight.ask, now, answered=answered):
             self.loop.at(ask.arrival_ns, ARRIVES, self._arrive, ask)
-        if self.scenario.tiers.prefetch == "next-in-session" and answered:
+        if answered and self._prefetch_kind == "next-in-session":
             self._prefetch(self.instance(instance), flight.path)
 
     def _let_go(self, flight: Flight) -> None:

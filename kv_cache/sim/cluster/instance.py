@@ -543,17 +543,19 @@ class Instance:
         if measured:
             began = now - duration
             first = duration
-            if steps > 1 and not self._chunks:
+            if steps > 1:
                 first = self.compute.run_ns(sequences, self.context, 1)
             buckets = self.cluster.itl
-            for out_ns in self._fresh:
-                buckets[bucket_of(max(0, began + first - out_ns))] += 1
-            old = measured - len(self._fresh)
-            if old > 0:
+            old, fresh = measured, self._fresh
+            if fresh:
+                old -= len(fresh)
+                for out_ns in fresh:
+                    buckets[bucket_of(max(0, began + first - out_ns))] += 1
+                fresh.clear()
+            if old:
                 buckets[bucket_of(began + first - self._last_out_ns)] += old
             if steps > 1:
                 buckets[bucket_of((duration - first) // (steps - 1))] += (steps - 1) * measured
-        self._fresh.clear()
         self._last_out_ns = now
 
     # --- preemption ------------------------------------------------------------------------
@@ -570,11 +572,12 @@ class Instance:
             return 0
         need = self._growth(steps)
         if need:
-            evicted = self.place.make_room(need)
+            place = self.place
+            evicted = place.make_room(need)
             assert evicted is not None, "a run of steps began without memory for it"
-            self.place.take(need)
+            place.take(need)
             if evicted:
-                self.cluster.evicted(self.place, evicted)
+                self.cluster.evicted(place, evicted)
         return need
 
     def _preempt_for_growth(self) -> None:
