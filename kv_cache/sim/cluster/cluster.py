@@ -408,7 +408,7 @@ class Cluster:
         if flight.computed == flight.target:
             self._first_token(instance, flight)
         elif not self._rules.overlap_load:
-            instance.prefilling.append(flight)
+            instance.prefill(flight)
         instance.nudge()
 
     def _down(self, place: Place, instance: int) -> Way:

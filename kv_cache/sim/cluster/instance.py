@@ -9,6 +9,7 @@ It must never hold memory while it waits for memory of another instance: who is 
 has been admitted to prefill before, and the oldest is never preempted for a younger one.
 """
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -142,7 +143,7 @@ class Instance:
                 return
             if self.decoding:
                 self._begin_run()
-            if not self.waiting:
+            if self.busy or not self.waiting:
                 return
 
     def _admit(self) -> None:
@@ -157,20 +158,20 @@ class Instance:
                 heappop(waiting)
             else:
                 waiting.popleft()
-            self._orders += 1
-            if flight.landing is None:
-                flight.order = self._orders
-            else:
-                flight.landing_order = self._orders
             self.members[flight] = None
             self.cluster.admitted(self, flight)
 
     def _take(self, flight: Flight) -> bool:
+        """Memory for the next one; False: there is none."""
         if flight.swapped:
             return self._take_swapped(flight)
         if flight.decoder == self.number != flight.home:
             return self._take_transfer(flight)
         return self._take_prompt(flight)
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
 
     def _take_prompt(self, flight: Flight) -> bool:
         """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
@@ -191,6 +192,7 @@ class Instance:
             for part in parts:
                 part.place.unpin(part.piece)
             return False
+        flight.order = self._next_order()
         hold = flight.hold = Hold(place)
         hold.shared = found
         if private > 0:
@@ -202,8 +204,13 @@ class Instance:
         if evicted:
             cluster.evicted(place, evicted)
         if rules.overlap_load or not flight.loads:
-            self.prefilling.append(flight)
+            self.prefill(flight)
         return True
+
+    def prefill(self, flight: Flight) -> None:
+        """Let a flight have its turns, the first that was admitted first: who comes later waits
+        for memory, and may not be waited for."""
+        insort(self.prefilling, flight, key=_order)
 
     def _reserved(self, flight: Flight) -> int:
         """Blocks that admission takes, with those that are found."""
@@ -229,6 +236,7 @@ class Instance:
             return False
         for part in reversed(parts):
             place.hit(part.piece)
+        flight.landing_order = self._next_order()
         hold = flight.landing = Hold(place)
         hold.pins = [part.piece for part in parts]
         hold.shared = found
@@ -244,6 +252,7 @@ class Instance:
         evicted = self.place.make_room(blocks)
         if evicted is None:
             return False
+        flight.order = self._next_order()
         flight.hold = Hold(self.place)
         self.place.take(blocks)
         flight.hold.private = blocks
@@ -618,6 +627,10 @@ class Instance:
             kept += flight.ask.prompt_tokens + before - 1 + self.steps - flight.joined_step
         assert kept == self.context, "the context does not add up"
         assert sum(self._slacks.values()) == (0 if self.rules.reserve_all else self.decoding)
+
+
+def _order(flight: Flight) -> int:
+    return flight.order
 
 
 def _ready(parts: list[Part]) -> int:
