@@ -98,6 +98,18 @@ def test_the_list_names_every_scenario_with_its_question(
     assert "smoke 7" in out
 
 
+def test_what_is_printed_is_a_scenario_that_loads(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "--print"]) == 0
+    assert "\nmodel:\n" in capsys.readouterr().out
+    for words in (("pool.yaml", "--set", "workload.requests=30"), ("b13", "--preset", "smoke")):
+        assert main(["sim", *words, "--print"]) == 0
+        (here / "again.yaml").write_text(capsys.readouterr().out)
+        own = sim(capsys, *words)["config"]
+        assert sim(capsys, "again.yaml")["config"] == own
+
+
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["sim", "--help"])

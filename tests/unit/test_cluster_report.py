@@ -42,6 +42,7 @@ from kv_cache.sim.cluster.outcome import (
     Series,
     TierFacts,
 )
+from tests.cli import ROOT
 from tests.outcomes import MS, document, outcome
 
 P95 = TTFT[1].path
@@ -183,6 +184,11 @@ def test_a_counter_that_a_run_never_touched_is_0_and_what_it_cannot_tell_has_no_
     assert numbers["why.queue full"]["values"] == [3, 0]
     assert numbers["p50"] == {"values": [1.0, None], "mean": 1.0, "interval": None}
     assert numbers["n"]["interval"]["low"] < 2 < numbers["n"]["interval"]["high"]
+
+
+def test_the_reference_says_what_is_not_modelled_as_the_result_does() -> None:
+    said = (ROOT / "docs" / "reference" / "sim.md").read_text()
+    assert [line[2:] for line in said.splitlines() if line[2:] in NOT_MODELLED] == [*NOT_MODELLED]
 
 
 # --- the verdict -----------------------------------------------------------------------------
