@@ -24,6 +24,7 @@ from benchmarks import (
     distortion,
     harness,
     io_path,
+    lab,
     live,
     monitors,
     ranks,
@@ -52,6 +53,7 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     plan = io_path.plan_of(quick=quick, directory=directory)
     return {
         "12": ("looking at traces", trace_stats.figures),
+        "17": ("the policy lab", lambda: lab.figures(quick=quick)),
         "13": ("the page of an hour", lambda: report_page.figures(quick=quick)),
         "16": ("the live view", lambda: live.figures(LIVE_S, directory)),
         "14": ("ranks that run together", lambda: ranks.figures(directory, quick=quick)),
@@ -91,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16")
+    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16", "17")
     parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()

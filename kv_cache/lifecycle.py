@@ -101,6 +101,7 @@ class _Progress:
         self.load_ns = self.store_ns = self.wait_ns = self.compute_ns = 0
         self.prefilled = self.decoded = False
         self.places: Mapping[Key, Place] = NO_PLACES
+        self.unwanted: set[Key] = set()  # what no tier has admitted: it is not offered again
 
     def place(self, start: int) -> None:
         """Find out where the blocks from `start` on stand, if they are a sequence: before what is
@@ -297,6 +298,7 @@ def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
         else:
             missing.append(block)
     yield from _load(p, pinned, Cause.DECODE)
+    missing = [block for block in missing if block.key not in p.unwanted]
     if missing and p.world.mode is not RunMode.DECODE_ONLY and p.error is None:
         p.place(0)
         yield from _store(p, missing, Cause.DECODE)
@@ -320,8 +322,7 @@ def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
         group = lower[: semantics.batch_blocks]
         plan, count = cache.begin_promotions(group)
         if plan is None:
-            here += group
-            count = len(group)
+            here += group[:count]
         else:
             yield from _promote(p, plan, group[:count], cause, bad)
         lower = lower[count:]
@@ -373,9 +374,15 @@ def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: lis
 class _Background:
     """Stands in for `_Progress` where nobody waits for the store."""
 
-    def __init__(self, world: World, places: Mapping[Key, Place] = NO_PLACES) -> None:
+    def __init__(
+        self,
+        world: World,
+        places: Mapping[Key, Place] = NO_PLACES,
+        unwanted: set[Key] | None = None,
+    ) -> None:
         self.world = world
         self.places = places
+        self.unwanted = set() if unwanted is None else unwanted
         self.now_ns = 0
         self.store_ns = 0
         self.stored_bytes = 0
@@ -399,7 +406,8 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
             token = ("announced", p.world.groups)
             p.world.announced.update((b.key, token) for b in group)
             places = {b.key: p.places[b.key] for b in group if b.key in p.places}
-            done = yield Spawn(_behind(_Background(p.world, places), group, token))
+            stored = _Background(p.world, places, p.unwanted)
+            done = yield Spawn(_behind(stored, group, token))
             p.now_ns = done.at_ns
 
 
@@ -431,6 +439,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
         gate.leave(nbytes)
         if placement.nowhere:
             p.fail(NOWHERE)
+        p.unwanted.update(b.key for b in placement.unwanted)
         todo = placement.later + todo[len(group) :]
         if placement.wait is not None:
             done = yield Await(placement.wait)

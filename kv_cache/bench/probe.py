@@ -10,7 +10,8 @@ leave the data as the next one needs it:
 
 All in random order, with direct I/O, stamped and verified. The arena is written once as a whole
 before: a device answers reads of what was never written out of nothing, and first writes to
-preallocated space are slower than later ones.
+preallocated space are slower than later ones. Where a run's files are to be predicted, the layout
+is the run's: then a write's time has creating, fsync and renaming in it, and deletes are measured.
 
 A thread's first operation of a step meets a device that is not yet busy, so it does not count. The
 bandwidth is that of the time in which all threads were at work: each operation counts with the
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple, Self
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.transfer import Mover, Verify
-from kv_cache.config.profile import Cell, Service
+from kv_cache.config.profile import QUANTILES, Cell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
 from kv_cache.core.errors import PlaceError
@@ -64,6 +65,8 @@ class ProbePlan:
     data_bytes: int
     seconds: float
     seed: int = 1
+    layout: str = "arena"
+    fsync: str = "never"
 
     @property
     def step_s(self) -> float:
@@ -206,7 +209,11 @@ class Probe:
                 "cache is not a device; name a directory on another file system"
             )
         self._store = open_storage(
-            root, capacity_bytes=plan.capacity_bytes, layout="arena", engine="direct"
+            root,
+            capacity_bytes=plan.capacity_bytes,
+            layout=plan.layout,
+            engine="direct",
+            fsync=plan.fsync,
         )
         count = max(plan.concurrencies)
         self._mover = Mover(
@@ -319,9 +326,12 @@ class Probe:
                 return None
             gone, ref = made
             if gone is not None:
-                self._mover.perform(Delete(gone, Cause.EVICTION))
+                ended = self._mover.perform(Delete(gone, Cause.EVICTION))
+                if ended.ok:
+                    deletes[thread].append(ended.legs[0].device_ns)
             return Write(ref, Cause.PREFILL)
 
+        deletes: list[list[int]] = [[] for _ in range(concurrency)]
         done, errors = self._together(concurrency, job, objects, moved)
         if errors:
             self.found.failures += len(errors)
@@ -335,6 +345,7 @@ class Probe:
             nbytes,
             read_share=share,
             repeated=step == "repeated",
+            deletes=[took for mine in deletes for took in mine],
         )
         if cell is None:
             self._refuse(nbytes, concurrency, step, "threads had too few objects to work at once")
@@ -395,7 +406,12 @@ class Probe:
 
 
 def summarise(
-    done: Sequence[Sequence[_Done]], nbytes: int, *, read_share: float, repeated: bool
+    done: Sequence[Sequence[_Done]],
+    nbytes: int,
+    *,
+    read_share: float,
+    repeated: bool,
+    deletes: Sequence[int] = (),
 ) -> Cell | None:
     """One point of the grid from what each thread did; None where they were never all at work, or
     one kind that should be there was not counted."""
@@ -424,6 +440,7 @@ def summarise(
         in_flight=busy_ns / (until_ns - from_ns),
         reads=reads,
         writes=writes,
+        deletes=_service(deletes),
     )
 
 
@@ -443,6 +460,7 @@ def _service(device_ns: Sequence[int]) -> Service | None:
         mean_ns=max(1, round(times.mean or 0)),
         p50_ns=max(1, round(times.percentile(50) or 0)),
         p99_ns=max(1, round(times.percentile(99) or 0)),
+        quantiles_ns=tuple(max(1, round(times.percentile(p) or 0)) for p in QUANTILES),
     )
 
 

@@ -36,11 +36,13 @@ from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.bench.witness import Witness
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import (
+    BACKGROUND_THREADS,
     Load,
     build_control,
     build_intake,
     build_world,
     endless,
+    policy_facts,
     tier_facts,
     workers,
 )
@@ -81,7 +83,6 @@ from kv_cache.tiers.objects import ObjectPlace
 from kv_cache.tiers.payload import Payload
 from kv_cache.workload.digest import schedule_digest
 
-BACKGROUND_THREADS = 8  # that store what was written behind, and populate
 SWITCH_INTERVAL_S = 0.0001  # the default of 5 ms shows in every short operation: decision 0009
 _SHORTEST_NS = NS_PER_MS  # less than this is no window
 _NOT_YET_NS = 2**62  # later than any run: an edge that is not known yet
@@ -763,6 +764,7 @@ class RealRun:
             dropped_last_copies=self.world.cache.dropped_last_copies,
             dropped_stores=self.world.dropped_stores,
             lost_bytes=self.world.cache.lost_bytes,
+            policies=policy_facts(self._config, self.world),
             schedule_sha256=sha256,
             schedule_requests=requests,
             workload=self._load.source.describe(),

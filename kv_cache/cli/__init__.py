@@ -20,6 +20,18 @@ def _run(argv: Sequence[str]) -> int:
     return run(argv)
 
 
+def _calibrate(argv: Sequence[str]) -> int:
+    from kv_cache.cli.calibrate import main as calibrate
+
+    return calibrate(argv)
+
+
+def _predict(argv: Sequence[str]) -> int:
+    from kv_cache.cli.predict import main as predict
+
+    return predict(argv)
+
+
 def _config(argv: Sequence[str]) -> int:
     from kv_cache.cli.config import main as config
 
@@ -82,6 +94,12 @@ def _trace(argv: Sequence[str]) -> int:
     return trace(argv)
 
 
+def _lab(argv: Sequence[str]) -> int:
+    from kv_cache.cli.lab import main as lab
+
+    return lab(argv)
+
+
 def _sim(argv: Sequence[str]) -> int:
     from kv_cache.cli.sim import main as sim
 
@@ -116,11 +134,14 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "report": _report,
     "plot": _plot,
     "trace": _trace,
+    "lab": _lab,
     "sim": _sim,
     "datasets": _datasets,
     "verify": _verify,
     "twin": _twin,
     "probe": _probe,
+    "calibrate": _calibrate,
+    "predict": _predict,
     "config": _config,
 }
 """Each command with its entry; without a command's name, `run` is meant."""

@@ -181,6 +181,7 @@ _OURS = {
     "output.metrics_port": "each probe is a run of its own",
     "output.json": "the result of the search is JSON, see --output",
     "output.certify": "a probe that the client limits is told",
+    "sim.predict": "each probe is a run of its own",
 }
 """Options of a run that the search sets itself, and why."""
 _NOT_EVEN_IN_A_FILE = ("arrival.request_rate", "autoscaler.enabled", "precondition.enabled")

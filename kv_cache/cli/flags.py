@@ -39,6 +39,7 @@ _GROUPS: Mapping[str, str] = {
 _GROUP_OF: Mapping[str, str] = {
     "run": "What to run",
     "tiers": "The tiers",
+    "policies": "The tiers",
     "io": "The I/O",
     "s3": "The I/O",
     "semantics": "Semantics",
@@ -62,6 +63,8 @@ _GROUP_OF: Mapping[str, str] = {
     "run.clients_timeout_s": "Several ranks",
     "run.clients_port": "Several ranks",
     "sim.profile": "What to run",
+    "sim.extrapolate": "What to run",
+    "sim.predict": "What to run",
 }
 """By the option's path, else by its section."""
 
@@ -69,6 +72,7 @@ _EPILOG = """other commands, each with a --help of its own:
   capacity      how many users, or requests/s, keep their promises
   precondition  bring a drive into the state in which it will be used
   probe         measure a device alone        twin       fio does the I/O of a run
+  calibrate     a machine's profile           predict    a run, by such a profile
   verify        is a result as its run left it?
   compare       do results differ?            report     pages, tables, logs of results
   plot          pictures of results           sweep      a run for each cell of a grid

@@ -61,6 +61,7 @@ _USELESS = {
     "output.metrics_port": "nothing is measured",
     "output.json": "what was done is written to --output as JSON",
     "output.certify": "nothing is measured",
+    "sim.predict": "nothing is measured",
 }
 
 

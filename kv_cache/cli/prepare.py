@@ -17,8 +17,8 @@ from kv_cache.cli.flags import Invocation
 from kv_cache.cli.progress import bar_for, to
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
+from kv_cache.config.machine import read_machine
 from kv_cache.config.places import Place, storage_places
-from kv_cache.config.profile import read_profile
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.sections import OutputConfig
 from kv_cache.config.shared import beyond_all_tiers, check_chunks, ingestion_notes
@@ -27,6 +27,7 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.seed import Seed, fresh_seed
 from kv_cache.core.units import gib_to_bytes
+from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.fio import HEADER
 from kv_cache.report.hdr import check_hdr_log
 from kv_cache.report.iotrace import check_io_trace
@@ -37,7 +38,7 @@ from kv_cache.report.recording import (
     recording_notes,
 )
 from kv_cache.report.validation import ValidationTrace, read_validation
-from kv_cache.sim.run import measured_tier
+from kv_cache.sim.run import storage_model
 from kv_cache.workload.asking import History
 from kv_cache.workload.formats.opening import (
     Survey,
@@ -50,6 +51,7 @@ from kv_cache.workload.formats.row import TraceRow
 
 if TYPE_CHECKING:
     from kv_cache.cli.crew.seat import Seat
+    from kv_cache.cli.foresee import Foresight
 
 QUICK = Path("quick")
 
@@ -73,6 +75,7 @@ class Job:
     found: Survey | None = None
     validation: ValidationTrace | None = None
     start: "Start"
+    foreseen: "tuple[Foresight, RunOutcome] | None" = None  # the twin, and what it said
     told: list[dict[str, Any]] | None = None  # of a trial: where its summary for programs goes
 
 
@@ -135,7 +138,7 @@ def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) 
     load = build(config)
     check_chunks(config, load.retriever, load.populate, specs)
     if config.run.virtual_time and config.sim.profile is not None:
-        measured_tier(config, load, read_profile(config.sim.profile))  # refuses what it lacks
+        check_machine(config, load)
     return Job(
         config=config,
         model=model,
@@ -151,6 +154,13 @@ def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) 
         warnings=warnings_of(config, load, trace, found),
         start=start,
     )
+
+
+def check_machine(config: Config, load: Load) -> None:
+    """Refuse objects that the profile of virtual time lacks. Raises UsageError."""
+    assert config.sim.profile is not None
+    machine = read_machine(config.sim.profile)
+    storage_model(config, load, machine.drive, extrapolate=config.sim.extrapolate)
 
 
 def warnings_of(
@@ -270,6 +280,7 @@ def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None
     others: dict[str, Sequence[str | Path | None]] = {
         "--validation-trace": [told.validation_trace],
         "--profile": [config.sim.profile],
+        "--predict": [config.sim.predict],
         "the trace": () if trace is None else trace.files,
     }
     for name, check in checks.items():

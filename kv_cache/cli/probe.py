@@ -37,6 +37,7 @@ from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
 from kv_cache.report.environment import Reader, capture, filesystem
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.writing import write_atomically
+from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 
 SIZES_MIB = (0.25, 2.0, 8.0, 32.0, 80.0)
@@ -82,8 +83,8 @@ def main(argv: Sequence[str]) -> int:
         )
     directory = Path(options.cache_dir)
     check_cache_dir(directory)
-    _refuse_memory(directory)
-    plan = _plan(options, directory)
+    refuse_memory(directory)
+    plan = plan_of(options, directory)
     environment = capture(directory)
     output = _output(options.profile, environment)
     require_replaceable(output, HEADER, "--profile")
@@ -106,6 +107,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="D",
         help="directory on the device to be measured; made and removed where it is not there",
     )
+    add_options(parser)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="where the profile is written (default: ./profile-<device>-<date>.yaml)",
+    )
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is measured, of each directory."""
     parser.add_argument(
         "--size-gib",
         type=float,
@@ -120,10 +133,17 @@ def _parser() -> argparse.ArgumentParser:
         help="aimed at for all of it (default: %(default)g)",
     )
     parser.add_argument(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="where the profile is written (default: ./profile-<device>-<date>.yaml)",
+        "--layout",
+        choices=LAYOUTS,
+        default="arena",
+        help="how objects lie in files, as run --layout: with file or bucket, the time of a write "
+        "has that of creating and naming files in it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fsync",
+        choices=FSYNC,
+        default="never",
+        help="when a write is waited for, as run --fsync (default: %(default)s)",
     )
     parser.add_argument(
         "--sizes-mib",
@@ -137,13 +157,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="operations in flight; 1 is always measured (default: %(default)s)",
     )
-    return parser
 
 
 # --- what to do ------------------------------------------------------------------------------
 
 
-def _refuse_memory(directory: Path) -> None:
+def refuse_memory(directory: Path) -> None:
     kind = filesystem(Reader(), directory)["type"]
     if kind in _IN_MEMORY:
         raise PlaceError(
@@ -152,7 +171,7 @@ def _refuse_memory(directory: Path) -> None:
         )
 
 
-def _plan(options: argparse.Namespace, directory: Path) -> ProbePlan:
+def plan_of(options: argparse.Namespace, directory: Path) -> ProbePlan:
     if not 1 <= options.seconds <= 86_400:
         raise ConfigError(f"--seconds {options.seconds:g} is not 1 to 86400; give another time")
     sizes = tuple(
@@ -169,6 +188,8 @@ def _plan(options: argparse.Namespace, directory: Path) -> ProbePlan:
         concurrencies=tuple(sorted({1, *map(int, depths)})),
         data_bytes=_data_bytes(options.size_gib, directory),
         seconds=options.seconds,
+        layout=options.layout,
+        fsync=options.fsync,
     )
     smallest = objects_needed(1) * max(plan.sizes)
     if plan.data_bytes < smallest:
@@ -238,8 +259,29 @@ def _probe(
     output: Path,
     signals: Interrupts,
 ) -> int:
+    found, profile, report = measure(directory, plan, environment, output, signals)
+    if signals.came:
+        print("interrupted; no profile is written")
+        return signals.exit_code
+    print(report)
+    if profile is None:
+        return EXIT_BROKEN
+    return _write(output, profile_text(profile), found)
+
+
+def measure(
+    directory: Path,
+    plan: ProbePlan,
+    environment: Mapping[str, Any],
+    output: Path,
+    signals: Interrupts,
+) -> tuple[Probed, Profile | None, str]:
+    """Carry out a plan: what was found, as a profile that will be called `output`, and as text.
+    No profile where nothing could be measured, or a signal came."""
     stop = threading.Event()
     signals.on_signal = stop.set
+    if signals.came:
+        stop.set()
     began_s, started = time.monotonic(), datetime.now(UTC)
     with CacheDir(directory, run="probe") as place:
         bar = _Bar()
@@ -248,27 +290,22 @@ def _probe(
                 found = probe.run()
         finally:
             bar.close()
+            signals.on_signal = lambda: None
         removed = place.close()
-    for path in (*removed.foreign, *removed.failed):
-        print(f"  ! not removed: {path}")
+    left = [f"  ! not removed: {path}" for path in (*removed.foreign, *removed.failed)]
     if signals.came:
-        print("interrupted; no profile is written")
-        return signals.exit_code
+        return found, None, "\n".join(left)
     if not found.cells:
-        print("nothing could be measured:")
-        print("\n".join(_told(found, [])))
-        return EXIT_BROKEN
+        lines = ["nothing could be measured:", *_told(found, []), *left]
+        return found, None, "\n".join(lines)
     notes = list(_notes(found, environment))
     wall_s = time.monotonic() - began_s
     facts = _facts(directory, plan, found, environment, notes, wall_s) | {
         "measured_utc": started.isoformat(timespec="seconds")
     }
     profile = Profile(name=str(output), cells=tuple(found.cells), facts=facts)
-    text = profile_text(profile)
-    print(_head(environment, plan, wall_s))
-    print(table(found))
-    print("\n".join(_told(found, notes)))
-    return _write(output, text, found)
+    lines = [_head(environment, plan, wall_s), table(found), *_told(found, notes), *left]
+    return found, profile, "\n".join(lines)
 
 
 def _write(output: Path, text: str, found: Probed) -> int:

@@ -25,6 +25,7 @@ from kv_cache.cli.crew.coordinator import Coordinator
 from kv_cache.cli.crew.seat import Refused, Seat
 from kv_cache.cli.exports import endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
+from kv_cache.cli.foresee import Foresight, foresee
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.prepare import (
     QUICK,
@@ -42,7 +43,7 @@ from kv_cache.cli.twin import export_job
 from kv_cache.cli.watchers import Watchers
 from kv_cache.config.build import Load, endless
 from kv_cache.config.root import Config
-from kv_cache.core.errors import UsageError
+from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.fio import derive
@@ -108,6 +109,8 @@ def launch(invocation: Invocation, start: Start, *, quick: bool = False) -> int:
     job = prepare(invocation, quick=quick, start=start)
     for warning in (*start.notes, *start.not_submittable, *job.warnings):
         log.log(_level_of(start, warning), warning)
+    if job.config.sim.predict is not None and not job.config.run.virtual_time:
+        foresight_of(job)
     with interrupts() as caught:
         if start.seat is not None:
             return _with_others(job, start.seat, caught)
@@ -212,7 +215,30 @@ def _run(job: Job, caught: Interrupts) -> int:
         return _measure(job, caught, watchers, served)
 
 
+def foresight_of(job: Job) -> Foresight:
+    """The twin that was asked for. Raises UsageError where it cannot carry the run."""
+    path = job.config.sim.predict
+    assert path is not None
+    if not job.start.rank.alone:
+        raise ConfigError(
+            "--predict: the twin is of one process, and this run is one of several ranks, which "
+            "share what they run on; leave it out"
+        )
+    return foresee(job.config, job.specs, job.seed, job.build, path)
+
+
+def _foreseen(job: Job, caught: Interrupts) -> Job:
+    """With the twin's outcome, unless a signal cut it short."""
+    if job.config.sim.predict is None:
+        return job
+    foresight = foresight_of(job)
+    with bar_for(job.config, desc="predicting", unit=" requests") as bar:
+        outcome = foresight.run(caught.stop.is_set, lambda requests: to(bar, requests))
+    return job if caught.came else replace(job, foreseen=(foresight, outcome))
+
+
 def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint | None) -> int:
+    job = _foreseen(job, caught)
     filled = fill_first(job, caught) if job.config.precondition.enabled else None
     with RealRun(
         job.config,
@@ -345,6 +371,7 @@ def _keep(
         watchers.files,
         recordings=watchers.recordings(),
         validation=job.validation,
+        twin=None if job.foreseen is None else job.foreseen[0].section(job.foreseen[1], outcome),
     )
     try:
         write_result(job.output, document)

@@ -127,7 +127,7 @@ def _stats(argv: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     if options.output is not None:
         check_output_file(options.output)
-    asked = _asked(options, rest)
+    asked = asked_of(options, rest)
     _refuse_inputs(options.output, asked)
     document = _document(asked)
     if options.output is not None:
@@ -150,7 +150,7 @@ def _plot(argv: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     if not installed():
         raise UsageError(f"trace plot needs matplotlib, which is missing; get it: {HOW_TO_GET_IT}")
-    asked = _asked(options, rest)
+    asked = asked_of(options, rest)
     target = options.output or asked.picture
     form = target.suffix[1:].lower()
     if form not in FORMATS:
@@ -173,7 +173,7 @@ def _convert(argv: Sequence[str]) -> int:
     )
     options, rest = parser.parse_known_args(argv)
     require_own_name(options.output, "--output", _is_own_trace)
-    asked = _asked(options, rest)
+    asked = asked_of(options, rest)
     trace, found = asked.opened()
     if any(_same(options.output, path) for path in trace.files):
         raise PlaceError(f"--output {options.output} is the trace itself; name another file")
@@ -195,7 +195,7 @@ def _fit(argv: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     if options.output is not None:
         check_output_file(options.output)
-    asked = _asked(options, rest)
+    asked = asked_of(options, rest)
     _refuse_inputs(options.output, asked)
     samples = Samples()
     look = asked.look()
@@ -278,7 +278,7 @@ class _Watched(Trace):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class Look:
     """A source, and what it was made of."""
 
     config: Config
@@ -304,7 +304,7 @@ class _Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class Asked:
     """A checked command line."""
 
     config: Config
@@ -322,7 +322,7 @@ class _Asked:
         assert found is not None
         return trace, found
 
-    def look(self) -> _Look:
+    def look(self) -> Look:
         """Reads a trace once, so that bad rows are found first. Raises UsageError."""
         config, watch = self.config, _Watch()
         trace, found = open_workload(config)
@@ -332,13 +332,13 @@ class _Asked:
             trace = _Watched(**given, watch=watch)
         model = config.model_shape()
         load = build_load(config, model, Seed(config.run.seed or SEED), trace, found, None)
-        return _Look(
+        return Look(
             config=config, model=model, load=load, trace=trace, found=found, watch=watch,
             requests=self.requests,
         )  # fmt: skip
 
 
-def _asked(options: argparse.Namespace, rest: Sequence[str]) -> _Asked:
+def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:
     """Raises UsageError for everything that is wrong before a file is read."""
     path, flags = _path_in(rest)
     invocation = parse(flags)
@@ -374,7 +374,7 @@ def _asked(options: argparse.Namespace, rest: Sequence[str]) -> _Asked:
     )
     cycles = 0 if options.users else 1
     work = replace(config.workload, replay_cycles=cycles)
-    return _Asked(config=replace(config, run=run, workload=work), requests=requests)
+    return Asked(config=replace(config, run=run, workload=work), requests=requests)
 
 
 def _path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -391,7 +391,7 @@ def _path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 # --- looking ---------------------------------------------------------------------------------
 
 
-def _document(asked: _Asked) -> dict[str, Any]:
+def _document(asked: Asked) -> dict[str, Any]:
     look = asked.look()
     stream, sessions = _walk(look)
     return stats_document(
@@ -400,7 +400,7 @@ def _document(asked: _Asked) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _walk(look: _Look, samples: Samples | None = None) -> tuple[Stream, Sessions]:
+def _walk(look: Look, samples: Samples | None = None) -> tuple[Stream, Sessions]:
     """Every request once."""
     stream, sessions = Stream(by_conversation=look.grouped), Sessions()
     for blocks in look.load.populate:
@@ -488,7 +488,7 @@ def _is_own_trace(first: str) -> bool:
     return True
 
 
-def _refuse_inputs(output: Path | None, asked: _Asked) -> None:
+def _refuse_inputs(output: Path | None, asked: Asked) -> None:
     """Raises PlaceError where what is to be written is what is read."""
     path = asked.config.trace_path()
     if output is not None and path is not None and _same(output, path):

@@ -1,12 +1,13 @@
 """From names and numbers to objects: the parts that both drivers are made of."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kv_cache.cache.manager import CacheManager, TierSpec
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
+from kv_cache.config.policies import build_admission
 from kv_cache.config.root import Config
 from kv_cache.config.sections import WorkloadConfig
 from kv_cache.config.shared import build_prompts, build_retriever
@@ -51,6 +52,8 @@ from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
+
+BACKGROUND_THREADS = 8  # that store what was written behind, and populate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +264,13 @@ def endless(config: Config) -> Config:
 
 
 def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -> World:
-    cache = CacheManager(specs, EVICTION[config.tiers.eviction], config.cache_rules(), signals)
+    cache = CacheManager(
+        specs,
+        EVICTION[config.tiers.eviction],
+        config.cache_rules(),
+        signals,
+        build_admission(config.policies, len(specs)),
+    )
     return World(
         cache=cache,
         semantics=config.lifecycle_semantics(synthetic=not config.replays),
@@ -323,6 +332,29 @@ def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[
         )
         for spec, ledger in zip(cache.specs, cache.ledgers, strict=True)
     )
+
+
+def policy_facts(config: Config, world: World) -> dict[str, Any]:
+    """The policies by name and what they did, over the whole run."""
+    given, cache = config.policies, world.cache
+    return {
+        "eviction": config.tiers.eviction,
+        "admission": {
+            "name": given.admission,
+            "tiers": {
+                spec.tier.label: {
+                    "asked": cache.doors.guarded(index),
+                    "admitted": asdict(cache.doors.admitted[index]),
+                    "not_admitted": {
+                        why: asdict(tally)
+                        for why, tally in sorted(cache.doors.not_admitted[index].items())
+                    },
+                }
+                for index, spec in enumerate(cache.specs)
+            },
+            "not_stored": asdict(cache.doors.not_stored),
+        },
+    }
 
 
 def _qos(config: Config) -> QosMix:

@@ -36,21 +36,27 @@ _DATA = {"first": False, "repeated": True}
 
 _MOST_ROWS = 100_000
 
+QUANTILES = (1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
+"""Percentiles of `quantiles_us`, in its order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The times that operations of one kind took inside system calls."""
+    """The times that operations of one kind took inside system calls. `quantiles_ns` are those of
+    `QUANTILES`; empty in profiles that were written before there were any."""
 
     operations: int
     mean_ns: int
     p50_ns: int
     p99_ns: int
+    quantiles_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One point of the grid. `read_share` is of operations; `repeated` says that reads met data
-    which had been read before, which a host's cache may hold; `bytes_per_s` is of both kinds."""
+    which had been read before, which a host's cache may hold; `bytes_per_s` is of both kinds.
+    `deletes` are those that made room for the writes."""
 
     object_bytes: int
     concurrency: int
@@ -60,9 +66,11 @@ class Cell:
     in_flight: float
     reads: Service | None = None
     writes: Service | None = None
+    deletes: Service | None = None
 
     def of(self, kind: OpKind) -> Service | None:
-        return self.reads if kind is OpKind.READ else self.writes
+        told = {OpKind.READ: self.reads, OpKind.WRITE: self.writes, OpKind.DELETE: self.deletes}
+        return told[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +154,13 @@ _CELL_KEYS = (
     *("object_bytes", "concurrency", "read_share", "data", "bytes_per_second", "in_flight"),
     *("reads", "writes"),
 )
+_LATER_CELL_KEYS = ("deletes",)  # profiles that were written before have none
 _SERVICE_KEYS = ("operations", "mean_us", "p50_us", "p99_us")
+_LATER_SERVICE_KEYS = ("quantiles_us",)
 
 
 def _cell(row: object, at: _At) -> Cell:
-    values = _exactly(row, _CELL_KEYS, at)
+    values = _exactly(row, _CELL_KEYS, at, _LATER_CELL_KEYS)
     share = _number(values["read_share"], at.key("read_share"), low=0, high=1)
     if values["data"] not in _DATA:
         raise at.key("data").error(values["data"], "first or repeated")
@@ -169,16 +179,15 @@ def _cell(row: object, at: _At) -> Cell:
         in_flight=_number(values["in_flight"], at.key("in_flight")),
         reads=reads,
         writes=writes,
+        deletes=_service(values.get("deletes"), at.key("deletes")),
     )
 
 
 def _service(value: object, at: _At) -> Service | None:
     if value is None:
         return None
-    values = _exactly(value, _SERVICE_KEYS, at)
-    mean, p50, p99 = (
-        max(1, round(_number(values[name], at.key(name)) * NS_PER_US)) for name in _SERVICE_KEYS[1:]
-    )
+    values = _exactly(value, _SERVICE_KEYS, at, _LATER_SERVICE_KEYS)
+    mean, p50, p99 = (_ns(values[name], at.key(name)) for name in _SERVICE_KEYS[1:])
     if p50 > p99:
         raise at.key("p50_us").error(values["p50_us"], "at most p99_us")
     return Service(
@@ -186,18 +195,36 @@ def _service(value: object, at: _At) -> Service | None:
         mean_ns=mean,
         p50_ns=p50,
         p99_ns=p99,
+        quantiles_ns=_quantiles(values.get("quantiles_us"), at.key("quantiles_us")),
     )
 
 
-def _exactly(value: object, keys: tuple[str, ...], at: _At) -> Mapping[str, Any]:
+def _quantiles(value: object, at: _At) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) != len(QUANTILES):
+        raise at.error(value, f"a list of {len(QUANTILES)} times, of percentiles {QUANTILES}")
+    found = tuple(_ns(one, at.key(str(n))) for n, one in enumerate(value))
+    if list(found) != sorted(found):
+        raise at.error(value, "a list of times that do not fall")
+    return found
+
+
+def _ns(value: object, at: _At) -> int:
+    return max(1, round(_number(value, at) * NS_PER_US))
+
+
+def _exactly(
+    value: object, keys: tuple[str, ...], at: _At, may: tuple[str, ...] = ()
+) -> Mapping[str, Any]:
+    """A mapping with all of `keys`, which may have those of `may`, and no others."""
     if not isinstance(value, Mapping):
         raise at.error(value, f"a mapping of {', '.join(keys)}")
     for key in value:
-        if key not in keys:
+        if key not in (*keys, *may):
             word = key if isinstance(key, str) else show(key)
-            raise ConfigError(
-                f"profile {at.file}: {at.path}.{word} is not a known key.{did_you_mean(word, keys)}"
-            )
+            known = did_you_mean(word, (*keys, *may))
+            raise ConfigError(f"profile {at.file}: {at.path}.{word} is not a known key.{known}")
     missing = [key for key in keys if key not in value]
     if missing:
         raise at.error(value, f"a mapping with {missing[0]}, which is missing")
@@ -251,6 +278,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "in_flight": round(cell.in_flight, 3),
         "reads": _times(cell.reads),
         "writes": _times(cell.writes),
+        **({} if cell.deletes is None else {"deletes": _times(cell.deletes)}),
     }
 
 
@@ -262,6 +290,11 @@ def _times(service: Service | None) -> dict[str, Any] | None:
         "mean_us": service.mean_ns / NS_PER_US,
         "p50_us": service.p50_ns / NS_PER_US,
         "p99_us": service.p99_ns / NS_PER_US,
+        **(
+            {"quantiles_us": [time / NS_PER_US for time in service.quantiles_ns]}
+            if service.quantiles_ns
+            else {}
+        ),
     }
 
 

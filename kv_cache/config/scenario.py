@@ -256,7 +256,8 @@ class SeparationSection:
 
     transfer: str = opt(
         "push", "push: the prefill side sends; pull: the decode side asks when it has room; "
-        "on-demand: as pull, chunk by chunk, each asked for when the one before is there", choices=TRANSFERS,
+        "on-demand: as pull, chunk by chunk, each asked for when the one before is there",
+        choices=TRANSFERS,
     )  # fmt: skip
     pipelined: bool = opt(
         True, "push only: each chunk goes when it is computed, not the whole at the end"

@@ -569,8 +569,16 @@ class SimConfig:
     """What virtual time assumes about each tier: assumptions, unless a profile was measured."""
 
     profile: str | None = opt(
-        None, "Hardware profile written by `probe`, in place of what is assumed about nvme",
-        flag="--profile", metavar="PATH",
+        None, "What was measured, in place of what is assumed: a file of probe, or a hardware "
+        "profile of calibrate", flag="--profile", metavar="PATH",
+    )  # fmt: skip
+    extrapolate: bool = opt(
+        False, "Go on beyond the sizes that were measured, and mark every number that it touches",
+        flag="--extrapolate",
+    )  # fmt: skip
+    predict: str | None = opt(
+        None, "Before a real run, predict it with such a file; the result then holds prediction, "
+        "measurement and error", flag="--predict", metavar="PATH",
     )  # fmt: skip
     gpu: SimTier = field(default_factory=SimTier)
     cpu: SimTier = field(

@@ -61,6 +61,7 @@ class RunOutcome:
     decisions: Sequence[Mapping[str, Any]] = ()  # of the autoscaler
     standing: Mapping[str, Any] | None = None  # how far it has come
     preconditioning: Mapping[str, Any] | None = None
+    policies: Mapping[str, Any] = field(default_factory=dict)  # their names, and what they did
     tracing: Mapping[str, Any] | None = None  # the reference's keys, where the kernel was traced
     kept_in: str | None = None  # the directory of cache files that were left on purpose
     rank: MpiRank = ALONE

@@ -51,9 +51,11 @@ def build_result(
     *,
     recordings: Sequence[Mapping[str, Any]] = (),
     validation: ValidationTrace | None = None,
+    twin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document that `--output` gets. `files`: SHA-256 of each file of records, by name;
-    `recordings`: the traces that were written; `validation`: what the run is compared with."""
+    `recordings`: the traces that were written; `validation`: what the run is compared
+    with; `twin`: what was predicted of it (`report/prediction`)."""
     targets = _targets(config)
     document = mlperf_keys(
         outcome,
@@ -66,6 +68,8 @@ def build_result(
     own["recordings"] = [dict(row) for row in recordings]
     if validation is not None:
         document["validation"] = compare(validation, outcome)
+    if twin is not None:
+        document["twin"] = dict(twin)
     if config.output.io_trace_log is not None:
         without_figures(document)
     document["overall_passed"] &= own["passport"]["verdict"] != Status.INVALID
@@ -155,6 +159,7 @@ def _own_section(
             "dropped_stores": outcome.dropped_stores,
             "lost_bytes": outcome.lost_bytes,
         },
+        "policies": dict(outcome.policies),
         "reconciliation": reconciliation(outcome),
         "kernel_counters": dict(outcome.kernel),
         "buffers": dict(outcome.buffers),

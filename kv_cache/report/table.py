@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from kv_cache.core.units import GIB
+from kv_cache.report.prediction import prediction_lines
 
 _OPS = ("read", "write")
 
@@ -16,7 +17,8 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     own = document["kv_cache"]
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
     lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
-    lines += [*_users(own), *_before(own), *_validated(document)]
+    lines += [*_users(own), *_before(own), *policy_lines(own)]
+    lines += [*_validated(document), *_foreseen(document)]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
 
@@ -39,6 +41,12 @@ def _validated(document: Mapping[str, Any]) -> list[str]:
     return [f"validated hit rate {mine}, {theirs}: {error}{within} 5 % (all rows: validation)"]
 
 
+def _foreseen(document: Mapping[str, Any]) -> list[str]:
+    """What the twin had said."""
+    section = document.get("twin")
+    return [] if section is None else ["", *prediction_lines(section)]
+
+
 def _users(own: Mapping[str, Any]) -> list[str]:
     """What the autoscaler did and where it ended."""
     if own["autoscaler"] is None:
@@ -53,6 +61,27 @@ def _users(own: Mapping[str, Any]) -> list[str]:
     last = rows[-1]
     head = f"users     {first} -> {last['users']}, {settled}, by {len(rows)} decisions"
     return [f"{head} ({more}{path})", f"          {last['reason']}"]
+
+
+def policy_lines(own: Mapping[str, Any]) -> list[str]:
+    """What policies did that are not the default; results of earlier versions tell nothing."""
+    said = own.get("policies") or {}
+    return [*_admission(said.get("admission"))]
+
+
+def _admission(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "always":
+        return []
+    asked = {label: row for label, row in said["tiers"].items() if row["asked"]}
+    found = []
+    for label, row in asked.items():
+        refused = {why: tally["blocks"] for why, tally in row["not_admitted"].items()}
+        whole = row["admitted"]["blocks"] + sum(refused.values())
+        told = "".join(f", {count} {why}" for why, count in refused.items())
+        found.append(f"{label} took {row['admitted']['blocks']} of {whole}{told}")
+    missed = said["not_stored"]["blocks"]
+    rest = f"; {missed} new blocks not stored" if missed else ""
+    return [f"admission {said['name']}: {'; '.join(found) or 'no tier asked'}{rest}"]
 
 
 def _before(own: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ byte, in every process. Nothing here may look at a real clock.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from kv_cache.core.effect import (
     Transfer,
     Write,
 )
-from kv_cache.core.kinds import OpKind, Outcome
+from kv_cache.core.kinds import OpKind, Outcome, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -38,7 +39,8 @@ from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Gauges
 from kv_cache.schedule.control import Control
 from kv_cache.schedule.intake import Intake
-from kv_cache.sim.models import Devices
+from kv_cache.sim.hands import Hands, Next
+from kv_cache.sim.models import Devices, asked
 
 OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
@@ -55,6 +57,15 @@ def unwatched(op: Op, leg: Leg) -> None:
 
 def _never() -> bool:
     return False
+
+
+def _no_further() -> None:
+    """Nobody goes on with the rest of a batch: all of it was begun at once."""
+
+
+def _on_storage(op: Op) -> bool:
+    refs = (op.source, op.target) if isinstance(op, Move) else (op.copy,)
+    return any(ref.tier is Tier.NVME for ref in refs)
 
 
 class Simulation:
@@ -75,10 +86,19 @@ class Simulation:
         control: Control | None = None,
         tick_ns: int = NS_PER_S,
         workers_for: Callable[[int], int] | None = None,
+        hands: Hands | None = None,
+        background: int | None = None,
     ) -> None:
         """`on_leg` is told each side of an operation when it is asked for, `on_op` when all of it
         has ended. `control` sees a window every `tick_ns`; `workers_for` tells how many workers
-        serve so many users, where their number may change."""
+        serve so many users, where their number may change. `hands` and `background` are the
+        threads of the real driver, for operations and for what is stored behind; without them
+        there is no end of either."""
+        self._hands = hands
+        self._background_idle = background
+        self._behind: deque[Life] = deque()  # lives that wait for a background thread
+        for device in devices.shared.values():
+            device.bind(self._at)
         self._world = world
         self._intake = intake
         self._recorder = recorder
@@ -292,10 +312,27 @@ class Simulation:
                         lambda: self._step(life, on_end, Done(self.now_ns))
                     )
                 case Spawn(life=child):
-                    self._at(self.now_ns, partial(self._live, child, _ignore))
+                    self._behind.append(child)
+                    self._at(self.now_ns, self._live_behind)
                     done = Done(self.now_ns)
                     continue
             return
+
+    def _live_behind(self) -> None:
+        """Let the next life in the background begin, where a thread is idle."""
+        if self._background_idle == 0 or not self._behind:
+            return
+        life = self._behind.popleft()
+        if self._background_idle is None:
+            self._live(life, _ignore)
+        else:
+            self._background_idle -= 1
+            self._live(life, self._ended_behind)
+
+    def _ended_behind(self, _: object) -> None:
+        assert self._background_idle is not None
+        self._background_idle += 1
+        self._live_behind()
 
     def _transfer(
         self,
@@ -305,17 +342,25 @@ class Simulation:
     ) -> None:
         results: dict[int, OpDone] = {}
 
-        def ended(index: int, *legs: Leg) -> None:
+        def ended(index: int, further: Next, *legs: Leg) -> None:
             result = OpDone(ops[index], legs[0].started_ns, legs[-1].finished_ns, legs)
             self._recorder.op(result)
             self._on_op(result)
             results[index] = result
+            further()
             if len(results) == len(ops):
                 in_order = tuple(results[i] for i in range(len(ops)))
                 self._step(life, on_end, Done(self.now_ns, in_order))
 
-        for index, op in enumerate(ops):
-            self._perform(op, partial(ended, index))
+        def begin(index: int, further: Next) -> None:
+            self._perform(ops[index], partial(ended, index, further))
+
+        if self._hands is not None:
+            starts = [partial(begin, index) for index in range(len(ops))]
+            self._hands.work(starts, shared=any(map(_on_storage, ops)))
+            return
+        for index in range(len(ops)):
+            begin(index, _no_further)
 
     def _perform(self, op: Op, ended: Callable[..., None]) -> None:
         """`ended` gets the legs; a move asks for its second when the first has ended."""
@@ -335,6 +380,10 @@ class Simulation:
                 )
 
     def _leg(self, op: Op, ref: CopyRef, kind: OpKind, ended: Callable[[Leg], None]) -> None:
+        if (device := self._devices.shared.get(ref.tier)) is not None:
+            self._on_leg(op, asked(ref, kind, self.now_ns))
+            device.ask(ref, kind, self.now_ns, ended)
+            return
         leg = self._devices.leg(ref, kind, self.now_ns)
         self._on_leg(op, leg)
         self._at(leg.finished_ns, partial(ended, leg))

@@ -2,7 +2,7 @@
 
 Each tier is a queue served first come, first served by `servers` equal servers that share its
 bandwidth. The numbers are assumptions until a device was measured; results say so. A measured
-device (`MeasuredTier`) answers from its profile instead, by how many operations are in flight.
+device (`SharedDevice`) answers from its profile instead, by how many operations are in flight.
 """
 
 import heapq
@@ -13,9 +13,7 @@ from typing import Protocol
 from kv_cache.core.effect import Chunk, CopyRef, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
-from kv_cache.sim.profile import ProfileModel
-
-ENGINE = "model"
+from kv_cache.sim.shared import ENGINE, SharedDevice
 
 
 class Model(Protocol):
@@ -47,26 +45,15 @@ class TierModel:
         return latency + (round(nbytes / share * NS_PER_S) if share else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTier:
-    """A measured device. `servers` is the highest concurrency that was measured: what is more
-    waits its turn, as nothing is known of the device beyond."""
-
-    profile: ProfileModel
-    servers: int
-
-    def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int:
-        """The mean that was measured with so many in flight, of which so many were reads."""
-        depth = 1 + len(others)
-        reads = others.count(OpKind.READ) + (kind is OpKind.READ)
-        return max(1, self.profile.service_ns(kind, nbytes, depth, reads / depth))
-
-
 class Devices:
-    """The tiers' servers and when each will be free."""
+    """The tiers' servers and when each will be free. `shared` are measured devices, which tell
+    when an operation has ended only when it has."""
 
-    def __init__(self, models: Mapping[Tier, Model]) -> None:
+    def __init__(
+        self, models: Mapping[Tier, Model], shared: Mapping[Tier, SharedDevice] | None = None
+    ) -> None:
         self._models = models
+        self.shared = shared or {}
         # When each server will be free, and what it does until then.
         self._free = {tier: [(0, OpKind.READ)] * model.servers for tier, model in models.items()}
 
@@ -82,3 +69,8 @@ class Devices:
         heapq.heappush(free, (end, kind))
         chunk = Chunk(end, ref.nbytes)
         return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, end, end - now_ns, (chunk,))
+
+
+def asked(ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
+    """One side of an operation of which nobody knows yet how long it takes."""
+    return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())

@@ -3,17 +3,23 @@
 Between the points of the measured grid the service time is a straight line of its logarithm over
 the logarithm of the object's size and of the concurrency, and a straight line over the share of
 reads: a device whose bandwidth is constant is met exactly. Outside the grid nothing is known, and
-nothing is guessed: `OutsideProfileError`.
+nothing is guessed: `OutsideProfileError`, unless `extrapolate` was asked for, when every answer
+from outside is counted.
 
-The share of reads has no outside: it is between 0 and 1. Where no read was measured (a share of 0
-has none), the nearest share with reads stands for them; so do writes.
+The share of reads has no outside: it is between 0 and 1. Below the least share at which reads were
+measured the line through the two least goes on, but no read is faster than one that is alone: it
+meets both a device that shares its bandwidth among all and one that has it for reads and writes
+each. So do writes.
+
+Beside its time in the device an operation has the host's: what the probe's threads did between two
+system calls. It follows from how many operations were in flight on average.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp, log
 
-from kv_cache.config.profile import Cell, Profile
+from kv_cache.config.profile import QUANTILES, Cell, Profile
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import human_bytes
@@ -24,9 +30,9 @@ class OutsideProfileError(UsageError):
 
 
 class _Curve:
-    """Mean service time over the object's size, at one concurrency and share of reads."""
+    """Mean time over the object's size, at one concurrency and share of reads."""
 
-    def __init__(self, points: Mapping[int, int]) -> None:
+    def __init__(self, points: Mapping[int, float]) -> None:
         self.sizes = sorted(points)
         self._logs = [log(size) for size in self.sizes]
         self._times = [log(points[size]) for size in self.sizes]
@@ -35,6 +41,12 @@ class _Curve:
         return self.sizes[0] <= nbytes <= self.sizes[-1]
 
     def log_ns(self, nbytes: int) -> float:
+        """Inside; outside, smaller objects take what the smallest does, and larger ones have the
+        largest's bandwidth."""
+        if nbytes <= self.sizes[0]:
+            return self._times[0]
+        if nbytes > self.sizes[-1]:
+            return self._times[-1] + log(nbytes) - self._logs[-1]
         at = bisect_left(self.sizes, nbytes)
         if self.sizes[at] == nbytes:
             return self._times[at]
@@ -45,30 +57,53 @@ class _Curve:
 Curves = dict[float, dict[int, _Curve]]
 """By share of reads, then by concurrency."""
 
+_KINDS = (OpKind.READ, OpKind.WRITE)
+
 
 class ProfileModel:
     """Answers how long an operation takes, inside the grid."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, *, extrapolate: bool = False) -> None:
         self._name = profile.name
+        self._extrapolate = extrapolate
+        self.extrapolated = 0
+        """Answers for sizes that were not measured."""
         # As the device answers data that was not read since it was written.
         fresh = [cell for cell in profile.cells if not cell.repeated]
-        self._curves = {kind: _curves(fresh, kind) for kind in (OpKind.READ, OpKind.WRITE)}
+        self._curves = {kind: _curves(_means(fresh, kind)) for kind in _KINDS}
+        self._totals = {kind: _curves(_with_host(fresh, kind)) for kind in _KINDS}
+        removals = _curves(_means(fresh, OpKind.DELETE))
+        self._removals = removals.get(0.0) or next(iter(removals.values()), {})
+        self._spreads = _spreads(fresh)
+        self._nearest: dict[tuple[OpKind, int, int, float], tuple[float, ...]] = {}
 
     def service_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> int:
-        """Mean time of one operation, with `concurrency` of them in flight (itself included), of
-        which `read_share` are reads. Raises OutsideProfileError."""
-        curves = self._curves[kind]
-        shares = sorted(curves)
-        if not shares:
-            raise self._outside(kind, nbytes, concurrency)
-        share = min(max(read_share, shares[0]), shares[-1])
-        low, high = _neighbours(shares, share)
-        below = self._at(curves[low], kind, nbytes, concurrency)
-        if low == high:
-            return round(below)
-        above = self._at(curves[high], kind, nbytes, concurrency)
-        return round(_between(below, above, (share - low) / (high - low)))
+        """Mean time of one operation inside system calls, with `concurrency` of them in flight
+        (itself included), of which `read_share` are reads. Raises OutsideProfileError."""
+        return round(self._time(self._curves[kind], kind, nbytes, concurrency, read_share))
+
+    def total_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> float:
+        """The same with the host's share: how long a thread is busy with it."""
+        return self._time(self._totals[kind], kind, nbytes, concurrency, read_share)
+
+    def removal_ns(self, nbytes: int, concurrency: int) -> int:
+        """Mean time of a delete, with so many operations in flight; 0 where none was measured."""
+        if not self._removals:
+            return 0
+        deepest = max(self._removals)
+        return round(
+            self._at(self._removals, OpKind.DELETE, nbytes, max(1, min(concurrency, deepest)))
+        )
+
+    def spread(
+        self, kind: OpKind, nbytes: int, concurrency: int, read_share: float, part: float
+    ) -> float:
+        """How many times the mean an operation takes that is longer than a `part` of all: by the
+        quantiles of the nearest point that was measured; 1 where there are none."""
+        key = (kind, nbytes, concurrency, read_share)
+        if (found := self._nearest.get(key)) is None:
+            found = self._nearest[key] = self._shape(*key)
+        return _quantile(found, part) if found else 1.0
 
     def depth(self, smallest: int, largest: int) -> int:
         """The highest concurrency up to which both kinds were measured for all sizes from
@@ -76,7 +111,8 @@ class ProfileModel:
         groups = [curves for kind in self._curves.values() for curves in kind.values()]
         deepest = 0
         for concurrency in sorted(set(groups[0]).intersection(*groups)):
-            if not all(g[concurrency].covers(n) for g in groups for n in (smallest, largest)):
+            covers = all(g[concurrency].covers(n) for g in groups for n in (smallest, largest))
+            if not (covers or self._extrapolate):
                 break
             deepest = concurrency
         if not deepest or any(min(group) > 1 for group in groups):
@@ -91,6 +127,37 @@ class ProfileModel:
             for group in kind.values()
         )
 
+    def covers(self, nbytes: int) -> bool:
+        """Whether nothing has to be extrapolated for objects of this size, one at a time."""
+        return self._covered(nbytes, 1)
+
+    def _time(
+        self, curves: Curves, kind: OpKind, nbytes: int, concurrency: float, read_share: float
+    ) -> float:
+        shares = sorted(curves)
+        if not shares:
+            raise self._outside(kind, nbytes, concurrency)
+        if not shares[0] <= read_share <= shares[-1] and len(shares) > 1:
+            return self._beyond(curves, kind, nbytes, concurrency, read_share)
+        share = min(max(read_share, shares[0]), shares[-1])
+        low, high = _neighbours(shares, share)
+        below = self._at(curves[low], kind, nbytes, concurrency)
+        if low == high:
+            return below
+        above = self._at(curves[high], kind, nbytes, concurrency)
+        return _between(below, above, (share - low) / (high - low))
+
+    def _beyond(
+        self, curves: Curves, kind: OpKind, nbytes: int, concurrency: float, read_share: float
+    ) -> float:
+        """The line through the two nearest shares, down to the time of one that is alone."""
+        shares = sorted(curves)
+        low, high = shares[:2] if read_share < shares[0] else shares[-2:]
+        edge = low if read_share < shares[0] else high
+        below, above = (self._at(curves[s], kind, nbytes, concurrency) for s in (low, high))
+        alone = self._at(curves[edge], kind, nbytes, 1)
+        return max(alone, _between(below, above, (read_share - low) / (high - low)))
+
     def _at(
         self, curves: Mapping[int, _Curve], kind: OpKind, nbytes: int, concurrency: float
     ) -> float:
@@ -99,12 +166,30 @@ class ProfileModel:
             raise self._outside(kind, nbytes, concurrency)
         low, high = _neighbours(measured, concurrency)
         if not (curves[int(low)].covers(nbytes) and curves[int(high)].covers(nbytes)):
-            raise self._outside(kind, nbytes, concurrency)
+            if not self._extrapolate:
+                raise self._outside(kind, nbytes, concurrency)
+            self.extrapolated += 1
         below = curves[int(low)].log_ns(nbytes)
         if low == high:
             return exp(below)
         part = (log(concurrency) - log(low)) / (log(high) - log(low))
         return exp(_between(below, curves[int(high)].log_ns(nbytes), part))
+
+    def _shape(
+        self, kind: OpKind, nbytes: int, concurrency: int, read_share: float
+    ) -> tuple[float, ...]:
+        near = self._spreads.get(kind)
+        if not near:
+            return ()
+
+        def distance(point: tuple[int, int, float]) -> tuple[float, ...]:
+            size, depth, share = point
+            return (
+                abs(log(size / nbytes)) + abs(log(depth / concurrency)) + abs(share - read_share),
+                *point,
+            )
+
+        return near[min(near, key=distance)]
 
     def _outside(self, kind: OpKind, nbytes: int, concurrency: float) -> OutsideProfileError:
         measured = "; ".join(self._extents()) or "nothing"
@@ -129,17 +214,78 @@ class ProfileModel:
             )
 
 
-def _curves(cells: Sequence[Cell], kind: OpKind) -> Curves:
-    points: dict[float, dict[int, dict[int, int]]] = {}
+# --- curves out of cells ---------------------------------------------------------------------
+
+Points = Iterator[tuple[Cell, float]]
+
+
+def _means(cells: Sequence[Cell], kind: OpKind) -> Points:
     for cell in cells:
         service = cell.of(kind)
         if service is not None:
-            by_depth = points.setdefault(cell.read_share, {})
-            by_depth.setdefault(cell.concurrency, {})[cell.object_bytes] = service.mean_ns
+            yield cell, service.mean_ns
+
+
+def _with_host(cells: Sequence[Cell], kind: OpKind) -> Points:
+    """A thread is busy with an operation for `concurrency / in_flight` of its time in the device;
+    where it made room by a delete, that took its part."""
+    for cell, mean_ns in _means(cells, kind):
+        reads = cell.reads.mean_ns if cell.reads is not None else 0
+        writes = cell.writes.mean_ns if cell.writes is not None else 0
+        deletes = cell.deletes.mean_ns if cell.deletes is not None else 0
+        each = cell.read_share * reads + (1 - cell.read_share) * writes
+        idle = each * max(0.0, cell.concurrency / cell.in_flight - 1)
+        yield cell, mean_ns + max(0.0, idle - (1 - cell.read_share) * deletes)
+
+
+def _curves(points: Points) -> Curves:
+    found: dict[float, dict[int, dict[int, float]]] = {}
+    for cell, time_ns in points:
+        by_depth = found.setdefault(cell.read_share, {})
+        by_depth.setdefault(cell.concurrency, {})[cell.object_bytes] = time_ns
     return {
         share: {depth: _Curve(sizes) for depth, sizes in by_depth.items()}
-        for share, by_depth in points.items()
+        for share, by_depth in found.items()
     }
+
+
+Spreads = dict[OpKind, dict[tuple[int, int, float], tuple[float, ...]]]
+
+
+def _spreads(cells: Sequence[Cell]) -> Spreads:
+    """The quantiles of each point over its mean, such that their own mean is 1."""
+    found: Spreads = {}
+    for cell in cells:
+        for kind in _KINDS:
+            service = cell.of(kind)
+            if service is None or not service.quantiles_ns:
+                continue
+            point = (cell.object_bytes, cell.concurrency, cell.read_share)
+            mean_ns = _mean_of(service.quantiles_ns)
+            shape = tuple(time / mean_ns for time in service.quantiles_ns)
+            found.setdefault(kind, {})[point] = shape
+    return found
+
+
+_PARTS = (0.0, *(percent / 100 for percent in QUANTILES), 1.0)
+
+
+def _quantile(shape: Sequence[float], part: float) -> float:
+    """Straight lines between the quantiles, level beyond the first and the last."""
+    at = bisect_left(_PARTS, part)
+    if at == 0:
+        return shape[0]
+    values = (shape[0], *shape, shape[-1])
+    within = (part - _PARTS[at - 1]) / (_PARTS[at] - _PARTS[at - 1])
+    return _between(values[at - 1], values[at], within)
+
+
+def _mean_of(quantiles: Sequence[int]) -> float:
+    values = (quantiles[0], *quantiles, quantiles[-1])
+    return sum(
+        (high - low) * (a + b) / 2
+        for low, high, a, b in zip(_PARTS, _PARTS[1:], values, values[1:], strict=False)
+    )
 
 
 def _neighbours(values: Sequence[float], value: float) -> tuple[float, float]:

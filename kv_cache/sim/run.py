@@ -1,22 +1,27 @@
 """One run in virtual time, from a configuration to an outcome. No I/O at all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import (
+    BACKGROUND_THREADS,
     Load,
     build_control,
     build_intake,
     build_world,
+    policy_facts,
     tier_facts,
     workers,
 )
-from kv_cache.config.profile import Profile, read_profile
+from kv_cache.config.hardware import Dram
+from kv_cache.config.machine import Machine, read_machine
+from kv_cache.config.profile import Profile
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.kinds import Tier
 from kv_cache.core.record import RequestRecord
+from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_US, PAGE_BYTES, round_up, s_to_ns
 from kv_cache.lifecycle import populate
@@ -28,23 +33,43 @@ from kv_cache.schedule.autoscale import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, nobody
 from kv_cache.sim.drive import OnLeg, Simulation, unwatched
-from kv_cache.sim.models import ENGINE, Devices, MeasuredTier, Model, TierModel
+from kv_cache.sim.hands import Hands
+from kv_cache.sim.models import Devices, Model, TierModel
 from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.shared import ENGINE, SharedDevice
 from kv_cache.workload.digest import schedule_digest
 
 PLANNED_REQUESTS = 4096
 """Where each turn is an object, the sizes of so many requests are looked up before the run."""
 
 
-def measured_tier(config: Config, load: Load, profile: Profile) -> MeasuredTier:
-    """The storage of a profile, for the objects that this load will ask for.
+def storage_model(
+    config: Config, load: Load, profile: Profile, *, extrapolate: bool = False
+) -> tuple[ProfileModel, int]:
+    """The storage of a profile, for the objects that this load will ask for, and how many of them
+    were measured at once.
 
-    Raises OutsideProfileError where their sizes were not measured. A size that only comes later
-    ends the run with the same error.
+    Raises OutsideProfileError where their sizes were not measured, unless `extrapolate`. A size
+    that only comes later ends the run with the same error.
     """
     sizes = [round_up(nbytes, PAGE_BYTES) for nbytes in _object_sizes(config, load)]
-    model = ProfileModel(profile)
-    return MeasuredTier(profile=model, servers=model.depth(min(sizes), max(sizes)))
+    model = ProfileModel(profile, extrapolate=extrapolate)
+    return model, model.depth(min(sizes), max(sizes))
+
+
+def shared_device(
+    config: Config, load: Load, profile: Profile, seed: int
+) -> tuple[SharedDevice, ProfileModel]:
+    """The same as a device on the virtual clock, with the buffers of the configuration."""
+    model, depth = storage_model(config, load, profile, extrapolate=config.sim.extrapolate)
+    device = SharedDevice(
+        model,
+        depth=depth,
+        loads=config.io.load_buffers,
+        stores=config.io.store_buffers,
+        draw=Seed(seed).child("device").rng().random,
+    )
+    return device, model
 
 
 def _object_sizes(config: Config, load: Load) -> set[int]:
@@ -59,8 +84,58 @@ def _object_sizes(config: Config, load: Load) -> set[int]:
     return sizes or {PAGE_BYTES}
 
 
-def tier_models(config: Config) -> dict[Tier, Model]:
-    """The virtual-time models: assumptions, not measurements."""
+def tier_models(config: Config, machine: Machine | None = None) -> dict[Tier, Model]:
+    """The virtual-time models: assumptions, but for what a hardware profile knows."""
+    known = {} if machine is None else dict(_known_models(config, machine))
+    return {**_assumed_models(config), **known}
+
+
+def _known_models(config: Config, machine: Machine) -> Iterator[tuple[Tier, Model]]:
+    """Memory tiers of a hardware profile. A GPU that is emulated in RAM is RAM."""
+    hardware = machine.hardware
+    if hardware is None:
+        return
+    dram, pcie = hardware.dram, hardware.pcie
+    memory = None if dram.copy_bytes_per_s is None else _memory(dram)
+    emulated = config.tiers.gpu == "emulated" or (config.tiers.gpu == "auto" and not pcie.given)
+    if memory is not None:
+        yield Tier.CPU, memory
+    if emulated and memory is not None:
+        yield Tier.GPU, memory
+    elif not emulated and pcie.bytes_per_s is not None:
+        rate, delay_ns = pcie.bytes_per_s, round((pcie.latency_us or 0) * NS_PER_US)
+        yield (
+            Tier.GPU,
+            TierModel(
+                read_latency_ns=delay_ns,
+                write_latency_ns=delay_ns,
+                read_bytes_per_s=rate * config.tiers.num_gpus,
+                write_bytes_per_s=rate * config.tiers.num_gpus,
+                servers=config.tiers.num_gpus,
+            ),
+        )
+
+
+def known_tiers(config: Config, machine: Machine) -> set[Tier]:
+    """The memory tiers whose times the machine's profile knows."""
+    return {tier for tier, _ in _known_models(config, machine)}
+
+
+def _memory(dram: Dram) -> TierModel:
+    """So many copies at once that each has one thread's speed, and all of them what all have."""
+    rate = dram.copy_bytes_per_s or 0.0
+    one = dram.copy_one_thread_bytes_per_s or rate
+    delay_ns = round((dram.latency_us or 0) * NS_PER_US)
+    return TierModel(
+        read_latency_ns=delay_ns,
+        write_latency_ns=delay_ns,
+        read_bytes_per_s=rate,
+        write_bytes_per_s=rate,
+        servers=max(1, round(rate / one)),
+    )
+
+
+def _assumed_models(config: Config) -> dict[Tier, Model]:
     sections = (
         (Tier.GPU, config.sim.gpu),
         (Tier.CPU, config.sim.cpu),
@@ -103,17 +178,22 @@ def simulate(
     meter, control = build_control(config, promises, watch)
     meter.on_latencies = on_latencies
     recorder = Recorder(Edges(), meter)
-    models = tier_models(config)
+    machine = None if config.sim.profile is None else read_machine(config.sim.profile)
+    models = tier_models(config, machine)
+    shared: dict[Tier, SharedDevice] = {}
     facts: dict[Tier, dict[str, object]] = {spec.tier: {"engine": ENGINE} for spec in specs}
-    if config.sim.profile is not None:
-        profile = read_profile(config.sim.profile)
-        measured = models[Tier.NVME] = measured_tier(config, load, profile)
-        facts[Tier.NVME] |= {"profile": profile.describe(), "servers": measured.servers}
+    model: ProfileModel | None = None
+    if machine is not None:
+        shared[Tier.NVME], model = shared_device(config, load, machine.drive, seed)
+        facts[Tier.NVME] |= {
+            "profile": machine.describe(),
+            "servers": shared[Tier.NVME].depth,
+        }
     simulation = Simulation(
         world,
         intake,
         recorder,
-        Devices({spec.tier: models[spec.tier] for spec in specs}),
+        Devices({spec.tier: models[spec.tier] for spec in specs}, shared),
         signals,
         workers=workers(config),
         on_record=on_record,
@@ -122,6 +202,8 @@ def simulate(
         control=control,
         tick_ns=s_to_ns(config.monitor.tick_s),
         workers_for=lambda users: workers(config, users),
+        hands=Hands(config.io.threads - 1) if shared else None,
+        background=BACKGROUND_THREADS if shared else None,
     )
     digest = schedule_digest(load.source.plan(), config.run.max_requests)
     simulation.populate(populate(blocks, world) for blocks in load.populate)
@@ -135,6 +217,11 @@ def simulate(
         stopped=stopped,
         progress=progress,
     )
+    if model is not None:
+        facts[Tier.NVME] |= {
+            "extrapolated": model.extrapolated,
+            "deepest": shared[Tier.NVME].deepest,
+        }
     return RunOutcome(
         driver="virtual-time",
         recorder=recorder,
@@ -145,6 +232,7 @@ def simulate(
         dropped_last_copies=world.cache.dropped_last_copies,
         dropped_stores=world.dropped_stores,
         lost_bytes=world.cache.lost_bytes,
+        policies=policy_facts(config, world),
         schedule_sha256=digest.sha256,
         schedule_requests=digest.requests,
         workload=load.source.describe(),

@@ -14,14 +14,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kv_cache.cache.ledger import Claim
-from kv_cache.cache.manager import ROOM, CacheManager, CacheRules, Demotion, Plan, State, TierSpec
+from kv_cache.cache.manager import (
+    ROOM,
+    CacheManager,
+    CacheRules,
+    Demotion,
+    Place,
+    Plan,
+    State,
+    TierSpec,
+)
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import Tier
 from kv_cache.core.signals import Signals
+from kv_cache.policy.admission import ADMISSION, AdmissionRules
 from kv_cache.policy.eviction import EVICTION
 
 PAGE = 4096
+DOOR = AdmissionRules(max_bytes=2 * PAGE, max_depth=2, memory=16, floor=2)
 KEYS = 8
 
 Ending = Callable[[bool], None]
@@ -105,6 +116,8 @@ class CacheMachine(RuleBasedStateMachine):
         large=st.sampled_from((0.6, 0.95, 1.0)),
         most=st.sampled_from((1, 3, 1000)),
         eviction=st.sampled_from(sorted(EVICTION)),
+        admission=st.sampled_from((None, None, *ADMISSION)),
+        guarded=st.sampled_from((0, 1)),
     )
     def build(
         self,
@@ -114,6 +127,8 @@ class CacheMachine(RuleBasedStateMachine):
         large: float,
         most: int,
         eviction: str,
+        admission: str | None,
+        guarded: int,
     ) -> None:
         capacities = {
             tier: pages * PAGE
@@ -132,7 +147,9 @@ class CacheMachine(RuleBasedStateMachine):
             EVICTION[eviction],
             rules,
             self.signals,
-        )
+            [None if admission is None or index < guarded else ADMISSION[admission](DOOR)
+             for index in range(len(capacities))],
+        )  # fmt: skip
         self.disk = Disk(capacities)
         self.jobs: list[Job] = []
         self.waits_for_room = False
@@ -149,9 +166,15 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=4))
     def store(self, keys: list[int]) -> None:
         blocks = [block(key) for key in keys]
-        placement = self.cache.begin_stores(blocks)
+        places = {
+            each.key: Place(number % 5, None) for number, each in zip(keys, blocks, strict=True)
+        }
+        placement = self.cache.begin_stores(blocks, places)
         planned = len(placement.plan.targets) if placement.plan else 0
         told = len(placement.present) + len(placement.nowhere) + len(placement.later)
+        told += len(placement.unwanted)
+        for each in placement.unwanted:
+            assert self.cache.resident(each.key) is None
         assert planned + told == len(blocks), "a block was lost, or answered twice"
         if placement.wait is not None:
             assert placement.wait == ROOM
@@ -173,7 +196,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert target.version == ref.version, "a promotion changed what the bytes are"
                 assert target.tier < ref.tier, "a promotion did not go up"
             self._start(self._promote(plan, refs[:count]))
-        for ref in refs[count:]:
+        for ref in refs[count if plan is not None else 0 :]:
             self._start(iter([[partial(self._end_read, ref)]]))
 
     # --- what can end ----------------------------------------------------------------------

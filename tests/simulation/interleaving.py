@@ -34,6 +34,7 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
 from kv_cache.lifecycle import Semantics, World, lifecycle
+from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.schedule.admission import Gate
 
@@ -115,6 +116,8 @@ class Setting:
     semantics: Semantics
     tiers: tuple[TierSpec, ...]
     eviction: str
+    admission: str
+    guarded: int  # the first tier that asks it
     store_slots: int
     behind_slots: int
     lives: int
@@ -150,6 +153,8 @@ def draw_setting(seed: int) -> Setting:
         behind_slots=rng.choice((1, 2, 5)),
         lives=rng.choice((2, 5, 12)),
         fault_share=rng.choice((0.0, 0.0, 0.02, 0.2)),
+        admission=rng.choice(("always", *ADMISSION)),
+        guarded=rng.choice((0, 1, len(tiers) - 1)),
     )
 
 
@@ -163,6 +168,7 @@ class Interleaving:
             EVICTION[setting.eviction],
             CacheRules(max_evictions_min=1000),
             self.signals,
+            [self._door(index) for index in range(len(setting.tiers))],
         )
         self.world = World(
             cache=self.cache,
@@ -176,6 +182,11 @@ class Interleaving:
         self.records: list[RequestRecord] = []
         self.asked = 0
         self.now_ns = 0
+
+    def _door(self, index: int) -> Admission | None:
+        rules = AdmissionRules(max_bytes=3 * PAGE, max_depth=4, memory=32, floor=1)
+        make = ADMISSION[self.setting.admission]
+        return make(rules) if index >= self.setting.guarded else None
 
     def run(self, steps: int) -> None:
         for _ in range(steps):

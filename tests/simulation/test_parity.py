@@ -17,6 +17,7 @@ from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import gib_to_bytes
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.run import simulate
 from kv_cache.tiers.base import Store
@@ -167,3 +168,20 @@ def test_every_eviction_policy_decides_the_same_in_both_drivers(
     assert sorted(measured.ops, key=str) == sorted(modelled.ops, key=str)
     assert measured.records == modelled.records
     assert any(cause is Cause.EVICTION for _, cause, *_ in measured.ops), "nothing was evicted"
+
+
+@pytest.mark.parametrize("at", ["lower", "all"])
+@pytest.mark.parametrize("admission", [name for name in ADMISSION if name != "always"])
+def test_every_admission_policy_decides_the_same_in_both_drivers(
+    admission: str, at: str, tmp_path: Path
+) -> None:
+    more = {"policies.admission_max_mib": 2, "policies.admission_max_depth": 8}
+    policies = {"policies.admission": admission, "policies.admission_at": at, **more}
+    config = configured("serving", "lru", tmp_path, **policies)
+    measured, outcome = real(config)
+    modelled, twin = virtual(config)
+    assert sorted(measured.ops, key=str) == sorted(modelled.ops, key=str)
+    assert measured.records == modelled.records
+    assert outcome.policies == twin.policies
+    rows = twin.policies["admission"]["tiers"].values()
+    assert any(row["not_admitted"] for row in rows), "nothing was turned away"

@@ -56,6 +56,8 @@ MAPPED = {
     "--io-engine mmap": ("io.engine", "mmap"),
     "--verify off": ("io.verify", "off"),
     "--eviction fifo": ("tiers.eviction", "fifo"),
+    "--admission second-hit": ("policies.admission", "second-hit"),
+    "--admission-at storage": ("policies.admission_at", "storage"),
     "--io-threads 3": ("io.threads", 3),
     "--s3-endpoint http://host:9000": ("s3.endpoint", "http://host:9000"),
     "--s3-region eu-west-1": ("s3.region", "eu-west-1"),

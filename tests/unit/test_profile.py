@@ -21,9 +21,8 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import tier_rows
-from kv_cache.sim.models import Devices, MeasuredTier
 from kv_cache.sim.profile import OutsideProfileError, ProfileModel
-from kv_cache.sim.run import measured_tier, simulate
+from kv_cache.sim.run import simulate, storage_model
 from tests.cli import small
 
 SIZES = (256 * KIB, 2 * MIB, 32 * MIB)
@@ -313,22 +312,11 @@ def test_a_virtual_run_with_a_block_size_outside_its_profile_exits_with_2(tmp_pa
     assert ran.result is None
 
 
-def test_what_is_more_than_was_measured_at_once_waits(tmp_path: Path) -> None:
-    tier = MeasuredTier(profile=model(*cells(depths=(1, 4))), servers=4)
-    devices = Devices({Tier.NVME: tier})
-    from kv_cache.core.effect import CopyRef
-
-    legs = [devices.leg(CopyRef(n, b"", Tier.NVME, 2 * MIB, 0), OpKind.READ, 0) for n in range(12)]
-    each = service(2 * MIB, 1).mean_ns
-    ends = [leg.finished_ns / each for leg in legs]
-    assert ends == pytest.approx([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], rel=1e-6)
-
-
 def test_depth_is_that_of_the_sizes_which_are_asked_for(tmp_path: Path) -> None:
     config = load_config(None, {"run.model": MODEL, "semantics.preset": "serving"})
     load = build_load(config, config.model_shape(), Seed(1), None, None, None)
     made = [c for c in cells() if c.concurrency < 16 or c.object_bytes < 32 * MIB]
-    assert measured_tier(config, load, profile(*made)).servers == 4
+    assert storage_model(config, load, profile(*made))[1] == 4
 
 
 # --- what a step of a probe comes to -------------------------------------------------------------

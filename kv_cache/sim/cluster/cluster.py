@@ -5,6 +5,7 @@ the rest computed, handed to who decodes, and ended; content moves between place
 thread, one order of events: the same scenario gives the same outcome in every process.
 """
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
@@ -16,7 +17,7 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.asks import Ask, AskSource
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.compute import Compute, compute_of, token_bytes
-from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, Rules
 from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
 from kv_cache.sim.cluster.network import Network
@@ -64,10 +65,11 @@ class Cluster:
         self._rules = _rules_of(scenario)
         self._computes: dict[str, Compute] = {}
         self._instances: dict[int, Instance] = {}
-        self._capacities = {
-            name: int(group.hbm_gib * GIB) // self.block_bytes
-            for name, group in scenario.instances.items()
-        }
+        self._capacities = array("q")  # of HBM, by instance
+        for group in scenario.instances.values():
+            blocks = int(group.hbm_gib * GIB) // self.block_bytes
+            self._capacities.extend(array("q", (blocks,)) * group.count)
+        self._prefetch_kind = scenario.tiers.prefetch
         self._build_routers(seed)
         self._reaching: dict[tuple[str, int], list[int]] = {}
         self._seen = bytearray(1)
@@ -145,7 +147,7 @@ class Cluster:
         most = group.max_num_seqs or scenario.scheduler.max_num_seqs
         compute = self._compute(name)
         hbm = self._place(
-            "hbm", number, number, self._capacities[name], scenario.tiers.hbm_eviction
+            "hbm", number, number, self._capacities[number], scenario.tiers.hbm_eviction
         )
         tiers = (hbm, *(self._tier_place(tier, number) for tier in self._tiers))
         for upper, lower in pairwise(tiers):
@@ -188,7 +190,7 @@ class Cluster:
         return place
 
     def capacity_of(self, instance: int) -> int:
-        return self._capacities[self.topology.group_of(instance)]
+        return self._capacities[instance]
 
     # --- arrivals --------------------------------------------------------------------------
 
@@ -261,12 +263,12 @@ class Cluster:
         if self._emit is not None:
             self._emit(self.loop.now_ns, "route", ask.number, number)
         instance.enqueue(flight)
-        if self.scenario.tiers.prefetch == "on-arrival":
+        if self._prefetch_kind == "on-arrival":
             self._prefetch(instance, flight.path)
         instance.nudge()
 
     def fits(self, instance: int, flight: Flight) -> bool:
-        return -(-flight.stored_tokens // self.block_tokens) <= self.capacity_of(instance)
+        return -(-flight.stored_tokens // self.block_tokens) <= self._capacities[instance]
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float]:
         """See `router.Fleet`."""
@@ -330,7 +332,13 @@ class Cluster:
             self._emit(now, "admit", flight.ask.number, instance.number)
         if flight.landing is not None and flight.decoder == instance.number:
             self._landing_ready(flight)
-        elif self.separated and flight.decoder < 0 and self._early(flight):
+        elif self._rules.reserve_prompt:
+            self.secured(flight)
+
+    def secured(self, flight: Flight) -> None:
+        """All of a prompt has memory where it prefills, and will be computed: only now may it hold
+        memory elsewhere."""
+        if self.separated and flight.decoder < 0 and self._early(flight):
             self._choose_decoder(flight)
 
     def found(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
@@ -344,10 +352,11 @@ class Cluster:
                     self.hits[TIERS[part.place.tier]] += part.end - part.start
         else:
             self.recomputed += flight.target // self.block_tokens - hold.shared
-        for part in reversed(parts):
-            part.place.hit(part.piece)
-            self._note_use(part)
-        self._load(instance, flight, parts)
+        if parts:
+            for part in reversed(parts):
+                part.place.hit(part.piece)
+                self._note_use(part)
+            self._load(instance, flight, parts)
 
     def _note_use(self, part: Part) -> None:
         if part.piece.fetched:
@@ -441,11 +450,15 @@ class Cluster:
     # --- prefill and decode apart ------------------------------------------------------------
 
     def _early(self, flight: Flight) -> bool:
-        """Whether the decode side is asked for memory as soon as prefill begins."""
+        """Whether the decode side is asked for memory before prefill ends."""
         return self.scenario.separation.transfer == "push" and flight.ask.output_tokens > 1
 
     def _choose_decoder(self, flight: Flight) -> None:
+        """Of two mixed instances none decodes for the other: each could be full of what waits for
+        memory of the other."""
         number = self._decode_router.choose(flight)
+        if self.roles[number] == self.roles[flight.home]:
+            number = flight.home
         flight.decoder = number
         instance = self.instance(number)
         work = int(flight.ask.output_tokens * instance.compute.token_ns)
@@ -504,14 +517,18 @@ class Cluster:
             flight.sent += tokens
             flight.sending += 1
             way = self.topology.path(flight.home, flight.decoder)
-            self.network.send(way, tokens * self.token_bytes, "pd-transfer", self._sent, flight)
+            self.network.send(
+                way, tokens * self.token_bytes, "pd-transfer", self._sent,
+                (flight, flight.landing),
+            )  # fmt: skip
         elif flight.prepared and not flight.sending:
             self._transferred(flight)
 
-    def _sent(self, flight: Flight) -> None:
+    def _sent(self, what: tuple[Flight, Hold]) -> None:
+        flight, landing = what
+        if flight.landing is not landing:
+            return  # it has given that memory up
         flight.sending -= 1
-        if flight.phase == ENDED:
-            return
         if flight.sending == 0 and flight.prepared and flight.sent == flight.target:
             self._transferred(flight)
         elif self.scenario.separation.transfer == "on-demand" and flight.sent < flight.target:
@@ -567,10 +584,11 @@ class Cluster:
         self.spent_ns += now - flight.arrival_ns
         del self.alive[flight.ask.number]
         self._let_go(flight)
-        self._say(event, flight, instance)
+        if self._emit is not None:
+            self._emit(now, event, flight.ask.number, instance)
         for ask in self._source.after(flight.ask, now, answered=answered):
             self.loop.at(ask.arrival_ns, ARRIVES, self._arrive, ask)
-        if self.scenario.tiers.prefetch == "next-in-session" and answered:
+        if answered and self._prefetch_kind == "next-in-session":
             self._prefetch(self.instance(instance), flight.path)
 
     def _let_go(self, flight: Flight) -> None:
@@ -594,8 +612,8 @@ class Cluster:
         if flight.landing is not None:
             flight.landing.release()
             flight.landing = None
-        elif flight.decoder not in (-1, flight.home):
-            self.instance(flight.decoder).withdraw(flight)
+        elif not flight.landing_order and flight.decoder != flight.home:
+            self._instances[flight.decoder].withdraw(flight)
 
     def _count_presence(self, change: int) -> None:
         now = self.loop.now_ns
@@ -623,6 +641,8 @@ class Cluster:
         if self._rules.preemption == "abort":
             self._abort(flight, "preempted", instance.number)
             return
+        if not decoded and flight.decoder not in (-1, flight.home):
+            self._forget_decoder(flight)
         hold = flight.hold
         assert hold is not None
         kept = flight.ask.prompt_tokens + flight.generated - 1 if decoded else 0
@@ -637,6 +657,14 @@ class Cluster:
             flight.home = instance.number  # who decodes computes it again itself
         self.turn(flight, QUEUED)
         instance.enqueue(flight, first=True)
+
+    def _forget_decoder(self, flight: Flight) -> None:
+        """Who waits for memory must hold none elsewhere: others may wait for it there."""
+        decoder = self.instance(flight.decoder)
+        self._leave_decoder(flight)
+        flight.decoder = -1
+        flight.sent = flight.sending = flight.landing_order = 0
+        decoder.nudge()
 
     def _swap_out(self, instance: Instance, flight: Flight, tokens: int) -> bool:
         """Move state to host memory, if there is room; the HBM is free at once (staging)."""

@@ -36,9 +36,8 @@ class Flight:
     __slots__ = (
         "admitted_ns", "arrival_ns", "ask", "computed", "decode_work", "decoder", "finish_step",
         "first_ns", "generated", "hit_tokens", "hold", "home", "joined_step", "landing",
-        "landing_order", "loads", "measured",
-        "order", "out_ns", "path", "phase", "prepared", "sending", "sent", "swapped", "target",
-        "work", "work_at",
+        "landing_order", "loads", "measured", "order", "out_ns", "path", "phase", "prepared",
+        "sending", "sent", "swapped", "target", "ticket", "work", "work_at",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, path: tuple[int, ...], arrival_ns: int, *, measured: bool) -> None:
@@ -54,6 +53,7 @@ class Flight:
         self.admitted_ns = self.first_ns = self.out_ns = -1
         self.order = 0  # the n-th to be admitted where it is: the last one is preempted first
         self.joined_step = self.finish_step = 0
+        self.ticket = 0  # of the batch that it decodes in; 0: in none
         self.loads = 0  # transfers to where it prefills that it waits for
         self.swapped = 0  # blocks in host memory
         self.home = -1  # the instance that prefills

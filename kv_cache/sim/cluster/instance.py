@@ -42,11 +42,12 @@ class Rules:
 
 class Instance:
     __slots__ = (
-        "_chunks", "_epoch", "_fresh", "_grown", "_last_out_ns", "_orders", "_run_began",
-        "_run_steps", "_slacks", "_step_ns", "busy", "busy_ns", "cluster", "compute", "context",
-        "decode_tokens", "decoding", "finished", "finishing", "longest_queue", "max_seqs",
-        "measured_decoding", "members", "number", "place", "preemptions", "prefill_tokens",
-        "prefilling", "requests", "role", "rules", "steps", "tiers", "waiting",
+        "_chunks", "_epoch", "_fresh", "_grown", "_joining", "_kicking", "_last_out_ns", "_orders",
+        "_run_began", "_run_steps", "_slacks", "_step_ns", "_tickets", "busy", "busy_ns",
+        "cluster", "compute", "context", "decode_tokens", "decoding", "finished", "finishing",
+        "longest_queue", "max_seqs", "measured_decoding", "members", "number", "place",
+        "preemptions", "prefill_tokens", "prefilling", "requests", "role", "rules", "steps",
+        "tiers", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -71,14 +72,14 @@ class Instance:
         self.waiting = [] if rules.shortest_first else deque()
         self.members: dict[Flight, None] = {}  # admitted and not ended, the first first
         self.prefilling: list[Flight] = []
-        self.finishing: list[tuple[int, int, Flight]] = []
+        self.finishing: list[tuple[int, int, int, Flight]] = []
         self.decoding = self.measured_decoding = 0
         self.context = 0  # tokens that all who decode attend to
         self.steps = 0
         self.busy = False
         self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
         self.requests = self.finished = self.preemptions = self.longest_queue = 0
-        self._orders = 0
+        self._orders = self._tickets = 0
         self._slacks: dict[int, int] = {}
         self._chunks: list[tuple[Flight, int]] = []
         self._epoch = 0
@@ -87,6 +88,8 @@ class Instance:
         self._step_ns = 0
         self._last_out_ns = 0
         self._fresh: list[int] = []
+        self._joining: list[Flight] = []  # from the next step on
+        self._kicking = False
         self._grown = 0  # blocks taken for the decode part of a step with chunks
 
     # --- the queue -------------------------------------------------------------------------
@@ -118,14 +121,22 @@ class Instance:
         """Somebody may want in: end a run of decode steps at the next step."""
         if not self.busy:
             self.kick()
-        elif self._run_steps > 1 and len(self.members) < self.max_seqs:
+        elif self._run_steps > 1 and (self._joining or len(self.members) < self.max_seqs):
             self._shorten()
 
     def kick(self) -> None:
         """Between two steps: admit, and begin the next step or run of steps."""
+        if self._kicking:
+            return
+        self._kicking = True
+        joining, self._joining = self._joining, []
+        for flight in joining:
+            self._join(flight)
+        self._begin()
+        self._kicking = False
+
+    def _begin(self) -> None:
         for _ in range(2):  # again where all who decoded had to give their memory back
-            if self.busy:
-                return
             self._admit()
             if self.prefilling and self._begin_step():
                 return
@@ -265,6 +276,8 @@ class Instance:
                 continue
             if not rules.reserve_prompt and not self._secure(flight, flight.computed + take):
                 break
+            if take == flight.target - flight.computed:
+                self.cluster.secured(flight)
             chunks.append((flight, take))
             pairs += pairs_of(flight.computed, take)
             read += flight.computed
@@ -289,7 +302,6 @@ class Instance:
         return True
 
     def _step_done(self, _: None) -> None:
-        self.busy = False
         self.busy_ns += self._step_ns
         ended = self._advance(self._step_ns) if self._run_steps else ()
         self._run_steps = 0
@@ -305,6 +317,7 @@ class Instance:
                 cluster.send_on(flight)
         for flight in ended:
             cluster.finish(self, flight)
+        self.busy = False
         self.kick()
 
     def _secure(self, flight: Flight, tokens: int) -> bool:
@@ -361,13 +374,22 @@ class Instance:
     # --- runs of decode steps --------------------------------------------------------------
 
     def join(self, flight: Flight) -> None:
-        """A flight whose state is here, and one more token out, decodes from the next step on."""
+        """A flight whose state is here, and one more token out, decodes from the next step on; the
+        step that is under way is none of its own."""
+        if self.busy:
+            self._joining.append(flight)
+        else:
+            self._join(flight)
+
+    def _join(self, flight: Flight) -> None:
         self.cluster.turn(flight, DECODE)
         left = flight.ask.output_tokens - flight.generated
         kept = flight.ask.prompt_tokens + flight.generated - 1
         flight.joined_step = self.steps
         flight.finish_step = self.steps + left
-        heappush(self.finishing, (flight.finish_step, flight.order, flight))
+        self._tickets += 1
+        flight.ticket = self._tickets
+        heappush(self.finishing, (flight.finish_step, flight.order, flight.ticket, flight))
         self.decoding += 1
         self.context += kept
         if flight.measured:
@@ -384,6 +406,7 @@ class Instance:
         before = flight.ask.output_tokens - (flight.finish_step - flight.joined_step)
         kept = flight.ask.prompt_tokens + before - 1 + done
         flight.generated = flight.ask.output_tokens - left
+        flight.ticket = 0
         self.decoding -= 1
         self.context -= kept
         if flight.measured:
@@ -416,7 +439,7 @@ class Instance:
     def _begin_run(self) -> None:
         while self.decoding:
             finishing = self.finishing
-            while finishing[0][2].phase != DECODE or finishing[0][0] != finishing[0][2].finish_step:
+            while finishing[0][3].ticket != finishing[0][2]:  # it was preempted
                 heappop(finishing)
             steps = self._fitting(finishing[0][0] - self.steps)
             if steps:
@@ -453,12 +476,12 @@ class Instance:
     def _run_done(self, epoch: int) -> None:
         if epoch != self._epoch or not self.busy:
             return
-        self.busy = False
         self.busy_ns += self._step_ns
         ended = self._advance(self._step_ns)
         self._run_steps = 0
         for flight in ended:
             self.cluster.finish(self, flight)
+        self.busy = False
         self.kick()
 
     def _shorten(self) -> None:
@@ -498,8 +521,8 @@ class Instance:
         self.cluster.total_output_tokens += sequences * steps
         finishing, ended = self.finishing, []
         while finishing and finishing[0][0] <= self.steps:
-            step, _, flight = heappop(finishing)
-            if flight.phase == DECODE and flight.finish_step == step:
+            _, _, ticket, flight = heappop(finishing)
+            if flight.ticket == ticket:
                 self._leave_decoding(flight)
                 ended.append(flight)
         return ended
@@ -511,17 +534,19 @@ class Instance:
         if measured:
             began = now - duration
             first = duration
-            if steps > 1 and not self._chunks:
+            if steps > 1:
                 first = self.compute.run_ns(sequences, self.context, 1)
             buckets = self.cluster.itl
-            for out_ns in self._fresh:
-                buckets[bucket_of(max(0, began + first - out_ns))] += 1
-            old = measured - len(self._fresh)
-            if old > 0:
+            old, fresh = measured, self._fresh
+            if fresh:
+                old -= len(fresh)
+                for out_ns in fresh:
+                    buckets[bucket_of(max(0, began + first - out_ns))] += 1
+                fresh.clear()
+            if old:
                 buckets[bucket_of(began + first - self._last_out_ns)] += old
             if steps > 1:
                 buckets[bucket_of((duration - first) // (steps - 1))] += (steps - 1) * measured
-        self._fresh.clear()
         self._last_out_ns = now
 
     # --- preemption ------------------------------------------------------------------------
@@ -538,11 +563,12 @@ class Instance:
             return 0
         need = self._growth(steps)
         if need:
-            evicted = self.place.make_room(need)
+            place = self.place
+            evicted = place.make_room(need)
             assert evicted is not None, "a run of steps began without memory for it"
-            self.place.take(need)
+            place.take(need)
             if evicted:
-                self.cluster.evicted(self.place, evicted)
+                self.cluster.evicted(place, evicted)
         return need
 
     def _preempt_for_growth(self) -> None:

@@ -1,50 +1,27 @@
-"""Transfers over links that others use too: queues in order, or fair shares.
+"""Transfers over links that others use too: links are queues, or share fairly.
 
-FIFO: a link serves one transfer at a time (each of its `servers` does), in the order in which they
-become ready for it. A transfer is ready for a link as soon as the link can send it in one go: when
-its head is there, but so late that the link never waits for bytes that a slower link before it has
-not sent yet. So a lone transfer takes the latencies and the bytes over the slowest link (cut
-through), no link is ever over its rate, and no link waits for another's queue.
+FIFO: each server of a link serves one transfer at a time, in the order in which they become ready
+for the link. A transfer is ready as soon as the link can send it in one go: when its head is there,
+but so late that the link never waits for bytes which a slower link before it has not sent yet. So a
+lone transfer takes the latencies and the bytes over the slowest link (cut through), no link is ever
+over its rate, and none is kept by who still waits elsewhere.
+
+Fair share: see `fair.py`. Jitter stretches all that a transfer takes, by one factor.
 
 It must never look at a real clock, nor know what the bytes mean.
 """
 
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from math import exp, log1p, sqrt
 from typing import Any
 
 from kv_cache.config.scenario import NetworkSection
 from kv_cache.core.seed import Seed
+from kv_cache.sim.cluster.fair import FairShare
+from kv_cache.sim.cluster.links import Link, Measured, Way
 from kv_cache.sim.cluster.loop import ENDS, Action, Loop
-from kv_cache.sim.cluster.topology import Way
-
-
-class _Transfer:
-    """On its way: `hop` is the link that it is ready for next."""
-
-    __slots__ = (
-        "action",
-        "argument",
-        "cause",
-        "factor",
-        "hop",
-        "last_ns",
-        "nbytes",
-        "number",
-        "path",
-    )
-
-    def __init__(
-        self, number: int, path: Way, nbytes: int, cause: str, action: Action, argument: Any,
-        factor: float,
-    ) -> None:  # fmt: skip
-        self.number = number
-        self.path = path
-        self.nbytes = nbytes
-        self.cause = cause
-        self.action = action
-        self.argument = argument
-        self.factor = factor
-        self.hop = 0
-        self.last_ns = 0  # when its last byte is there
+from kv_cache.sim.cluster.transfer import Transfer
 
 
 class Network:
@@ -52,9 +29,18 @@ class Network:
 
     def __init__(self, loop: Loop, section: NetworkSection, seed: Seed) -> None:
         self._loop = loop
-        self._section = section
+        self._factor = _factors(section, seed)
+        self._fair = (
+            FairShare(loop, self._enter, self._arrive)
+            if section.discipline == "fair-share"
+            else None
+        )
+        self._begin = self._pass if self._fair is None else self._fair.begin
         self._sent = 0
-        self._under_way: dict[int, _Transfer] = {}
+        self._under_way: dict[int, Transfer] = {}
+        self._ended: dict[str, int] = defaultdict(int)
+        """Bytes times links, by cause."""
+        self._links: list[Link] = []
 
     @property
     def in_flight(self) -> int:
@@ -63,37 +49,41 @@ class Network:
     def send(
         self, path: Way, nbytes: int, cause: str, action: Action, argument: Any = None
     ) -> None:
-        """Call `action(argument)` when the last of `nbytes` has come over `path`."""
+        """Call `action(argument)` when the last of `nbytes` has come over `path`: an event of its
+        own even where that takes no time. Raises OutsideProfileError."""
         if not path or nbytes <= 0:
             self._loop.at(self._loop.now_ns, ENDS, action, argument)
             return
-        self._sent += 1
-        transfer = _Transfer(self._sent, path, nbytes, cause, action, argument, 1.0)
-        self._under_way[self._sent] = transfer
-        self._pass(transfer)
+        self._sent = number = self._sent + 1
+        factor = 1.0 if self._factor is None else self._factor()
+        transfer = Transfer(number, path, nbytes, cause, action, argument, factor)
+        self._under_way[number] = transfer
+        self._begin(transfer)
 
     def estimate_ns(self, path: Way, nbytes: int) -> int:
-        """How long a transfer would take that is sent now, if nothing were sent after it."""
+        """How long a transfer would take that is sent now, if nothing were sent after it and
+        without jitter. Raises OutsideProfileError."""
         if not path or nbytes <= 0:
             return 0
         now_ns = head_ns = last_ns = self._loop.now_ns
+        if self._fair is not None:
+            return self._fair.estimate_ns(path, nbytes)
         for link in path:
             ready_ns = max(head_ns, last_ns - link.span_ns(head_ns, nbytes))
             start_ns, end_ns = link.queue(ready_ns, nbytes)
             head_ns, last_ns = start_ns + link.latency_ns, max(end_ns, last_ns) + link.latency_ns
         return last_ns - now_ns
 
-    def _pass(self, transfer: _Transfer) -> None:
-        """It is ready for its next link: go as far as it is ready now."""
+    def _pass(self, transfer: Transfer) -> None:
+        """It is ready for its next link: let it go as far as it is ready now."""
         now_ns = self._loop.now_ns
-        path, nbytes, factor = transfer.path, transfer.nbytes, transfer.factor
-        hop = transfer.hop
+        path, nbytes, factor, hop = transfer.path, transfer.nbytes, transfer.factor, transfer.hop
         while True:
             link = path[hop]
-            start_ns, end_ns = link.take(now_ns, nbytes, factor)
-            link.transfers += 1
-            link.begun[transfer.cause] += nbytes
-            if end_ns < transfer.last_ns:
+            if not link.transfers:
+                self._links.append(link)
+            start_ns, end_ns = link.take(now_ns, nbytes, factor, transfer.cause)
+            if end_ns < transfer.last_ns:  # a measured device knows only then how busy it is
                 end_ns = transfer.last_ns
             latency_ns = link.latency_ns if factor == 1.0 else round(link.latency_ns * factor)
             last_ns = transfer.last_ns = end_ns + latency_ns
@@ -101,16 +91,80 @@ class Network:
             if hop == len(path):
                 self._loop.at(last_ns, ENDS, self._arrive, transfer)
                 return
-            ready_ns = max(
-                start_ns + latency_ns, last_ns - path[hop].span_ns(now_ns, nbytes, factor)
-            )
+            ready_ns = start_ns + latency_ns
+            in_one_go_ns = last_ns - path[hop].span_ns(now_ns, nbytes, factor)
+            if in_one_go_ns > ready_ns:
+                ready_ns = in_one_go_ns
             if ready_ns > now_ns:
                 self._loop.at(ready_ns, ENDS, self._pass, transfer)
                 return
 
-    def _arrive(self, transfer: _Transfer) -> None:
+    def _enter(self, transfer: Transfer) -> None:
+        """It begins on all of its links at once."""
+        self._links += (link for link in transfer.path if not link.transfers)
+        transfer.hop = len(transfer.path)
+
+    def _arrive(self, transfer: Transfer) -> None:
         del self._under_way[transfer.number]
-        cause, nbytes = transfer.cause, transfer.nbytes
+        nbytes = transfer.nbytes
         for link in transfer.path:
-            link.ended[cause] += nbytes
+            link.ended_bytes += nbytes
+        self._ended[transfer.cause] += nbytes * len(transfer.path)
         transfer.action(transfer.argument)
+
+    # --- laws ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Of each link and of each cause, what began has ended or is in flight; no link worked
+        longer than there was time. Raises AssertionError."""
+        by_link: Counter[Link] = Counter()
+        by_cause = Counter(self._ended)
+        for transfer in self._under_way.values():
+            by_link.update(dict.fromkeys(transfer.path[: transfer.hop], transfer.nbytes))
+            by_cause[transfer.cause] += transfer.nbytes * transfer.hop
+        begun: Counter[str] = Counter()
+        for link in self._links:
+            begun.update(link.bytes)
+            total = sum(link.bytes.values())
+            if total != link.ended_bytes + by_link[link]:
+                raise AssertionError(
+                    f"{link.name}: {total} bytes began, but {link.ended_bytes} ended and "
+                    f"{by_link[link]} are in flight"
+                )
+        if begun != by_cause:
+            raise AssertionError(
+                f"bytes by cause, over all links: {dict(begun)} began, but {dict(by_cause)} ended "
+                "or are in flight"
+            )
+        self._check_time()
+
+    def _check_time(self) -> None:
+        now_ns = self._loop.now_ns
+        devices: dict[Measured, str] = {}
+        for link in self._links:
+            if link.measured is not None:
+                devices[link.measured] = link.name
+            else:
+                _not_longer(link.name, link.busy_ns - link.rest_ns(now_ns), now_ns * link.servers)
+        for device, name in devices.items():
+            _not_longer(name, device.busy_ns - device.rest_ns(now_ns), now_ns * device.depth)
+
+
+def _not_longer(name: str, busy_ns: int, most_ns: int) -> None:
+    if busy_ns > most_ns:
+        raise AssertionError(f"{name}: worked {busy_ns} ns, but there were {most_ns} ns to do so")
+
+
+def _factors(section: NetworkSection, seed: Seed) -> Callable[[], float] | None:
+    """What each transfer's time is multiplied with: lognormal of mean 1, and more in the tail; None
+    for always 1. Each of the two draws from its own stream."""
+    body = seed.child("network", "jitter").rng()
+    tail = seed.child("network", "tail").rng()
+    variance = log1p(section.jitter_cv**2)
+    sigma, share, times = sqrt(variance), section.tail_probability, section.tail_multiplier
+
+    def factor() -> float:
+        drawn = exp(body.gauss(-variance / 2, sigma)) if sigma else 1.0
+        return drawn * times if share and tail.random() < share else drawn
+
+    return factor if sigma or (share and times != 1.0) else None

@@ -51,6 +51,8 @@ class Loads:
     def choose(self, instance: int) -> None:
         self._turn += 1
         self._chosen[instance] = self._turn
+        if self._heap is not None:
+            self._push(self._heap, instance)
 
     def key(self, instance: int) -> tuple[int, int, int]:
         return self.work[instance], self._chosen[instance], instance

@@ -4,205 +4,40 @@ Vertices are numbers: the instances, then the nodes, the racks and the core. A l
 direction; its way back is a link of its own. Links come to be when somebody asks for a way over
 them, so ten thousand instances cost nothing until they talk.
 
-An instance relays nothing, but from wire to wire: nobody's traffic goes over a neighbour's NVLink.
-A wire between two ends stands in for the default link between exactly these, be it faster or
-slower. Must never know who sends or why.
+Without wires the links are a tree with NVLink across each node: ways are walked up and down. With
+wires the cheapest are searched. A wire stands in for the default link between exactly its two ends,
+be it faster or slower. An instance relays nothing, but from wire to wire: nobody's traffic goes
+over a neighbour's NVLink, around a slow wire, unasked. Must never know who sends or why.
 """
 
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from heapq import heappop, heappush, heapreplace
-from math import ceil
-from typing import NamedTuple
+from itertools import accumulate, pairwise, product
+from typing import NamedTuple, cast
 
-from kv_cache.config.scenario import LinkSection, Scenario, TierSection
+from kv_cache.config.scenario import LinkSection, Scenario, TierSection, WireSection
 from kv_cache.core.errors import ConfigError
-from kv_cache.core.kinds import OpKind
-from kv_cache.core.units import MIB, NS_PER_S, NS_PER_US
+from kv_cache.core.units import MIB, NS_PER_US
+from kv_cache.sim.cluster.links import Link as Link
+from kv_cache.sim.cluster.links import Measured
+from kv_cache.sim.cluster.links import Way as Way
+from kv_cache.sim.cluster.ways import MOST_VERTICES, Edge, Ways
 from kv_cache.sim.profile import ProfileModel
 
 BYTES_PER_GB = 1e9
-MOST_VERTICES = 2048
-"""Of a topology with wires, where ways are searched and not just walked up and down."""
+TIERS = ("dram", "rack_pool", "nvme", "remote")
 
-_MOST_WAYS = 1 << 16  # that are remembered
+_MOST_WAYS = 1 << 16  # that are remembered, where they are searched
 _INSTANCE, _NODE, _RACK, _CORE = range(4)
-
-Way = tuple["Link", ...]
-
-
-class Measured:
-    """A measured device: how long an operation takes is asked of its profile, by how many are in
-    flight when it begins. More than were measured at once wait their turn."""
-
-    __slots__ = ("_depths", "_free", "_object_bytes", "_profile", "busy_ns")
-
-    def __init__(self, profile: ProfileModel, object_bytes: int = 0) -> None:
-        """A transfer is so many operations of `object_bytes`, one after the other; 0: it is one."""
-        self._profile = profile
-        self._object_bytes = object_bytes
-        self._depths: dict[int, int] = {}
-        self._free: list[tuple[int, bool]] = []  # when each operation ends, and if it is a read
-        self.busy_ns = 0
-
-    @property
-    def depth(self) -> int:
-        """The most operations at a time, of all sizes that were asked for."""
-        return max(self._depths.values(), default=1)
-
-    def rest_ns(self, now_ns: int) -> int:
-        """Work that was accepted and is still to be done."""
-        return sum(end - now_ns for end, _ in self._free if end > now_ns)
-
-    def estimate(self, now_ns: int, nbytes: int, *, read: bool) -> tuple[int, int]:
-        """When an operation that is asked for now would begin and end."""
-        depth = self._depth(self._unit(nbytes))
-        ends = sorted((end, kind) for end, kind in self._free if end > now_ns)
-        start_ns = now_ns
-        if len(ends) >= depth:
-            start_ns = ends[len(ends) - depth][0]
-        return start_ns, start_ns + self.span_ns(start_ns, nbytes, read=read)
-
-    def take(self, now_ns: int, nbytes: int, factor: float, *, read: bool) -> tuple[int, int]:
-        """When it begins and ends, now that it is asked for. Raises OutsideProfileError."""
-        free = self._free
-        while free and free[0][0] <= now_ns:
-            heappop(free)
-        depth = self._depth(self._unit(nbytes))
-        start_ns = now_ns
-        while len(free) >= depth:
-            start_ns = heappop(free)[0]
-        span_ns = ceil(self.span_ns(start_ns, nbytes, read=read) * factor)
-        heappush(free, (start_ns + span_ns, read))
-        self.busy_ns += span_ns
-        return start_ns, start_ns + span_ns
-
-    def span_ns(self, start_ns: int, nbytes: int, *, read: bool) -> int:
-        others = [kind for end, kind in self._free if end > start_ns]
-        unit = self._unit(nbytes)
-        depth = min(1 + len(others), self._depth(unit))
-        share = (others.count(True) + read) / (1 + len(others))
-        kind = OpKind.READ if read else OpKind.WRITE
-        one_ns = max(1, self._profile.service_ns(kind, unit, depth, share))
-        return one_ns if unit == nbytes else ceil(one_ns * (nbytes / unit))
-
-    def _unit(self, nbytes: int) -> int:
-        return self._object_bytes or nbytes
-
-    def _depth(self, unit: int) -> int:
-        depth = self._depths.get(unit)
-        if depth is None:
-            depth = self._depths[unit] = self._profile.depth(unit, unit)
-        return depth
-
-
-class Link:
-    """One direction of a link, or one kind of access to a device: a queue before `servers` equal
-    servers of `bytes_per_s` each. A transfer's bytes are counted as `begun` when the link accepts
-    it and as `ended` when it has reached its end."""
-
-    __slots__ = (
-        "begun",
-        "busy_ns",
-        "bytes_per_s",
-        "ended",
-        "flows",
-        "free_ns",
-        "kind",
-        "latency_ns",
-        "measured",
-        "name",
-        "ns_per_byte",
-        "read",
-        "servers",
-        "servers_free",
-        "transfers",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        bytes_per_s: float,
-        latency_ns: int,
-        servers: int = 1,
-        measured: Measured | None = None,
-        *,
-        read: bool = True,
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.bytes_per_s = bytes_per_s
-        self.ns_per_byte = NS_PER_S / bytes_per_s
-        self.latency_ns = latency_ns
-        self.servers = servers
-        self.measured = measured
-        self.read = read
-        self.begun: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
-        self.busy_ns = 0
-        self.transfers = 0
-        self.free_ns = 0
-        self.servers_free = [0] * servers if servers > 1 else []
-        self.flows: dict[int, float] = {}
-
-    @property
-    def family(self) -> str:
-        """What it is counted with: its kind, or `device:nvme:read`."""
-        return self.name.rpartition(":")[0] if self.kind == "device" else self.kind
-
-    @property
-    def bytes(self) -> Counter[str]:
-        """By cause."""
-        return self.begun
-
-    @property
-    def cost_ns(self) -> float:
-        """What a way over it costs: the time of 1 MiB."""
-        return self.latency_ns + MIB * self.ns_per_byte
-
-    def span_ns(self, now_ns: int, nbytes: int, factor: float = 1.0) -> int:
-        """How long it is occupied with `nbytes`."""
-        if self.measured is None:
-            return ceil(nbytes * self.ns_per_byte * factor)
-        return ceil(self.measured.span_ns(now_ns, nbytes, read=self.read) * factor)
-
-    def queue(self, now_ns: int, nbytes: int) -> tuple[int, int]:
-        """When a transfer that is ready now would begin and end on it."""
-        if self.measured is not None:
-            return self.measured.estimate(now_ns, nbytes, read=self.read)
-        free_ns = self.servers_free[0] if self.servers > 1 else self.free_ns
-        start_ns = free_ns if free_ns > now_ns else now_ns
-        return start_ns, start_ns + ceil(nbytes * self.ns_per_byte)
-
-    def take(self, now_ns: int, nbytes: int, factor: float) -> tuple[int, int]:
-        """Accept a transfer that is ready now, behind all that were before; when it begins and
-        ends."""
-        if self.measured is not None:
-            start_ns, end_ns = self.measured.take(now_ns, nbytes, factor, read=self.read)
-            self.busy_ns += end_ns - start_ns
-            return start_ns, end_ns
-        span_ns = ceil(nbytes * self.ns_per_byte * factor)
-        self.busy_ns += span_ns
-        free_ns = self.servers_free[0] if self.servers > 1 else self.free_ns
-        start_ns = free_ns if free_ns > now_ns else now_ns
-        if self.servers > 1:
-            heapreplace(self.servers_free, start_ns + span_ns)
-        else:
-            self.free_ns = start_ns + span_ns
-        return start_ns, start_ns + span_ns
-
-    def rest_ns(self, now_ns: int) -> int:
-        """Work that was accepted and is still to be done."""
-        return sum(free - now_ns for free in self.servers_free or (self.free_ns,) if free > now_ns)
+_LEVEL_OF_SCOPE = {"device": _INSTANCE, "node": _NODE, "rack": _RACK, "cluster": _CORE}
+_WORDS = ("instance", "node", "rack", "core")
+_UPWARD = ("pcie", "nic", "uplink")  # the link above each level
 
 
 class _Wire(NamedTuple):
     name: str
-    bytes_per_s: float
-    latency_ns: int
+    section: WireSection
 
 
 class Topology:
@@ -214,7 +49,7 @@ class Topology:
         profiles: Mapping[str, ProfileModel] | None = None,
         object_bytes: int = 0,
     ) -> None:
-        """`profiles`: those of the tiers that have one, by the tier's name; `object_bytes` as in
+        """`profiles`: of the tiers that have one, by the tier's name; `object_bytes` as in
         `Measured`. Raises ConfigError."""
         section = scenario.topology
         self._scenario = scenario
@@ -224,28 +59,34 @@ class Topology:
         self.racks = section.racks
         self._nodes_per_rack = section.nodes_per_rack
         self._groups = list(scenario.instances)
-        self._firsts: list[int] = []
-        self.instances = 0
-        for group in scenario.instances.values():
-            self._firsts.append(self.instances)
-            self.instances += group.count
+        self._firsts = _firsts(scenario)
+        self.instances = self._firsts.pop()
         self._node_of = _spread(scenario, self.instances, self.nodes)
+        self._first_of = (0, self.instances, self.instances + self.nodes)
         self.core = self.instances + self.nodes + self.racks
         self.vertices = self.core + 1
-        self._mates: dict[int, list[int]] = {}
         self._links: dict[int, Link | None] = {}
         self._devices: dict[tuple[str, int, str], Link] = {}
         self._measured: dict[tuple[str, int], Measured] = {}
-        self._ways: dict[int, Way] = {}
-        self._wires: dict[tuple[int, int], _Wire] = {}
+        self._ups: dict[int, tuple[Link | None, ...]] = {}
+        self._downs: dict[int, tuple[Link | None, ...]] = {}
+        self._found: dict[int, Way] = {}
+        self._wires = dict(self._read_wires())
+        self._wired: dict[int, list[int]] = {}
+        for a, b in self._wires:
+            self._wired.setdefault(a, []).append(b)
+        self._members: list[list[int]] = []
+        self._edges_of: dict[int, list[Edge]] = {}
+        self._ways = self._search() if self._wires else None
+        self._refuse_gaps()
 
     # --- places ----------------------------------------------------------------------------
 
     def node(self, index: int) -> int:
-        return self.instances + index
+        return self._first_of[_NODE] + index
 
     def rack(self, index: int) -> int:
-        return self.instances + self.nodes + index
+        return self._first_of[_RACK] + index
 
     def place_of(self, instance: int) -> tuple[int, int]:
         """The node and the rack of an instance, as indexes."""
@@ -258,25 +99,20 @@ class Topology:
     def name(self, vertex: int) -> str:
         """As in wires: `instance:0`, `node:3`, `rack:1`, `core`."""
         level = self._level(vertex)
-        if level == _CORE:
-            return "core"
-        word, first = (("instance", 0), ("node", self.node(0)), ("rack", self.rack(0)))[level]
-        return f"{word}:{vertex - first}"
+        return "core" if level == _CORE else f"{_WORDS[level]}:{vertex - self._first_of[level]}"
 
     def _level(self, vertex: int) -> int:
-        if vertex < self.instances:
-            return _INSTANCE
-        if vertex < self.instances + self.nodes:
-            return _NODE
-        return _RACK if vertex < self.core else _CORE
+        return _CORE if vertex == self.core else bisect_right(self._first_of, vertex) - 1
 
-    def _parent(self, vertex: int) -> int:
-        level = self._level(vertex)
-        if level == _INSTANCE:
-            return self.instances + self._node_of[vertex]
-        if level == _NODE:
-            return self.rack((vertex - self.instances) // self._nodes_per_rack)
-        return self.core
+    def _above(self, vertex: int, level: int) -> int:
+        """What stands over a vertex at a level that is not below its own."""
+        if level == _CORE:
+            return self.core
+        own = self._level(vertex)
+        if own == level:
+            return vertex
+        node = self._node_of[vertex] if own == _INSTANCE else vertex - self._first_of[_NODE]
+        return self.node(node) if level == _NODE else self.rack(node // self._nodes_per_rack)
 
     # --- links -----------------------------------------------------------------------------
 
@@ -298,20 +134,19 @@ class Topology:
         read = kind == "read"
         rate = section.read_gbytes_per_s if read else section.write_gbytes_per_s
         latency = section.read_latency_us if read else section.write_latency_us
-        measured = None
-        if section.profile is not None:
-            measured, latency = self._measured_place(tier, place), 0.0
         return Link(
             f"device:{tier}:{kind}:{place}", "device", rate * BYTES_PER_GB,
-            round(latency * NS_PER_US), measured=measured, read=read,
+            round(latency * NS_PER_US), read=read,
+            measured=None if section.profile is None else self._measured_place(tier, place),
         )  # fmt: skip
 
     def _measured_place(self, tier: str, place: int) -> Measured:
         """One for both kinds of access: they share the device."""
         found = self._measured.get((tier, place))
         if found is None:
-            profile = self._profiles[tier]
-            found = self._measured[tier, place] = Measured(profile, self._object_bytes)
+            if tier not in self._profiles:
+                raise AssertionError(f"nobody gave the profile of tiers.{tier}")
+            found = self._measured[tier, place] = Measured(self._profiles[tier], self._object_bytes)
         return found
 
     def _link(self, a: int, b: int) -> Link | None:
@@ -322,88 +157,243 @@ class Topology:
         return self._links[key]
 
     def _new_link(self, a: int, b: int) -> Link | None:
-        ends = f"{self.name(a)}>{self.name(b)}"
-        wire = self._wires.get((a, b))
-        if wire is not None:
-            return Link(f"{wire.name} {ends}", "wire", wire.bytes_per_s, wire.latency_ns)
-        kind = self._kind(a, b)
-        section: LinkSection = getattr(self._scenario.network, kind)
+        kind, section = self._between(a, b)
         if not section.gbytes_per_s:
             return None
+        wire = self._wires.get((a, b))
+        name = f"{wire.name if wire else kind} {self.name(a)}>{self.name(b)}"
         rate, latency = section.gbytes_per_s * BYTES_PER_GB, section.latency_us * NS_PER_US
-        return Link(f"{kind} {ends}", kind, rate, round(latency))
+        return Link(name, kind, rate, round(latency))
 
-    def _kind(self, a: int, b: int) -> str:
-        """Of the default link between two ends that have one."""
-        level = min(self._level(a), self._level(b))
-        if level == self._level(a) == self._level(b):
-            return "nvlink"
-        return ("pcie", "nic", "uplink")[level]
+    def _between(self, a: int, b: int) -> tuple[str, LinkSection | WireSection]:
+        """What the direct link between two ends that have one is made of."""
+        wire = self._wires.get((a, b))
+        if wire is not None:
+            return "wire", wire.section
+        low, high = sorted((self._level(a), self._level(b)))
+        kind = "nvlink" if low == high else _UPWARD[low]
+        return kind, getattr(self._scenario.network, kind)
 
     # --- ways ------------------------------------------------------------------------------
 
     def path(self, src: int, dst: int) -> Way:
         """The links of the cheapest way for 1 MiB. Raises ConfigError where there is none."""
-        key = src * self.vertices + dst
-        way = self._ways.get(key)
+        way = self._way(src, dst)
         if way is None:
-            if len(self._ways) >= _MOST_WAYS:
-                self._ways.clear()
-            way = self._ways[key] = self._walk(src, dst)
+            raise self._disconnected(src, dst, "a transfer")
         return way
 
-    def _walk(self, src: int, dst: int) -> Way:
+    def _way(self, src: int, dst: int) -> Way | None:
+        return self._walk(src, dst) if self._ways is None else self._searched(src, dst)
+
+    def _walk(self, src: int, dst: int) -> Way | None:
         """Up to what both have above them and down again, or across a node."""
-        ups: list[Link] = []
-        downs: list[Link] = []
-        a, b = src, dst
-        while a != b:
-            climbs = self._level(a) <= self._level(b)
-            low = a if climbs else b
-            high = self._parent(low)
-            link = self._link(low, high) if climbs else self._link(high, low)
-            if link is None:
-                across = self._across(src, dst)
-                if across is None:
-                    raise self._disconnected(src, dst, self._kind(low, high))
-                return (across,)
-            (ups if climbs else downs).append(link)
-            a, b = (high, b) if climbs else (a, high)
-        way = (*ups, *reversed(downs))
-        across = self._across(src, dst)
-        if across is not None and across.cost_ns <= sum(link.cost_ns for link in way):
+        low = self._level(src)
+        top = max(low, self._level(dst))
+        while self._above(src, top) != self._above(dst, top):
+            top += 1
+        way = self._up(src)[: top - low] + self._down(dst)[_CORE - top :]
+        across = None
+        if top == _NODE and src != dst and src < self.instances > dst:
+            across = self._link(src, dst)
+        if None in way:
+            return None if across is None else (across,)
+        found = cast(Way, way)
+        if across is not None and across.cost_ns <= sum(link.cost_ns for link in found):
             return (across,)
+        return found
+
+    def _up(self, vertex: int) -> tuple[Link | None, ...]:
+        """The links from a vertex to the core."""
+        links = self._ups.get(vertex)
+        if links is None:
+            over = [self._above(vertex, n) for n in range(self._level(vertex), _CORE + 1)]
+            links = tuple(self._link(a, b) for a, b in pairwise(over))
+            self._ups[vertex] = links
+        return links
+
+    def _down(self, vertex: int) -> tuple[Link | None, ...]:
+        """The links from the core to a vertex."""
+        links = self._downs.get(vertex)
+        if links is None:
+            over = [self._above(vertex, n) for n in range(self._level(vertex), _CORE + 1)][::-1]
+            links = tuple(self._link(a, b) for a, b in pairwise(over))
+            self._downs[vertex] = links
+        return links
+
+    def _searched(self, src: int, dst: int) -> Way | None:
+        key = src * self.vertices + dst
+        way = self._found.get(key)
+        if way is None:
+            over = cast(Ways, self._ways).way(src, dst)
+            if not over:
+                return None
+            if len(self._found) >= _MOST_WAYS:
+                self._found.clear()
+            links = [self._link(a, b) for a, b in pairwise(over)]
+            way = self._found[key] = cast(Way, tuple(links))
         return way
 
-    def _across(self, src: int, dst: int) -> Link | None:
-        if src == dst or max(src, dst) >= self.instances:
-            return None
-        return self._link(src, dst) if self._node_of[src] == self._node_of[dst] else None
+    # --- wires -----------------------------------------------------------------------------
 
-    def _disconnected(self, src: int, dst: int, missing: str) -> ConfigError:
+    def _read_wires(self) -> Iterator[tuple[tuple[int, int], _Wire]]:
+        """Each wire twice, there and back."""
+        seen: dict[tuple[int, int], str] = {}
+        for name, section in self._scenario.network.wires.items():
+            where = f"network.wires.{name}"
+            a, b = (self._vertex(f"{where}.{end}", getattr(section, end)) for end in "ab")
+            if a == b:
+                raise ConfigError(f"{where}: both ends are {section.a}; name two different ones")
+            if (a, b) in seen:
+                raise ConfigError(
+                    f"{where}: network.wires.{seen[a, b]} has the same ends; a wire is all that "
+                    "lies between its two ends: keep one of them, with the bandwidth of both"
+                )
+            seen[a, b] = seen[b, a] = name
+            wire = _Wire(name, section)
+            yield (a, b), wire
+            yield (b, a), wire
+
+    def _vertex(self, where: str, text: str) -> int:
+        """`instance:0`, `node:3`, `rack:1` or `core` as a vertex."""
+        word, _, index = text.partition(":")
+        counts = {"instance": self.instances, "node": self.nodes, "rack": self.racks}
+        if text == "core":
+            return self.core
+        if word not in counts or not (index.isascii() and index.isdigit()):
+            raise ConfigError(
+                f"{where}: {text!r} is no end of a wire; it must be instance:N, node:N, rack:N "
+                "(counted from 0) or core"
+            )
+        if int(index) >= counts[word]:
+            raise ConfigError(
+                f"{where}: there is no {text}; the last is {word}:{counts[word] - 1}, as they are "
+                "counted from 0"
+            )
+        return self._first_of[_WORDS.index(word)] + int(index)
+
+    def _search(self) -> Ways:
+        if self.vertices > MOST_VERTICES:
+            raise ConfigError(
+                f"network.wires: the cheapest ways are searched among at most {MOST_VERTICES} "
+                f"instances, nodes, racks and the core, but there are {self.vertices}; leave the "
+                "wires out, or simulate a smaller part"
+            )
+        self._members = [[] for _ in range(self.nodes)]
+        for instance, node in enumerate(self._node_of):
+            self._members[node].append(instance)
+        return Ways(self.vertices, self.instances, self._edges)
+
+    def _edges(self, vertex: int, first: bool) -> list[Edge]:
+        edges = self._edges_of.get(vertex)
+        if edges is None:
+            edges = self._edges_of[vertex] = list(self._new_edges(vertex, self._beside(vertex)))
+        if first and vertex < self.instances:  # NVLink is relayed by nobody
+            mates = (i for i in self._members[self._node_of[vertex]] if i != vertex)
+            wired = (i for i in mates if (vertex, i) not in self._wires)
+            return [*edges, *self._new_edges(vertex, wired)]
+        return edges
+
+    def _beside(self, vertex: int) -> Iterator[int]:
+        """What a vertex has a direct link with, but NVLink."""
+        level = self._level(vertex)
+        default = [] if level == _CORE else [self._above(vertex, level + 1)]
+        index = vertex - self._first_of[level] if level < _CORE else 0
+        if level == _NODE:
+            default += self._members[index]
+        elif level == _RACK:
+            default += range(
+                self.node(index * self._nodes_per_rack),
+                self.node((index + 1) * self._nodes_per_rack),
+            )
+        elif level == _CORE:
+            default += range(self.rack(0), self.core)
+        yield from default
+        yield from (end for end in self._wired.get(vertex, ()) if end not in default)
+
+    def _new_edges(self, vertex: int, ends: Iterator[int]) -> Iterator[Edge]:
+        for end in ends:
+            kind, section = self._between(vertex, end)
+            if section.gbytes_per_s:
+                cost_ns = section.latency_us * NS_PER_US + MIB / section.gbytes_per_s
+                yield Edge(end, cost_ns, kind == "wire")
+
+    # --- gaps ------------------------------------------------------------------------------
+
+    def _refuse_gaps(self) -> None:
+        """What a tier or a transfer needs must be connected. Without wires all instances are alike:
+        the first speaks for all. Raises ConfigError."""
+        some = range(self.instances) if self._wires else range(1)
+        for tier in TIERS:
+            section: TierSection = getattr(self._scenario.tiers, tier)
+            if section.capacity_gib:
+                level = _LEVEL_OF_SCOPE[section.scope]
+                for instance in some:
+                    place = self._above(instance, level)
+                    if self._way(place, instance) is None:
+                        raise self._disconnected(place, instance, f"tiers.{tier}")
+        for prefill, decode in self._handovers():
+            if self._way(prefill, decode) is None:
+                raise self._disconnected(prefill, decode, "handing over from prefill to decode")
+
+    def _handovers(self) -> Iterator[tuple[int, int]]:
+        """Pairs that stand for all that may have to hand over; none where there is surely a way."""
+        senders = self._of_role("prefill")
+        takers = self._of_role("decode") or self._of_role("mixed")
+        if self._ways is not None:
+            if all(self._way(self.core, i) is not None for i in (*senders, *takers)):
+                return
+        elif all(getattr(self._scenario.network, kind).gbytes_per_s for kind in _UPWARD):
+            return
+        else:  # all of a node are alike
+            senders, takers = self._one_a_node(senders), self._one_a_node(takers)
+        yield from product(senders, takers)
+
+    def _of_role(self, role: str) -> list[int]:
+        groups = zip(self._firsts, self._scenario.instances.values(), strict=True)
+        spans = [range(first, first + g.count) for first, g in groups if g.role == role]
+        return [instance for span in spans for instance in span]
+
+    def _one_a_node(self, instances: list[int]) -> list[int]:
+        return list({self._node_of[instance]: instance for instance in instances}.values())
+
+    def _disconnected(self, a: int, b: int, why: str) -> ConfigError:
+        low, high = min(self._level(a), self._level(b)), _CORE
+        gaps = [
+            f"network.{kind}"
+            for kind in _UPWARD[low:high]
+            if not getattr(self._scenario.network, kind).gbytes_per_s
+        ]
         return ConfigError(
-            f"network: {self.name(src)} and {self.name(dst)} are disconnected, as "
-            f"network.{missing} has no bandwidth; give it one, or a wire between them"
+            f"network: {self.name(a)} and {self.name(b)} are disconnected, but {why} needs a way "
+            f"between them; give {' and '.join(gaps)} a bandwidth, or lay a wire between them"
         )
 
 
+def _firsts(scenario: Scenario) -> list[int]:
+    """The first instance of each group, and their number."""
+    counts = [group.count for group in scenario.instances.values()]
+    return [0, *accumulate(counts)]
+
+
 def _spread(scenario: Scenario, instances: int, nodes: int) -> "array[int]":
-    """The node of each instance: groups are dealt out in proportion, so that every node gets its
-    share of each, and no two nodes differ by more than one instance."""
+    """The node of each instance. All nodes get the same number, give or take one, and of each group
+    its share: groups are interleaved in proportion, and the row is cut into equal parts."""
     places = nodes * scenario.topology.instances_per_node
     if not instances:
         raise ConfigError("instances: there are none; give at least one group")
     if instances > places:
         raise ConfigError(
-            f"instances: {instances} of them, but topology has {places} places (racks x "
+            f"instances: there are {instances}, but topology has {places} places for them (racks x "
             "nodes_per_rack x instances_per_node); give more nodes, or fewer instances"
         )
     counts = [group.count for group in scenario.instances.values()]
-    if len(counts) == 1:
-        return array("i", (i * nodes // instances for i in range(instances)))
-    order = sorted(((2 * k + 1) / (2 * c), g, k) for g, c in enumerate(counts) for k in range(c))
-    firsts = [sum(counts[:g]) for g in range(len(counts))]
+    row = sorted(
+        ((2 * k + 1) / (2 * count), first + k)
+        for first, count in zip(_firsts(scenario), counts, strict=False)
+        for k in range(count)
+    )
     found = array("i", bytes(4 * instances))
-    for rank, (_, group, k) in enumerate(order):
-        found[firsts[group] + k] = rank * nodes // instances
+    for rank, (_, instance) in enumerate(row):
+        found[instance] = rank * nodes // instances
     return found

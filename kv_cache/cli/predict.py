@@ -1,0 +1,135 @@
+"""`kv-cache.py predict … --profile FILE`: what a run would measure, in virtual time.
+
+The same load as `run` with the same options, on what was measured of a machine. Nothing is moved,
+so a prediction can be made for a drive that is elsewhere.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kv_cache.bench.place import nearest_existing
+from kv_cache.bench.run import drive_capacities
+from kv_cache.cli.flags import Invocation, parse
+from kv_cache.cli.foresee import Foresight, foresee
+from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.prepare import Job, prepare, refuse_given
+from kv_cache.cli.progress import bar_for, to
+from kv_cache.config.load import load_config
+from kv_cache.config.machine import read_machine
+from kv_cache.config.places import storage_places
+from kv_cache.config.root import Config
+from kv_cache.core.errors import ConfigError
+from kv_cache.core.units import GIB, PAGE_BYTES
+from kv_cache.report.environment import capture
+from kv_cache.report.prediction import prediction_lines
+from kv_cache.report.result import build_result, write_result
+
+EXIT_BROKEN = 1
+
+log = logging.getLogger("kv_cache")
+
+_ABOUT = """\
+usage: kv-cache.py predict --profile FILE [option of run ...]
+
+Simulate the very load that run with these options would serve, on the machine of a profile that
+calibrate (or probe) wrote, and print what the run would measure: storage bandwidth, hit ratios,
+requests/s, percentiles of loads and stores by tier. --output FILE keeps it as a result.
+
+Objects of sizes that were not measured are refused; --extrapolate goes on all the same and marks
+every number that it touches. run --predict FILE does this before a real run, and publishes the
+error of the one against the other.
+
+examples:
+  kv-cache.py calibrate --cache-dir /mnt/nvme/kv --output machine.yaml
+  kv-cache.py predict --profile machine.yaml --semantics serving --num-users 50 --duration 300
+  kv-cache.py run --predict machine.yaml --cache-dir /mnt/nvme/kv --semantics serving
+
+exit code: 0 done, 1 could not be written, 2 bad input, 130 and 143 interrupted
+"""
+
+_USELESS = {
+    "sim.predict": "predict takes its profile by --profile",
+    "output.certify": "nothing is measured",
+    "output.metrics_port": "nothing is measured",
+    "output.fio_export": "nothing is measured",
+    "output.io_trace_log": "use run --io-trace-log",
+    "precondition.enabled": "nothing is measured",
+    "run.trials": "one seed has one prediction; give other --seed",
+    "run.clients": "the twin is of one process",
+    "output.results_dir": "there are no records to keep; see --output",
+    "output.record": "use run --record",
+    "output.latency_dump": "there are no records to keep; see --output",
+    "output.validation_trace": "use run --virtual-time",
+    "output.xlsx_output": "use run --virtual-time",
+    "output.hdr_log": "use run --virtual-time",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predict; the exit code. UsageError is the caller's to print."""
+    if "-h" in argv or "--help" in argv:
+        print(_ABOUT, end="")
+        return 0
+    invocation = parse(argv)
+    logging.basicConfig(
+        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    refuse_given(invocation, "predict", _USELESS, ())
+    config = load_config(invocation.config_path, invocation.overrides)
+    if config.sim.profile is None:
+        raise ConfigError(
+            "predict needs what was measured: --profile FILE, as calibrate or probe wrote it"
+        )
+    job = prepare(_virtual(invocation, config), quick=False)
+    for warning in job.warnings:
+        log.warning(warning)
+    foresight = foresee(job.config, job.specs, job.seed, job.build, config.sim.profile)
+    with interrupts() as caught:
+        return _predict(job, foresight, caught)
+
+
+def _virtual(invocation: Invocation, config: Config) -> Invocation:
+    """In virtual time, with the room that the run would have."""
+    fixed: dict[str, object] = {"run.virtual_time": True}
+    room = _room(config)
+    if room is not None:
+        fixed["tiers.storage_capacity_gib"] = room / GIB
+    return replace(invocation, overrides={**invocation.overrides, **fixed})
+
+
+def _room(config: Config) -> int | None:
+    """Bytes that a run would take where nobody says how many: those that are free in its cache
+    directory, if that is here, else those of the profile's drive; None = as configured."""
+    if config.tiers.storage_capacity_gib or config.sim.profile is None:
+        return None
+    places = storage_places(config)
+    if config.tiers.cache_dir is not None and all(
+        isinstance(place, Path) and nearest_existing(place).is_dir() for place in places
+    ):
+        return sum(drive_capacities(config, places))
+    storage = read_machine(config.sim.profile).storage
+    if storage is None or storage.capacity_bytes is None:
+        return None
+    return int(storage.capacity_bytes * config.tiers.free_share) // PAGE_BYTES * PAGE_BYTES
+
+
+def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
+    with bar_for(job.config, desc="virtual time", unit=" requests") as bar:
+        outcome = foresight.run(caught.stop.is_set, lambda requests: to(bar, requests))
+    if caught.came:
+        print("interrupted; nothing is predicted")
+        return caught.exit_code
+    section = foresight.section(outcome)
+    document = build_result(job.config, job.model, outcome, capture(*job.directories), twin=section)
+    print(f"{job.model.name}, seed {job.seed}, schedule {outcome.schedule_sha256[:12]}")
+    print("\n".join(prediction_lines(section, every=True)))
+    try:
+        write_result(job.output, document)
+    except OSError as error:
+        print(f"the prediction could not be written: {job.output}: {error.strerror}")
+        return EXIT_BROKEN
+    print(f"result  {job.output}")
+    return 0

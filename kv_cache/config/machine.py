@@ -1,0 +1,55 @@
+"""What virtual time is given for a machine: a probe file, or a hardware profile that names one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kv_cache.config.hardware import SCHEMA as HARDWARE
+from kv_cache.config.hardware import HardwareProfile, Storage, read_hardware
+from kv_cache.config.load import read_yaml, shipped
+from kv_cache.config.profile import Profile, read_profile
+from kv_cache.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A measured drive and, where a hardware profile was given, what is around it."""
+
+    drive: Profile
+    storage: Storage | None = None
+    hardware: HardwareProfile | None = None
+
+    def describe(self) -> Mapping[str, Any]:
+        """For a result."""
+        found = dict(self.drive.describe())
+        if self.hardware is not None:
+            found["hardware"] = dict(self.hardware.describe())
+        return found
+
+
+def read_machine(path: str | Path) -> Machine:
+    """A checked file of either kind. Raises ConfigError."""
+    file = shipped("configs", str(path))
+    if not _is_hardware(file):
+        return Machine(drive=read_profile(path))
+    hardware = read_hardware(file)
+    if not hardware.curves:
+        raise ConfigError(
+            f"hardware {path}: no storage in it was measured, and virtual time of one node needs "
+            "one that was; run kv-cache.py calibrate --cache-dir on the drive"
+        )
+    if len(hardware.curves) > 1:
+        raise ConfigError(
+            f"hardware {path}: it has several measured drives ({', '.join(hardware.curves)}), and "
+            "virtual time of one node carries one; calibrate a file with the one that is meant"
+        )
+    ((name, drive),) = hardware.curves.items()
+    return Machine(drive=drive, storage=hardware.storage[name], hardware=hardware)
+
+
+def _is_hardware(file: Path) -> bool:
+    if file.suffix == ".json":
+        return True
+    found = read_yaml(file)
+    return isinstance(found, Mapping) and found.get("schema") == HARDWARE

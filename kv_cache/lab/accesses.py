@@ -1,0 +1,187 @@
+"""What is asked for, as numbers: a sequence of block accesses, parted into requests.
+
+Whatever it is read from, it is read once. Blocks are numbered from 0 in the order in which they
+first appear, so that arrays can stand for tables and a first access is one with a number that was
+not there before. A sequence must never depend on the values of keys, only on which are equal.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_cache.core.block import KEY_BYTES, Key
+from kv_cache.core.request import Request
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+BATCHES = 30
+"""Stretches of a sequence, of as many accesses each, that are also counted each for itself."""
+NOBODY = -1
+"""In place of the block before one that is the first of its request."""
+_PART = 1 << 16  # accesses that are made into Python numbers together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Accesses:
+    """`blocks` is the block of each access, `begins` the first access of each request that asks for
+    any; `sizes` are the bytes of each block and `tokens` what it holds (None: nobody knows)."""
+
+    blocks: Ints
+    begins: Ints
+    sizes: Ints
+    tokens: Ints | None = None
+
+    @property
+    def lookups(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def requests(self) -> int:
+        return len(self.begins)
+
+    @property
+    def unique(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all accesses."""
+        return int(self.sizes[self.blocks].sum())
+
+    @property
+    def working_set_bytes(self) -> int:
+        """Of all blocks, each once."""
+        return int(self.sizes.sum())
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of a block where all have the same; None where they differ or there are none."""
+        if not len(self.sizes) or int(self.sizes.min()) != int(self.sizes.max()):
+            return None
+        return int(self.sizes[0])
+
+    @property
+    def alone(self) -> bool:
+        """Whether each request asks for one block: then a prefix is a block."""
+        return self.requests == self.lookups
+
+    def first(self) -> Flags:
+        """Which accesses are the first of their block: misses of every cache that begins empty."""
+        seen = np.maximum.accumulate(self.blocks)
+        return np.concatenate((np.ones(min(1, len(seen)), bool), seen[1:] > seen[:-1]))
+
+    def sized(self, sizes: Ints) -> "Accesses":
+        """The same with other sizes."""
+        return replace(self, sizes=sizes)
+
+    def contents(self) -> "Contents":
+        """What policies are told of each block. Its place is that of its first access."""
+        firsts = np.flatnonzero(self.first())
+        requests = np.searchsorted(self.begins, firsts, side="right") - 1
+        depths = firsts - self.begins[requests]
+        before = self.blocks[np.maximum(firsts - 1, 0)]
+        tokens = np.zeros(self.unique, np.int64) if self.tokens is None else self.tokens
+        return Contents(
+            keys=[number.to_bytes(KEY_BYTES, "little") for number in range(self.unique)],
+            sizes=_numbers(self.sizes),
+            tokens=_numbers(tokens),
+            depths=_numbers(depths),
+            parents=_numbers(np.where(depths > 0, before, NOBODY)),
+        )
+
+    def parts(self) -> Iterator["Part"]:
+        """Runs of whole requests, in order."""
+        ends = np.append(self.begins[1:], self.lookups)
+        row = 0
+        while row < self.requests:
+            begin = int(self.begins[row])
+            after = max(row + 1, int(np.searchsorted(ends, begin + _PART, side="right")))
+            end = int(ends[after - 1])
+            numbers = self.blocks[begin:end]
+            batches = self.begins[row:after] * BATCHES // self.lookups
+            yield Part(
+                begin=begin,
+                numbers=numbers,
+                blocks=numbers.tolist(),
+                begins=(self.begins[row:after] - begin).tolist(),
+                ends=(ends[row:after] - begin).tolist(),
+                sizes=self.sizes[numbers],
+                batches=np.repeat(batches, ends[row:after] - self.begins[row:after]),
+            )
+            row = after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """Some whole requests. Places count from `begin`, the first access; `blocks` are the `numbers`,
+    as Python has them; `sizes` and `batches` are of each access."""
+
+    begin: int
+    numbers: Ints
+    blocks: list[int]
+    begins: list[int]
+    ends: list[int]
+    sizes: Ints
+    batches: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contents:
+    """Of each block: what a policy of the real tiers is told of a copy. Keys are
+    not those of the trace, and as different. `parents` are blocks, or `NOBODY`."""
+
+    keys: list[Key]
+    sizes: "array[int]"
+    tokens: "array[int]"
+    depths: "array[int]"
+    parents: "array[int]"
+
+
+def gathered(requests: Iterable[Request]) -> Accesses:
+    """The accesses of requests in their order. A block that nobody asks for again (`Request.once`)
+    is one of its own; the size of a block is that of its first access."""
+    numbers: dict[Key, int] = {}
+    blocks, begins, sizes, tokens = (array("q") for _ in range(4))
+    for request in requests:
+        if not request.blocks:
+            continue
+        begins.append(len(blocks))
+        if request.once:
+            blocks.extend(range(len(sizes), len(sizes) + len(request.blocks)))
+            sizes.extend(block.nbytes for block in request.blocks)
+            tokens.extend(block.tokens for block in request.blocks)
+            continue
+        for key, held, nbytes in request.blocks:
+            number = numbers.get(key)
+            if number is None:
+                number = numbers[key] = len(sizes)
+                sizes.append(nbytes)
+                tokens.append(held)
+            blocks.append(number)
+    return Accesses(
+        blocks=_ints(blocks), begins=_ints(begins), sizes=_ints(sizes), tokens=_ints(tokens)
+    )
+
+
+def accesses_of(names: Iterable[int], sizes: Ints) -> Accesses:
+    """Accesses of one block each; `sizes` are those of each name."""
+    given = np.fromiter(names, np.int64)
+    unique, first, of = np.unique(given, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(unique), np.int64)
+    number[order] = np.arange(len(unique))
+    return Accesses(
+        blocks=number[of.reshape(-1)], begins=np.arange(len(given)), sizes=sizes[unique[order]]
+    )
+
+
+def _ints(values: "array[int]") -> Ints:
+    return np.array(values, np.int64)
+
+
+def _numbers(values: Ints) -> "array[int]":
+    return array("q", values.astype(np.int64, copy=False).tobytes())

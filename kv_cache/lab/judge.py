@@ -1,0 +1,216 @@
+"""Whether policies may be put in an order, and where a policy fails.
+
+A difference is shown, or it is not. Seeds are repeated, and two policies are told apart only where
+the intervals of their means do not overlap. One trace is one sample; its stretches, which every
+policy saw, stand in for others like it (batch means: Conway, "Some tactical problems in digital
+simulation", Management Science 10(1), 1963): two policies are told apart where the mean of their
+differences has an interval that leaves out 0. Stretches that follow one another are alike, and so
+count for fewer than they are.
+
+Whoever compares fifteen policies compares a hundred pairs, and finds differences that are chance's
+alone. So all intervals of a comparison hold together with the confidence that is told (Bonferroni).
+What is shown but smaller than `LEAST_DIFFERENCE` is no difference to whoever picks a policy. And
+where nearly every miss is the first access of its block, no policy could have done much: then there
+is no order, however small the intervals.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, pairwise
+from math import sqrt
+from statistics import fmean, stdev
+
+from kv_cache.metrics.intervals import mean_interval, t_quantile
+
+CONFIDENCE = 0.95
+LEAST_SEEDS = 3
+LEAST_DIFFERENCE = 0.001
+"""Of the lookups: 0.1 points."""
+MOST_COMPULSORY = 0.9
+"""Of the misses of the worst policy: from here on there is no order."""
+_MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """`beaten_by` has for each policy those that are shown to be better. None where nobody is shown
+    to be better than anybody. It is no ranking: of three, the first may be shown to beat the last,
+    and the one between to be neither worse than the first nor better than the last. `why` says by
+    what the order is, or why there is none."""
+
+    beaten_by: Mapping[str, Sequence[str]] | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Hit ratios of one policy: over all, and of each seed (or stretch), in the same order for
+    all."""
+
+    policy: str
+    mean: float
+    values: Sequence[float]
+
+
+Apart = Callable[[Shares, Shares], bool]
+"""Whether the first is better than the second beyond doubt."""
+MakeApart = Callable[[Sequence[Shares]], Apart]
+"""Of all that are compared with one another."""
+
+
+def dominated(compulsory: float, misses: float) -> str | None:
+    """Why there is no order where the worst policy has so many misses; None where there may be."""
+    if not misses:
+        return "nobody misses anything"
+    share = compulsory / misses
+    if share < MOST_COMPULSORY:
+        return None
+    return f"first accesses are {100 * MOST_COMPULSORY:.0f} % of the worst one's misses, or more"
+
+
+def order_by_seeds(some: Sequence[Shares]) -> Order:
+    """Policies by the intervals of their means."""
+    seeds = len(some[0].values) if some else 0
+    if seeds < LEAST_SEEDS:
+        return Order(beaten_by=None, why=f"{seeds} seeds are fewer than {LEAST_SEEDS}")
+    return _order(some, apart_by_seeds(some), f"intervals over {seeds} seeds")
+
+
+def order_by_stretches(some: Sequence[Shares]) -> Order:
+    """Policies by their differences in each stretch of one trace."""
+    return _order(some, apart_by_stretches(some), "differences in stretches of the trace")
+
+
+def _order(some: Sequence[Shares], apart: Apart, by: str) -> Order:
+    if len(some) < 2:
+        return Order(beaten_by=None, why="there is one policy")
+    beaten_by = {
+        row.policy: [better.policy for better in some if better is not row and apart(better, row)]
+        for row in some
+    }
+    if not any(beaten_by.values()):
+        return Order(beaten_by=None, why=f"the {by} show nobody to be better")
+    return Order(beaten_by=beaten_by, why=f"by {by}, {100 * CONFIDENCE:.0f} %")
+
+
+def apart_by_seeds(some: Sequence[Shares]) -> Apart:
+    """Intervals that do not overlap, and hold for all of these policies together."""
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(some))
+
+    def apart(better: Shares, worse: Shares) -> bool:
+        high = mean_interval(better.values, confidence)
+        low = mean_interval(worse.values, confidence)
+        return (
+            high is not None and low is not None and high.low > low.high
+            and better.mean - worse.mean >= LEAST_DIFFERENCE
+        )  # fmt: skip
+
+    return apart
+
+
+def apart_by_stretches(some: Sequence[Shares]) -> Apart:
+    """A mean difference whose interval leaves out 0, and holds for all pairs of these policies
+    together. How alike neighbours are is taken from the pair, or from the mean of all pairs where
+    that is more: of one pair it is known too badly for so small a tail."""
+    tail = (1 - CONFIDENCE) / max(1, len(some) * (len(some) - 1))
+    pairs = [_alike(_differences(a, b)) for a, b in combinations(some, 2)]
+    usual = fmean(pairs) if pairs else 0.0
+
+    def apart(better: Shares, worse: Shares) -> bool:
+        differences = _differences(better, worse)
+        if len(differences) < 2 or better.mean - worse.mean < LEAST_DIFFERENCE:
+            return False
+        alike = min(max(0.0, usual, _alike(differences)), _MOST_ALIKE)
+        count = len(differences) * (1 - alike) / (1 + alike)
+        if count < 2:
+            return False
+        reach = _quantile(1 - tail, round(count - 1, 3)) * stdev(differences) / sqrt(count)
+        return fmean(differences) > reach
+
+    return apart
+
+
+def _differences(better: Shares, worse: Shares) -> list[float]:
+    return [a - b for a, b in zip(better.values, worse.values, strict=True)]
+
+
+def _alike(values: Sequence[float]) -> float:
+    """The correlation of neighbours, without the bias of a short series (Kendall, Biometrika 41,
+    1954)."""
+    if len(values) < 2:
+        return 0.0
+    mean = fmean(values)
+    spread = sum((value - mean) ** 2 for value in values)
+    if not spread:
+        return 0.0
+    shared = sum((a - mean) * (b - mean) for a, b in pairwise(values)) / spread
+    return shared + (1 + 3 * shared) / len(values)
+
+
+@lru_cache(maxsize=4096)
+def _quantile(probability: float, dof: float) -> float:
+    return t_quantile(probability, dof)
+
+
+# --- where a policy fails --------------------------------------------------------------------
+
+BASELINES = ("random", "fifo", "lru")
+LEAST_TO_FIND = 0.01
+"""Of the lookups: what MIN must find for a policy without any hit to fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """`kind` is below-random, below-fifo, below-lru, no-hits (what MIN finds stands `against` it)
+    or more-room-fewer-hits (what it found with less room does)."""
+
+    policy: str
+    capacity: str
+    kind: str
+    hit_ratio: float
+    against: float
+
+
+def failures(
+    table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], made: MakeApart
+) -> list[Failure]:
+    """Of each capacity (the smaller before the larger) the policies, and what MIN finds there."""
+    found: list[Failure] = []
+    for capacity, some in table.items():
+        known, apart = {row.policy: row for row in some}, made(some)
+        for row in some:
+            found += _below(row, known, capacity, apart)
+            if row.mean == 0 and bound[capacity] >= LEAST_TO_FIND:
+                found.append(_failure(row, capacity, "no-hits", bound[capacity]))
+    return found + _anomalies(table, made)
+
+
+def _below(
+    row: Shares, known: Mapping[str, Shares], capacity: str, apart: Apart
+) -> Sequence[Failure]:
+    return [
+        _failure(row, capacity, f"below-{name}", known[name].mean)
+        for name in BASELINES
+        if name in known and name != row.policy and apart(known[name], row)
+    ]
+
+
+def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[Failure]:
+    """Belady's anomaly (CACM 12(6), 1969): more room, fewer hits."""
+    found: list[Failure] = []
+    before: dict[str, Shares] = {}
+    for capacity, some in table.items():
+        apart = made(some)
+        for row in some:
+            smaller = before.get(row.policy)
+            if smaller is not None and apart(smaller, row):
+                found.append(_failure(row, capacity, "more-room-fewer-hits", smaller.mean))
+            before[row.policy] = row
+    return found
+
+
+def _failure(row: Shares, capacity: str, kind: str, against: float) -> Failure:
+    return Failure(
+        policy=row.policy, capacity=capacity, kind=kind, hit_ratio=row.mean, against=against
+    )

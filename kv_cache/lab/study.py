@@ -1,0 +1,228 @@
+"""Many policies times many capacities over one sequence of accesses.
+
+What is asked was read once and is numbers by now; each cache is made, is shown all of it in parts,
+and is forgotten before the next is made: never is there the room of two. Nothing is chosen here and
+nothing is judged: the answer is counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kv_cache.core.seed import Seed
+from kv_cache.lab.accesses import BATCHES, Accesses, Flags, Ints, Part
+from kv_cache.lab.bounds import Limit, Min, SpaceTime, leading
+from kv_cache.lab.caches import Cache
+from kv_cache.lab.ground import Ground
+from kv_cache.lab.seam import cache_of
+
+UNLIMITED, MIN, MIN_REFUSING, LIMIT = "unlimited", "min", "min-refusing", "limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one cache found by one rule. Bytes are logical; `stored_bytes` are those of hits as they
+    lie in the cache. `batches` are the hits in each stretch of the sequence."""
+
+    hits: int
+    hit_bytes: int
+    stored_bytes: int
+    evictions: int
+    refused: int
+    batches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One policy, or bound, at one capacity. `prefix` is None for a bound that is none there, and
+    where each request asks for one block, which makes both rules the same."""
+
+    policy: str
+    room_bytes: int
+    blocks: Found
+    prefix: Found | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What holds for every cache: what was asked, by batches too, and what no cache finds.
+    `compulsory` are the misses of the cache without limits by blocks, and `prefix_compulsory` those
+    by prefix."""
+
+    lookups: int
+    nbytes: int
+    unique: int
+    requests: int
+    working_set_bytes: int
+    compulsory: int
+    prefix_compulsory: int
+    batches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    base: Base
+    unlimited: Row
+    rows: Sequence[Row]
+    limits: Sequence[Limit] | None
+    """Of each capacity, where blocks have different sizes: then MIN is a rule and no bound."""
+
+
+def study(
+    accesses: Accesses,
+    policies: Sequence[str],
+    rooms_bytes: Sequence[int],
+    *,
+    seed: Seed,
+    stored: Ints | None = None,
+    refusing: bool = False,
+) -> Study:
+    """`stored` are the sizes of blocks in the cache, where they are not their own. MIN is always
+    among the rows, `refusing` adds the one that may refuse; those of a capacity stand together,
+    bounds first."""
+    there = accesses if stored is None else accesses.sized(stored)
+    ground = Ground(there, seed)
+    told = _Told(accesses=accesses, there=there)
+    rows = []
+    for room in rooms_bytes:
+        rows.append(_bound(told, ground, MIN, room))
+        if refusing:
+            rows.append(_bound(told, ground, MIN_REFUSING, room))
+        rows += [_row(told, ground, policy, room) for policy in policies]
+    unlimited = _unlimited(accesses, there)
+    return Study(
+        base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
+        limits=_limits(ground, rooms_bytes),
+    )  # fmt: skip
+
+
+def replay(accesses: Accesses, policy: str, room_bytes: int, *, seed: Seed) -> Found:
+    """One policy at one capacity, by blocks: the shortest way."""
+    told = _Told(accesses=accesses, there=accesses)
+    return told.blocks(cache_of(policy, room_bytes, Ground(accesses, seed)))
+
+
+def _bound(told: "_Told", ground: Ground, name: str, room: int) -> Row:
+    rule = Min(ground, room, refusing=name == MIN_REFUSING)
+    return Row(policy=name, room_bytes=room, blocks=told.blocks(rule), prefix=None)
+
+
+def _row(told: "_Told", ground: Ground, policy: str, room: int) -> Row:
+    return Row(
+        policy=policy,
+        room_bytes=room,
+        blocks=told.blocks(cache_of(policy, room, ground)),
+        prefix=None if ground.accesses.alone else told.prefix(cache_of(policy, room, ground)),
+    )
+
+
+def _limits(ground: Ground, rooms_bytes: Sequence[int]) -> list[Limit] | None:
+    accesses = ground.accesses
+    if accesses.size is not None or not accesses.lookups:
+        return None
+    space = SpaceTime(accesses, ground.uses)
+    return [space.limit(room) for room in rooms_bytes]
+
+
+# --- counting --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Told:
+    """What caches are told, and how blocks lie `there` (in the cache)."""
+
+    accesses: Accesses
+    there: Accesses
+
+    def blocks(self, cache: Cache | Min) -> Found:
+        """What it finds by the rule of blocks."""
+        count = _Count()
+        for part in self.accesses.parts():
+            self._see(count, part, _but(len(part.blocks), cache.blocks(part)))
+        return count.found(cache.evicted, cache.refused)
+
+    def prefix(self, cache: Cache) -> Found:
+        count = _Count()
+        for part in self.accesses.parts():
+            self._see(count, part, _until(part, cache.prefix(part)))
+        return count.found(cache.evicted, cache.refused)
+
+    def _see(self, count: "_Count", part: Part, hit: Flags) -> None:
+        count.hits += np.bincount(part.batches[hit], minlength=BATCHES)
+        count.hit_bytes += int(part.sizes[hit].sum())
+        count.stored_bytes += int(self.there.sizes[part.numbers[hit]].sum())
+
+
+@dataclass(slots=True, eq=False)
+class _Count:
+    hits: Ints = field(default_factory=lambda: np.zeros(BATCHES, np.int64))
+    hit_bytes: int = 0
+    stored_bytes: int = 0
+
+    def found(self, evictions: int, refused: int) -> Found:
+        return Found(
+            hits=int(self.hits.sum()), hit_bytes=self.hit_bytes, stored_bytes=self.stored_bytes,
+            evictions=evictions, refused=refused, batches=tuple(self.hits.tolist()),
+        )  # fmt: skip
+
+
+def _but(count: int, missed: Sequence[int]) -> Flags:
+    """All of so many but those that were missed."""
+    hit = np.ones(count, bool)
+    hit[np.asarray(missed, np.int64)] = False
+    return hit
+
+
+def _until(part: Part, gaps: Sequence[int]) -> Flags:
+    """In each request what stands before its gap."""
+    count = len(part.blocks)
+    ups = np.bincount(np.asarray(part.begins, np.int64), minlength=count + 1)
+    downs = np.bincount(np.asarray(gaps, np.int64), minlength=count + 1)
+    inside: Flags = np.cumsum(ups - downs)[:count] > 0
+    return inside
+
+
+def _unlimited(accesses: Accesses, there: Accesses) -> Row:
+    """The cache that keeps everything."""
+    missed = accesses.first()
+    by_prefix = leading(accesses, missed)
+    return Row(
+        policy=UNLIMITED,
+        room_bytes=there.working_set_bytes,
+        blocks=_kept(accesses, there, ~missed),
+        prefix=None if accesses.alone else _kept(accesses, there, by_prefix),
+    )
+
+
+def _kept(accesses: Accesses, there: Accesses, hit: Flags) -> Found:
+    batches = np.bincount(_batches(accesses)[hit], minlength=BATCHES)
+    return Found(
+        hits=int(hit.sum()),
+        hit_bytes=int(accesses.sizes[accesses.blocks[hit]].sum()),
+        stored_bytes=int(there.sizes[there.blocks[hit]].sum()),
+        evictions=0,
+        refused=0,
+        batches=tuple(batches.tolist()),
+    )
+
+
+def _batches(accesses: Accesses) -> Ints:
+    """Of each access: the stretch in which its request begins."""
+    counts = np.diff(np.append(accesses.begins, accesses.lookups))
+    batches: Ints = np.repeat(accesses.begins * BATCHES // max(1, accesses.lookups), counts)
+    return batches
+
+
+def _base(accesses: Accesses, unlimited: Row) -> Base:
+    prefix = unlimited.blocks if unlimited.prefix is None else unlimited.prefix
+    return Base(
+        lookups=accesses.lookups,
+        nbytes=accesses.nbytes,
+        unique=accesses.unique,
+        requests=accesses.requests,
+        working_set_bytes=accesses.working_set_bytes,
+        compulsory=accesses.lookups - unlimited.blocks.hits,
+        prefix_compulsory=accesses.lookups - prefix.hits,
+        batches=tuple(np.bincount(_batches(accesses), minlength=BATCHES).tolist()),
+    )

@@ -1,0 +1,262 @@
+"""From counts to a table: shares of hits, means over seeds, the order of policies and their
+failures.
+
+A table is of one residency and has an entry for each bound and policy at each capacity. With
+several seeds every figure is the mean of theirs, and each seed's is there too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from kv_cache.lab.accesses import BATCHES
+from kv_cache.lab.bounds import Limit
+from kv_cache.lab.judge import (
+    Failure,
+    Order,
+    Shares,
+    apart_by_seeds,
+    apart_by_stretches,
+    dominated,
+    failures,
+    order_by_seeds,
+    order_by_stretches,
+)
+from kv_cache.lab.residency import Residency
+from kv_cache.lab.study import LIMIT, MIN, MIN_REFUSING, UNLIMITED, Base, Found, Row, Study
+from kv_cache.metrics.intervals import Interval, mean_interval
+
+BOUNDS = (UNLIMITED, MIN, MIN_REFUSING, LIMIT)
+_KINDS = dict.fromkeys(BOUNDS, "bound")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """By one of the two rules. `at_most`: no policy has more, and this one need not be reached.
+    `ratios` are the hit ratios of each seed, where there are several; `dequant_s` is None where
+    nobody said what widening costs."""
+
+    hits: float
+    hit_ratio: float
+    byte_hit_ratio: float
+    miss_ratio: float
+    byte_miss_ratio: float
+    evictions: float
+    refused: float
+    loaded_bytes: float
+    dequant_s: float | None
+    at_most: bool
+    ratios: Sequence[float] | None
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """`kind` is bound, policy, or rule: MIN where blocks have different sizes, which then bounds
+    nothing. `prefix` is None where each request asks for one block: then both rules are the
+    same."""
+
+    policy: str
+    kind: str
+    blocks: Rate
+    prefix: Rate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One capacity. `capacity` is what was asked for, in its own words."""
+
+    capacity: str
+    room_bytes: float
+    room_blocks: float
+    share: float
+    entries: Sequence[Entry]
+    order: Order
+    prefix_order: Order | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    residency: str
+    columns: Sequence[Column]
+    failures: Sequence[Failure]
+
+
+def table_of(
+    studies: Sequence[Study], capacities: Sequence[str], residency: Residency, *, seeds: bool
+) -> Table:
+    """Of the studies of each seed, or of one trace."""
+    columns = [
+        _column(studies, place, name, residency, seeds=seeds)
+        for place, name in enumerate(capacities)
+    ]
+    return Table(
+        residency=residency.name,
+        columns=columns,
+        failures=_failures(studies, capacities, seeds=seeds),
+    )
+
+
+def _rows(study: Study, place: int) -> list[Row]:
+    """Of one capacity."""
+    rooms = list(dict.fromkeys(row.policy for row in study.rows))
+    return list(study.rows[place * len(rooms) : (place + 1) * len(rooms)])
+
+
+def _column(
+    studies: Sequence[Study], place: int, capacity: str, residency: Residency, *, seeds: bool
+) -> Column:
+    bases = [study.base for study in studies]
+    by_seed = [_rows(study, place) for study in studies]
+    unlimited = [study.unlimited for study in studies]
+    limits = [study.limits[place] for study in studies if study.limits is not None]
+    kinds = _KINDS if not limits else _KINDS | dict.fromkeys((MIN, MIN_REFUSING), "rule")
+    entries = [_entry(unlimited, bases, residency, kinds)]
+    entries += [_entry(list(rows), bases, residency, kinds) for rows in zip(*by_seed, strict=True)]
+    if limits:
+        entries.insert(1, _limit(limits, bases))
+    room = fmean(rows[0].room_bytes for rows in by_seed)
+    return Column(
+        capacity=capacity,
+        room_bytes=room,
+        room_blocks=fmean(
+            rows[0].room_bytes * base.unique / max(1, study.unlimited.room_bytes)
+            for rows, base, study in zip(by_seed, bases, studies, strict=True)
+        ),
+        share=fmean(
+            rows[0].room_bytes / max(1, base.working_set_bytes)
+            for rows, base in zip(by_seed, bases, strict=True)
+        ),
+        entries=entries,
+        order=_order(by_seed, bases, _by_blocks, seeds=seeds),
+        prefix_order=None
+        if unlimited[0].prefix is None
+        else _order(by_seed, bases, _by_prefix, seeds=seeds),
+    )
+
+
+# --- entries ---------------------------------------------------------------------------------
+
+
+def _entry(
+    rows: Sequence[Row], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, str]
+) -> Entry:
+    """One policy of all seeds."""
+    prefixes = [row.prefix for row in rows if row.prefix is not None]
+    return Entry(
+        policy=rows[0].policy,
+        kind=kinds.get(rows[0].policy, "policy"),
+        blocks=_rate([row.blocks for row in rows], bases, residency),
+        prefix=_rate(prefixes, bases, residency) if len(prefixes) == len(rows) else None,
+    )
+
+
+def _rate(found: Sequence[Found], bases: Sequence[Base], residency: Residency) -> Rate:
+    hits = [each.hits / max(1, base.lookups) for each, base in zip(found, bases, strict=True)]
+    nbytes = [each.hit_bytes / max(1, base.nbytes) for each, base in zip(found, bases, strict=True)]
+    loaded = fmean(each.stored_bytes for each in found)
+    return Rate(
+        hits=fmean(each.hits for each in found),
+        hit_ratio=fmean(hits),
+        byte_hit_ratio=fmean(nbytes),
+        miss_ratio=1 - fmean(hits),
+        byte_miss_ratio=1 - fmean(nbytes),
+        evictions=fmean(each.evictions for each in found),
+        refused=fmean(each.refused for each in found),
+        loaded_bytes=loaded,
+        dequant_s=residency.seconds(round(loaded)),
+        at_most=False,
+        ratios=hits if len(hits) > 1 else None,
+        interval=mean_interval(hits),
+    )
+
+
+def _limit(limits: Sequence[Limit], bases: Sequence[Base]) -> Entry:
+    """What space and time allow."""
+    found = [
+        Found(hits=each.hits, hit_bytes=each.nbytes, stored_bytes=0, evictions=0, refused=0,
+              batches=())
+        for each in limits
+    ]  # fmt: skip
+    return Entry(
+        policy=LIMIT, kind="bound", prefix=None,
+        blocks=_at_most(_rate(found, bases, Residency(name="fp16"))),
+    )  # fmt: skip
+
+
+def _at_most(rate: Rate) -> Rate:
+    return replace(rate, at_most=True)
+
+
+# --- order and failures ----------------------------------------------------------------------
+
+Rule = Callable[[Row], Found]
+
+
+def _by_blocks(row: Row) -> Found:
+    return row.blocks
+
+
+def _by_prefix(row: Row) -> Found:
+    return row.blocks if row.prefix is None else row.prefix
+
+
+def _shares(
+    by_seed: Sequence[Sequence[Row]], bases: Sequence[Base], rule: Rule, *, seeds: bool
+) -> list[Shares]:
+    """Of each policy, no bound."""
+    return [
+        _share(rows, bases, rule, seeds=seeds)
+        for rows in zip(*by_seed, strict=True)
+        if rows[0].policy not in BOUNDS
+    ]
+
+
+def _share(rows: Sequence[Row], bases: Sequence[Base], rule: Rule, *, seeds: bool) -> Shares:
+    """Of each seed, or of each stretch of the one trace; there as if each had an equal part of the
+    lookups, so that their mean is that of all."""
+    found = [rule(row) for row in rows]
+    values = [each.hits / max(1, base.lookups) for each, base in zip(found, bases, strict=True)]
+    mean = fmean(values)
+    if not seeds:
+        stretch = max(1, bases[0].lookups) / BATCHES
+        values = [hits / stretch for hits in found[0].batches]
+    return Shares(policy=rows[0].policy, mean=mean, values=values)
+
+
+def _order(
+    by_seed: Sequence[Sequence[Row]], bases: Sequence[Base], rule: Rule, *, seeds: bool
+) -> Order:
+    shares = _shares(by_seed, bases, rule, seeds=seeds)
+    compulsory = fmean(
+        base.compulsory if rule is _by_blocks else base.prefix_compulsory for base in bases
+    )
+    misses = [
+        fmean(base.lookups - rule(row).hits for row, base in zip(rows, bases, strict=True))
+        for rows in zip(*by_seed, strict=True)
+        if rows[0].policy not in BOUNDS
+    ]
+    why = dominated(compulsory, max(misses, default=0))
+    if why is not None:
+        return Order(beaten_by=None, why=why)
+    return order_by_seeds(shares) if seeds else order_by_stretches(shares)
+
+
+def _failures(
+    studies: Sequence[Study], capacities: Sequence[str], *, seeds: bool
+) -> Sequence[Failure]:
+    """By blocks; capacities by how large they are."""
+    bases = [study.base for study in studies]
+    places = sorted(
+        range(len(capacities)), key=lambda place: _rows(studies[0], place)[0].room_bytes
+    )
+    table: dict[str, Sequence[Shares]] = {}
+    bound: dict[str, float] = {}
+    for place in places:
+        by_seed = [_rows(study, place) for study in studies]
+        table[capacities[place]] = _shares(by_seed, bases, _by_blocks, seeds=seeds)
+        bound[capacities[place]] = fmean(
+            rows[0].blocks.hits / max(1, base.lookups)
+            for rows, base in zip(by_seed, bases, strict=True)
+        )
+    return failures(table, bound, apart_by_seeds if seeds else apart_by_stretches)

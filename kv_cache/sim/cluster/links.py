@@ -1,0 +1,187 @@
+"""Links and measured devices: queues that know when they will be free.
+
+A link accepts a transfer when it is ready for it, never ahead of that time: whoever comes next
+would wait for a server that stands idle. Must never know who sends or why.
+"""
+
+from collections import defaultdict
+from heapq import heappop, heappush, heapreplace
+from math import ceil
+
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import MIB, NS_PER_S
+from kv_cache.sim.profile import ProfileModel
+
+
+class Measured:
+    """A measured device: how long an operation takes is asked of its profile, by how many are in
+    flight when it begins. More than were measured at once wait their turn."""
+
+    __slots__ = ("_depths", "_free", "_object_bytes", "_profile", "busy_ns")
+
+    def __init__(self, profile: ProfileModel, object_bytes: int = 0) -> None:
+        """A transfer is so many operations of `object_bytes`, one after the other; 0: it is one."""
+        self._profile = profile
+        self._object_bytes = object_bytes
+        self._depths: dict[int, int] = {}
+        self._free: list[tuple[int, bool]] = []  # when each server is free, and whether it reads
+        self.busy_ns = 0
+
+    @property
+    def depth(self) -> int:
+        """The most operations at a time, of all sizes that were asked for."""
+        return max(self._depths.values(), default=1)
+
+    def rest_ns(self, now_ns: int) -> int:
+        """Work that was accepted and is still to be done."""
+        return sum(end - now_ns for end, _ in self._free if end > now_ns)
+
+    def queue(self, now_ns: int, nbytes: int, *, read: bool) -> tuple[int, int]:
+        """When an operation that is ready at `now_ns` would begin and end. Raises
+        OutsideProfileError."""
+        depth = self._depth(self._object_bytes or nbytes)
+        ends = sorted(end for end, _ in self._free if end > now_ns)
+        start_ns = now_ns if len(ends) < depth else ends[-depth]
+        return start_ns, start_ns + self._span_ns(start_ns, nbytes, depth, read=read)
+
+    def take(self, now_ns: int, nbytes: int, factor: float, *, read: bool) -> tuple[int, int]:
+        """The same, and now it is accepted."""
+        depth = self._depth(self._object_bytes or nbytes)
+        free, start_ns = self._free, now_ns
+        while free and free[0][0] <= now_ns:
+            heappop(free)
+        while len(free) >= depth:
+            start_ns = heappop(free)[0]
+        span_ns = ceil(self._span_ns(start_ns, nbytes, depth, read=read) * factor)
+        heappush(free, (start_ns + span_ns, read))
+        self.busy_ns += span_ns
+        return start_ns, start_ns + span_ns
+
+    def _span_ns(self, start_ns: int, nbytes: int, depth: int, *, read: bool) -> int:
+        kinds = [kind for end, kind in self._free if end > start_ns]
+        kinds.append(read)
+        unit = self._object_bytes or nbytes
+        kind = OpKind.READ if read else OpKind.WRITE
+        share = kinds.count(True) / len(kinds)
+        one_ns = max(1, self._profile.service_ns(kind, unit, min(len(kinds), depth), share))
+        return one_ns if unit == nbytes else ceil(one_ns * nbytes / unit)
+
+    def _depth(self, unit: int) -> int:
+        depth = self._depths.get(unit)
+        if depth is None:
+            depth = self._depths[unit] = self._profile.depth(unit, unit)
+        return depth
+
+
+class Link:
+    """One direction of a link, or one kind of access to a device: a queue before `servers` equal
+    servers of `bytes_per_s` each. What it counts: `bytes` by cause and `transfers`, when it accepts
+    a transfer; `ended_bytes` of those whose last byte has reached its goal; `busy_ns`, the work of
+    all that it accepted, done or still to do (`rest_ns`)."""
+
+    __slots__ = (
+        "_servers_free",
+        "busy_ns",
+        "bytes",
+        "bytes_per_ns",
+        "ended_bytes",
+        "free_ns",
+        "kind",
+        "latency_ns",
+        "measured",
+        "name",
+        "plain",
+        "read",
+        "servers",
+        "transfers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        bytes_per_s: float,
+        latency_ns: int,
+        servers: int = 1,
+        measured: Measured | None = None,
+        *,
+        read: bool = True,
+    ) -> None:
+        """`measured` answers in place of bandwidth and latency."""
+        self.name = name
+        self.kind = kind
+        self.bytes_per_ns = bytes_per_s / NS_PER_S
+        self.latency_ns = 0 if measured else latency_ns
+        self.servers = servers
+        self.measured = measured
+        self.read = read
+        self.bytes: dict[str, int] = defaultdict(int)
+        self.ended_bytes = 0
+        self.busy_ns = 0
+        self.transfers = 0
+        self.free_ns = 0
+        self.plain = measured is None and servers == 1
+        self._servers_free = [0] * servers if servers > 1 else []
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes_per_ns * NS_PER_S
+
+    @property
+    def family(self) -> str:
+        """What it is counted with: its kind, or `device:nvme:read`."""
+        return self.name.rpartition(":")[0] if self.kind == "device" else self.kind
+
+    @property
+    def cost_ns(self) -> float:
+        """What a way over it costs: the time of 1 MiB."""
+        return self.latency_ns + MIB / self.bytes_per_ns
+
+    def span_ns(self, now_ns: int, nbytes: int, factor: float = 1.0) -> int:
+        """How long it would be occupied with `nbytes`."""
+        if self.measured is None:
+            return ceil(nbytes * factor / self.bytes_per_ns)
+        start_ns, end_ns = self.measured.queue(now_ns, nbytes, read=self.read)
+        return ceil((end_ns - start_ns) * factor)
+
+    def queue(self, now_ns: int, nbytes: int) -> tuple[int, int]:
+        """When a transfer that is ready at `now_ns` would begin and end on it."""
+        if self.measured is not None:
+            return self.measured.queue(now_ns, nbytes, read=self.read)
+        free_ns = self._servers_free[0] if self.servers > 1 else self.free_ns
+        start_ns = free_ns if free_ns > now_ns else now_ns
+        return start_ns, start_ns + ceil(nbytes / self.bytes_per_ns)
+
+    def take(self, now_ns: int, nbytes: int, factor: float, cause: str) -> tuple[int, int]:
+        """The same, and now it is accepted, behind all that were before."""
+        self.transfers += 1
+        self.bytes[cause] += nbytes
+        if self.plain:
+            start_ns = self.free_ns
+            if start_ns < now_ns:
+                start_ns = now_ns
+            span_ns = ceil(nbytes * factor / self.bytes_per_ns)
+            self.busy_ns += span_ns
+            self.free_ns = end_ns = start_ns + span_ns
+            return start_ns, end_ns
+        if self.measured is not None:
+            start_ns, end_ns = self.measured.take(now_ns, nbytes, factor, read=self.read)
+        else:
+            start_ns = max(now_ns, self._servers_free[0])
+            end_ns = start_ns + ceil(nbytes * factor / self.bytes_per_ns)
+            heapreplace(self._servers_free, end_ns)
+        self.busy_ns += end_ns - start_ns
+        return start_ns, end_ns
+
+    def share(self, nbytes: int, cause: str) -> None:
+        """Accept a transfer that has it together with others."""
+        self.transfers += 1
+        self.bytes[cause] += nbytes
+
+    def rest_ns(self, now_ns: int) -> int:
+        """Work that was accepted and is still to be done, where links are queues."""
+        free = self._servers_free or (self.free_ns,)
+        return sum(free_ns - now_ns for free_ns in free if free_ns > now_ns)
+
+
+Way = tuple[Link, ...]

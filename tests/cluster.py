@@ -1,0 +1,200 @@
+"""Scenarios of the cluster drawn at random over all its settings, and a small way to run one.
+
+They are small and mean: places of a few blocks, budgets of a few tokens, prompts that do not fit.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from kv_cache.config.scenario import (
+    DISCIPLINES,
+    ORDERS,
+    PREEMPTIONS,
+    PREFETCHES,
+    RESERVATIONS,
+    ROUTERS,
+    TRANSFERS,
+    WRITE_POLICIES,
+    Scenario,
+)
+from kv_cache.config.scenario_rules import check
+from kv_cache.config.schema import from_mapping
+from kv_cache.policy.eviction import EVICTION
+from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.cluster import OnEvent
+from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.run import simulate
+from kv_cache.sim.cluster.sources import build_source
+
+GIB = 1 << 30
+TOKEN_BYTES = 1000
+SCOPES = {
+    "dram": ("device", "node"),
+    "rack_pool": ("device", "node", "rack"),
+    "nvme": ("device", "node", "rack", "cluster"),
+    "remote": ("cluster",),
+}
+
+Plain = dict[str, Any]
+
+
+def scenario_of(values: Mapping[str, Any]) -> Scenario:
+    """Refuses what the program would refuse."""
+    scenario = from_mapping(Scenario, values)
+    check(scenario, whole=False)
+    return scenario
+
+
+def serve(scenario: Scenario, on_event: OnEvent | None = None) -> Outcome:
+    chain = Chain()
+    return simulate(scenario, build_source(scenario, chain), chain, on_event=on_event)
+
+
+def gib(blocks: int, block_tokens: int, token_bytes: int = TOKEN_BYTES) -> float:
+    """So many blocks, and half a byte against rounding."""
+    return (blocks * block_tokens * token_bytes + 0.5) / GIB
+
+
+def random_values(seed: int) -> Plain:
+    """All settings of a scenario that is accepted, drawn from `seed`."""
+    rng = random.Random(seed)
+    block = rng.choice((1, 2, 4, 8, 16, 16, 64))
+    work = _work(rng, block)
+    size = (work["output_tokens"][1] + 2 * work["prompt_tokens"][1]) // block + 2
+    values: Plain = {
+        "seed": seed,
+        "model": {"kv_bytes_per_token": TOKEN_BYTES, "block_tokens": block},
+        "workload": work,
+        "tiers": _tiers(rng, block, size),
+        "router": {
+            "kind": rng.choice(ROUTERS),
+            "decode": rng.choice(ROUTERS),
+            "candidates": rng.choice((1, 4, 16)),
+            "w_load": rng.choice((0.0, 1.0)),
+        },
+        "scheduler": _scheduler(rng),
+        "separation": {
+            "transfer": rng.choice(TRANSFERS),
+            "pipelined": rng.random() < 0.5,
+            "chunk_blocks": rng.choice((1, 3, 16)),
+        },
+        "network": _network(rng),
+        "watch": {"check_every": rng.choice((1, 2, 5, 20)), "series_points": rng.choice((2, 50))},
+    }
+    values["topology"], values["instances"] = _instances(rng, block, size)
+    return values
+
+
+def _work(rng: random.Random, block: int) -> Plain:
+    source = rng.choice(("sessions", "sessions", "agents", "poisson"))
+    low = rng.choice((1, block, 3 * block, 5 * block + 1))
+    out = rng.choice((1, 2, block, 3 * block + 1, 40))
+    closed = rng.random() < 0.4
+    requests = rng.randint(20, 80)
+    work: Plain = {
+        "source": source,
+        "requests": requests,
+        "warmup_requests": rng.choice((0, 0, 5)),
+        "prompt_tokens": (low, low + rng.choice((0, 1, 4 * block))),
+        "prompt_law": rng.choice(("fixed", "uniform", "exponential")),
+        "output_tokens": (rng.choice((1, out)), out),
+        "output_law": rng.choice(("fixed", "uniform", "exponential")),
+        "rate_per_s": 0.0 if rng.random() < 0.2 else 10 ** rng.uniform(0, 4),
+        "concurrency": rng.choice((1, 3, 12)) if closed else 0,
+        "think_s": (0.0, rng.choice((0.0, 0.001, 0.1))),
+    }
+    if source != "poisson":
+        work |= {
+            "turns": (1, rng.choice((1, 4, 8))),
+            "system_prompts": rng.choice((0, 1, 3)),
+            "system_tokens": rng.choice((1, block, 2 * block + 3)),
+            "tool_sets": rng.choice((0, 2)),
+            "tool_tokens": rng.choice((1, 2 * block)),
+            "context_tokens": 3 + rng.choice((0, 2 * block, 5 * block + 1)),
+            "documents": rng.choice((0, 0, 5)),
+            "documents_per_session": rng.choice((1, 3)),
+        }
+    if source == "agents":
+        work["reasoning_tokens"] = rng.choice((0, 3))
+    return work
+
+
+def _tiers(rng: random.Random, block: int, size: int) -> Plain:
+    tiers: Plain = {
+        "hbm_eviction": rng.choice(tuple(EVICTION)),
+        "overlap_load": rng.random() < 0.6,
+    }
+    lower = False
+    for name, scopes in SCOPES.items():
+        if rng.random() < 0.45:
+            lower = True
+            tiers[name] = {
+                "capacity_gib": gib(rng.choice((1, 3, size, 8 * size)), block),
+                "scope": rng.choice(scopes),
+                "eviction": rng.choice(tuple(EVICTION)),
+                "read_gbytes_per_s": 10 ** rng.uniform(-4, 1),
+                "write_gbytes_per_s": 10 ** rng.uniform(-4, 1),
+                "read_latency_us": rng.choice((0.0, 10.0, 5000.0)),
+                "write_latency_us": rng.choice((0.0, 10.0, 5000.0)),
+            }
+    if lower:
+        tiers |= {
+            "write_policy": rng.choice(WRITE_POLICIES),
+            "selective_depth_blocks": rng.choice((1, 4)),
+            "prefetch": rng.choice(PREFETCHES),
+        }
+    return tiers
+
+
+def _scheduler(rng: random.Random) -> Plain:
+    seqs = rng.choice((1, 2, 4, 16))
+    return {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": max(seqs, rng.choice((1, 5, 64, 8192))),
+        "chunked_prefill": rng.random() < 0.6,
+        "order": rng.choice(ORDERS),
+        "reservation": rng.choice(RESERVATIONS),
+        "preemption": rng.choice(PREEMPTIONS),
+        "max_queue": rng.choice((0, 0, 0, 2)),
+    }
+
+
+def _network(rng: random.Random) -> Plain:
+    rate = 10 ** rng.uniform(-4, 2)
+    jitter = rng.random() < 0.3
+    return {
+        "discipline": rng.choice(DISCIPLINES),
+        "nvlink": {"gbytes_per_s": rng.choice((0.0, 900.0)), "latency_us": rng.choice((0.0, 1.0))},
+        "pcie": {"gbytes_per_s": rate},
+        "nic": {"gbytes_per_s": rate, "latency_us": rng.choice((0.0, 500.0))},
+        "jitter_cv": rng.choice((0.1, 2.0)) if jitter else 0.0,
+        "tail_probability": 0.2 if jitter else 0.0,
+        "tail_multiplier": 10.0 if jitter else 1.0,
+    }
+
+
+def _instances(rng: random.Random, block: int, size: int) -> tuple[Plain, Plain]:
+    roles = rng.choice((
+        ("mixed",), ("mixed",), ("mixed", "mixed"), ("prefill", "decode"), ("prefill", "decode"),
+        ("prefill", "mixed"), ("mixed", "decode"), ("prefill", "mixed", "decode"),
+    ))  # fmt: skip
+    groups: Plain = {}
+    for number, role in enumerate(roles):
+        group: Plain = {
+            "count": rng.randint(1, 12 // len(roles) if rng.random() < 0.5 else 2),
+            "role": role,
+            "hbm_gib": gib(rng.choice((2, size, 2 * size, 6 * size)) + 1, block),
+            "compute": rng.choice(("rate", "rate", "rate", "roofline", "none")),
+            "prefill_tokens_per_s": 10 ** rng.uniform(3, 6),
+            "decode_tokens_per_s": 10 ** rng.uniform(2, 6),
+            "step_overhead_us": rng.choice((0.0, 30.0)),
+        }
+        if rng.random() < 0.2:
+            group["max_num_seqs"] = 1
+        groups[f"g{number}"] = group
+    total = sum(g["count"] for g in groups.values())
+    racks, nodes = rng.choice(((1, 1), (1, 2), (2, 2)))
+    places = -(-total // (racks * nodes))
+    top = {"racks": racks, "nodes_per_rack": nodes, "instances_per_node": places}
+    return top, groups

@@ -1,0 +1,272 @@
+"""`kv-cache.py lab` as a user starts it, and the known answers of the real trace."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.cli import main
+from kv_cache.core.seed import Seed
+from kv_cache.lab.patterns import PATTERNS
+from kv_cache.lab.seam import POLICIES
+from kv_cache.workload.samples import mooncake_lines
+from tests.cli import PROGRAM, ROOT
+from tests.traces import shared_trace
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    lines = "".join(f"{line}\n" for line in mooncake_lines(Seed(3), 300))
+    (tmp_path / "mooncake.jsonl").write_text(lines)
+    return tmp_path
+
+
+def lab(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """The document's own section."""
+    capsys.readouterr()
+    assert main(["lab", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["kv_cache"]
+
+
+def entries(own: Any, capacity: int = 0, table: int = 0, case: int = 0) -> dict[str, Any]:
+    """By policy."""
+    found = own["cases"][case]["tables"][table]["columns"][capacity]["entries"]
+    return {entry["policy"]: entry for entry in found}
+
+
+# --- known answers ---------------------------------------------------------------------------
+
+
+def test_mooncake_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    path = shared_trace("mooncake_conversation_6000.jsonl")
+    own = lab(capsys, path, "--capacities", "9971blocks,10%", "--policies", "lru")
+    base = own["cases"][0]["base"]
+    assert (base["lookups"], base["unique"], base["compulsory"]) == (152_537, 99_716, 99_716)
+    for capacity in (0, 1):
+        found = entries(own, capacity)
+        assert found["unlimited"]["blocks"]["hits"] == 52_821
+        assert found["unlimited"]["prefix"]["hits"] == 52_821
+        assert found["lru"]["blocks"]["hits"] == 31_657
+        evicted = found["lru"]["blocks"]["evictions"]
+        assert evicted == 152_537 - 31_657 - 9_971
+
+
+# --- one trace -------------------------------------------------------------------------------
+
+
+def test_every_table_has_its_bounds_and_no_policy_is_above_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "mooncake.jsonl", "--refusing")
+    for capacity in range(len(own["capacities"])):
+        found = entries(own, capacity)
+        assert list(found) == ["unlimited", "min", "min-refusing", *POLICIES]
+        bounds = [found[name]["blocks"]["hits"] for name in ("unlimited", "min-refusing", "min")]
+        assert bounds == sorted(bounds, reverse=True)
+        for policy in POLICIES:
+            assert found[policy]["blocks"]["hits"] <= bounds[-1]
+            assert found[policy]["prefix"]["hits"] <= found["unlimited"]["prefix"]["hits"]
+
+
+def test_the_summary_says_which_rule_is_which_and_fits_a_screen(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "mooncake.jsonl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    assert "hits, % of lookups: by blocks, by prefix" in lines
+    for name in ("unlimited (bound)", "min (bound)", *POLICIES):
+        assert any(line.startswith(f"  {name} ") for line in lines), name
+
+
+def test_a_document_rows_and_a_picture_are_written_and_the_picture_can_be_drawn_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["lab", "mooncake.jsonl", "-o", "lab.json", "--csv", "lab.csv", "--plot", "lab.svg"]
+    assert main(words) == 0
+    assert main(words) == 0  # over its own files
+    first = (here / "lab.svg").read_bytes()
+    assert main(["plot", "lab.json", "--output", "again.svg"]) == 0
+    assert (here / "again.svg").read_bytes() == first
+    rows = list(csv.DictReader((here / "lab.csv").read_text().splitlines()))
+    own = json.loads((here / "lab.json").read_text())["kv_cache"]
+    found = entries(own, 2)["lru"]
+    row = next(
+        row for row in rows
+        if (row["policy"], row["rule"], row["capacity"]) == ("lru", "prefix", "10%")
+    )  # fmt: skip
+    assert float(row["hits"]) == found["prefix"]["hits"]
+    assert float(row["hit_ratio"]) == found["prefix"]["hit_ratio"]
+
+
+def test_objects_of_different_sizes_have_a_limit_beside_min(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "--users", "--semantics", "mlperf", "--requests", 500, "--capacities", "5%")
+    found = entries(own)
+    assert list(found)[:3] == ["unlimited", "limit", "min"]
+    assert found["limit"]["blocks"]["at_most"]
+    assert [found[name]["kind"] for name in ("limit", "min", "lru")] == ["bound", "rule", "policy"]
+    for name in ("min", *POLICIES):
+        for figure in ("hit_ratio", "byte_hit_ratio"):
+            assert found[name]["blocks"][figure] <= found["limit"]["blocks"][figure]
+
+
+def test_fewer_bits_find_what_as_much_more_room_finds(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = lab(
+        capsys, "mooncake.jsonl", "--capacities", "100blocks", "--residency", "fp16,int4",
+        "--dequant", "int4=0.5", "--dequant-source", "a test",
+    )  # fmt: skip
+    larger = lab(capsys, "mooncake.jsonl", "--capacities", "100blocks,400blocks")
+    for table in (0, 1):
+        for policy in ("min", *POLICIES):
+            one = entries(held, table=table)[policy]["blocks"]
+            two = entries(larger, table)[policy]["blocks"]
+            assert (one["hits"], one["byte_hit_ratio"]) == (two["hits"], two["byte_hit_ratio"])
+    whole, part = (entries(held, table=table)["lru"]["blocks"] for table in (0, 1))
+    assert whole["dequant_s"] is None
+    assert part["dequant_s"] == pytest.approx(part["loaded_bytes"] * 0.5e-9)
+    assert [each["ratio"] for each in held["residencies"]] == [1.0, 0.25]
+    assert held["residencies"][1]["cost_source"] == "a test"
+
+
+def test_scales_take_room_and_a_cost_without_a_source_is_called_assumed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("mooncake.jsonl", "--residency", "int2", "--capacities", "50blocks")
+    bare = entries(lab(capsys, *words))["lru"]["blocks"]
+    own = lab(capsys, *words, "--quant-group", 64, "--dequant", "int2=1")
+    scaled = entries(own)["lru"]["blocks"]
+    assert own["residencies"][0]["cost_source"] == "assumed, no source given"
+    assert scaled["hits"] < bare["hits"]
+
+
+# --- patterns --------------------------------------------------------------------------------
+
+
+def test_patterns_have_means_and_intervals_over_their_seeds(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "--pattern", "all", "--seeds", 4)
+    assert [case["name"] for case in own["cases"]] == list(PATTERNS)
+    for place, case in enumerate(own["cases"]):
+        assert case["seeds"] == 4
+        for capacity in range(3):
+            for entry in entries(own, capacity, case=place).values():
+                rate = entry["blocks"]
+                assert entry["prefix"] is None
+                assert len(rate["ratios"]) == 4
+                low, high = rate["interval"]["low"], rate["interval"]["high"]
+                assert low - 1e-12 <= rate["hit_ratio"] <= high + 1e-12
+
+
+def test_policies_whose_intervals_overlap_are_not_told_apart(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "--pattern", "rag_burst", "--capacities", "10%,50%")
+    unclear, clear = (column["order"] for column in own["cases"][0]["tables"][0]["columns"])
+    some = [entries(own, 0)[policy]["blocks"]["interval"] for policy in ("lru", "fifo")]
+    assert max(each["low"] for each in some) <= min(each["high"] for each in some)
+    assert "lru" not in unclear["beaten_by"]["fifo"]
+    assert "lru" in clear["beaten_by"]["fifo"]
+    assert clear["beaten_by"]["lru"] == []
+
+
+def test_two_seeds_are_too_few_for_an_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = lab(capsys, "--pattern", "rag_burst", "--capacities", "50%", "--seeds", 2)
+    order = own["cases"][0]["tables"][0]["columns"][0]["order"]
+    assert order == {"beaten_by": None, "why": "2 seeds are fewer than 3"}
+
+
+def test_a_policy_that_finds_nothing_where_min_finds_much_is_told_as_a_failure(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "--pattern", "prefetch_friendly", "--capacities", "50%")
+    found = own["cases"][0]["tables"][0]["failures"]
+    assert {(each["policy"], each["kind"]) for each in found} >= {
+        ("lru", "no-hits"), ("fifo", "no-hits"),
+    }  # fmt: skip
+
+
+def test_where_first_accesses_are_nearly_all_misses_there_is_no_order(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "--pattern", "long_tail_mix", "--capacities", "98%")
+    order = own["cases"][0]["tables"][0]["columns"][0]["order"]
+    assert order["beaten_by"] is None
+    assert order["why"] == "first accesses are 90 % of the worst one's misses, or more"
+
+
+# --- the same everywhere, and bad input -------------------------------------------------------
+
+
+def told(words: Sequence[str], hash_seed: str) -> bytes:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "lab", *words, "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
+        capture_output=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["mooncake.jsonl"], ["--pattern", "all", "--seeds", "3", "--seed", "7"]]
+)
+def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[str]) -> None:
+    assert told(words, "1") == told(words, "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no trace is given"),
+        (["gone.jsonl"], "there is no such trace"),
+        (["mooncake.jsonl", "--policies", "lur"], "'lur' is no policy. Did you mean 'lru'?"),
+        (["mooncake.jsonl", "--policies", "lru,lru"], "--policies: lru stands twice"),
+        (["mooncake.jsonl", "--capacities", "64Gib"], "which is none. Did you mean 'GiB'?"),
+        (["mooncake.jsonl", "--capacities", "0%"], "'0%' is no room at all"),
+        (["mooncake.jsonl", "--capacities", "101%"], "give at most 100%"),
+        (["mooncake.jsonl", "--capacities", "many"], "'many' is no capacity"),
+        (["mooncake.jsonl", "--capacities", "1%,1%"], "1% stands twice"),
+        (["mooncake.jsonl", "--seeds", "3"], "--seeds is of patterns"),
+        (["mooncake.jsonl", "--pattern", "all"], "mooncake.jsonl and --pattern are both given"),
+        (["--pattern", "rag"], "'rag' is no pattern"),
+        (["--pattern", "rag_burst", "--pages", "8"], "--pages is 8; rag_burst has 22 or more"),
+        (["--pattern", "rag_burst", "--model", "tiny-1b"], "says nothing of a pattern"),
+        (["--pattern", "rag_burst", "--seeds", "0"], "--seeds is 0; it must be from 1"),
+        (["--pattern", "rag_burst", "--users"], "--pattern and --users are both given"),
+        (["mooncake.jsonl", "--residency", "int3"], "'int3' is no type"),
+        (["mooncake.jsonl", "--dequant", "int4=1"], "give --residency too"),
+        (["mooncake.jsonl", "--residency", "int4", "--dequant", "int4=x"], "must be TYPE=NS"),
+        (["mooncake.jsonl", "--residency", "int4", "--dequant", "int8=1"], "holds nothing"),
+        (["mooncake.jsonl", "--dequant-source", "me"], "which is not given"),
+        (["mooncake.jsonl", "--residency", "int4", "--quant-group", "-1"], "at least 0"),
+        (["mooncake.jsonl", "--plot", "x.gif"], "does not end in .svg, .png or .pdf"),
+        (["mooncake.jsonl", "--csv", "x.txt"], "does not end in .csv"),
+        (["mooncake.jsonl", "--csv", "mine.csv"], "mine.csv"),
+        (["mooncake.jsonl", "-o", "mooncake.jsonl"], "mooncake.jsonl"),
+        (["mooncake.jsonl", "-o", "a.json", "--csv", "gone/a.csv"], "there is no directory"),
+        (["mooncake.jsonl", "--nonsense"], "--nonsense"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    (here / "mine.csv").write_text("a,b\n1,2\n")
+    before = {path.name: path.read_bytes() for path in here.iterdir()}
+    assert main(["lab", *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert says in said.err
+    assert said.err.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == before

@@ -1,0 +1,216 @@
+"""When policies have an order, where they fail, what blocks of fewer bits weigh, and how requests
+become accesses."""
+
+import numpy as np
+import pytest
+
+from kv_cache.core.block import Block, content_key
+from kv_cache.core.kinds import Qos
+from kv_cache.core.request import Request
+from kv_cache.core.seed import Seed
+from kv_cache.lab.accesses import BATCHES, gathered
+from kv_cache.lab.bounds import leading
+from kv_cache.lab.judge import (
+    Failure,
+    Shares,
+    apart_by_seeds,
+    apart_by_stretches,
+    dominated,
+    failures,
+    order_by_seeds,
+    order_by_stretches,
+)
+from kv_cache.lab.residency import Residency
+from kv_cache.lab.study import study
+
+
+def shares(policy: str, *values: float) -> Shares:
+    return Shares(policy=policy, mean=sum(values) / len(values), values=values)
+
+
+def request(*names: str, once: bool = False, nbytes: int = 8) -> Request:
+    return Request(
+        request_id=0, intended_ns=0, user="", conversation="", turn=0, qos=Qos.BATCH, priority=0,
+        prompt_tokens=1, output_tokens=0, once=once,
+        blocks=tuple(Block(content_key(name), 1, nbytes) for name in names),
+    )  # fmt: skip
+
+
+# --- order -----------------------------------------------------------------------------------
+
+
+def test_policies_with_overlapping_intervals_are_not_told_apart() -> None:
+    found = order_by_seeds(
+        [shares("a", 0.10, 0.11, 0.12), shares("b", 0.50, 0.51, 0.52), shares("c", 0.11, 0.12, 0.1)]
+    )
+    assert found.beaten_by == {"a": ["b"], "b": [], "c": ["b"]}
+
+
+def test_a_policy_between_two_others_is_neither_worse_nor_better() -> None:
+    rows = [
+        shares("a", 0.60, 0.61, 0.62), shares("b", 0.45, 0.5, 0.55), shares("c", 0.34, 0.35, 0.36)
+    ]  # fmt: skip
+    assert order_by_seeds(rows).beaten_by == {"a": [], "b": [], "c": ["a"]}
+
+
+def test_where_nobody_is_shown_to_be_better_there_is_no_order() -> None:
+    rows = [shares("a", 0.50, 0.51, 0.52), shares("b", 0.47, 0.5, 0.53)]
+    found = order_by_seeds(rows)
+    assert found.beaten_by is None
+    assert found.why == "the intervals over 3 seeds show nobody to be better"
+
+
+def test_two_seeds_and_one_policy_give_no_order() -> None:
+    few = [shares("a", 0.1, 0.1), shares("b", 0.9, 0.9)]
+    assert order_by_seeds(few).beaten_by is None
+    assert order_by_seeds([shares("a", 0.1, 0.1, 0.1)]).beaten_by is None
+    assert order_by_seeds([]).beaten_by is None
+
+
+def test_a_difference_that_is_sure_but_small_is_none() -> None:
+    rows = [shares("a", 0.5009, 0.5009, 0.5009), shares("b", 0.5, 0.5, 0.5)]
+    assert order_by_seeds(rows).beaten_by is None
+    assert order_by_stretches(rows).beaten_by is None
+
+
+def test_stretches_show_a_steady_difference_that_intervals_of_the_same_numbers_hide() -> None:
+    worse = [0.1, 0.5, 0.2, 0.9, 0.3, 0.4, 0.8, 0.7, 0.6, 0.1]
+    a = shares("a", *(value + 0.02 + 0.001 * (place % 3) for place, value in enumerate(worse)))
+    b = shares("b", *worse)
+    assert order_by_seeds([a, b]).beaten_by is None
+    assert order_by_stretches([b, a]).beaten_by == {"a": [], "b": ["a"]}
+
+
+def test_a_difference_that_one_stretch_alone_makes_is_not_shown() -> None:
+    b = shares("b", *[0.5] * BATCHES)
+    a = shares("a", *[0.5] * (BATCHES - 1), 1.0)
+    assert order_by_stretches([a, b]).beaten_by is None
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.6])
+def test_fifteen_equal_policies_are_seldom_put_in_an_order(alike: float) -> None:
+    """Their stretches differ by chance alone, neighbours more or less alike."""
+    rng = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(100):
+        rows = []
+        for name in range(15):
+            noise = [0.0]
+            for draw in rng.normal(0, 0.02, BATCHES + 20):
+                noise.append(alike * noise[-1] + draw)
+            rows.append(shares(str(name), *(0.5 + each for each in noise[-BATCHES:])))
+        wrong += order_by_stretches(rows).beaten_by is not None
+    assert wrong <= 10
+
+
+@pytest.mark.parametrize(
+    ("compulsory", "misses", "none"), [(89, 100, False), (90, 100, True), (0, 0, True)]
+)
+def test_first_accesses_of_nine_in_ten_misses_forbid_an_order(
+    compulsory: int, misses: int, none: bool
+) -> None:
+    assert (dominated(compulsory, misses) is not None) is none
+
+
+# --- failures --------------------------------------------------------------------------------
+
+
+def test_failures_are_told_by_kind() -> None:
+    table = {
+        "1%": [shares("lru", 0.3, 0.3), shares("fifo", 0.2, 0.2), shares("x", 0.0, 0.0)],
+        "2%": [shares("lru", 0.4, 0.4), shares("fifo", 0.1, 0.1), shares("random", 0.2, 0.2)],
+    }
+    found = failures(table, {"1%": 0.5, "2%": 0.5}, apart_by_seeds)
+    assert [(each.policy, each.capacity, each.kind) for each in found] == [
+        ("fifo", "1%", "below-lru"),
+        ("x", "1%", "below-fifo"),
+        ("x", "1%", "below-lru"),
+        ("x", "1%", "no-hits"),
+        ("fifo", "2%", "below-random"),
+        ("fifo", "2%", "below-lru"),
+        ("random", "2%", "below-lru"),
+        ("fifo", "2%", "more-room-fewer-hits"),
+    ]
+    assert found[-1] == Failure(
+        policy="fifo", capacity="2%", kind="more-room-fewer-hits", hit_ratio=0.1, against=0.2
+    )
+
+
+def test_finding_nothing_is_no_failure_where_min_finds_nothing_either() -> None:
+    table = {"1%": [shares("lru", 0.0, 0.0)]}
+    assert failures(table, {"1%": 0.009}, apart_by_stretches) == []
+
+
+# --- accesses --------------------------------------------------------------------------------
+
+
+def test_requests_become_numbers_by_first_appearance() -> None:
+    given = gathered(
+        [
+            request("a", "b"),
+            request(),
+            request("b", "c"),
+            request("a", "a", once=True),
+            request("a"),
+        ]
+    )
+    assert given.blocks.tolist() == [0, 1, 1, 2, 3, 4, 0]
+    assert given.begins.tolist() == [0, 2, 4, 6]
+    assert given.sizes.tolist() == [8] * 5
+    assert given.first().tolist() == [True, True, False, True, True, True, False]
+    assert (given.lookups, given.unique, given.requests, given.alone) == (7, 5, 4, False)
+
+
+def test_leading_hits_end_at_the_first_miss_of_each_request() -> None:
+    given = gathered([request("a", "b"), request("a", "c", "b"), request("b", "a")])
+    missed = given.first()
+    assert missed.tolist() == [True, True, False, True, False, False, False]
+    assert leading(given, missed).tolist() == [False, False, True, False, False, True, True]
+
+
+def test_a_size_is_that_of_the_first_access_and_one_for_all_or_none() -> None:
+    same, other = gathered([request("a", "b")]), gathered([request("a"), request("b", nbytes=9)])
+    assert (same.size, other.size) == (8, None)
+    assert gathered([]).size is None
+    assert gathered([request("a"), request("a", nbytes=9)]).sizes.tolist() == [8]
+
+
+def test_batches_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
+    """Several parts, each of whole requests, one of them longer than a part."""
+    names = [str(number % 90_000) for number in range(140_000)]
+    given = gathered(
+        [request(*names[:3]), request(*names[3:80_000]), *(request(*names[at : at + 500])
+         for at in range(80_000, 140_000, 500))]
+    )  # fmt: skip
+    found = study(given, ["lru"], [50_000 * 8, 200_000 * 8], seed=Seed(1))
+    assert len(found.base.batches) == BATCHES
+    assert sum(found.base.batches) == given.lookups == 140_000
+    for row in found.rows:
+        assert sum(row.blocks.batches) == row.blocks.hits
+        assert row.blocks.hit_bytes == 8 * row.blocks.hits
+    assert found.rows[-1].blocks.hits == found.unlimited.blocks.hits == 50_000
+    assert found.rows[0].policy == "min"
+    assert found.rows[1].blocks.hits == 0
+
+
+# --- residency -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "own_bits", "nbytes"),
+    [
+        ("fp16", 0, 16, 1024), ("fp8", 0, 16, 512), ("int8", 0, 16, 512), ("int4", 0, 16, 256),
+        ("int2", 0, 16, 128), ("fp16", 0, 32, 512), ("fp16", 64, 16, 1024),
+        ("int4", 64, 16, 256 + 8 * 4), ("int2", 100, 16, 128 + 6 * 4),
+    ],
+)  # fmt: skip
+def test_a_block_of_fewer_bits_weighs_its_elements_and_its_scales(
+    name: str, group: int, own_bits: int, nbytes: int
+) -> None:
+    made = Residency(name=name, group=group).sizes(np.array([1024]), own_bits)
+    assert made.tolist() == [nbytes]
+
+
+def test_widening_costs_what_the_caller_says_or_is_not_known() -> None:
+    assert Residency(name="int4", cost_ns=0.5).seconds(4_000_000_000) == 2.0
+    assert Residency(name="int4").seconds(4_000_000_000) is None
