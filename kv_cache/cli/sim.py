@@ -16,7 +16,14 @@ from kv_cache.bench.place import check_output_file
 from kv_cache.cli.interrupts import interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.sim_run import Found, NothingEndedError, Streams, run_all
-from kv_cache.config.scenarios import PRESETS, Scenarios, read_scenarios, scenario_names
+from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenarios import (
+    PRESETS,
+    Scenarios,
+    print_scenario,
+    read_scenarios,
+    scenario_names,
+)
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
 from kv_cache.report.cluster.document import sim_document
@@ -48,6 +55,7 @@ one after the other, each with each seed.
 _EXAMPLES = """\
 examples:
   kv-cache.py sim --list
+  kv-cache.py sim --print
   kv-cache.py sim single-node --preset smoke
   kv-cache.py sim single-node --seeds 5 --html policies.html
   kv-cache.py sim mine.yaml --set tiers.dram.capacity_gib=512 --set workload.rate_per_s=40
@@ -68,6 +76,9 @@ def main(argv: Sequence[str]) -> int:
     if options.list:
         print("\n".join(_listed()))
         return 0
+    if options.print:
+        print(_printed(options), end="")
+        return 0
     study = _read(options)
     _check_places(options, study)
     streams = Streams(events=options.events, series=options.series, instances=options.per_instance)
@@ -85,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="kv-cache.py sim",
-        usage="%(prog)s SCENARIO [option ...] | --list",
+        usage="%(prog)s SCENARIO [option ...] | --list | --print",
         description=f"{_ABOUT}\nshipped scenarios: {', '.join(scenario_names())} (see --list)",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -94,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("scenario", nargs="?", type=Path, metavar="SCENARIO", help="a file, or a shipped one")
     add("--list", action="store_true", help="the shipped scenarios and what they ask")
+    add(
+        "--print",
+        action="store_true",
+        help="every option of SCENARIO (or of none: the defaults) "
+        "with its unit and bounds, as a scenario that loads; nothing runs",
+    )
     add("--preset", metavar="NAME", help=f"the same question at a scale: {', '.join(PRESETS)}")
     add(
         "--set",
@@ -137,6 +154,11 @@ def _presets(name: str) -> str:
         except ConfigError:  # it has none of that name
             continue
     return f"; with --preset: {', '.join(found)}" if found else ""
+
+
+def _printed(options: argparse.Namespace) -> str:
+    """Without what varies. Raises ConfigError."""
+    return print_scenario(Scenario() if options.scenario is None else _read(options).base)
 
 
 def _counted(size: int) -> str:

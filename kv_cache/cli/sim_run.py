@@ -13,9 +13,10 @@ from tqdm import tqdm
 from kv_cache.cli.interrupts import Interrupts
 from kv_cache.config.profile import read_profile
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.report.cluster.document import run_row, variant_row
 from kv_cache.report.cluster.events import EventLog
 from kv_cache.report.cluster.tables import ColumnsFile
@@ -25,6 +26,7 @@ from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import Outcome
 from kv_cache.sim.cluster.run import simulate
 from kv_cache.sim.cluster.sources import build_source
+from kv_cache.sim.cluster.topology import Topology
 from kv_cache.sim.profile import ProfileModel
 
 _MEASURED = ("dram", "rack_pool", "nvme", "remote")
@@ -80,27 +82,88 @@ class Found:
 
 def run_all(study: Scenarios, streams: Streams, caught: Interrupts) -> Found:
     """Until all runs have ended or a signal came; then what belongs to the runs that ended is
-    written. Raises NothingEndedError, ConfigError and PlaceError, after which no file is changed,
-    and AssertionError where a run broke a law."""
+    written. Raises NothingEndedError and UsageError, after which no file is changed, and
+    AssertionError where a run broke a law."""
+    given = _Given()
+    for variant in study.variants():
+        if not variant.repeat:
+            with _named(study, variant):
+                given.look_at(variant.scenario)
     with ExitStack() as stack:
-        runs = _Runs(study, streams, caught, stack)
+        runs = _Runs(study, streams, caught, given, stack)
         began = time.monotonic()
         runs.go()
         return runs.found(time.monotonic() - began)
+
+
+@contextmanager
+def _named(study: Scenarios, variant: Variant) -> Iterator[None]:
+    """Says in which run an error was found, where there are several."""
+    try:
+        yield
+    except UsageError as error:
+        if not variant.name:
+            raise
+        raise type(error)(f"{study.source}, {variant.name}: {error}") from None
+    except AssertionError as error:
+        error.add_note(f"in {variant.name or study.source}, seed {variant.scenario.seed}")
+        raise
+
+
+class _Given:
+    """What scenarios name beside themselves: traces and profiles, each read once, before anything
+    is simulated."""
+
+    def __init__(self) -> None:
+        self._works: dict[object, TraceWork | None] = {}
+        self._profiles: dict[str, ProfileModel] = {}
+
+    def look_at(self, scenario: Scenario) -> None:
+        """Raises UsageError where something cannot be read, or does not go together."""
+        Topology(scenario, self.profiles(scenario))
+        self.work(scenario)
+
+    def work(self, scenario: Scenario) -> TraceWork | None:
+        """The trace; what the scenario's own checks look at tells them apart."""
+        work = scenario.workload
+        key = (
+            work.source, work.trace, work.trace_format, work.arrival_scale, work.concurrency,
+            work.rate_per_s, work.warmup_requests, scenario.model.block_tokens,
+        )  # fmt: skip
+        if key not in self._works:
+            self._works[key] = open_work(scenario)
+        return self._works[key]
+
+    def profiles(self, scenario: Scenario) -> dict[str, ProfileModel]:
+        """The measured devices of the tiers that name one."""
+        found = {}
+        for tier in _MEASURED:
+            path = getattr(scenario.tiers, tier).profile
+            if path is None:
+                continue
+            if path not in self._profiles:
+                self._profiles[path] = ProfileModel(read_profile(path))
+            found[tier] = self._profiles[path]
+        return found
 
 
 class _Runs:
     """The runs of one command. What it opens, `stack` closes."""
 
     def __init__(
-        self, study: Scenarios, streams: Streams, caught: Interrupts, stack: ExitStack
+        self,
+        study: Scenarios,
+        streams: Streams,
+        caught: Interrupts,
+        given: _Given,
+        stack: ExitStack,
     ) -> None:
         self._study = study
         self._caught = caught
+        self._given = given
         self._points: dict[int, Point] = {}
         self._seeds: list[int] = []
         self._ended = self._events = 0
-        self._profiles: dict[str, ProfileModel] = {}
         self._log = _event_log(study, streams.events, stack)
         name = study.base.name
         self._series = _columns_file(streams.series, "--series", name, stack)
@@ -150,7 +213,8 @@ class _Runs:
         if self._caught.came:
             raise _StoppedError
         self._bar.set_description(f"{point.number} {point.name}"[:_LONGEST_NAME])
-        outcome = self._simulate(variant)
+        with _named(self._study, variant):
+            outcome = self._simulate(variant)
         self._ended += 1
         self._events += outcome.events
         seed = variant.scenario.seed
@@ -168,7 +232,7 @@ class _Runs:
             self._instances.write(point.key(), row, columns["instances"])
 
     def _simulate(self, variant: Variant) -> Outcome:
-        """Raises _StoppedError, and what `simulate` raises with the run's name."""
+        """Raises _StoppedError and what `simulate` raises."""
         scenario, chain, before = variant.scenario, Chain(), self._bar.n
 
         def progress(ended: int) -> None:
@@ -176,29 +240,13 @@ class _Runs:
             if self._caught.came:
                 raise _StoppedError
 
-        try:
-            outcome = simulate(
-                scenario, build_source(scenario, chain), chain, progress=progress,
-                on_event=None if self._log is None else self._log.begin(self._ended + 1),
-                profiles=self._profiles_of(scenario),
-            )  # fmt: skip
-        except AssertionError as error:
-            error.add_note(f"in {variant.name or scenario.name}, seed {scenario.seed}")
-            raise
+        outcome = simulate(
+            scenario, build_source(scenario, chain, self._given.work(scenario)), chain,
+            on_event=None if self._log is None else self._log.begin(self._ended + 1),
+            progress=progress, profiles=self._given.profiles(scenario),
+        )  # fmt: skip
         self._bar.update(before + scenario.workload.requests - self._bar.n)
         return outcome
-
-    def _profiles_of(self, scenario: Scenario) -> dict[str, ProfileModel]:
-        """The measured devices of the tiers that name one; each file is read once."""
-        found = {}
-        for tier in _MEASURED:
-            path = getattr(scenario.tiers, tier).profile
-            if path is None:
-                continue
-            if path not in self._profiles:
-                self._profiles[path] = ProfileModel(read_profile(path))
-            found[tier] = self._profiles[path]
-        return found
 
 
 def _at(scenario: Mapping[str, Any], path: str) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_cache.report.cluster.measures import (
+    FINISHED_RATE,
     GOODPUT,
     HIGHER,
     HIT_RATIO,
@@ -46,10 +47,12 @@ class Finding:
 
 
 def headline(variants: Sequence[Json]) -> Measure:
-    """Goodput where something is promised, else the TTFT that 95 % of the requests keep; block hits
-    where nothing takes any time."""
+    """Goodput where something is promised, else the TTFT that 95 % of the requests keep; how many
+    finish where too many do not, and block hits where nothing takes any time."""
     if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
         return GOODPUT
+    if _lost(variants) is not None:
+        return FINISHED_RATE
     ttft = next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
     return ttft if any(number_of(v, ttft.path) for v in variants) else HIT_RATIO
 
@@ -234,7 +237,13 @@ def _of_load(variant: Json) -> list[str]:
     skew, active = (
         number_of(variant, path) for path in ("instances.skew", "instances.active_share")
     )
+    finished = number_of(variant, "requests.finished_share")
     said = []
+    if finished is not None and 1 - finished > MOST_LOST:
+        said.append(
+            f"{100 * (1 - finished):.1f} % of the requests were rejected or aborted: latencies are "
+            "of the others"
+        )
     if skew is not None and skew >= SKEWED:
         said.append(
             f"requests are skewed: one instance had {skew:.1f} times the mean of its role "

@@ -26,13 +26,16 @@ class Measure:
         return three(None if value is None else value * self.scale)
 
     def told(self, row: Json | None) -> str:
-        """A mean with half of its interval: `12.3±0.4`. Values that are all equal have none."""
+        """A mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
         if row is None or row["mean"] is None:
             return NOTHING
         reach = reach_of(row)
-        if not reach:
+        if reach is None or reach <= _LEAST_REACH * abs(row["mean"]):
             return self.shown(row["mean"])
         return f"{self.shown(row['mean'])}±{_reach(reach * self.scale, row['mean'] * self.scale)}"
+
+
+_LEAST_REACH = 0.001
 
 
 def reach_of(row: Json) -> float | None:

@@ -32,6 +32,7 @@ Cells = list[str]
 
 GB = 1e9
 _LONGEST_NAME = 34
+_MANY = 1000
 
 
 def sim_text(document: Json) -> str:
@@ -93,7 +94,7 @@ def _cell(variant: Json, measure: Measure) -> str:
 
 def _count(variant: Json, path: str) -> str:
     value = number_of(variant, path) or 0
-    return f"{value:,.0f}"
+    return f"{value:,.0f}" if value == int(value) or value >= _MANY else three(value)
 
 
 def _latencies(own: Json) -> Cells:

@@ -66,7 +66,9 @@ _LONGEST = 60
 _GB = 1e9
 _DASHES = ("", "dash", "dot", "chain")
 _MOST_LINES = 8
-_MOST_POINTS = 400  # of a line
+_MOST_POINTS, _MOST_RATES = 400, 80
+"""Of a line of levels, and of rates: tokens count when a run of steps ends, so that few instants
+make a smooth line."""
 _MOST_ROWS = 100
 """Of the table of instances: the busiest."""
 
@@ -446,14 +448,13 @@ def _over_time(doc: Doc, variants: Sequence[Json], book: Book) -> list[Html]:
     if len(some) == 1:
         lines = [(name, levels_on(runs[0], name, grid)) for name in _WHERE]
         charts += _timed(doc, book, "Requests: where they are", "requests", grid, lines)
+    names = [label_at(variant, 28) for variant in some]
     for title, unit, name, on_grid in _OVERLAID[1 if len(some) == 1 else 0 :]:
-        lines = [
-            (label_at(variant, 28), on_grid(run, name, grid))
-            for variant, run in zip(some, runs, strict=True)
-        ]
-        charts += _timed(doc, book, title, unit, grid, lines)
+        at = grid_of(runs, _MOST_RATES) if on_grid is rates_on else grid
+        lines = [(said, on_grid(run, name, at)) for said, run in zip(names, runs, strict=True)]
+        charts += _timed(doc, book, title, unit, at, lines)
     left = len(variants) - len(some)
-    said = f"The first run of each variant, at {len(grid)} instants; --series has all of them."
+    said = f"The first run of each variant, at up to {len(grid)} instants; --series has more."
     more = f" {left} more variants are not drawn." if left else ""
     return [tag("p", said + more, class_="small"), tag("div", *charts, class_="charts")]
 
@@ -483,7 +484,7 @@ def _timed(
         (figures(grid[at]), *(figures(line.values[at]) for line in lines))
         for at in range(0, len(grid), each)
     ]
-    axis = Axis(key=doc.id("time"), kind=TIME, label="virtual time", places=grid)
+    axis = Axis(key=doc.id(f"time-{len(grid)}"), kind=TIME, label="virtual time", places=grid)
     heads = ("seconds", *(f"{line.name}, {unit}" for line in lines))
     said = "" if each == 1 else f"One row of {each} is shown."
     told = Table(heads=heads, rows=rows, says=said)

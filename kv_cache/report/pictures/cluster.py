@@ -52,7 +52,7 @@ _LEFT = 2.0  # inches, for the names of variants
 _LONGEST_LABEL = 27
 _MOST_VARIANTS = 30
 _MOST_LINES = 5
-_MOST_POINTS = 160
+_MOST_POINTS, _MOST_RATES = 160, 60
 _GB = 1e9
 
 _Bars = Callable[["Axes", Sequence[Json]], None]
@@ -202,8 +202,9 @@ def _over_time(variants: Sequence[Json]) -> Iterator[Panel]:
         waiting = [levels_on(run, "waiting", grid) for run in runs]
         yield from _lines("Requests that wait, by variant", "requests", grid,
                           list(zip(names, waiting, strict=True)))  # fmt: skip
-    rates = [rates_on(run, "output_tokens", grid) for run in runs]
-    yield from _lines("Output tokens", "tokens/s", grid, list(zip(names, rates, strict=True)))
+    coarse = grid_of(runs, _MOST_RATES)
+    rates = [rates_on(run, "output_tokens", coarse) for run in runs]
+    yield from _lines("Output tokens", "tokens/s", coarse, list(zip(names, rates, strict=True)))
 
 
 _Series = tuple[str, Sequence[float]]

@@ -1,11 +1,16 @@
 """Outcomes of simulations filled by hand, for the tests of what is told of them."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from kv_cache.config.scenario import InstanceSection, PromiseSection, Scenario
+from kv_cache.config.schema import to_mapping
 from kv_cache.core.seed import Seed
 from kv_cache.metrics.histogram import bucket_of
+from kv_cache.report.cluster.document import run_row, sim_document, variant_row
+from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import (
     Blocks,
     Instances,
@@ -82,4 +87,30 @@ def outcome(
         ],
         itl_buckets=dict(gaps), began_ns=0, ended_ns=1000 * MS, events=444, concurrency_ns=7 * MS,
         checks=Counter({"requests": 3}), warnings=["the window is short"],
+    )  # fmt: skip
+
+
+def document(
+    slower: Sequence[float] = (1.0, 2.0), *, seeds: int = 3, varied: str = "network.jitter_cv",
+    interrupted: str | None = None, name: str = "", **given: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The document of a variant for each of `slower`; `given` goes to `outcome`."""
+    variants, run = [], 0
+    for number, times in enumerate(slower, 1):
+        runs = []
+        for seed in range(seeds):
+            run += 1
+            made = outcome(seed, slower=times, **given)
+            series = {
+                "interval_ns": made.series.interval_ns, "columns": series_columns(made),
+            }  # fmt: skip
+            columns = {"series": series, "instances": instance_columns(made)}
+            runs.append(run_row(run, seed, facts(made), columns=None if seed else columns))
+        scenario = to_mapping(made.scenario)
+        values = {varied: times}
+        variants.append(variant_row(number, name or f"slower={times}", values, scenario, runs))
+    return sim_document(
+        source="hand.yaml", argv=["sim", "hand.yaml"], scenario=scenario, varied=[varied],
+        seeds=list(range(seeds)), planned=run + (interrupted is not None), variants=variants,
+        interrupted=interrupted, preset=None,
     )  # fmt: skip
