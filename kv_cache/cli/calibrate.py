@@ -19,7 +19,7 @@ import psutil
 from kv_cache import __version__
 from kv_cache.bench.dram import Copied, NotCopied, measure_copies
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.place import check_cache_dir, check_output_file, obtainable_bytes
+from kv_cache.bench.place import check_cache_dir, check_name, obtainable_bytes
 from kv_cache.bench.probe import ProbePlan
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
@@ -50,7 +50,9 @@ from kv_cache.tiers.objects import is_object_url
 
 SIZES_MIB = "0.25,2,8,32"
 CONCURRENCIES = "1,2,4,8,16,32"
+READ_SHARES = "0.25,0.5,0.75"
 DEFAULT_NAME = "drive"
+DEFAULT_SECONDS = 150.0
 
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.+)")
 
@@ -127,7 +129,13 @@ def _parser() -> argparse.ArgumentParser:
         "beside it",
     )  # fmt: skip
     add_options(parser)
-    parser.set_defaults(layout="file", sizes_mib=SIZES_MIB, concurrency=CONCURRENCIES)
+    parser.set_defaults(
+        layout="file",
+        sizes_mib=SIZES_MIB,
+        concurrency=CONCURRENCIES,
+        read_shares=READ_SHARES,
+        seconds=DEFAULT_SECONDS,
+    )
     return parser
 
 
@@ -137,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
 def _checked(options: argparse.Namespace) -> _Plan:
     """Raises UsageError for everything that can be known to be wrong."""
     output: Path = options.output
-    check_output_file(output)
+    check_name(output, f"--output {output}")
     require_replaceable(output, HEADER, "--output")
     directories = _named(options.cache_dir, "--cache-dir")
     files = _named(options.probe, "--probe")
@@ -191,7 +199,7 @@ def _drive(
     plan = plan_of(options, directory)
     check_ram({"buffers": plan.memory_bytes()})
     file = output.with_name(f"{output.stem}.{name}.probe.yaml")
-    check_output_file(file)
+    check_name(file, f"--output {output}")
     require_replaceable(file, PROBE_HEADER, "--output")
     return directory, plan, file
 

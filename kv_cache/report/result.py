@@ -69,7 +69,7 @@ def build_result(
     if validation is not None:
         document["validation"] = compare(validation, outcome)
     if twin is not None:
-        document["twin"] = dict(twin)
+        own["twin"] = dict(twin)
     if config.output.io_trace_log is not None:
         without_figures(document)
     document["overall_passed"] &= own["passport"]["verdict"] != Status.INVALID

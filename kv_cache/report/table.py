@@ -18,7 +18,7 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
     lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
     lines += [*_users(own), *_before(own), *policy_lines(own)]
-    lines += [*_validated(document), *_foreseen(document)]
+    lines += [*_validated(document), *_foreseen(own)]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
 
@@ -41,9 +41,9 @@ def _validated(document: Mapping[str, Any]) -> list[str]:
     return [f"validated hit rate {mine}, {theirs}: {error}{within} 5 % (all rows: validation)"]
 
 
-def _foreseen(document: Mapping[str, Any]) -> list[str]:
+def _foreseen(own: Mapping[str, Any]) -> list[str]:
     """What the twin had said."""
-    section = document.get("twin")
+    section = own.get("twin")
     return [] if section is None else ["", *prediction_lines(section)]
 
 

@@ -83,6 +83,8 @@ MAPPED = {
     "--certify": ("output.certify", True),
     "--fio-export job.fio": ("output.fio_export", "job.fio"),
     "--profile p.yaml": ("sim.profile", "p.yaml"),
+    "--predict p.yaml": ("sim.predict", "p.yaml"),
+    "--extrapolate": ("sim.extrapolate", True),
     "--enable-autoscaling": ("autoscaler.enabled", True),
     "--autoscaler-mode capacity": ("autoscaler.mode", "capacity"),
     "--autoscaler-mode predictive": ("autoscaler.mode", "predictive"),
