@@ -234,6 +234,10 @@ class CacheManager:
         index = self._index_of.get(tier)
         return 0 if index is None else self.ledgers[index].used
 
+    def notes(self, tier: Tier) -> Mapping[str, int]:
+        """What the policy of a tier says of itself."""
+        return self._policies[self._index_of[tier]].notes()
+
     @property
     def fastest(self) -> Tier:
         return self.specs[0].tier

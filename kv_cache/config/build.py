@@ -333,6 +333,7 @@ def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[
             stranded_bytes=ledger.stranded,
             entries=cache.entries(spec.tier),
             store=stores[spec.tier],
+            eviction=cache.notes(spec.tier),
         )
         for spec, ledger in zip(cache.specs, cache.ledgers, strict=True)
     )
