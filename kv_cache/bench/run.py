@@ -41,6 +41,7 @@ from kv_cache.config.build import (
     build_intake,
     build_world,
     endless,
+    policy_facts,
     tier_facts,
     workers,
 )
@@ -763,6 +764,7 @@ class RealRun:
             dropped_last_copies=self.world.cache.dropped_last_copies,
             dropped_stores=self.world.dropped_stores,
             lost_bytes=self.world.cache.lost_bytes,
+            policies=policy_facts(self._config, self.world),
             schedule_sha256=sha256,
             schedule_requests=requests,
             workload=self._load.source.describe(),

@@ -15,18 +15,20 @@ being demoted stays readable until its lower copy is complete; then it leaves th
 deleted once its last reader has gone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kv_cache.cache.doors import Asked, Doors, Rivals, Tally
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef, Token
 from kv_cache.core.kinds import Tier
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import PAGE_BYTES, round_up
+from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
 
 ROOM: Token = ("room", 0)
@@ -58,6 +60,7 @@ class Copy:
     pins: int = 0
     moving: bool = False  # chosen for demotion: readable, but not a victim again
     derived: bool = False  # made from another copy, not from new data
+    refused: bool = False  # by the last tier, which is not asked again before it is used again
     tokens: int = 0
     place: Place = NO_PLACE
 
@@ -112,13 +115,25 @@ class Plan:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """The answer to `begin_stores`. Blocks that are present or being stored need nothing."""
+    """The answer to `begin_stores`. Blocks that are present or being stored need nothing, nor do
+    those that no tier admits: they are not stored."""
 
     plan: Plan | None = None
     present: list[Block] = field(default_factory=list)
     nowhere: list[Block] = field(default_factory=list)
+    unwanted: list[Block] = field(default_factory=list)
     later: list[Block] = field(default_factory=list)
     wait: Token | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Backup:
+    """Copies in the last tier of what is above it: the plan's targets are of the pinned `sources`,
+    in their order. What found no place in one plan is `later`."""
+
+    plan: Plan | None = None
+    sources: list[CopyRef] = field(default_factory=list)
+    later: list[Key] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,10 +154,12 @@ class _Draft:
     levels: list[_DraftLevel] = field(default_factory=list)
     chosen: set[int] = field(default_factory=set)
     held: dict[int, int] = field(default_factory=dict)
+    asked: Asked = field(default_factory=Asked)
 
 
 class CacheManager:
-    """Copies of blocks in the tiers given, the fastest first."""
+    """Copies of blocks in the tiers given, the fastest first. `admission`: a policy for each tier,
+    None where everything comes in; left out, that is so everywhere."""
 
     def __init__(
         self,
@@ -150,6 +167,7 @@ class CacheManager:
         eviction: MakeEviction,
         rules: CacheRules,
         signals: Signals,
+        admission: Sequence[Admission | None] | None = None,
     ) -> None:
         if not tiers:
             raise AssertionError("a cache needs a tier")
@@ -158,6 +176,7 @@ class CacheManager:
         self.signals = signals
         self.ledgers = tuple(Ledger(spec.capacity_bytes) for spec in tiers)
         self._policies = tuple(eviction(self._limit(i, 0)) for i in range(len(self.specs)))
+        self.doors = Doors(admission or [None] * len(self.specs))
         self._index_of = {spec.tier: i for i, spec in enumerate(tiers)}
         self._copies: dict[int, Copy] = {}
         self._entries: dict[Key, list[Copy | None]] = {}
@@ -167,6 +186,7 @@ class CacheManager:
         self._room_wanted = False
         self.dropped_last_copies = 0  # evictions after which a block is in no tier
         self.lost_bytes = 0  # bytes of last copies that failed verification or demotion
+        self.not_backed_up = Tally()  # for want of room in the last tier
 
     # --- looking ---------------------------------------------------------------------------
 
@@ -183,6 +203,11 @@ class CacheManager:
             if copy is not None and copy.state is not State.RESIDENT:
                 return ("copy", copy.ref.copy_id)
         return None
+
+    def backed_up(self, key: Key) -> bool:
+        """Whether the last tier has a copy of `key`, or is getting one."""
+        entry = self._entries.get(key)
+        return entry is not None and entry[-1] is not None
 
     def entries(self, tier: Tier) -> int:
         """How many copies of `tier` can be read now."""
@@ -209,6 +234,10 @@ class CacheManager:
         index = self._index_of.get(tier)
         return 0 if index is None else self.ledgers[index].used
 
+    def notes(self, tier: Tier) -> Mapping[str, int]:
+        """What the policy of a tier says of itself."""
+        return self._policies[self._index_of[tier]].notes()
+
     @property
     def fastest(self) -> Tier:
         return self.specs[0].tier
@@ -220,11 +249,14 @@ class CacheManager:
         copy = self.resident(key)
         if copy is None:
             return None
-        copy.pins += 1
-        self._motion += 1
+        self._pin(copy)
         for each in self._entries[key]:
-            if each is not None and each.state is State.RESIDENT and not each.moving:
+            if each is None:
+                continue
+            each.refused = False
+            if each.state is State.RESIDENT and not each.moving:
                 self._policy(each).hit(each.ref.copy_id)
+        self.doors.used(key)
         return copy.ref
 
     def end_read(self, ref: CopyRef, *, ok: bool) -> CopyRef | None:
@@ -268,8 +300,11 @@ class CacheManager:
                 seen.add(block.key)
         if not todo:
             return placement
+        asked = Asked()
         for index in range(len(self.specs)):
             fitting = [b for b in todo if self._fits(index, self._size(b))]
+            if self.doors.guarded(index):
+                fitting = self._admitted(index, fitting, places, asked)
             self._expect(index, (b.key for b in fitting))
             planned = self._plan_most(index, fitting)
             if planned is None:
@@ -279,14 +314,20 @@ class CacheManager:
             targets = [self._new_target(b, index, places.get(b.key, NO_PLACE)) for b in taken]
             placement.plan = self._commit(draft, targets)
             keys = {b.key for b in taken}
+            for block in taken:
+                self.doors.settle(asked, block.key, into=index)
+                self.doors.used(block.key)
             placement.later = [b for b in todo if b.key not in keys]
             return placement
+        todo = self._turn_away(todo, asked, placement)
         placement.later = todo
+        if not todo:
+            return placement
         if self._motion:
             self._room_wanted = True
             placement.wait = ROOM
         else:  # nothing will change by waiting: what is left is stranded or bound by the rules
-            placement.nowhere += todo
+            placement.nowhere += self._turn_away(todo, asked, placement, waits=False)
             placement.later = []
         return placement
 
@@ -294,8 +335,13 @@ class CacheManager:
         """Room for copies of the pinned `refs` in the fastest tier that can take some of them.
 
         The answer's plan has targets for the first n of the refs that may be promoted, and n
-        counts refs in the order given; a ref that cannot be promoted ends the series.
+        counts refs in the order given; a ref that cannot be promoted ends the series. Without a
+        plan the first n refs stay where they are: all, or those that no tier above admits.
         """
+        asked = Asked()
+        unwanted = self._unwanted_above(refs, asked)
+        if unwanted:
+            return None, unwanted
         for index in range(len(self.specs)):
             series: list[CopyRef] = []
             keys: set[Key] = set()
@@ -307,6 +353,7 @@ class CacheManager:
                     or entry is None
                     or entry[index] is not None
                     or not self._fits(index, ref.nbytes)
+                    or not self._admits(index, self._candidate(ref), asked)
                 ):
                     break
                 series.append(ref)
@@ -318,8 +365,38 @@ class CacheManager:
                 continue
             draft, count = planned
             targets = [self._new_copy_of(self._copies[r.copy_id], index) for r in series[:count]]
+            for ref in series[:count]:
+                self.doors.settle(asked, ref.key, into=index)
             return self._commit(draft, targets), count
-        return None, 0
+        return None, len(refs)
+
+    def begin_backups(self, keys: Sequence[Key], *, selective: bool) -> Backup:
+        """Room in the last tier for copies of those of `keys` that are only above it. It never
+        waits for room. `selective`: only of those that the last tier admits."""
+        last, asked, found = len(self.specs) - 1, Asked(), []
+        for key in dict.fromkeys(keys):
+            copy = self.resident(key)
+            if copy is None or self.backed_up(key) or not self._fits(last, copy.ref.nbytes):
+                continue
+            if selective and not self._admits(last, self._candidate(copy.ref), asked):
+                copy.refused = True
+                self.doors.settle(asked, key, into=None)
+                continue
+            found.append(copy)
+        blocks = [Block(copy.ref.key, 0, copy.ref.nbytes) for copy in found]
+        self._expect(last, (copy.ref.key for copy in found))
+        planned = self._plan_most(last, blocks)
+        if planned is None:
+            for copy in found:
+                self.not_backed_up.add(copy.ref.nbytes)
+            return Backup()
+        draft, count = planned
+        taken = found[:count]
+        for copy in taken:
+            self.doors.settle(asked, copy.ref.key, into=last)
+        plan = self._commit(draft, [self._new_copy_of(copy, last) for copy in taken])
+        sources = [self._pin(copy) for copy in taken]
+        return Backup(plan, sources, [copy.ref.key for copy in found[count:]])
 
     def begin_writes(self, plan: Plan) -> bool:
         """The targets begin to exist. False (and the plan is cancelled) if a delete or demotion
@@ -425,6 +502,11 @@ class CacheManager:
 
     # --- inside ----------------------------------------------------------------------------
 
+    def _pin(self, copy: Copy) -> CopyRef:
+        copy.pins += 1
+        self._motion += 1
+        return copy.ref
+
     def _size(self, block: Block) -> int:
         return round_up(block.nbytes, PAGE_BYTES)
 
@@ -460,6 +542,74 @@ class CacheManager:
             return capacity
         return max(int(capacity * self.rules.target_usage_ratio), largest)
 
+    # --- who comes in ----------------------------------------------------------------------
+
+    def _rivals(self, index: int, chosen: Iterable[int] = ()) -> Rivals | None:
+        """What leaves a tier for what comes, where its admission compares them."""
+        if not self.doors.compares(index):
+            return None
+        room = self.ledgers[index].free(self._limit(index, 0))
+        return Rivals(room, self._victims_of(index, set(chosen)))
+
+    def _victims_of(self, index: int, chosen: set[int]) -> Iterator[tuple[Key, int]]:
+        for copy_id in self._policies[index].victims():
+            copy = self._copies[copy_id]
+            if not copy.pins and copy_id not in chosen:
+                yield copy.ref.key, copy.ref.nbytes
+
+    def _admitted(
+        self, index: int, blocks: Sequence[Block], places: Mapping[Key, Place], asked: Asked
+    ) -> list[Block]:
+        """Of new blocks, those that a tier admits."""
+        rivals = self._rivals(index)
+
+        def admits(block: Block) -> bool:
+            depth = places.get(block.key, NO_PLACE).depth
+            candidate = Candidate(block.key, self._size(block), depth, fresh=True)
+            return self.doors.ask(asked, index, candidate, rivals)
+
+        return [block for block in blocks if admits(block)]
+
+    def _turn_away(
+        self, blocks: Sequence[Block], asked: Asked, placement: Placement, *, waits: bool = True
+    ) -> list[Block]:
+        """Those of `blocks` that some tier would take, if it had room. The others are not stored;
+        where nothing `waits` for room, neither is what any tier has refused."""
+        left = []
+        for block in blocks:
+            size, tiers = self._size(block), range(len(self.specs))
+            refused = [i for i in tiers if asked.refused(i, block.key)]
+            takes = any(i not in refused and self._fits(i, size) for i in tiers)
+            if not refused or (takes and waits):
+                left.append(block)
+                continue
+            placement.unwanted.append(block)
+            self.doors.settle(asked, block.key, into=None)
+            self.doors.used(block.key)
+            self.doors.not_stored.add(size)
+        return left
+
+    def _candidate(self, ref: CopyRef) -> Candidate:
+        return Candidate(ref.key, ref.nbytes, self._copies[ref.copy_id].place.depth)
+
+    def _admits(self, index: int, candidate: Candidate, asked: Asked) -> bool:
+        if not self.doors.guarded(index):
+            return True
+        return self.doors.ask(asked, index, candidate, self._rivals(index))
+
+    def _unwanted_above(self, refs: Sequence[CopyRef], asked: Asked) -> int:
+        """How many of the first refs no tier above admits: decided, and counted."""
+        for count, ref in enumerate(refs):
+            above = range(self._index_of[ref.tier])
+            fitting = [i for i in above if self._fits(i, ref.nbytes)]
+            candidate = self._candidate(ref)
+            if not fitting or any(self._admits(i, candidate, asked) for i in fitting):
+                return count
+            self.doors.settle(asked, ref.key, into=None)
+        return len(refs)
+
+    # --- making copies ---------------------------------------------------------------------
+
     def _new_target(self, block: Block, index: int, place: Place) -> CopyRef:
         version = self._next_version
         self._next_version += 1
@@ -469,7 +619,9 @@ class CacheManager:
     def _new_copy_of(self, source: Copy, index: int) -> CopyRef:
         key, nbytes, version = source.ref.key, source.ref.nbytes, source.ref.version
         ref = self._new_ref(key, index, nbytes, version)
-        copy = Copy(ref, derived=True, tokens=source.tokens, place=source.place)
+        copy = Copy(
+            ref, derived=True, refused=source.refused, tokens=source.tokens, place=source.place
+        )
         return self._new_copy(index, copy)
 
     def _new_ref(self, key: Key, index: int, nbytes: int, version: int) -> CopyRef:
@@ -559,7 +711,7 @@ class CacheManager:
                     draft.chosen.add(lower.ref.copy_id)  # the block's last one: not a victim too
         draft.held[index] = draft.held.get(index, 0) + held
         level = _DraftLevel(index, need, held, victims, drops, [])
-        for target, group in self._distribute(index, down, drops).items():
+        for target, group in self._distribute(index, down, drops, draft).items():
             sizes = [c.ref.nbytes for c in group]
             self._expect(target, (c.ref.key for c in group))
             below = self._draft(target, sum(sizes), max(sizes), draft)
@@ -596,17 +748,25 @@ class CacheManager:
         return next(readable, None)
 
     def _distribute(
-        self, index: int, down: Iterable[Copy], drops: list[Copy]
+        self, index: int, down: Iterable[Copy], drops: list[Copy], draft: _Draft
     ) -> dict[int, list[Copy]]:
-        """Victims by the tier that takes them; what no lower tier can take is dropped."""
+        """Victims by the tier that takes them; what no lower tier can take, or admits, is
+        dropped."""
         groups: dict[int, list[Copy]] = {}
         loads: dict[int, int] = {}
+        below = range(index + 1, len(self.specs))
+        rivals = {target: self._rivals(target, draft.chosen) for target in below}
         for copy in down:
             nbytes = copy.ref.nbytes
-            for target in range(index + 1, len(self.specs)):
+            for target in below:
                 limit = self._limit(target, nbytes)
                 load = loads.get(target, 0) + nbytes
-                if self._fits(target, nbytes) and (limit is None or load <= limit):
+                if (
+                    self._entries[copy.ref.key][target] is None  # else one is coming there
+                    and self._fits(target, nbytes)
+                    and (limit is None or load <= limit)
+                    and self._takes(target, copy, draft, rivals[target])
+                ):
                     groups.setdefault(target, []).append(copy)
                     loads[target] = load
                     break
@@ -614,8 +774,16 @@ class CacheManager:
                 drops.append(copy)
         return groups
 
+    def _takes(self, target: int, copy: Copy, draft: _Draft, rivals: Rivals | None) -> bool:
+        if not self.doors.guarded(target):
+            return True
+        if copy.refused and self._is_last(target):
+            return False
+        return self.doors.ask(draft.asked, target, self._candidate(copy.ref), rivals)
+
     def _commit(self, draft: _Draft, targets: Sequence[CopyRef]) -> Plan:
         """Claim all space and mark all victims in one step."""
+        self._settle_demotions(draft)
         made: dict[int, Level] = {}
         for level in draft.levels:
             claim = self.ledgers[level.index].claim(level.need, level.held)
@@ -631,6 +799,14 @@ class CacheManager:
             )
         levels = tuple(made[id(level)] for level in draft.levels)
         return Plan(tuple(targets), levels, levels[-1].claim)
+
+    def _settle_demotions(self, draft: _Draft) -> None:
+        """What the tiers below have said of the victims is now decided."""
+        if not draft.asked.answers:
+            return
+        into = {copy.ref.key: below.index for lv in draft.levels for copy, below in lv.demotions}
+        for key in dict.fromkeys(key for _, key in draft.asked.answers):
+            self.doors.settle(draft.asked, key, into=into.get(key))
 
     def _drop(self, copy: Copy) -> CopyRef:
         self._leave(copy)

@@ -39,6 +39,7 @@ _GROUPS: Mapping[str, str] = {
 _GROUP_OF: Mapping[str, str] = {
     "run": "What to run",
     "tiers": "The tiers",
+    "policies": "The tiers",
     "io": "The I/O",
     "s3": "The I/O",
     "semantics": "Semantics",

@@ -1,12 +1,13 @@
 """From names and numbers to objects: the parts that both drivers are made of."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kv_cache.cache.manager import CacheManager, TierSpec
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
+from kv_cache.config.policies import build_admission
 from kv_cache.config.root import Config
 from kv_cache.config.sections import WorkloadConfig
 from kv_cache.config.shared import build_prompts, build_retriever
@@ -17,7 +18,7 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
-from kv_cache.lifecycle import World
+from kv_cache.lifecycle import Through, World
 from kv_cache.metrics.outcome import TierFacts
 from kv_cache.metrics.slo import Promise
 from kv_cache.metrics.window import Meter
@@ -261,7 +262,13 @@ def endless(config: Config) -> Config:
 
 
 def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -> World:
-    cache = CacheManager(specs, EVICTION[config.tiers.eviction], config.cache_rules(), signals)
+    cache = CacheManager(
+        specs,
+        EVICTION[config.tiers.eviction],
+        config.cache_rules(),
+        signals,
+        build_admission(config.policies, len(specs)),
+    )
     return World(
         cache=cache,
         semantics=config.lifecycle_semantics(synthetic=not config.replays),
@@ -273,6 +280,12 @@ def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -
             max_bytes=gib_to_bytes(config.schedule.max_inflight_gib),
         ),
         behind=Gate(1, signals, slots=config.semantics.write_behind_queue),
+        through=None
+        if config.policies.write == "back"
+        else Through(
+            gate=Gate(2, signals, slots=config.semantics.write_behind_queue),
+            selective=config.policies.write == "through-selective",
+        ),
     )
 
 
@@ -320,9 +333,45 @@ def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[
             stranded_bytes=ledger.stranded,
             entries=cache.entries(spec.tier),
             store=stores[spec.tier],
+            eviction=cache.notes(spec.tier),
         )
         for spec, ledger in zip(cache.specs, cache.ledgers, strict=True)
     )
+
+
+def policy_facts(config: Config, world: World) -> dict[str, Any]:
+    """The policies by name and what they did, over the whole run."""
+    given, cache = config.policies, world.cache
+    return {
+        "eviction": config.tiers.eviction,
+        "admission": {
+            "name": given.admission,
+            "tiers": {
+                spec.tier.label: {
+                    "asked": cache.doors.guarded(index),
+                    "admitted": asdict(cache.doors.admitted[index]),
+                    "not_admitted": {
+                        why: asdict(tally)
+                        for why, tally in sorted(cache.doors.not_admitted[index].items())
+                    },
+                }
+                for index, spec in enumerate(cache.specs)
+            },
+            "not_stored": asdict(cache.doors.not_stored),
+        },
+        "write": {"name": given.write, **_written(world)},
+    }
+
+
+def _written(world: World) -> dict[str, Any]:
+    """What was written through; null where nothing is."""
+    through = world.through
+    return {
+        "written": through and asdict(through.written),
+        "failed": through and asdict(through.failed),
+        "no_room": through and asdict(world.cache.not_backed_up),
+        "dropped_blocks": through and through.dropped_blocks,
+    }
 
 
 def _qos(config: Config) -> QosMix:

@@ -21,6 +21,7 @@ from kv_cache.config.lengths import build_lengths
 from kv_cache.config.passport import PassportConfig
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.places import check_places, place_warnings
+from kv_cache.config.policies import PoliciesConfig, policy_warnings
 from kv_cache.config.schema import Option, describe, opt, show
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
@@ -83,6 +84,7 @@ class Config:
 
     run: s.RunConfig = field(default_factory=s.RunConfig)
     tiers: s.TiersConfig = field(default_factory=s.TiersConfig)
+    policies: PoliciesConfig = field(default_factory=PoliciesConfig)
     io: s.IoConfig = field(default_factory=s.IoConfig)
     s3: s.S3Config = field(default_factory=s.S3Config)
     semantics: s.SemanticsConfig = field(default_factory=s.SemanticsConfig)
@@ -545,6 +547,7 @@ def _warnings(config: Config) -> Iterator[str]:
                 yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
     elif config.sim.profile is not None:
         yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
+    yield from policy_warnings(config)
     yield from place_warnings(config)
     yield from _shared_by_nobody(config)
     yield from _not_like_the_connector(config)

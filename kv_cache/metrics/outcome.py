@@ -25,6 +25,7 @@ class TierFacts:
     stranded_bytes: int
     entries: int
     store: Mapping[str, Any]
+    eviction: Mapping[str, int] = field(default_factory=dict)  # what the policy says of itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class RunOutcome:
     decisions: Sequence[Mapping[str, Any]] = ()  # of the autoscaler
     standing: Mapping[str, Any] | None = None  # how far it has come
     preconditioning: Mapping[str, Any] | None = None
+    policies: Mapping[str, Any] = field(default_factory=dict)  # their names, and what they did
     tracing: Mapping[str, Any] | None = None  # the reference's keys, where the kernel was traced
     kept_in: str | None = None  # the directory of cache files that were left on purpose
     rank: MpiRank = ALONE

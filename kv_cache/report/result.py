@@ -154,7 +154,9 @@ def _own_section(
             "dropped_last_copies": outcome.dropped_last_copies,
             "dropped_stores": outcome.dropped_stores,
             "lost_bytes": outcome.lost_bytes,
+            **_policy_notes(outcome),
         },
+        "policies": dict(outcome.policies),
         "reconciliation": reconciliation(outcome),
         "kernel_counters": dict(outcome.kernel),
         "buffers": dict(outcome.buffers),
@@ -167,6 +169,12 @@ def _own_section(
         "config": to_mapping(config),
         "environment": dict(environment),
     }
+
+
+def _policy_notes(outcome: RunOutcome) -> dict[str, Any]:
+    """Of the policies that have something to say."""
+    notes = {facts.tier.label: dict(facts.eviction) for facts in outcome.tiers if facts.eviction}
+    return {"policies": notes} if notes else {}
 
 
 def _over_time(config: Config, outcome: RunOutcome) -> dict[str, Any]:

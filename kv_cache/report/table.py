@@ -16,7 +16,7 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     own = document["kv_cache"]
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
     lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
-    lines += [*_users(own), *_before(own), *_validated(document)]
+    lines += [*_users(own), *_before(own), *policy_lines(own), *_validated(document)]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
 
@@ -53,6 +53,41 @@ def _users(own: Mapping[str, Any]) -> list[str]:
     last = rows[-1]
     head = f"users     {first} -> {last['users']}, {settled}, by {len(rows)} decisions"
     return [f"{head} ({more}{path})", f"          {last['reason']}"]
+
+
+def policy_lines(own: Mapping[str, Any]) -> list[str]:
+    """What policies did that are not the default; results of earlier versions tell nothing."""
+    said = own.get("policies") or {}
+    return [*_admission(said.get("admission")), *_written(said.get("write"))]
+
+
+def _written(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "back":
+        return []
+    blocks = {name: said[name]["blocks"] for name in ("written", "failed", "no_room")}
+    rest = {
+        "failed": blocks["failed"],
+        "without room": blocks["no_room"],
+        "dropped as the queue was full": said["dropped_blocks"],
+    }
+    told = "".join(f", {count} {how}" for how, count in rest.items() if count)
+    size = said["written"]["bytes"] / GIB
+    return [f"write     {said['name']}: {blocks['written']} blocks, {size:.2f} GiB{told}"]
+
+
+def _admission(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "always":
+        return []
+    asked = {label: row for label, row in said["tiers"].items() if row["asked"]}
+    found = []
+    for label, row in asked.items():
+        refused = {why: tally["blocks"] for why, tally in row["not_admitted"].items()}
+        whole = row["admitted"]["blocks"] + sum(refused.values())
+        told = "".join(f", {count} {why}" for why, count in refused.items())
+        found.append(f"{label} took {row['admitted']['blocks']} of {whole}{told}")
+    missed = said["not_stored"]["blocks"]
+    rest = f"; {missed} new blocks not stored" if missed else ""
+    return [f"admission {said['name']}: {'; '.join(found) or 'no tier asked'}{rest}"]
 
 
 def _before(own: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from kv_cache.config.build import (
     build_control,
     build_intake,
     build_world,
+    policy_facts,
     tier_facts,
     workers,
 )
@@ -145,6 +146,7 @@ def simulate(
         dropped_last_copies=world.cache.dropped_last_copies,
         dropped_stores=world.dropped_stores,
         lost_bytes=world.cache.lost_bytes,
+        policies=policy_facts(config, world),
         schedule_sha256=digest.sha256,
         schedule_requests=digest.requests,
         workload=load.source.describe(),

@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from kv_cache.core.block import content_key
 from kv_cache.policy.eviction import EVICTION, Item, MakeEviction
 from kv_cache.policy.eviction.arc import Arc
 from kv_cache.policy.eviction.base import Eviction
+from kv_cache.policy.eviction.learned import MODEL, Learned
 from kv_cache.policy.eviction.regret_aware import RegretAware
 from kv_cache.policy.eviction.s3fifo import S3Fifo
 
@@ -81,7 +84,31 @@ def present_after(history: Sequence[Call]) -> set[int]:
     return there
 
 
-every_policy = pytest.mark.parametrize("make", EVICTION.values(), ids=list(EVICTION))
+@lru_cache
+def some_model() -> Any:
+    """Of nothing in particular: what comes before what does not matter to the laws."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the extra `learned` is not installed")
+    rng = np.random.default_rng(5)
+    features = rng.random((300, 8)) * (5, 2, 3, 3, 3, 3, 0.1, 6)
+    data = lightgbm.Dataset(features, label=rng.random(300), params=dict(MODEL))
+    return lightgbm.train(dict(MODEL), data, num_boost_round=8)
+
+
+def taught(capacity: int | None) -> Eviction:
+    """The learned policy as it is once it has a model."""
+    model = some_model()
+    policy = Learned(capacity, sample=5)
+    policy.model = model
+    return policy
+
+
+def make_learned(capacity: int | None) -> Eviction:
+    pytest.importorskip("lightgbm", reason="the extra `learned` is not installed")
+    return Learned(capacity)
+
+
+MAKES: dict[str, MakeEviction] = {**EVICTION, "learned": make_learned, "learned-taught": taught}
+every_policy = pytest.mark.parametrize("make", MAKES.values(), ids=list(MAKES))
 a_few = settings(max_examples=15, deadline=None)  # of each law, for each policy
 
 

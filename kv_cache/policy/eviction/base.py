@@ -25,7 +25,7 @@ The policy guarantees:
 The caller stops iterating `victims` before it changes the policy.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from kv_cache.core.block import Key
@@ -56,6 +56,10 @@ class Eviction(Protocol):
     def remove(self, copy_id: int, *, evicted: bool) -> None: ...
 
     def victims(self) -> Iterator[int]: ...
+
+    def notes(self) -> Mapping[str, int]:
+        """What the policy has to say of itself in a result, in counts. Most have nothing."""
+        return {}
 
     def __len__(self) -> int: ...
 

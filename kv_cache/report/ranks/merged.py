@@ -138,8 +138,26 @@ def _body(counted: Sequence[Part]) -> dict[str, Any]:
         "failed_operations": pooled_failures(documents),
         "verification": _verification(counted),
         "evictions": added(dict(numbers_of(part.own["evictions"])) for part in counted),
+        "policies": _put_together([part.own.find("policies") for part in counted]),
         "reconciliation": _reconciliation(counted),
     }
+
+
+def _put_together(nodes: Sequence[Node | None]) -> Any:
+    """Mappings put together: counts added up, and what is no count where all ranks agree."""
+    known = [node for node in nodes if node is not None]
+    if not known:
+        return None
+    if any(isinstance(node.value, Mapping) for node in known):
+        names = dict.fromkeys(name for node in known for name, _ in node.items())
+        return {
+            name: _put_together([node[name] for node in known if name in node.mapping()])
+            for name in names
+        }
+    if all(type(node.value) is int for node in known):
+        return sum(node.whole() for node in known)
+    first = known[0].value
+    return first if all(node.value == first for node in known) else None
 
 
 def _requests(counted: Sequence[Part]) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""The doors of the tiers: who asks the admission policies, and what was turned away.
+
+A plan asks through an `Asked`, which changes nothing. Once the plan is carried out its answers are
+settled: only then do the policies hear of them, and only then do they count.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kv_cache.core.block import Key
+from kv_cache.policy.admission import Admission, Candidate
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """Blocks and their bytes (whole pages)."""
+
+    blocks: int = 0
+    bytes: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.blocks += 1
+        self.bytes += nbytes
+
+
+class Rivals:
+    """What would leave a tier for what comes, one candidate after the other. `room` None: nothing
+    ever has to. Of no use once the tier's policy has changed."""
+
+    def __init__(self, room: int | None, victims: Iterator[tuple[Key, int]]) -> None:
+        self._room = room
+        self._victims = victims
+        self._known: list[tuple[Key, int]] = []
+
+    def against(self, nbytes: int) -> tuple[Key, ...]:
+        return tuple(key for key, _ in self._known[: self._needed(nbytes)])
+
+    def admit(self, nbytes: int) -> None:
+        """The next candidates have other rivals: these are as good as gone."""
+        if self._room is None:
+            return
+        count = self._needed(nbytes)
+        self._room += sum(size for _, size in self._known[:count]) - nbytes
+        del self._known[:count]
+
+    def _needed(self, nbytes: int) -> int:
+        if self._room is None:
+            return 0
+        short, count = nbytes - self._room, 0
+        while short > 0:
+            if count == len(self._known):
+                victim = next(self._victims, None)
+                if victim is None:
+                    break
+                self._known.append(victim)
+            short -= self._known[count][1]
+            count += 1
+        return count
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """What one plan has asked: by tier and key, the candidate and why not (None: admitted)."""
+
+    answers: dict[tuple[int, Key], tuple[Candidate, str | None]] = field(default_factory=dict)
+
+    def refused(self, index: int, key: Key) -> bool:
+        answer = self.answers.get((index, key))
+        return answer is not None and answer[1] is not None
+
+
+class Doors:
+    """One policy for each tier, the fastest first; None where everything comes in unasked."""
+
+    def __init__(self, policies: Sequence[Admission | None]) -> None:
+        self._policies = tuple(policies)
+        self._counting = tuple(p for p in self._policies if p is not None and p.counts)
+        self.admitted = tuple(Tally() for _ in policies)
+        self.not_admitted: tuple[dict[str, Tally], ...] = tuple({} for _ in policies)
+        self.not_stored = Tally()  # new blocks that no tier took
+
+    def guarded(self, index: int) -> bool:
+        return self._policies[index] is not None
+
+    def compares(self, index: int) -> bool:
+        policy = self._policies[index]
+        return policy is not None and policy.compares
+
+    def ask(self, asked: Asked, index: int, candidate: Candidate, rivals: Rivals | None) -> bool:
+        """Whether a tier takes the candidate; the answer stands in `asked`."""
+        policy = self._policies[index]
+        if policy is None:
+            return True
+        against = () if rivals is None else rivals.against(candidate.nbytes)
+        why = policy.refusal(candidate, against)
+        asked.answers[index, candidate.key] = candidate, why
+        if why is None and rivals is not None:
+            rivals.admit(candidate.nbytes)
+        return why is None
+
+    def settle(self, asked: Asked, key: Key, *, into: int | None) -> None:
+        """Content went into a tier, or into none: the answers before that one have been decisions.
+        Of a tier that would have taken it and had no room nothing is known."""
+        for index, policy in enumerate(self._policies):
+            answer = asked.answers.get((index, key))
+            if policy is None or answer is None:
+                continue
+            candidate, why = answer
+            if why is not None:
+                self.not_admitted[index].setdefault(why, Tally()).add(candidate.nbytes)
+                policy.offered(candidate, admitted=False)
+            elif index == into:
+                self.admitted[index].add(candidate.nbytes)
+                policy.offered(candidate, admitted=True)
+
+    def used(self, key: Key) -> None:
+        for policy in self._counting:
+            policy.used(key)

@@ -1,0 +1,112 @@
+"""The section `policies`: what comes into a tier, when it is written down and what is brought up
+ahead of time. Which copy leaves a full tier is `tiers.eviction`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from kv_cache.config.schema import opt, show
+from kv_cache.core.units import MIB
+from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
+
+if TYPE_CHECKING:
+    from kv_cache.config.root import Config
+
+AT = ("lower", "all", "storage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoliciesConfig:
+    """What comes into a tier (which copy leaves it: tiers.eviction)."""
+
+    admission: str = opt(
+        "always",
+        "What a tier takes: everything; no object above admission_max_mib (size); what is offered "
+        "for the second time (second-hit); what was used more often than what leaves for it "
+        "(frequency); the first admission_max_depth blocks of a sequence (depth)",
+        choices=tuple(ADMISSION), flag="--admission",
+    )  # fmt: skip
+    admission_at: str = opt(
+        "lower", "Tiers that ask it: all below the fastest, all, or storage alone", choices=AT,
+        flag="--admission-at",
+    )  # fmt: skip
+    admission_max_mib: float = opt(
+        16.0, "With size: the largest object that is admitted", unit="MiB", above=0, high=2**30
+    )
+    admission_max_depth: int = opt(
+        64, "With depth: blocks from the beginning of a sequence that are admitted", unit="blocks",
+        low=1, high=10**9,
+    )  # fmt: skip
+    admission_memory: int = opt(
+        65_536, "With second-hit and frequency: contents that a tier remembers", low=16,
+        high=2**26,
+    )  # fmt: skip
+    admission_floor: int = opt(
+        1, "With frequency: uses that are enough where nothing has to leave", low=1, high=15
+    )
+    write: str = opt(
+        "back",
+        "When a block goes to storage: when its tier makes room (back); as soon as it is stored, "
+        "in the background, so that leaving a tier is free (through); likewise, but only what "
+        "storage admits, which it is asked again when the block is used again (through-selective)",
+        choices=("back", "through", "through-selective"), flag="--write-policy",
+    )  # fmt: skip
+
+    def admission_rules(self) -> AdmissionRules:
+        return AdmissionRules(
+            max_bytes=int(self.admission_max_mib * MIB),
+            max_depth=self.admission_max_depth,
+            memory=self.admission_memory,
+            floor=self.admission_floor,
+        )
+
+
+def guarded_tiers(given: PoliciesConfig, tiers: int) -> range:
+    """Which of so many tiers ask the admission policy, counted from the fastest."""
+    if given.admission == "always":
+        return range(0)
+    return range({"all": 0, "lower": 1, "storage": tiers - 1}[given.admission_at], tiers)
+
+
+_ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "admission_max_mib": ("admission", ("size",)),
+    "admission_max_depth": ("admission", ("depth",)),
+    "admission_memory": ("admission", ("second-hit", "frequency")),
+    "admission_floor": ("admission", ("frequency",)),
+    "admission_at": ("admission", tuple(name for name in ADMISSION if name != "always")),
+}
+"""Options that mean something only with certain values of another one."""
+
+
+def policy_warnings(config: "Config") -> Iterator[str]:
+    """Options that change nothing about this run."""
+    given = config.policies
+    default = {field.name: field.default for field in fields(PoliciesConfig)}
+    for name, (switch, values) in _ONLY_WITH.items():
+        if getattr(given, name) != default[name] and getattr(given, switch) not in values:
+            yield f"{_say(given, name)}: no effect, as {_say(given, switch)}"
+    if given.admission != "always" and not guarded_tiers(given, _tiers(config)):
+        yield (
+            f"{_say(given, 'admission')}: no effect, as storage is the only tier and "
+            "policies.admission_at (--admission-at) is 'lower'; use --admission-at all"
+        )
+    if given.write != "back" and _tiers(config) == 1:
+        yield f"{_say(given, 'write')}: no effect, as storage is the only tier"
+    elif given.write == "through-selective" and given.admission == "always":
+        yield f"{_say(given, 'write')}: the same as through, as storage takes everything"
+
+
+def _tiers(config: "Config") -> int:
+    return 1 + bool(config.tiers.gpu_mem_gib) + bool(config.tiers.cpu_mem_gib)
+
+
+def _say(given: PoliciesConfig, name: str) -> str:
+    rule: Any = {field.name: field for field in fields(PoliciesConfig)}[name].metadata["rule"]
+    flag = f" ({rule.flag})" if rule.flag else ""
+    return f"policies.{name}{flag} is {show(getattr(given, name))}"
+
+
+def build_admission(given: PoliciesConfig, tiers: int) -> list[Admission | None]:
+    """A policy of its own for each tier that asks."""
+    make, guarded = ADMISSION[given.admission], guarded_tiers(given, tiers)
+    return [make(given.admission_rules()) if i in guarded else None for i in range(tiers)]

@@ -1,0 +1,22 @@
+"""The table of admission policies. A new one is one file and one line here."""
+
+from collections.abc import Callable, Mapping
+
+from kv_cache.policy.admission.always import Always
+from kv_cache.policy.admission.base import Admission, AdmissionRules, Candidate
+from kv_cache.policy.admission.depth import Depth
+from kv_cache.policy.admission.frequency import Frequency
+from kv_cache.policy.admission.second_hit import SecondHit
+from kv_cache.policy.admission.size import Size
+
+MakeAdmission = Callable[[AdmissionRules], Admission]
+
+ADMISSION: Mapping[str, MakeAdmission] = {
+    "always": Always,
+    "size": Size,
+    "second-hit": SecondHit,
+    "frequency": Frequency,
+    "depth": Depth,
+}
+
+__all__ = ["ADMISSION", "Admission", "AdmissionRules", "Candidate", "MakeAdmission"]

@@ -1,0 +1,155 @@
+"""Admission, write policies and prefetch by name, on real files and in virtual time: the books are
+in order and say what was done."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import run, small
+
+FILES = (
+    "--semantics=serving",
+    "--block-tokens=64",
+    "--storage-capacity-gb=0.0625",
+    "--max-requests=60",
+)
+TRACE = (
+    "--virtual-time",
+    "--semantics=serving",
+    "--trace=datasets/mooncake_sample.jsonl",
+    "--trace-speedup=0",
+    "--replay-cycles=1",
+    "--num-users=1",
+    "--model=tiny-1b",
+    "--gpu-mem-gb=1",
+    "--cpu-mem-gb=2",
+    "--storage-capacity-gb=8",
+    "--generation-mode=none",
+    "--seed=1",
+    "--output=R.json",
+)
+
+
+def refused(own: Any) -> dict[str, dict[str, int]]:
+    """Blocks by tier and reason, without what is zero."""
+    rows = own["policies"]["admission"]["tiers"].items()
+    found = {t: {w: n["blocks"] for w, n in row["not_admitted"].items()} for t, row in rows}
+    return {tier: why for tier, why in found.items() if why}
+
+
+@pytest.mark.parametrize(
+    ("admission", "why"),
+    [("second-hit", "first-time"), ("frequency", "infrequent"), ("depth", "too-deep")],
+)
+@pytest.mark.parametrize("how", [(), ("--virtual-time",)], ids=["files", "virtual"])
+def test_an_admission_policy_by_name_turns_away_and_fails_nothing(
+    how: tuple[str, ...], admission: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "deep.yaml").write_text("")
+    ran = small(tmp_path, f"--admission={admission}", "--admission-at=all", *FILES, *how)
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["failed_operations"] == []
+    assert own["requests"]["failed"] == 0
+    assert own["config"]["policies"]["admission"] == admission
+    assert own["policies"]["admission"]["name"] == admission
+    assert {reason for tier in refused(own).values() for reason in tier} <= {why}
+    if admission == "second-hit":
+        assert refused(own)
+        assert own["policies"]["admission"]["not_stored"]["blocks"] > 0
+    assert f"admission {admission}: cpu took" in ran.out
+
+
+def test_what_a_tier_refuses_goes_to_the_next_that_takes_it(tmp_path: Path) -> None:
+    """Blocks of 512 tokens are above 1 MiB: only the fastest tier, which is not asked, has any."""
+    (tmp_path / "size.yaml").write_text("policies: {admission: size, admission_max_mib: 1}\n")
+    ran = run(tmp_path, *TRACE, "--config=size.yaml")
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["tiers"]["cpu"]["write"]["bytes"] == own["tiers"]["storage"]["write"]["bytes"] == 0
+    gone = refused(own)
+    assert gone["cpu"] == gone["storage"] == {"too-large": own["evictions"]["dropped_last_copies"]}
+    assert own["policies"]["admission"]["not_stored"] == {"blocks": 0, "bytes": 0}
+    ran = run(tmp_path, *TRACE, "--config=size.yaml", "--admission-at=storage")
+    assert refused(ran.own).keys() == {"storage"}
+    assert ran.own["tiers"]["cpu"]["write"]["bytes"] > 0
+
+
+def test_second_hit_writes_less_to_storage(tmp_path: Path) -> None:
+    written = {}
+    for admission in ("always", "second-hit"):
+        ran = run(tmp_path, *TRACE, f"--admission={admission}", "--admission-at=storage")
+        assert ran.code == 0, ran.err
+        written[admission] = ran.own["tiers"]["storage"]["write"]["bytes"]
+    assert 0 < written["second-hit"] < 0.5 * written["always"]
+
+
+@pytest.mark.parametrize("write", ["through", "through-selective"])
+@pytest.mark.parametrize("how", [(), ("--virtual-time",)], ids=["files", "virtual"])
+def test_a_write_policy_by_name(how: tuple[str, ...], write: str, tmp_path: Path) -> None:
+    ran = small(
+        tmp_path,
+        f"--write-policy={write}",
+        "--admission=depth",
+        "--semantics=serving",
+        "--block-tokens=64",
+        "--max-requests=60",
+        "--verify=full",
+        *how,
+    )
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["failed_operations"] == []
+    assert own["requests"]["failed"] == 0
+    written = own["policies"]["write"]["written"]
+    assert written["blocks"] > 0
+    rows = [row for row in own["operations"] if row["cause"] == "write-through"]
+    by = {
+        kind: sum(r["bytes"] for r in rows if r["operation"] == kind) for kind in ("read", "write")
+    }
+    assert by["read"] == by["write"] == written["bytes"]
+    assert {r["tier"] for r in rows if r["operation"] == "write"} == {"storage"}
+    assert not any(row["cause"] == "demotion" for row in own["operations"])
+    assert f"write     {write}: {written['blocks']} blocks" in ran.out
+
+
+def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
+    ran = run(tmp_path, *TRACE)
+    assert ran.code == 0, ran.err
+    said = ran.own["policies"]
+    assert (said["eviction"], said["admission"]["name"]) == ("lru", "always")
+    assert not any(row["asked"] for row in said["admission"]["tiers"].values())
+    assert said["write"] == {"name": "back", **dict.fromkeys(
+        ("written", "failed", "no_room", "dropped_blocks")
+    )}  # fmt: skip
+    assert not any(
+        line.startswith(("admission", "write ", "prefetch")) for line in ran.out.splitlines()
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--admission=secondhit"], ["--admission", "second-hit"]),
+        (["--admission-at=lowest"], ["--admission-at", "lower"]),
+        (["--write-policy=thru"], ["--write-policy", "through"]),
+        (["--set-admission=size"], ["--set-admission"]),
+    ],
+)
+def test_a_name_that_is_none_is_refused_with_the_nearest(
+    args: list[str], says: list[str], tmp_path: Path
+) -> None:
+    ran = run(tmp_path, *args)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert all(word in ran.err for word in says), ran.err
+
+
+def test_options_without_effect_are_told(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("policies: {admission_max_depth: 3, admission: size}\n")
+    ran = run(tmp_path, *TRACE, "--config=p.yaml", "--gpu-mem-gb=0", "--cpu-mem-gb=0")
+    assert "policies.admission_max_depth is 3: no effect, as policies.admission" in ran.err
+    assert "storage is the only tier" in ran.err
+    ran = run(tmp_path, *TRACE, "--write-policy=through-selective")
+    assert "the same as through" in ran.err
