@@ -12,6 +12,7 @@ something always runs to its end, so nobody waits for ever.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kv_cache.cache.doors import Tally
 from kv_cache.cache.manager import NO_PLACES, CacheManager, Place, Plan
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
@@ -66,6 +67,19 @@ class Semantics:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class Through:
+    """Write-through: what is stored above the last tier is copied there in the background, through
+    a queue of bounded length. `selective`: only what the last tier admits, which it is asked when
+    a block is stored and when it is used again."""
+
+    gate: Gate
+    selective: bool
+    written: Tally = field(default_factory=Tally)
+    failed: Tally = field(default_factory=Tally)
+    dropped_blocks: int = 0  # as the queue was full
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class World:
     """What all requests of a run share."""
 
@@ -74,6 +88,7 @@ class World:
     mode: RunMode
     stores: Gate  # --max-concurrent-allocs and in-flight bytes
     behind: Gate  # the bounded write-behind queue
+    through: Through | None = None  # None: what is stored goes down when its tier makes room
     announced: dict[Key, Token] = field(default_factory=dict)  # blocks in that queue
     groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0
@@ -159,6 +174,8 @@ def _reuse(p: _Progress) -> Step:
         found.append(ref)
     pinned = [ref for ref in found if ref is not None]
     yield from _load(p, pinned, Cause.REUSE)
+    if p.world.through is not None and p.world.through.selective:
+        yield from _write_through(p, [ref.key for ref in pinned])
     p.prefix_hits = len(found) if prefix else 0
     p.looked_up = len(asked)
     _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in found])
@@ -437,6 +454,8 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
             p.now_ns = yield from _make_room(placement.plan, p.world, p.now_ns)
             yield from _write(p, placement.plan, cause)
         gate.leave(nbytes)
+        if placement.plan is not None:
+            yield from _write_through(p, [ref.key for ref in placement.plan.targets])
         if placement.nowhere:
             p.fail(NOWHERE)
         p.unwanted.update(b.key for b in placement.unwanted)
@@ -462,12 +481,75 @@ def _write(p: _Progress | _Background, plan: Plan, cause: Cause) -> Step:
             p.fail(result.error or "write-failed")
 
 
-def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done, int]:
-    """Carry out a plan's deletes and demotions, the lowest tier first."""
+def _write_through(p: _Progress | _Background, keys: Sequence[Key]) -> Step:
+    """Have copies made in the last tier: by a life of its own, for which nothing but a full queue
+    is waited; or here and now, where this is such a life anyway."""
+    through, cache = p.world.through, p.world.cache
+    if through is None:
+        return
+    wanted = [key for key in keys if not cache.backed_up(key)]
+    if not wanted:
+        return
+    if isinstance(p, _Background):
+        yield from _copy_through(p.world, through, wanted)
+        return
+    while not through.gate.try_enter():
+        if p.world.semantics.write_behind_drop:
+            through.dropped_blocks += len(wanted)
+            return
+        yield from _wait(p, through.gate.token)
+    done = yield Spawn(_through(p.world, through, wanted))
+    p.now_ns = done.at_ns
+
+
+def _through(world: World, through: Through, keys: Sequence[Key]) -> Life:
+    yield from _copy_through(world, through, keys)
+    through.gate.leave()
+
+
+def _copy_through(world: World, through: Through, keys: Sequence[Key]) -> Life:
+    later = list(keys)
+    while later:
+        backup = world.cache.begin_backups(later, selective=through.selective)
+        later = backup.later
+        if backup.plan is not None:
+            told = yield from _copy(backup.plan, backup.sources, world, Cause.WRITE_THROUGH)
+            for ref, ok in zip(backup.sources, told, strict=True):
+                (through.written if ok else through.failed).add(ref.nbytes)
+
+
+def _copy(
+    plan: Plan, refs: Sequence[CopyRef], world: World, cause: Cause, charged: Cause | None = None
+) -> Generator[Effect, Done, list[bool]]:
+    """Make a plan's targets out of pinned copies, in the background: which of them are complete.
+    Every pin is given back. `charged`: the cause of what leaves to make room, if not its own."""
     cache = world.cache
+    yield from _make_room(plan, world, 0, charged)
+    ops: Sequence[OpDone] = ()
+    if cache.begin_writes(plan):
+        pairs = zip(refs, plan.targets, strict=True)
+        done = yield Transfer(tuple(Move(ref, target, cause) for ref, target in pairs))
+        ops = done.ops
+        for target, result in zip(plan.targets, ops, strict=True):
+            cache.end_write(target, ok=result.ok)
+    readable = [op.failed is not OpKind.READ for op in ops] or [True] * len(refs)
+    left = [cache.end_read(ref, ok=ok) for ref, ok in zip(refs, readable, strict=True)]
+    bad = [ref for ref in left if ref is not None]
+    if bad:
+        yield from _delete(bad, Cause.DISCARD, world)
+    return [op.ok for op in ops] or [False] * len(refs)
+
+
+def _make_room(
+    plan: Plan, world: World, now_ns: int, charged: Cause | None = None
+) -> Generator[Effect, Done, int]:
+    """Carry out a plan's deletes and demotions, the lowest tier first. `charged`: their cause, if
+    somebody else is to answer for them."""
+    cache = world.cache
+    evicted, demoted = charged or Cause.EVICTION, charged or Cause.DEMOTION
     for level in plan.levels:
         if level.drops:
-            done = yield Transfer(tuple(Delete(ref, Cause.EVICTION) for ref in level.drops))
+            done = yield Transfer(tuple(Delete(ref, evicted) for ref in level.drops))
             now_ns = done.at_ns
             for ref, result in zip(level.drops, done.ops, strict=True):
                 cache.end_drop(ref, ok=_gone(result), claim=level.claim)
@@ -475,7 +557,7 @@ def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done,
             continue
         ready = cache.begin_demotions(level)
         if ready:
-            moves = tuple(Move(d.source, d.target, Cause.DEMOTION) for d in ready)
+            moves = tuple(Move(d.source, d.target, demoted) for d in ready)
             done = yield Transfer(moves)
             now_ns = done.at_ns
             for demotion, result in zip(ready, done.ops, strict=True):
@@ -485,7 +567,7 @@ def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done,
             while cache.pinned(ref):
                 done = yield Await(("copy", ref.copy_id))
                 now_ns = done.at_ns
-        done = yield Transfer(tuple(Delete(ref, Cause.DEMOTION) for ref in sources))
+        done = yield Transfer(tuple(Delete(ref, demoted) for ref in sources))
         now_ns = done.at_ns
         for ref, result in zip(sources, done.ops, strict=True):
             cache.end_drop(ref, ok=_gone(result), claim=level.claim)

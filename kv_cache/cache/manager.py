@@ -21,7 +21,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kv_cache.cache.doors import Asked, Doors, Rivals
+from kv_cache.cache.doors import Asked, Doors, Rivals, Tally
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef, Token
@@ -60,6 +60,7 @@ class Copy:
     pins: int = 0
     moving: bool = False  # chosen for demotion: readable, but not a victim again
     derived: bool = False  # made from another copy, not from new data
+    refused: bool = False  # by the last tier, which is not asked again before it is used again
     tokens: int = 0
     place: Place = NO_PLACE
 
@@ -126,6 +127,16 @@ class Placement:
 
 
 @dataclass(slots=True, eq=False)
+class Backup:
+    """Copies in the last tier of what is above it: the plan's targets are of the pinned `sources`,
+    in their order. What found no place in one plan is `later`."""
+
+    plan: Plan | None = None
+    sources: list[CopyRef] = field(default_factory=list)
+    later: list[Key] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class _DraftLevel:
     index: int
     need: int
@@ -175,6 +186,7 @@ class CacheManager:
         self._room_wanted = False
         self.dropped_last_copies = 0  # evictions after which a block is in no tier
         self.lost_bytes = 0  # bytes of last copies that failed verification or demotion
+        self.not_backed_up = Tally()  # for want of room in the last tier
 
     # --- looking ---------------------------------------------------------------------------
 
@@ -191,6 +203,11 @@ class CacheManager:
             if copy is not None and copy.state is not State.RESIDENT:
                 return ("copy", copy.ref.copy_id)
         return None
+
+    def backed_up(self, key: Key) -> bool:
+        """Whether the last tier has a copy of `key`, or is getting one."""
+        entry = self._entries.get(key)
+        return entry is not None and entry[-1] is not None
 
     def entries(self, tier: Tier) -> int:
         """How many copies of `tier` can be read now."""
@@ -232,10 +249,12 @@ class CacheManager:
         copy = self.resident(key)
         if copy is None:
             return None
-        copy.pins += 1
-        self._motion += 1
+        self._pin(copy)
         for each in self._entries[key]:
-            if each is not None and each.state is State.RESIDENT and not each.moving:
+            if each is None:
+                continue
+            each.refused = False
+            if each.state is State.RESIDENT and not each.moving:
                 self._policy(each).hit(each.ref.copy_id)
         self.doors.used(key)
         return copy.ref
@@ -351,6 +370,34 @@ class CacheManager:
             return self._commit(draft, targets), count
         return None, len(refs)
 
+    def begin_backups(self, keys: Sequence[Key], *, selective: bool) -> Backup:
+        """Room in the last tier for copies of those of `keys` that are only above it. It never
+        waits for room. `selective`: only of those that the last tier admits."""
+        last, asked, found = len(self.specs) - 1, Asked(), []
+        for key in dict.fromkeys(keys):
+            copy = self.resident(key)
+            if copy is None or self.backed_up(key) or not self._fits(last, copy.ref.nbytes):
+                continue
+            if selective and not self._admits(last, self._candidate(copy.ref), asked):
+                copy.refused = True
+                self.doors.settle(asked, key, into=None)
+                continue
+            found.append(copy)
+        blocks = [Block(copy.ref.key, 0, copy.ref.nbytes) for copy in found]
+        self._expect(last, (copy.ref.key for copy in found))
+        planned = self._plan_most(last, blocks)
+        if planned is None:
+            for copy in found:
+                self.not_backed_up.add(copy.ref.nbytes)
+            return Backup()
+        draft, count = planned
+        taken = found[:count]
+        for copy in taken:
+            self.doors.settle(asked, copy.ref.key, into=last)
+        plan = self._commit(draft, [self._new_copy_of(copy, last) for copy in taken])
+        sources = [self._pin(copy) for copy in taken]
+        return Backup(plan, sources, [copy.ref.key for copy in found[count:]])
+
     def begin_writes(self, plan: Plan) -> bool:
         """The targets begin to exist. False (and the plan is cancelled) if a delete or demotion
         failed on the way, so that the room is not there."""
@@ -454,6 +501,11 @@ class CacheManager:
         return self._motion == 0
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _pin(self, copy: Copy) -> CopyRef:
+        copy.pins += 1
+        self._motion += 1
+        return copy.ref
 
     def _size(self, block: Block) -> int:
         return round_up(block.nbytes, PAGE_BYTES)
@@ -567,7 +619,9 @@ class CacheManager:
     def _new_copy_of(self, source: Copy, index: int) -> CopyRef:
         key, nbytes, version = source.ref.key, source.ref.nbytes, source.ref.version
         ref = self._new_ref(key, index, nbytes, version)
-        copy = Copy(ref, derived=True, tokens=source.tokens, place=source.place)
+        copy = Copy(
+            ref, derived=True, refused=source.refused, tokens=source.tokens, place=source.place
+        )
         return self._new_copy(index, copy)
 
     def _new_ref(self, key: Key, index: int, nbytes: int, version: int) -> CopyRef:
@@ -708,7 +762,8 @@ class CacheManager:
                 limit = self._limit(target, nbytes)
                 load = loads.get(target, 0) + nbytes
                 if (
-                    self._fits(target, nbytes)
+                    self._entries[copy.ref.key][target] is None  # else one is coming there
+                    and self._fits(target, nbytes)
                     and (limit is None or load <= limit)
                     and self._takes(target, copy, draft, rivals[target])
                 ):
@@ -722,6 +777,8 @@ class CacheManager:
     def _takes(self, target: int, copy: Copy, draft: _Draft, rivals: Rivals | None) -> bool:
         if not self.doors.guarded(target):
             return True
+        if copy.refused and self._is_last(target):
+            return False
         return self.doors.ask(draft.asked, target, self._candidate(copy.ref), rivals)
 
     def _commit(self, draft: _Draft, targets: Sequence[CopyRef]) -> Plan:

@@ -18,7 +18,7 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
-from kv_cache.lifecycle import World
+from kv_cache.lifecycle import Through, World
 from kv_cache.metrics.outcome import TierFacts
 from kv_cache.metrics.slo import Promise
 from kv_cache.metrics.window import Meter
@@ -282,6 +282,12 @@ def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -
             max_bytes=gib_to_bytes(config.schedule.max_inflight_gib),
         ),
         behind=Gate(1, signals, slots=config.semantics.write_behind_queue),
+        through=None
+        if config.policies.write == "back"
+        else Through(
+            gate=Gate(2, signals, slots=config.semantics.write_behind_queue),
+            selective=config.policies.write == "through-selective",
+        ),
     )
 
 
@@ -355,6 +361,18 @@ def policy_facts(config: Config, world: World) -> dict[str, Any]:
             },
             "not_stored": asdict(cache.doors.not_stored),
         },
+        "write": {"name": given.write, **_written(world)},
+    }
+
+
+def _written(world: World) -> dict[str, Any]:
+    """What was written through; null where nothing is."""
+    through = world.through
+    return {
+        "written": through and asdict(through.written),
+        "failed": through and asdict(through.failed),
+        "no_room": through and asdict(world.cache.not_backed_up),
+        "dropped_blocks": through and through.dropped_blocks,
     }
 
 

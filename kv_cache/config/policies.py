@@ -44,6 +44,13 @@ class PoliciesConfig:
     admission_floor: int = opt(
         1, "With frequency: uses that are enough where nothing has to leave", low=1, high=15
     )
+    write: str = opt(
+        "back",
+        "When a block goes to storage: when its tier makes room (back); as soon as it is stored, "
+        "in the background, so that leaving a tier is free (through); likewise, but only what "
+        "storage admits, which it is asked again when the block is used again (through-selective)",
+        choices=("back", "through", "through-selective"), flag="--write-policy",
+    )  # fmt: skip
 
     def admission_rules(self) -> AdmissionRules:
         return AdmissionRules(
@@ -83,6 +90,10 @@ def policy_warnings(config: "Config") -> Iterator[str]:
             f"{_say(given, 'admission')}: no effect, as storage is the only tier and "
             "policies.admission_at (--admission-at) is 'lower'; use --admission-at all"
         )
+    if given.write != "back" and _tiers(config) == 1:
+        yield f"{_say(given, 'write')}: no effect, as storage is the only tier"
+    elif given.write == "through-selective" and given.admission == "always":
+        yield f"{_say(given, 'write')}: the same as through, as storage takes everything"
 
 
 def _tiers(config: "Config") -> int:

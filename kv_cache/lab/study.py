@@ -109,12 +109,12 @@ def _bound(told: "_Told", ground: Ground, name: str, room: int) -> Row:
 
 
 def _row(told: "_Told", ground: Ground, policy: str, room: int) -> Row:
-    return Row(
-        policy=policy,
-        room_bytes=room,
-        blocks=told.blocks(cache_of(policy, room, ground)),
-        prefix=None if ground.accesses.alone else told.prefix(cache_of(policy, room, ground)),
-    )
+    blocks, same = told.blocks_and_same(cache_of(policy, room, ground))
+    if ground.accesses.alone:
+        prefix = None
+    else:
+        prefix = blocks if same else told.prefix(cache_of(policy, room, ground))
+    return Row(policy=policy, room_bytes=room, blocks=blocks, prefix=prefix)
 
 
 def _limits(ground: Ground, rooms_bytes: Sequence[int]) -> list[Limit] | None:
@@ -137,10 +137,18 @@ class _Told:
 
     def blocks(self, cache: Cache | Min) -> Found:
         """What it finds by the rule of blocks."""
-        count = _Count()
+        return self.blocks_and_same(cache)[0]
+
+    def blocks_and_same(self, cache: Cache | Min) -> tuple[Found, bool]:
+        """Also whether no request had a hit behind a miss: then a new cache that is told by the
+        rule of prefixes does the same, hit by hit."""
+        count, same = _Count(), True
         for part in self.accesses.parts():
-            self._see(count, part, _but(len(part.blocks), cache.blocks(part)))
-        return count.found(cache.evicted, cache.refused)
+            missed = np.asarray(cache.blocks(part), np.int64)
+            hit = _but(len(part.blocks), missed)
+            self._see(count, part, hit)
+            same = same and _none_behind(part, missed, hit)
+        return count.found(cache.evicted, cache.refused), same
 
     def prefix(self, cache: Cache) -> Found:
         count = _Count()
@@ -167,11 +175,19 @@ class _Count:
         )  # fmt: skip
 
 
-def _but(count: int, missed: Sequence[int]) -> Flags:
+def _but(count: int, missed: Ints) -> Flags:
     """All of so many but those that were missed."""
     hit = np.ones(count, bool)
-    hit[np.asarray(missed, np.int64)] = False
+    hit[missed] = False
     return hit
+
+
+def _none_behind(part: Part, missed: Ints, hit: Flags) -> bool:
+    """Whether no hit stands behind a miss of its request."""
+    ends = np.array(part.ends, np.int64)
+    places = np.append(missed, len(part.blocks))
+    gaps = np.minimum(ends, places[np.searchsorted(missed, np.array(part.begins, np.int64))])
+    return int(hit.sum()) == int((gaps - part.begins).sum())
 
 
 def _until(part: Part, gaps: Sequence[int]) -> Flags:

@@ -66,7 +66,21 @@ def _users(own: Mapping[str, Any]) -> list[str]:
 def policy_lines(own: Mapping[str, Any]) -> list[str]:
     """What policies did that are not the default; results of earlier versions tell nothing."""
     said = own.get("policies") or {}
-    return [*_admission(said.get("admission"))]
+    return [*_admission(said.get("admission")), *_written(said.get("write"))]
+
+
+def _written(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "back":
+        return []
+    blocks = {name: said[name]["blocks"] for name in ("written", "failed", "no_room")}
+    rest = {
+        "failed": blocks["failed"],
+        "without room": blocks["no_room"],
+        "dropped as the queue was full": said["dropped_blocks"],
+    }
+    told = "".join(f", {count} {how}" for how, count in rest.items() if count)
+    size = said["written"]["bytes"] / GIB
+    return [f"write     {said['name']}: {blocks['written']} blocks, {size:.2f} GiB{told}"]
 
 
 def _admission(said: Mapping[str, Any] | None) -> list[str]:

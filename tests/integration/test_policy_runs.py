@@ -85,13 +85,47 @@ def test_second_hit_writes_less_to_storage(tmp_path: Path) -> None:
     assert 0 < written["second-hit"] < 0.5 * written["always"]
 
 
+@pytest.mark.parametrize("write", ["through", "through-selective"])
+@pytest.mark.parametrize("how", [(), ("--virtual-time",)], ids=["files", "virtual"])
+def test_a_write_policy_by_name(how: tuple[str, ...], write: str, tmp_path: Path) -> None:
+    ran = small(
+        tmp_path,
+        f"--write-policy={write}",
+        "--admission=depth",
+        "--semantics=serving",
+        "--block-tokens=64",
+        "--max-requests=60",
+        "--verify=full",
+        *how,
+    )
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["failed_operations"] == []
+    assert own["requests"]["failed"] == 0
+    written = own["policies"]["write"]["written"]
+    assert written["blocks"] > 0
+    rows = [row for row in own["operations"] if row["cause"] == "write-through"]
+    by = {
+        kind: sum(r["bytes"] for r in rows if r["operation"] == kind) for kind in ("read", "write")
+    }
+    assert by["read"] == by["write"] == written["bytes"]
+    assert {r["tier"] for r in rows if r["operation"] == "write"} == {"storage"}
+    assert not any(row["cause"] == "demotion" for row in own["operations"])
+    assert f"write     {write}: {written['blocks']} blocks" in ran.out
+
+
 def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
     ran = run(tmp_path, *TRACE)
     assert ran.code == 0, ran.err
     said = ran.own["policies"]
     assert (said["eviction"], said["admission"]["name"]) == ("lru", "always")
     assert not any(row["asked"] for row in said["admission"]["tiers"].values())
-    assert "admission" not in ran.out
+    assert said["write"] == {"name": "back", **dict.fromkeys(
+        ("written", "failed", "no_room", "dropped_blocks")
+    )}  # fmt: skip
+    assert not any(
+        line.startswith(("admission", "write ", "prefetch")) for line in ran.out.splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +133,7 @@ def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
     [
         (["--admission=secondhit"], ["--admission", "second-hit"]),
         (["--admission-at=lowest"], ["--admission-at", "lower"]),
+        (["--write-policy=thru"], ["--write-policy", "through"]),
         (["--set-admission=size"], ["--set-admission"]),
     ],
 )
@@ -116,3 +151,5 @@ def test_options_without_effect_are_told(tmp_path: Path) -> None:
     ran = run(tmp_path, *TRACE, "--config=p.yaml", "--gpu-mem-gb=0", "--cpu-mem-gb=0")
     assert "policies.admission_max_depth is 3: no effect, as policies.admission" in ran.err
     assert "storage is the only tier" in ran.err
+    ran = run(tmp_path, *TRACE, "--write-policy=through-selective")
+    assert "the same as through" in ran.err

@@ -57,6 +57,7 @@ MAPPED = {
     "--verify off": ("io.verify", "off"),
     "--eviction fifo": ("tiers.eviction", "fifo"),
     "--admission second-hit": ("policies.admission", "second-hit"),
+    "--write-policy through": ("policies.write", "through"),
     "--admission-at storage": ("policies.admission_at", "storage"),
     "--io-threads 3": ("io.threads", 3),
     "--s3-endpoint http://host:9000": ("s3.endpoint", "http://host:9000"),
