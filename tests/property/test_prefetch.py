@@ -11,6 +11,7 @@ from kv_cache.core.block import content_key
 from kv_cache.policy.prefetch import PREFETCH, MakePrefetch, Prefetch, PrefetchRules
 from kv_cache.policy.prefetch.successor import SUCCESSORS, Successor
 from kv_cache.schedule.ahead import QUEUE, Ahead
+from tests.property.test_eviction import lines_run
 
 KEYS = [content_key("content", number) for number in range(30)]
 RULES = PrefetchRules(most=5, confidence=2, memory=4)
@@ -140,3 +141,23 @@ def test_a_full_queue_gives_up_the_oldest_wishes_and_no_more_than_slots_go_at_on
         pass
     ahead.leave()
     assert not ahead.try_enter(), "there is nothing to bring"
+
+
+# --- cost: instructions, not time ---------------------------------------------------------------
+
+
+@every_policy
+def test_the_cost_of_a_call_does_not_grow_with_what_is_remembered(make: MakePrefetch) -> None:
+    per_call = []
+    for memory in (64, 2048):
+        policy = make(PrefetchRules(memory=memory))
+
+        def calls(policy: Prefetch = policy, memory: int = memory) -> None:
+            for number in range(2 * memory):
+                name = number % (memory - 9)
+                policy.asked(f"c{name}", [content_key("cost", name, block) for block in range(3)])
+
+        calls()
+        per_call.append(lines_run(calls) / memory)
+    few, many = per_call
+    assert many < 1.3 * few
