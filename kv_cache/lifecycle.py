@@ -12,7 +12,7 @@ something always runs to its end, so nobody waits for ever.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_cache.cache.doors import Tally
+from kv_cache.cache.counts import Tally
 from kv_cache.cache.manager import NO_PLACES, CacheManager, Place, Plan
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
@@ -36,6 +36,7 @@ from kv_cache.core.kinds import Cause, Lookup, OpKind, Outcome, RunMode, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.schedule.admission import Gate
+from kv_cache.schedule.ahead import Ahead
 
 _KNOWN = (Lookup.TURNS, Lookup.OPERATION)  # `Request.new_from` says what others may have left
 _SEQUENCES = (Lookup.TURNS, Lookup.CONTENT)  # each block attends over those before it
@@ -89,6 +90,7 @@ class World:
     stores: Gate  # --max-concurrent-allocs and in-flight bytes
     behind: Gate  # the bounded write-behind queue
     through: Through | None = None  # None: what is stored goes down when its tier makes room
+    ahead: Ahead | None = None  # None: nothing is brought up before somebody asks
     announced: dict[Key, Token] = field(default_factory=dict)  # blocks in that queue
     groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0
@@ -176,6 +178,7 @@ def _reuse(p: _Progress) -> Step:
     yield from _load(p, pinned, Cause.REUSE)
     if p.world.through is not None and p.world.through.selective:
         yield from _write_through(p, [ref.key for ref in pinned])
+    yield from _look_ahead(p)
     p.prefix_hits = len(found) if prefix else 0
     p.looked_up = len(asked)
     _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in found])
@@ -236,11 +239,14 @@ def _decode(p: _Progress) -> Step:
     if not semantics.decode_rereads:
         if p.world.mode is RunMode.DECODE_ONLY:
             yield from _read_sequence(p, request.blocks)
+            yield from _look_ahead(p)
             p.first_token_ns = p.now_ns
         yield from _compute(p, request.output_tokens * semantics.decode_ns_per_token)
         return
     own = request.blocks if p.world.mode is RunMode.DECODE_ONLY else request.blocks[_own(p) :]
     yield from _read_sequence(p, own)
+    if p.world.mode is RunMode.DECODE_ONLY:
+        yield from _look_ahead(p)
     p.first_token_ns = p.now_ns
     left = request.output_tokens
     while p.error is None:
@@ -292,6 +298,34 @@ def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Ste
                     return
                 break
             yield from _wait(p, token)
+        if p.world.ahead is not None:
+            token = cache.arriving(block.key)
+            if token is not None:  # as good as read: reading it below would take longer
+                yield from _wait(p, token)
+
+
+def _look_ahead(p: _Progress) -> Step:
+    """Tell the prefetch policy what is asked, and let what it wants be brought up while this
+    request computes and whoever asked thinks."""
+    ahead, request, cache = p.world.ahead, p.request, p.world.cache
+    if ahead is None or request.once:
+        return
+    wanted = ahead.policy.asked(request.conversation, [b.key for b in request.blocks])
+    ahead.want(key for key in wanted if cache.can_rise(key))
+    while ahead.try_enter():
+        done = yield Spawn(_prefetch(p.world, ahead))
+        p.now_ns = done.at_ns
+
+
+def _prefetch(world: World, ahead: Ahead) -> Life:
+    """Bring up what is wanted, a block at a time, so that nobody waits for one but for its own
+    copy."""
+    while (key := ahead.take()) is not None:
+        begun = world.cache.begin_prefetch(key, nearest=ahead.nearest)
+        if begun is not None:
+            plan, source = begun
+            yield from _copy(plan, [source], world, Cause.PREFETCH, Cause.PREFETCH)
+    ahead.leave()
 
 
 def _wait(p: _Progress, token: Token) -> Step:

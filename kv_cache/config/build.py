@@ -7,7 +7,7 @@ from typing import Any
 from kv_cache.cache.manager import CacheManager, TierSpec
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
-from kv_cache.config.policies import build_admission
+from kv_cache.config.policies import build_admission, build_ahead
 from kv_cache.config.root import Config
 from kv_cache.config.sections import WorkloadConfig
 from kv_cache.config.shared import build_prompts, build_retriever
@@ -288,6 +288,7 @@ def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -
             gate=Gate(2, signals, slots=config.semantics.write_behind_queue),
             selective=config.policies.write == "through-selective",
         ),
+        ahead=build_ahead(config.policies),
     )
 
 
@@ -362,6 +363,20 @@ def policy_facts(config: Config, world: World) -> dict[str, Any]:
             "not_stored": asdict(cache.doors.not_stored),
         },
         "write": {"name": given.write, **_written(world)},
+        "prefetch": {"name": given.prefetch, **_prefetched(world)},
+    }
+
+
+def _prefetched(world: World) -> dict[str, Any]:
+    """What was brought up ahead; null where nothing is."""
+    ahead, made = world.ahead, world.cache.prefetches
+    ended = made.useful.blocks + made.late.blocks + made.wasted.blocks
+    return {
+        "wanted_blocks": ahead and ahead.wanted_blocks,
+        "given_up_blocks": ahead and ahead.given_up_blocks,
+        **{name: ahead and tally for name, tally in asdict(made).items()},
+        "unread_blocks": ahead and world.cache.unread_blocks,
+        "useful_ratio": ahead and (made.useful.blocks / ended if ended else None),
     }
 
 

@@ -66,7 +66,21 @@ def _users(own: Mapping[str, Any]) -> list[str]:
 def policy_lines(own: Mapping[str, Any]) -> list[str]:
     """What policies did that are not the default; results of earlier versions tell nothing."""
     said = own.get("policies") or {}
-    return [*_admission(said.get("admission")), *_written(said.get("write"))]
+    return [
+        *_admission(said.get("admission")),
+        *_written(said.get("write")),
+        *_prefetched(said.get("prefetch")),
+    ]
+
+
+def _prefetched(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "none":
+        return []
+    ends = ("useful", "late", "wasted", "failed")
+    told = ", ".join(f"{said[name]['blocks']} {name}" for name in ends)
+    size = said["started"]["bytes"] / GIB
+    head = f"prefetch  {said['name']}: {said['started']['blocks']} blocks, {size:.2f} GiB"
+    return [f"{head}: {told}, {said['unread_blocks']} unread"]
 
 
 def _written(said: Mapping[str, Any] | None) -> list[str]:

@@ -114,6 +114,33 @@ def test_a_write_policy_by_name(how: tuple[str, ...], write: str, tmp_path: Path
     assert f"write     {write}: {written['blocks']} blocks" in ran.out
 
 
+@pytest.mark.parametrize("prefetch", ["next-in-session", "successor"])
+@pytest.mark.parametrize("how", [(), ("--virtual-time",)], ids=["files", "virtual"])
+def test_a_prefetch_policy_by_name(how: tuple[str, ...], prefetch: str, tmp_path: Path) -> None:
+    """Users in turn, who read where it is what does not fit above."""
+    ran = small(
+        tmp_path,
+        f"--prefetch={prefetch}",
+        "--semantics=serving",
+        "--no-promote",
+        "--block-tokens=64",
+        "--max-requests=80",
+        "--verify=full",
+        *how,
+    )
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["failed_operations"] == []
+    assert own["requests"]["failed"] == 0
+    said = own["policies"]["prefetch"]
+    ends = sum(said[name]["blocks"] for name in ("useful", "late", "wasted", "failed"))
+    assert said["started"]["blocks"] == ends + said["unread_blocks"] > 0
+    rows = [r for r in own["operations"] if r["cause"] == "prefetch"]
+    up = sum(r["bytes"] for r in rows if (r["tier"], r["operation"]) == ("cpu", "write"))
+    assert up == said["started"]["bytes"]
+    assert f"prefetch  {prefetch}: {said['started']['blocks']} blocks" in ran.out
+
+
 def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
     ran = run(tmp_path, *TRACE)
     assert ran.code == 0, ran.err
@@ -123,6 +150,8 @@ def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
     assert said["write"] == {"name": "back", **dict.fromkeys(
         ("written", "failed", "no_room", "dropped_blocks")
     )}  # fmt: skip
+    assert said["prefetch"]["name"] == "none"
+    assert {value for name, value in said["prefetch"].items() if name != "name"} == {None}
     assert not any(
         line.startswith(("admission", "write ", "prefetch")) for line in ran.out.splitlines()
     )
@@ -133,6 +162,7 @@ def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
     [
         (["--admission=secondhit"], ["--admission", "second-hit"]),
         (["--admission-at=lowest"], ["--admission-at", "lower"]),
+        (["--prefetch=sucessor"], ["--prefetch", "successor"]),
         (["--write-policy=thru"], ["--write-policy", "through"]),
         (["--set-admission=size"], ["--set-admission"]),
     ],

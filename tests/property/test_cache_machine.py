@@ -214,6 +214,28 @@ class CacheMachine(RuleBasedStateMachine):
             self.disk.open(ref)
         self._start(self._promote(backup.plan, backup.sources))
 
+    @rule(key=st.integers(0, KEYS - 1), nearest=st.booleans())
+    def prefetch(self, key: int, nearest: bool) -> None:
+        begun = self.cache.begin_prefetch(block(key).key, nearest=nearest)
+        if begun is not None:
+            plan, source = begun
+            (target,) = plan.targets
+            assert (target.key, target.nbytes, target.version) == (
+                source.key, source.nbytes, source.version,
+            )  # fmt: skip
+            assert target.tier < source.tier
+            assert not self.cache.can_rise(source.key)
+            self.disk.open(source)
+            self._start(self._promote(plan, [source]))
+
+    @rule(key=st.integers(0, KEYS - 1))
+    def ask_whether_it_arrives(self, key: int) -> None:
+        before = self.cache.prefetches.late.blocks
+        token = self.cache.arriving(block(key).key)
+        assert token is None or token[0] == "copy"
+        self.cache.arriving(block(key).key)
+        assert self.cache.prefetches.late.blocks <= before + len(self.disk.capacities)
+
     # --- what can end ----------------------------------------------------------------------
 
     @precondition(lambda self: any(job.pending for job in self.jobs))

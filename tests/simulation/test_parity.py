@@ -201,6 +201,32 @@ def test_what_is_written_through_is_the_same_in_both_drivers(write: str, tmp_pat
         assert outcome.policies == twin.policies
 
 
+@pytest.mark.parametrize("prefetch", ["next-in-session", "successor"])
+def test_whatever_is_brought_up_ahead_both_drivers_find_the_same(
+    prefetch: str, tmp_path: Path
+) -> None:
+    """Which blocks are up when they are asked for depends on time; what is found and loaded, with
+    room for all below, does not."""
+    config = configured(
+        "serving", "lru", tmp_path,
+        **{
+            "policies.prefetch": prefetch,
+            "policies.prefetch_confidence": 1,
+            "semantics.promote": False,
+            "semantics.gpu_in_place": False,
+            "tiers.storage_capacity_gib": 64,
+        },
+    )  # fmt: skip
+    measured, outcome = real(config)
+    modelled, twin = virtual(config)
+    assert measured.records == modelled.records
+    for each in (outcome, twin):
+        said = each.policies["prefetch"]
+        ends = sum(said[name]["blocks"] for name in ("useful", "late", "wasted", "failed"))
+        assert said["started"]["blocks"] == ends + said["unread_blocks"]
+        assert prefetch == "successor" or said["started"]["blocks"] > 0
+
+
 @pytest.mark.parametrize("at", ["lower", "all"])
 @pytest.mark.parametrize("admission", [name for name in ADMISSION if name != "always"])
 def test_every_admission_policy_decides_the_same_in_both_drivers(

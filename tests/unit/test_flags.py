@@ -58,6 +58,7 @@ MAPPED = {
     "--eviction fifo": ("tiers.eviction", "fifo"),
     "--admission second-hit": ("policies.admission", "second-hit"),
     "--write-policy through": ("policies.write", "through"),
+    "--prefetch successor": ("policies.prefetch", "successor"),
     "--admission-at storage": ("policies.admission_at", "storage"),
     "--io-threads 3": ("io.threads", 3),
     "--s3-endpoint http://host:9000": ("s3.endpoint", "http://host:9000"),

@@ -246,7 +246,7 @@ def _sides(every: Sequence[Flow], tier: str, index: int, largest: float) -> Iter
             (flow.cause, flow.bytes)
             for flow in every
             if (flow.tier, flow.operation) == (tier, operation)
-            and flow.cause not in _MOVES
+            and flow.cause not in (*_MOVES, Cause.WRITE_THROUGH.value)
             and flow.bytes > 0
         ]
         step = (_TALL - 8) / (len(some) or 1)
