@@ -100,7 +100,7 @@ class Seam:
             self._free -= size
             copies[block] = place
             before = keys[parent] if parent >= 0 else None
-            insert(_new(Item, (place, key, size, tokens[block], depths[block], before)))
+            insert(_new(Item, (place, key, size, tokens[block], depths[block], before, 1)))
         return missed
 
     def _make_room(self, size: int) -> None:
