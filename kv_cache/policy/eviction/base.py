@@ -22,6 +22,8 @@ The policy guarantees:
 10. What is remembered of content that is gone is bounded by the capacity, or by the most copies
     that were ever present.
 11. Cost per call, and per first victim, is O(1) or O(log n) on average over the calls so far.
+12. `shrink` changes what a copy of several places is known by, and nobody's turn; only what says
+    who follows whom may take it into account.
 The caller stops iterating `victims` before it changes the policy.
 """
 
