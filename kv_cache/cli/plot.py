@@ -20,8 +20,9 @@ from kv_cache.report.plot import (
 
 _ABOUT = """\
 Draw a result: a run over time, the curve of a capacity search, preconditioning, how far trials
-agree, the cells of a sweep, the variants of a simulated cluster, what a trace asks, or what policies
-find in it. The picture stands beside the result, as RESULT.svg, if --output does not say otherwise.
+agree, the cells of a sweep, the variants of a simulated cluster, what a trace asks, or what
+policies find in it. The picture stands beside the result, as RESULT.svg, if --output does not say
+otherwise.
 
 The same result gives the same bytes. A file that plot did not write is never replaced.
 """
