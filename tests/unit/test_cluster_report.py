@@ -387,7 +387,7 @@ def test_the_log_has_every_event_in_order_with_its_whole_time(
     assert logged(events) == spelled(events)
 
 
-@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 3000])
 def test_events_are_neither_lost_nor_doubled_where_they_are_written_together(count: int) -> None:
     events = [(at * 1_234_567, "decode", at, at % 8) for at in range(count)]
     assert logged(events) == spelled(events)

@@ -449,7 +449,7 @@ def _over_time(doc: Doc, variants: Sequence[Json], book: Book) -> list[Html]:
         lines = [(name, levels_on(runs[0], name, grid)) for name in _WHERE]
         charts += _timed(doc, book, "Requests: where they are", "requests", grid, lines)
     names = [label_at(variant, 28) for variant in some]
-    for title, unit, name, on_grid in _OVERLAID[1 if len(some) == 1 else 0 :]:
+    for title, unit, name, on_grid in _OVERLAID[2 if len(some) == 1 else 0 :]:
         at = grid_of(runs, _MOST_RATES) if on_grid is rates_on else grid
         lines = [(said, on_grid(run, name, at)) for said, run in zip(names, runs, strict=True)]
         charts += _timed(doc, book, title, unit, at, lines)
