@@ -5,7 +5,8 @@
     │   ├── ConfigError     an option or config key
     │   ├── TraceError      a trace file or one of its rows
     │   └── PlaceError      a directory, an output path, memory or space
-    └── StoreError          a store could not do one operation: becomes `OpDone(ok=False)`
+    ├── StoreError          a store could not do one operation: becomes `OpDone(ok=False)`
+    └── BrokenLawError      the simulator contradicts itself: no result, exit code 1
 
 A failing operation of the measured storage is not an exception past the tier's border: it is a
 value, a row in the record and a line in the report.
@@ -41,6 +42,11 @@ class StoreError(KvCacheError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+
+class BrokenLawError(KvCacheError):
+    """A law of the simulation does not hold: an error of the program, not of its input. The message
+    names the law, the instant and the seed."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

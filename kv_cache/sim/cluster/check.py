@@ -1,38 +1,351 @@
 """The laws of a simulated cluster, checked on its state: a broken one ends the run.
 
-Numbers are those of docs/explanation/simulation-laws.md. Nothing here changes anything.
+Each law is one function, and its name is that of docs/explanation/simulation-laws.md. They hold
+between any two events; `check` asks all of them, a sample of the time, and `check_end` asks what
+holds when nothing is left to do. `Log` checks the event log as it is told.
+
+Nothing here changes anything, nor trusts a counter that it can recount.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kv_cache.sim.cluster.flight import ENDED
+from kv_cache.core.errors import BrokenLawError
+from kv_cache.sim.cluster.compute import Rates, Roofline
+from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.pieces import Piece, Place
 
 if TYPE_CHECKING:
-    from kv_cache.sim.cluster.cluster import Cluster
+    from kv_cache.sim.cluster.cluster import Cluster, OnEvent
+    from kv_cache.sim.cluster.instance import Instance
+
+Law = Callable[["Cluster"], None]
+
+_ROUNDING = 1 + 1e-9  # of sums of floating point numbers
 
 
 def check(cluster: "Cluster", checks: Counter[str]) -> None:
-    """What holds between any two events."""
-    ended = cluster.finished + cluster.rejected.total() + cluster.aborted.total()
-    assert cluster.arrived == ended + len(cluster.alive), "a request was lost, or ended twice"
-    assert sum(cluster.phases[:ENDED]) == len(cluster.alive), "the phases do not add up"
-    checks["requests"] += 1
-    for place in cluster.places.values():
-        place.check()
-    checks["capacity"] += 1
-    total = sum(p.used for key, p in cluster.places.items() if key[0] == "hbm")
-    assert total == cluster.watches["hbm"].total, "the blocks in HBM do not add up"
-    for instance in cluster.instances.values():
-        instance.check()
-    checks["instances"] += 1
+    """What holds between any two events. Raises BrokenLawError."""
+    _ask(cluster, LAWS, checks)
 
 
 def check_end(cluster: "Cluster", checks: Counter[str]) -> None:
-    """What holds when nothing is left to do."""
-    assert not cluster.alive, f"{len(cluster.alive)} requests never ended"
-    for place in cluster.places.values():
-        assert place.private == place.pinned == 0, "memory was left behind"
+    """What holds when nothing is left to do. Raises BrokenLawError."""
+    _ask(cluster, AT_END, checks)
+
+
+def _ask(cluster: "Cluster", laws: Mapping[str, Law], checks: Counter[str]) -> None:
+    if not __debug__:
+        return  # python -O takes the assertions out: nothing was checked, and nothing is counted
+    for name, law in laws.items():
+        try:
+            law(cluster)
+        except AssertionError as broken:
+            raise broken_law(cluster, name, broken) from broken
+        checks[name] += 1
+
+
+def broken_law(cluster: "Cluster", name: str, broken: AssertionError) -> BrokenLawError:
+    scenario = cluster.scenario
+    return BrokenLawError(
+        f"scenario {scenario.name}, seed {scenario.seed}: the law of {name} is broken at "
+        f"{cluster.loop.now_ns} ns, after {cluster.loop.events} events: {broken}; this is an error "
+        "of the simulator, so no result is written; please report it with the scenario"
+    )
+
+
+# --- requests ----------------------------------------------------------------------------------
+
+
+def conservation(cluster: "Cluster") -> None:
+    """Who has arrived is finished, rejected, aborted or alive, and one of these alone."""
+    ended = cluster.finished + cluster.rejected.total() + cluster.aborted.total()
+    alive = cluster.alive
+    assert cluster.arrived == ended + len(alive), (
+        f"{cluster.arrived} requests arrived, but {ended} ended and {len(alive)} are alive"
+    )
+    phases = Counter(flight.phase for flight in alive.values())
+    assert not phases[ENDED], f"{phases[ENDED]} requests have ended and are alive"
+    for phase in (QUEUED, PREFILL, TRANSFER, DECODE):
+        assert phases[phase] == cluster.phases[phase], (
+            f"{phases[phase]} requests are in phase {phase}, but {cluster.phases[phase]} are counted"
+        )
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def capacity(cluster: "Cluster") -> None:
+    """No place holds more than it can, what is pinned is there, and every private block belongs to
+    a request that is alive."""
+    owned = _owned(cluster)
+    pins = _pins(cluster)
+    for (tier, index), place in cluster.places.items():
+        place.check()
+        assert place.pinned <= place.cached, f"{tier} {index} has more pinned than there is"
+        assert place.private == owned[place], (
+            f"{tier} {index} has {place.private} private blocks, but its requests own "
+            f"{owned[place]}"
+        )
+    for piece, count in pins.items():
+        assert piece.pins >= count, "a request needs blocks that are not pinned for it"
+    for tier, watch in cluster.watches.items():
+        used = sum(place.used for key, place in cluster.places.items() if key[0] == tier)
+        assert used == watch.total, f"{tier} has {used} blocks, but {watch.total} are counted"
+
+
+def _owned(cluster: "Cluster") -> Counter[Place]:
+    """Private blocks by place, as the requests know them."""
+    owned: Counter[Place] = Counter()
+    for flight in cluster.alive.values():
+        if flight.hold is not None:
+            owned[flight.hold.place] += _private(cluster, flight)
+        if flight.landing is not None:
+            owned[flight.landing.place] += flight.landing.private
+        if flight.swapped:
+            owned[cluster.instances[_where(flight)].tiers[1]] += flight.swapped
+    for instance in cluster.instances.values():
+        owned[instance.place] += instance.grown
+    return owned
+
+
+def _private(cluster: "Cluster", flight: Flight) -> int:
+    """Blocks of its own: who decodes has grown since it came."""
+    hold = flight.hold
+    assert hold is not None
+    if not flight.ticket:
+        return hold.private
+    instance = cluster.instances[_where(flight)]
+    if instance.rules.reserve_all:
+        return hold.private
+    return -(-_kept(instance, flight) // instance.rules.block_tokens) - hold.shared
+
+
+def _where(flight: Flight) -> int:
+    """Who decodes it."""
+    return flight.home if flight.decoder < 0 else flight.decoder
+
+
+def _kept(instance: "Instance", flight: Flight) -> int:
+    """Tokens whose state a flight has that decodes."""
+    before = flight.ask.output_tokens - (flight.finish_step - flight.joined_step)
+    return flight.ask.prompt_tokens + before - 1 + instance.steps - flight.joined_step
+
+
+def _pins(cluster: "Cluster") -> Counter[Piece]:
+    pins: Counter[Piece] = Counter()
+    for flight in cluster.alive.values():
+        for hold in (flight.hold, flight.landing):
+            if hold is not None:
+                pins.update(hold.pins)
+    return pins
+
+
+def copies(cluster: "Cluster") -> None:
+    """A place has one copy of a block (`Place.check`), and under leaf-first no block of HBM without
+    the one before it."""
+    if cluster.scenario.tiers.hbm_eviction != "leaf-first":
+        return
+    for (tier, index), place in cluster.places.items():
+        if tier == "hbm":
+            _closed(place, index)
+
+
+def _closed(place: Place, index: int) -> None:
+    chain = place.chain
+    for piece in place.pieces:
+        node, start = piece.node, piece.start
+        while start == 0 and node > 0:
+            node = chain.parent[node]
+            start = chain.blocks[node]
+        assert node <= 0 or place.find(node, start - 1) is not None, (
+            f"hbm {index} has a block without the one before it"
+        )
+
+
+def instances(cluster: "Cluster") -> None:
+    """Batches: no more sequences than allowed, and their context recounted."""
+    for instance in cluster.instances.values():
+        instance.check()
+        kept = sum(_kept(instance, f) for f in instance.members if f.ticket)
+        assert kept == instance.context, (
+            f"instance {instance.number} counts {instance.context} tokens of context, but it has "
+            f"{kept}"
+        )
+
+
+# --- bytes -------------------------------------------------------------------------------------
+
+
+def bytes_conserved(cluster: "Cluster") -> None:
+    """On each link what began has ended or is on its way (`Network.check`), and in each place what
+    came has left or is there."""
+    cluster.network.check()
+    for (tier, index), place in cluster.places.items():
+        assert place.stored - place.evicted == place.cached, (
+            f"{tier} {index} stored {place.stored} blocks and evicted {place.evicted}, but has "
+            f"{place.cached}"
+        )
+
+
+def bytes_explained(cluster: "Cluster") -> None:
+    """When all is over: blocks that are in a place below HBM were written to it, those that came
+    into HBM were computed there, loaded or sent; what was swapped out came back."""
+    block = cluster.block_bytes
+    read: Counter[str] = Counter()
+    written: Counter[str] = Counter()
+    for (tier, index), place in cluster.places.items():
+        if tier == "hbm":
+            continue
+        reads = cluster.topology.device(tier, index, "read").bytes
+        writes = cluster.topology.device(tier, index, "write").bytes
+        read.update(reads)
+        written.update(writes)
+        came = sum(n for cause, n in writes.items() if cause != "swap-out")
+        assert came == place.stored * block, (
+            f"{tier} {index} stored {place.stored} blocks of {block} bytes, but {came} bytes were "
+            "written to it"
+        )
+    assert read["prefetch"] == written["prefetch"], "prefetches read and wrote different bytes"
+    if cluster.scenario.scheduler.preemption == "swap":
+        assert read["swap-in"] == written["swap-out"], "what was swapped out did not come back"
+    assert read.keys() <= {"load", "prefetch", "swap-in"}, f"who read {set(read)}?"
+    assert written.keys() <= {"offload", "write-through", "prefetch", "swap-out"}
+    stored = sum(place.stored for key, place in cluster.places.items() if key[0] == "hbm")
+    loaded = read["load"]
+    assert loaded == (stored - cluster.made) * block, (
+        f"HBM has got {stored} blocks, {cluster.made} of them made there, but {loaded} bytes were "
+        "loaded"
+    )
+
+
+# --- order and time ----------------------------------------------------------------------------
+
+
+def causality(cluster: "Cluster") -> None:
+    """Nobody has used a block before it was there, or a token before its state."""
+    now = cluster.loop.now_ns
+    for flight in cluster.alive.values():
+        number = flight.ask.number
+        assert flight.arrival_ns <= now, f"request {number} is there before it arrived"
+        assert flight.admitted_ns < 0 or flight.admitted_ns >= flight.arrival_ns
+        assert flight.first_ns < 0 or flight.arrival_ns <= flight.admitted_ns <= flight.first_ns
+        assert flight.computed <= flight.target, f"request {number} has computed too much"
+        assert flight.sent <= flight.target, f"request {number} was sent more than there is"
+        if not flight.generated:
+            continue
+        assert flight.first_ns >= 0, f"request {number} has tokens, but no first one"
+        if flight.phase == DECODE:
+            assert not flight.loads, f"request {number} decodes while it is loaded"
+        if flight.phase == DECODE and flight.hold is not None:
+            assert all(piece.ready for piece in flight.hold.pins), (
+                f"request {number} decodes over blocks that are not there yet"
+            )
+
+
+def time(cluster: "Cluster") -> None:
+    """Nobody was busy for longer than there was time, or did more work than that takes; and the
+    requests that were there, over time, are the times that they were there (Little, exactly)."""
+    now = cluster.loop.now_ns
+    for instance in cluster.instances.values():
+        assert instance.busy_ns <= now, (
+            f"instance {instance.number} was busy for {instance.busy_ns} of {now} ns"
+        )
+        _not_faster(instance)
+    alive = sum(now - flight.arrival_ns for flight in cluster.alive.values())
+    there = cluster.concurrency_at(now)
+    assert there == cluster.spent_ns + alive, (
+        f"{there} ns of requests in the system, but they spent {cluster.spent_ns + alive} ns there"
+    )
+
+
+def _not_faster(instance: "Instance") -> None:
+    """Tokens took the time that they take at the peak, at least."""
+    compute = instance.compute
+    first = instance.requests  # at most: first tokens come with the prompt
+    prompts, tokens = instance.prefill_tokens, max(0, instance.decode_tokens - first)
+    if isinstance(compute, Rates):
+        least = prompts * compute.prompt_ns + tokens * compute.token_ns
+    elif isinstance(compute, Roofline):
+        least = (prompts + tokens) * compute.flop_token
+    else:
+        return
+    spent = instance.busy_ns + instance.step_ns
+    assert least <= spent * _ROUNDING + 1, (
+        f"instance {instance.number} needs {least:.0f} ns for what it did in {spent} ns"
+    )
+
+
+def bounds(cluster: "Cluster") -> None:
+    """No more hits than blocks that were asked for, and none that nobody can have had."""
+    hits = sum(cluster.hits.values())
+    assert hits <= cluster.looked_up, f"{hits} hits of {cluster.looked_up} blocks"
+    assert cluster.ceiling <= cluster.looked_up, "the ceiling is above all that was asked for"
+
+
+def end(cluster: "Cluster") -> None:
+    """Nobody is left, nothing is held, nothing is under way."""
+    assert not cluster.alive, (
+        f"{len(cluster.alive)} requests never ended, the first is {min(cluster.alive)}"
+    )
+    for (tier, index), place in cluster.places.items():
+        assert place.private == place.pinned == 0, f"memory of {tier} {index} was left behind"
     assert cluster.network.in_flight == 0, "a transfer never ended"
     assert cluster.concurrency_ns == cluster.spent_ns, "Little's law is broken"
-    checks["end"] += 1
+    for work in cluster.estimated_work():
+        assert work == 0, "the routers still count work that is done"
+
+
+LAWS: Mapping[str, Law] = {
+    "conservation": conservation,
+    "capacity": capacity,
+    "copies": copies,
+    "instances": instances,
+    "bytes": bytes_conserved,
+    "causality": causality,
+    "time": time,
+    "bounds": bounds,
+}
+AT_END: Mapping[str, Law] = {"end": end, "bytes-explained": bytes_explained}
+
+
+# --- the event log -----------------------------------------------------------------------------
+
+_TERMINAL = ("finish", "reject", "abort")
+_BEFORE: Mapping[str, str] = {
+    "route": "arrival", "admit": "route", "load": "route", "prefill": "route",
+    "first-token": "admit", "transfer": "admit", "decode": "first-token", "preempt": "admit",
+    "finish": "first-token", "reject": "arrival", "abort": "arrival",
+}  # fmt: skip
+"""What a request has had before: what cannot have come out of nothing."""
+
+
+class Log:
+    """Stands between the cluster and who listens: every request has one arrival, then what follows
+    from what was before, then one end and nothing after it; and time never goes back."""
+
+    def __init__(self, listener: "OnEvent | None" = None) -> None:
+        self._listener = listener
+        self._had: defaultdict[int, set[str]] = defaultdict(set)
+        self._ended: set[int] = set()
+        self._now_ns = 0
+
+    def __call__(self, at_ns: int, kind: str, number: int, instance: int) -> None:
+        assert at_ns >= self._now_ns, f"time goes back to {at_ns} ns"
+        self._now_ns = at_ns
+        assert number not in self._ended, f"{kind} of request {number} after its end"
+        had = self._had[number]
+        if kind == "arrival":
+            assert not had, f"request {number} arrived twice"
+        else:
+            assert _BEFORE[kind] in had, f"{kind} of request {number} without {_BEFORE[kind]}"
+        had.add(kind)
+        if kind in _TERMINAL:
+            self._ended.add(number)
+            del self._had[number]
+        if self._listener is not None:
+            self._listener(at_ns, kind, number, instance)
+
+    def over(self) -> None:
+        assert not self._had, f"{len(self._had)} requests have no end in the log"

@@ -117,6 +117,7 @@ class Cluster:
         self.concurrency_ns = 0
         self._present = 0
         self.spent_ns = 0
+        self.made = 0  # blocks of content that came into HBM because they were computed, or sent
         self._changed_ns = 0
         self.on_finish: Callable[[Flight], None] = self.finished_flights.append
         self.on_measuring: Callable[[], None] = _nothing
@@ -620,6 +621,15 @@ class Cluster:
         self.concurrency_ns += self._present * (now - self._changed_ns)
         self._changed_ns = now
         self._present += change
+
+    def concurrency_at(self, now_ns: int) -> int:
+        """`concurrency_ns` up to now."""
+        return self.concurrency_ns + self._present * (now_ns - self._changed_ns)
+
+    def estimated_work(self) -> Iterator[int]:
+        """What the routers think waits at each instance, for prefill and for decode."""
+        yield from self._loads.work
+        yield from self._decode_loads.work
 
     def turn(self, flight: Flight, phase: int) -> None:
         """The flight is in another phase."""

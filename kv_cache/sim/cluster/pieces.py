@@ -9,7 +9,7 @@ Beside its pieces a place of HBM holds private blocks: of sequences that run, no
 others may use.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
@@ -120,6 +120,10 @@ class Place:
         if start < end:
             runs.append(Run(node, start, end))
         return runs
+
+    @property
+    def pieces(self) -> Iterable[Piece]:
+        return self._pieces.values()
 
     @property
     def used(self) -> int:

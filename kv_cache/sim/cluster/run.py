@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from kv_cache.config.scenario import Scenario
 from kv_cache.sim.cluster.asks import AskSource
 from kv_cache.sim.cluster.chain import Chain
-from kv_cache.sim.cluster.check import check, check_end
+from kv_cache.sim.cluster.check import Log, broken_law, check, check_end
 from kv_cache.sim.cluster.cluster import TIERS, Cluster, OnEvent
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
@@ -38,30 +38,42 @@ def simulate(
     profiles: Mapping[str, ProfileModel] | None = None,
 ) -> Outcome:
     """Serve all that `source` asks. `progress` is told how many requests have ended. Raises
-    ConfigError where the scenario's parts do not go together, AssertionError where a law of the
+    ConfigError where the scenario's parts do not go together, BrokenLawError where a law of the
     simulation is broken."""
-    cluster = Cluster(scenario, source, chain, on_event=on_event, profiles=profiles)
+    log = None if on_event is None else Log(on_event)
+    cluster = Cluster(scenario, source, chain, on_event=log, profiles=profiles)
     requests = Requests()
     collector = _Collector(scenario, requests, cluster)
     cluster.on_finish = collector.finished
     cluster.on_measuring = collector.measuring
     watch = scenario.watch
     sampler = Sampler(cluster, watch.series_interval_ms, watch.series_points)
-    cluster.begin()
-    sampler.begin()
     checks: Counter[str] = Counter()
-    batch = min(watch.check_every or _BATCH, _BATCH)
+    try:
+        cluster.begin()
+        sampler.begin()
+        _run(cluster, checks, progress)
+        if log is not None:
+            log.over()
+    except AssertionError as broken:
+        raise broken_law(cluster, "its own parts", broken) from broken
+    check(cluster, checks)
+    check_end(cluster, checks)
+    return collector.outcome(sampler, checks)
+
+
+def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) -> None:
+    """Until nothing is left to do, with a check every now and then."""
+    every = cluster.scenario.watch.check_every
+    batch = min(every or _BATCH, _BATCH)
     unchecked = 0
     while cluster.loop.run(batch):
         unchecked += batch
-        if watch.check_every and unchecked >= watch.check_every:
+        if every and unchecked >= every:
             check(cluster, checks)
             unchecked = 0
         if progress is not None:
             progress(cluster.arrived - len(cluster.alive))
-    check(cluster, checks)
-    check_end(cluster, checks)
-    return collector.outcome(sampler, checks)
 
 
 class _Collector:
