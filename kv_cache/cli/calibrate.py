@@ -53,6 +53,7 @@ CONCURRENCIES = "1,2,4,8,16,32"
 READ_SHARES = "0.25,0.5,0.75"
 DEFAULT_NAME = "drive"
 DEFAULT_SECONDS = 150.0
+_MOST_SPREAD = 0.5  # of the copies of memory, beyond which it is said
 
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.+)")
 
@@ -358,8 +359,13 @@ def _dram(copied: Copied) -> Dram:
 
 
 def _told(copied: Copied) -> str:
-    return (
+    told = (
         f"memory: {copied.bytes_per_s / 1e9:.1f} GB/s copied by {copied.threads} threads, "
         f"{copied.one_thread_bytes_per_s / 1e9:.1f} GB/s by one (median of {copied.passes}, spread "
         f"{copied.spread:.0%})"
+    )
+    if copied.spread <= _MOST_SPREAD:
+        return told
+    return (
+        f"{told}\n  ! the passes differ by much: other work ran; calibrate again when it does not"
     )
