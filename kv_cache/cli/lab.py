@@ -25,7 +25,7 @@ from kv_cache.lab.accesses import Accesses, gathered
 from kv_cache.lab.arms import ADMISSIONS, ALWAYS, USUAL, Arm, arms_of
 from kv_cache.lab.capacity import Capacity, capacities_of
 from kv_cache.lab.patterns import PATTERNS, drawn
-from kv_cache.lab.residency import BITS, Residency
+from kv_cache.lab.residency import BITS, SCALED_BITS, Residency
 from kv_cache.lab.study import Base, Study, study
 from kv_cache.lab.table import table_of
 from kv_cache.report.lab import CSV_HEAD, lab_csv, lab_document, lab_text, source_name
@@ -437,7 +437,8 @@ def _told(asked: _Asked, own_bits: int) -> list[dict[str, Any]]:
         {"name": OWN, "ratio": 1.0, "group": 0, "cost_ns": None, "cost_source": None}
         if each is None
         else {
-            "name": each.name, "ratio": _ratio(each, own_bits), "group": each.group,
+            "name": each.name, "ratio": _ratio(each, own_bits),
+            "group": each.group if BITS[each.name] <= SCALED_BITS else 0,
             "cost_ns": each.cost_ns,
             "cost_source": None if each.cost_ns is None else asked.cost_source,
         }
