@@ -291,18 +291,19 @@ class Cluster:
         before = have * self.block_tokens
         return float(compute.prefill_ns(prompt - before, before)), float(loading)
 
-    def holders(self, flight: Flight, most: int) -> list[int]:
+    def holders(self, flight: Flight, most: int, among: bytes) -> list[int]:
         """See `router.Fleet`."""
         found: dict[int, None] = {}
         hbm = self.watches["hbm"].holders
         for node in reversed(flight.path):
-            for number in islice(hbm.get(node, ()), most - len(found)):
+            able = (number for number in hbm.get(node, ()) if among[number])
+            for number in islice(able, most - len(found)):
                 found[number] = None
             for tier in self._tiers:
                 places = self.watches[tier].holders.get(node, ())
                 for index in islice(places, max(0, most - len(found))):
                     number = self._near(tier, index)
-                    if number >= 0:
+                    if number >= 0 and among[number]:
                         found[number] = None
             if len(found) >= most:
                 break
@@ -589,8 +590,9 @@ class Cluster:
             self._emit(now, event, flight.ask.number, instance)
         for ask in self._source.after(flight.ask, now, answered=answered):
             self.loop.at(ask.arrival_ns, ARRIVES, self._arrive, ask)
-        if answered and self._prefetch_kind == "next-in-session":
-            self._prefetch(self.instance(instance), flight.path)
+        leaf = flight.ask.answer_leaf
+        if self._prefetch_kind == "next-in-session" and answered and leaf >= 0:
+            self._prefetch(self.instance(flight.home), self.chain.path(leaf))
 
     def _let_go(self, flight: Flight) -> None:
         if flight.hold is not None:

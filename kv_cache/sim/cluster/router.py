@@ -27,8 +27,9 @@ class Fleet(Protocol):
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float]:
         """Prefill of what is missing there, and loading of what is below HBM there."""
 
-    def holders(self, flight: Flight, most: int) -> Sequence[int]:
-        """Instances that have, or reach, the longest prefixes of it, the longest first."""
+    def holders(self, flight: Flight, most: int, among: bytes) -> Sequence[int]:
+        """Instances that have, or reach, the longest prefixes of it, the longest first: those which
+        have a 1 in `among`."""
 
 
 class Loads:
@@ -111,6 +112,10 @@ class Router:
             "session-affinity": self._session_affinity,
             "prefix-aware": self._prefix_aware,
         }[kind]
+        among = bytearray(len(loads.work))
+        for member in members:
+            among[member] = 1
+        self._among = bytes(among)
         self._remembers = kind in ("session-affinity", "prefix-aware")
 
     def choose(self, flight: Flight) -> int:
@@ -156,7 +161,8 @@ class Router:
         if last is not None:
             candidates[last] = None
         if flight.path:
-            candidates |= dict.fromkeys(self._fleet.holders(flight, section.candidates))
+            found = self._fleet.holders(flight, section.candidates, self._among)
+            candidates |= dict.fromkeys(found)
         best, best_key = -1, (0.0, 0, 0)
         for instance in candidates:
             if not self._fleet.fits(instance, flight):
