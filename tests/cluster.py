@@ -61,7 +61,7 @@ def random_values(seed: int) -> Plain:
     rng = random.Random(seed)
     block = rng.choice((1, 2, 4, 8, 16, 16, 64))
     work = _work(rng, block)
-    size = (work["output_tokens"][1] + 2 * work["prompt_tokens"][1]) // block + 2
+    size = _longest(work) // block + 2
     values: Plain = {
         "seed": seed,
         "model": {"kv_bytes_per_token": TOKEN_BYTES, "block_tokens": block},
@@ -120,6 +120,15 @@ def _work(rng: random.Random, block: int) -> Plain:
     return work
 
 
+def _longest(work: Plain) -> int:
+    """Tokens of a long session: where lengths are exponential, some are longer."""
+    turn = sum(work["prompt_tokens"]) // 2 + sum(work["output_tokens"]) // 2
+    turn += work.get("reasoning_tokens", 0)
+    before = sum(work.get(f"{n}_tokens", 0) for n in ("system", "tool", "context"))
+    turns: int = work.get("turns", (1, 1))[1]
+    return int(before) + turns * (turn + 1)
+
+
 def _tiers(rng: random.Random, block: int, size: int) -> Plain:
     tiers: Plain = {
         "hbm_eviction": rng.choice(tuple(EVICTION)),
@@ -127,20 +136,20 @@ def _tiers(rng: random.Random, block: int, size: int) -> Plain:
     }
     lower = False
     for name, scopes in SCOPES.items():
-        if rng.random() < 0.45:
+        if rng.random() < 0.5:
             lower = True
             tiers[name] = {
-                "capacity_gib": gib(rng.choice((1, 3, size, 8 * size)), block),
+                "capacity_gib": gib(rng.choice((1, size, 4 * size, 30 * size)), block),
                 "scope": rng.choice(scopes),
                 "eviction": rng.choice(tuple(EVICTION)),
-                "read_gbytes_per_s": 10 ** rng.uniform(-4, 1),
-                "write_gbytes_per_s": 10 ** rng.uniform(-4, 1),
+                "read_gbytes_per_s": 10 ** rng.uniform(-3, 1),
+                "write_gbytes_per_s": 10 ** rng.uniform(-3, 1),
                 "read_latency_us": rng.choice((0.0, 10.0, 5000.0)),
                 "write_latency_us": rng.choice((0.0, 10.0, 5000.0)),
             }
     if lower:
         tiers |= {
-            "write_policy": rng.choice(WRITE_POLICIES),
+            "write_policy": rng.choice((*WRITE_POLICIES, "back", "back", "through")),
             "selective_depth_blocks": rng.choice((1, 4)),
             "prefetch": rng.choice(PREFETCHES),
         }
@@ -161,7 +170,7 @@ def _scheduler(rng: random.Random) -> Plain:
 
 
 def _network(rng: random.Random) -> Plain:
-    rate = 10 ** rng.uniform(-4, 2)
+    rate = 10 ** rng.uniform(-3, 2)
     jitter = rng.random() < 0.3
     return {
         "discipline": rng.choice(DISCIPLINES),
@@ -184,7 +193,7 @@ def _instances(rng: random.Random, block: int, size: int) -> tuple[Plain, Plain]
         group: Plain = {
             "count": rng.randint(1, 12 // len(roles) if rng.random() < 0.5 else 2),
             "role": role,
-            "hbm_gib": gib(rng.choice((2, size, 2 * size, 6 * size)) + 1, block),
+            "hbm_gib": gib(1 + rng.choice((size // 2, size, size, 3 * size // 2, 4 * size)), block),
             "compute": rng.choice(("rate", "rate", "rate", "roofline", "none")),
             "prefill_tokens_per_s": 10 ** rng.uniform(3, 6),
             "decode_tokens_per_s": 10 ** rng.uniform(2, 6),
