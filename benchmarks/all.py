@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import (
     capacity,
+    cluster,
     discrimination,
     distortion,
     harness,
@@ -54,6 +55,7 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     return {
         "12": ("looking at traces", trace_stats.figures),
         "17": ("the policy lab", lambda: lab.figures(quick=quick)),
+        "18": ("the cluster simulator", lambda: cluster.figures(3 if quick else 5)),
         "13": ("the page of an hour", lambda: report_page.figures(quick=quick)),
         "16": ("the live view", lambda: live.figures(LIVE_S, directory)),
         "14": ("ranks that run together", lambda: ranks.figures(directory, quick=quick)),
@@ -93,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16", "17")
+    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16", "17", "18")
     parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()

@@ -12,6 +12,7 @@ something always runs to its end, so nobody waits for ever.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kv_cache.cache.counts import Tally
 from kv_cache.cache.manager import NO_PLACES, CacheManager, Place, Plan
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
@@ -35,6 +36,7 @@ from kv_cache.core.kinds import Cause, Lookup, OpKind, Outcome, RunMode, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.schedule.admission import Gate
+from kv_cache.schedule.ahead import Ahead
 
 _KNOWN = (Lookup.TURNS, Lookup.OPERATION)  # `Request.new_from` says what others may have left
 _SEQUENCES = (Lookup.TURNS, Lookup.CONTENT)  # each block attends over those before it
@@ -66,6 +68,19 @@ class Semantics:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class Through:
+    """Write-through: what is stored above the last tier is copied there in the background, through
+    a queue of bounded length. `selective`: only what the last tier admits, which it is asked when
+    a block is stored and when it is used again."""
+
+    gate: Gate
+    selective: bool
+    written: Tally = field(default_factory=Tally)
+    failed: Tally = field(default_factory=Tally)
+    dropped_blocks: int = 0  # as the queue was full
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class World:
     """What all requests of a run share."""
 
@@ -74,6 +89,8 @@ class World:
     mode: RunMode
     stores: Gate  # --max-concurrent-allocs and in-flight bytes
     behind: Gate  # the bounded write-behind queue
+    through: Through | None = None  # None: what is stored goes down when its tier makes room
+    ahead: Ahead | None = None  # None: nothing is brought up before somebody asks
     announced: dict[Key, Token] = field(default_factory=dict)  # blocks in that queue
     groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0
@@ -159,6 +176,9 @@ def _reuse(p: _Progress) -> Step:
         found.append(ref)
     pinned = [ref for ref in found if ref is not None]
     yield from _load(p, pinned, Cause.REUSE)
+    if p.world.through is not None and p.world.through.selective:
+        yield from _write_through(p, [ref.key for ref in pinned])
+    yield from _look_ahead(p)
     p.prefix_hits = len(found) if prefix else 0
     p.looked_up = len(asked)
     _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in found])
@@ -219,11 +239,14 @@ def _decode(p: _Progress) -> Step:
     if not semantics.decode_rereads:
         if p.world.mode is RunMode.DECODE_ONLY:
             yield from _read_sequence(p, request.blocks)
+            yield from _look_ahead(p)
             p.first_token_ns = p.now_ns
         yield from _compute(p, request.output_tokens * semantics.decode_ns_per_token)
         return
     own = request.blocks if p.world.mode is RunMode.DECODE_ONLY else request.blocks[_own(p) :]
     yield from _read_sequence(p, own)
+    if p.world.mode is RunMode.DECODE_ONLY:
+        yield from _look_ahead(p)
     p.first_token_ns = p.now_ns
     left = request.output_tokens
     while p.error is None:
@@ -275,6 +298,34 @@ def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Ste
                     return
                 break
             yield from _wait(p, token)
+        if p.world.ahead is not None:
+            token = cache.arriving(block.key)
+            if token is not None:  # as good as read: reading it below would take longer
+                yield from _wait(p, token)
+
+
+def _look_ahead(p: _Progress) -> Step:
+    """Tell the prefetch policy what is asked, and let what it wants be brought up while this
+    request computes and whoever asked thinks."""
+    ahead, request, cache = p.world.ahead, p.request, p.world.cache
+    if ahead is None or request.once:
+        return
+    wanted = ahead.policy.asked(request.conversation, [b.key for b in request.blocks])
+    ahead.want(key for key in wanted if cache.can_rise(key))
+    while ahead.try_enter():
+        done = yield Spawn(_prefetch(p.world, ahead))
+        p.now_ns = done.at_ns
+
+
+def _prefetch(world: World, ahead: Ahead) -> Life:
+    """Bring up what is wanted, a block at a time, so that nobody waits for one but for its own
+    copy."""
+    while (key := ahead.take()) is not None:
+        begun = world.cache.begin_prefetch(key, nearest=ahead.nearest)
+        if begun is not None:
+            plan, source = begun
+            yield from _copy(plan, [source], world, Cause.PREFETCH, Cause.PREFETCH)
+    ahead.leave()
 
 
 def _wait(p: _Progress, token: Token) -> Step:
@@ -437,6 +488,8 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
             p.now_ns = yield from _make_room(placement.plan, p.world, p.now_ns)
             yield from _write(p, placement.plan, cause)
         gate.leave(nbytes)
+        if placement.plan is not None:
+            yield from _write_through(p, [ref.key for ref in placement.plan.targets])
         if placement.nowhere:
             p.fail(NOWHERE)
         p.unwanted.update(b.key for b in placement.unwanted)
@@ -462,12 +515,75 @@ def _write(p: _Progress | _Background, plan: Plan, cause: Cause) -> Step:
             p.fail(result.error or "write-failed")
 
 
-def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done, int]:
-    """Carry out a plan's deletes and demotions, the lowest tier first."""
+def _write_through(p: _Progress | _Background, keys: Sequence[Key]) -> Step:
+    """Have copies made in the last tier: by a life of its own, for which nothing but a full queue
+    is waited; or here and now, where this is such a life anyway."""
+    through, cache = p.world.through, p.world.cache
+    if through is None:
+        return
+    wanted = [key for key in keys if not cache.backed_up(key)]
+    if not wanted:
+        return
+    if isinstance(p, _Background):
+        yield from _copy_through(p.world, through, wanted)
+        return
+    while not through.gate.try_enter():
+        if p.world.semantics.write_behind_drop:
+            through.dropped_blocks += len(wanted)
+            return
+        yield from _wait(p, through.gate.token)
+    done = yield Spawn(_through(p.world, through, wanted))
+    p.now_ns = done.at_ns
+
+
+def _through(world: World, through: Through, keys: Sequence[Key]) -> Life:
+    yield from _copy_through(world, through, keys)
+    through.gate.leave()
+
+
+def _copy_through(world: World, through: Through, keys: Sequence[Key]) -> Life:
+    later = list(keys)
+    while later:
+        backup = world.cache.begin_backups(later, selective=through.selective)
+        later = backup.later
+        if backup.plan is not None:
+            told = yield from _copy(backup.plan, backup.sources, world, Cause.WRITE_THROUGH)
+            for ref, ok in zip(backup.sources, told, strict=True):
+                (through.written if ok else through.failed).add(ref.nbytes)
+
+
+def _copy(
+    plan: Plan, refs: Sequence[CopyRef], world: World, cause: Cause, charged: Cause | None = None
+) -> Generator[Effect, Done, list[bool]]:
+    """Make a plan's targets out of pinned copies, in the background: which of them are complete.
+    Every pin is given back. `charged`: the cause of what leaves to make room, if not its own."""
     cache = world.cache
+    yield from _make_room(plan, world, 0, charged)
+    ops: Sequence[OpDone] = ()
+    if cache.begin_writes(plan):
+        pairs = zip(refs, plan.targets, strict=True)
+        done = yield Transfer(tuple(Move(ref, target, cause) for ref, target in pairs))
+        ops = done.ops
+        for target, result in zip(plan.targets, ops, strict=True):
+            cache.end_write(target, ok=result.ok)
+    readable = [op.failed is not OpKind.READ for op in ops] or [True] * len(refs)
+    left = [cache.end_read(ref, ok=ok) for ref, ok in zip(refs, readable, strict=True)]
+    bad = [ref for ref in left if ref is not None]
+    if bad:
+        yield from _delete(bad, Cause.DISCARD, world)
+    return [op.ok for op in ops] or [False] * len(refs)
+
+
+def _make_room(
+    plan: Plan, world: World, now_ns: int, charged: Cause | None = None
+) -> Generator[Effect, Done, int]:
+    """Carry out a plan's deletes and demotions, the lowest tier first. `charged`: their cause, if
+    somebody else is to answer for them."""
+    cache = world.cache
+    evicted, demoted = charged or Cause.EVICTION, charged or Cause.DEMOTION
     for level in plan.levels:
         if level.drops:
-            done = yield Transfer(tuple(Delete(ref, Cause.EVICTION) for ref in level.drops))
+            done = yield Transfer(tuple(Delete(ref, evicted) for ref in level.drops))
             now_ns = done.at_ns
             for ref, result in zip(level.drops, done.ops, strict=True):
                 cache.end_drop(ref, ok=_gone(result), claim=level.claim)
@@ -475,7 +591,7 @@ def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done,
             continue
         ready = cache.begin_demotions(level)
         if ready:
-            moves = tuple(Move(d.source, d.target, Cause.DEMOTION) for d in ready)
+            moves = tuple(Move(d.source, d.target, demoted) for d in ready)
             done = yield Transfer(moves)
             now_ns = done.at_ns
             for demotion, result in zip(ready, done.ops, strict=True):
@@ -485,7 +601,7 @@ def _make_room(plan: Plan, world: World, now_ns: int) -> Generator[Effect, Done,
             while cache.pinned(ref):
                 done = yield Await(("copy", ref.copy_id))
                 now_ns = done.at_ns
-        done = yield Transfer(tuple(Delete(ref, Cause.DEMOTION) for ref in sources))
+        done = yield Transfer(tuple(Delete(ref, demoted) for ref in sources))
         now_ns = done.at_ns
         for ref, result in zip(sources, done.ops, strict=True):
             cache.end_drop(ref, ok=_gone(result), claim=level.claim)

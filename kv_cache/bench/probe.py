@@ -4,9 +4,13 @@ For each size an arena of preallocated files is filled; then, for each concurren
 leave the data as the next one needs it:
 
     write     objects are replaced
-    mixed     every second operation reads an object that was not read since it was written
+    mixed     every second operation (or a given share, or several) reads an object that was not
+              read since it was written
     first     the same, reads only
     repeated  what was read before is read again, which a host's cache may hold
+
+and for each size bursts: as many reads, then writes, begun at the same instant on an idle device
+tell whether it serves in order or all at once.
 
 All in random order, with direct I/O, stamped and verified. The arena is written once as a whole
 before: a device answers reads of what was never written out of nothing, and first writes to
@@ -22,6 +26,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -31,7 +36,7 @@ from typing import Any, NamedTuple, Self
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.transfer import Mover, Verify
-from kv_cache.config.profile import QUANTILES, Cell, Service
+from kv_cache.config.profile import QUANTILES, Burst, Cell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
 from kv_cache.core.errors import PlaceError
@@ -44,13 +49,14 @@ from kv_cache.tiers.nvme import choose_engine, open_storage
 from kv_cache.tiers.payload import Payload
 
 BUFFER_BYTES = 16 * MIB
-STEPS = ("write", "mixed", "first", "repeated")
+BURST_ROUNDS = 4  # of which the first does not count
+BURST_CONCURRENCY = 8  # or what is nearest below, of those that are measured
 LEAST_PER_THREAD = 3  # operations of a thread in a step, the first of which does not count
 
+_BURST_PATIENCE_S = 10.0  # with a thread that does not come
 _FILES = 4  # of an arena; objects that fit it evenly never lie in two
 _SWITCH_INTERVAL_S = 0.0005  # the default of 5 ms shows in the tail of every short operation
 _FILL_THREADS = 4
-_READ_SHARE = {"write": 0.0, "mixed": 0.5, "first": 1.0, "repeated": 1.0}
 
 Tick = Callable[[float, str], None]
 """Told the share that is done and what is being done."""
@@ -67,12 +73,22 @@ class ProbePlan:
     seed: int = 1
     layout: str = "arena"
     fsync: str = "never"
+    shares: tuple[float, ...] = (0.5,)  # of reads, where they are mixed with writes
+
+    @property
+    def steps(self) -> tuple[tuple[str, float], ...]:
+        """Each with its share of reads."""
+        mixed = tuple((f"mixed {share:g}", share) for share in sorted(self.shares))
+        return (("write", 0.0), *mixed, ("first", 1.0), ("repeated", 1.0))
 
     @property
     def step_s(self) -> float:
         """A step's length. The fills, one for each size, take twice that."""
-        steps = len(self.sizes) * (len(self.concurrencies) * len(STEPS) + 2)
-        return self.seconds / steps
+        return self.seconds / self.total_steps
+
+    @property
+    def total_steps(self) -> int:
+        return len(self.sizes) * (len(self.concurrencies) * len(self.steps) + 2)
 
     @property
     def capacity_bytes(self) -> int:
@@ -111,6 +127,7 @@ class Probed:
     """What was found. `counted` is what the kernel says of the bytes that were moved."""
 
     cells: list[Cell] = field(default_factory=list)
+    bursts: list[Burst] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     counted: dict[str, Any] = field(default_factory=dict)
     store: dict[str, Any] = field(default_factory=dict)
@@ -265,7 +282,7 @@ class Probe:
         objects = _Objects(nbytes, places, self._random, self._ids)
         self._fill(objects, nbytes, moved, whole=whole)
         for concurrency in self._plan.concurrencies:
-            for step in STEPS:
+            for step, share in self._plan.steps:
                 if self._stop.is_set():
                     return
                 self._say(f"{human_bytes(nbytes)} x {concurrency} {step}")
@@ -273,8 +290,9 @@ class Probe:
                     needed = human_bytes(objects_needed(concurrency) * nbytes)
                     self._refuse(nbytes, concurrency, step, f"needs {needed} of data (--size-gib)")
                 else:
-                    self._measure(objects, nbytes, concurrency, step, moved)
+                    self._measure(objects, nbytes, concurrency, (step, share), moved)
                 self._done_steps += 1
+        self._bursts(objects, nbytes, moved)
         for ref in (*objects.fresh, *objects.used):
             self._mover.perform(Delete(ref, Cause.EVICTION))
         self._ids = objects.next_id
@@ -306,15 +324,18 @@ class Probe:
         objects: _Objects,
         nbytes: int,
         concurrency: int,
-        step: str,
+        named: tuple[str, float],
         moved: dict[OpKind, int],
     ) -> None:
-        share = _READ_SHARE[step]
+        step, share = named
         until_ns = self._clock.now_ns() + s_to_ns(self._plan.step_s)
+        begun = [0] * concurrency
 
         def job(thread: int, number: int) -> Op | None:
-            if self._clock.now_ns() > until_ns and number >= LEAST_PER_THREAD:
+            # Nobody leaves before all have done their least: whoever is slow would be alone then.
+            if self._clock.now_ns() > until_ns and min(begun) >= LEAST_PER_THREAD:
                 return None
+            begun[thread] = number + 1
             # Spread evenly, and not in step between the threads.
             at = number + thread
             reads = math.floor((at + 1) * share) > math.floor(at * share)
@@ -351,6 +372,58 @@ class Probe:
             self._refuse(nbytes, concurrency, step, "threads had too few objects to work at once")
         else:
             self.found.cells.append(cell)
+
+    def _bursts(self, objects: _Objects, nbytes: int, moved: dict[OpKind, int]) -> None:
+        """Several at the same instant, some times; nothing where there are too few objects."""
+        within = [c for c in self._plan.concurrencies if 1 < c <= BURST_CONCURRENCY]
+        if not within or self._stop.is_set():
+            return
+        count = max(within)
+        if self._plan.capacity_bytes // nbytes < objects_needed(count):
+            return
+        self._say(f"{human_bytes(nbytes)} x {count} bursts")
+        for kind in (OpKind.READ, OpKind.WRITE):
+            rounds = [self._burst(objects, kind, count, moved) for _ in range(BURST_ROUNDS)][1:]
+            whole = [times for times in rounds if len(times) == count]
+            if whole:
+                mean_ns = sum(map(sum, whole)) / (len(whole) * count)
+                last_ns = sum(map(max, whole)) / len(whole)
+                self.found.bursts.append(
+                    Burst(
+                        object_bytes=nbytes,
+                        concurrency=count,
+                        kind=kind,
+                        mean_ns=max(1, round(mean_ns)),
+                        last_ns=max(1, round(last_ns)),
+                    )
+                )
+
+    def _burst(
+        self, objects: _Objects, kind: OpKind, count: int, moved: dict[OpKind, int]
+    ) -> list[int]:
+        """One round: how long each took, in the device."""
+        ops: list[Op] = []
+        for _ in range(count):
+            if kind is OpKind.READ:
+                ref = objects.unread() or objects.again()
+                ops += [] if ref is None else [Read(ref, Cause.REUSE)]
+            elif (made := objects.new()) is not None:
+                gone, fresh = made
+                if gone is not None:
+                    self._mover.perform(Delete(gone, Cause.EVICTION))
+                ops.append(Write(fresh, Cause.PREFILL))
+        gate = threading.Barrier(len(ops))
+
+        def job(thread: int, number: int) -> Op | None:
+            if number:
+                return None
+            with suppress(threading.BrokenBarrierError):
+                gate.wait(_BURST_PATIENCE_S)
+            return ops[thread]
+
+        done, errors = self._together(len(ops), job, objects, moved) if ops else ([], [])
+        self.found.failures += len(errors)
+        return [one.leg.device_ns for mine in done for one in mine]
 
     def _together(
         self,
@@ -397,9 +470,7 @@ class Probe:
         )
 
     def _say(self, what: str) -> None:
-        plan = self._plan
-        steps = len(plan.sizes) * (len(plan.concurrencies) * len(STEPS) + 2)
-        self._tick(self._done_steps / steps, what)
+        self._tick(self._done_steps / self._plan.total_steps, what)
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -475,7 +546,7 @@ def table(probed: Probed) -> str:
     """The grid for a person: one line a size and concurrency."""
     points: dict[tuple[int, int], dict[str, Cell]] = {}
     for cell in probed.cells:
-        step = {0.0: "write", 1.0: "first"}.get(cell.read_share, "mixed")
+        step = {0.0: "write", 0.5: "mixed", 1.0: "first"}.get(cell.read_share, "other")
         step = "repeated" if cell.repeated else step
         points.setdefault((cell.object_bytes, cell.concurrency), {})[step] = cell
     lines = [

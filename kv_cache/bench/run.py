@@ -420,11 +420,16 @@ class RealRun:
             self._abort,
             workers=workers(config),
             io_threads=config.io.threads,
-            background=BACKGROUND_THREADS,
+            background=BACKGROUND_THREADS + self._prefetchers(),
             on_record=self._on_record,
             on_op=self._on_op,
             prepare=self._prepare_thread,
         )
+
+    def _prefetchers(self) -> int:
+        """Threads for what is brought up ahead, which should not wait for what is written."""
+        given = self._config.policies
+        return 0 if given.prefetch == "none" else given.prefetch_in_flight
 
     def _machine_monitor(self, devices: Sequence[str]) -> MachineMonitor:
         cards = range(self._config.tiers.num_gpus)

@@ -7,20 +7,9 @@ settled: only then do the policies hear of them, and only then do they count.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kv_cache.cache.counts import Tally
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
-
-
-@dataclass(slots=True, eq=False)
-class Tally:
-    """Blocks and their bytes (whole pages)."""
-
-    blocks: int = 0
-    bytes: int = 0
-
-    def add(self, nbytes: int) -> None:
-        self.blocks += 1
-        self.bytes += nbytes
 
 
 class Rivals:

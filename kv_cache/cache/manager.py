@@ -21,6 +21,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kv_cache.cache.counts import Prefetches, Tally
 from kv_cache.cache.doors import Asked, Doors, Rivals
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.core.block import Block, Key
@@ -60,6 +61,9 @@ class Copy:
     pins: int = 0
     moving: bool = False  # chosen for demotion: readable, but not a victim again
     derived: bool = False  # made from another copy, not from new data
+    refused: bool = False  # by the last tier, which is not asked again before it is used again
+    ahead: bool = False  # brought up before anybody asked,
+    unread: bool = False  # and nobody has asked since
     tokens: int = 0
     place: Place = NO_PLACE
 
@@ -126,6 +130,16 @@ class Placement:
 
 
 @dataclass(slots=True, eq=False)
+class Backup:
+    """Copies in the last tier of what is above it: the plan's targets are of the pinned `sources`,
+    in their order. What found no place in one plan is `later`."""
+
+    plan: Plan | None = None
+    sources: list[CopyRef] = field(default_factory=list)
+    later: list[Key] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class _DraftLevel:
     index: int
     need: int
@@ -175,6 +189,8 @@ class CacheManager:
         self._room_wanted = False
         self.dropped_last_copies = 0  # evictions after which a block is in no tier
         self.lost_bytes = 0  # bytes of last copies that failed verification or demotion
+        self.prefetches = Prefetches()
+        self.not_backed_up = Tally()  # for want of room in the last tier
 
     # --- looking ---------------------------------------------------------------------------
 
@@ -189,6 +205,30 @@ class CacheManager:
         """What to await when `key` is not resident but somebody is storing it."""
         for copy in self._entries.get(key, ()):
             if copy is not None and copy.state is not State.RESIDENT:
+                return ("copy", copy.ref.copy_id)
+        return None
+
+    def backed_up(self, key: Key) -> bool:
+        """Whether the last tier has a copy of `key`, or is getting one."""
+        entry = self._entries.get(key)
+        return entry is not None and entry[-1] is not None
+
+    def can_rise(self, key: Key) -> bool:
+        """Whether `key` could be read faster than it can now, and nobody brings it up yet."""
+        copy = self.resident(key)
+        return copy is not None and not any(self._entries[key][: self._index_of[copy.ref.tier]])
+
+    def arriving(self, key: Key) -> Token | None:
+        """What to await where a prefetch is copying `key` up at this moment; None where it still
+        makes room, for which nobody should wait. Tells that somebody has asked."""
+        for copy in self._entries.get(key, ()):
+            if copy is None or not copy.ahead:
+                continue
+            if copy.state is State.RESIDENT:
+                return None
+            if copy.unread:
+                self._asked_for(copy, read=False)
+            if copy.state is State.WRITING:
                 return ("copy", copy.ref.copy_id)
         return None
 
@@ -217,6 +257,10 @@ class CacheManager:
         index = self._index_of.get(tier)
         return 0 if index is None else self.ledgers[index].used
 
+    def notes(self, tier: Tier) -> Mapping[str, int]:
+        """What the policy of a tier says of itself."""
+        return self._policies[self._index_of[tier]].notes()
+
     @property
     def fastest(self) -> Tier:
         return self.specs[0].tier
@@ -228,10 +272,14 @@ class CacheManager:
         copy = self.resident(key)
         if copy is None:
             return None
-        copy.pins += 1
-        self._motion += 1
+        self._pin(copy)
         for each in self._entries[key]:
-            if each is not None and each.state is State.RESIDENT and not each.moving:
+            if each is None:
+                continue
+            each.refused = False
+            if each.unread:
+                self._asked_for(each, read=each is copy)
+            if each.state is State.RESIDENT and not each.moving:
                 self._policy(each).hit(each.ref.copy_id)
         self.doors.used(key)
         return copy.ref
@@ -243,9 +291,7 @@ class CacheManager:
         unpins it last deletes it.
         """
         copy = self._copies[ref.copy_id]
-        copy.pins -= 1
-        self._motion -= 1
-        assert copy.pins >= 0, "a copy was unpinned more often than pinned"
+        self._unpin(copy)
         if not ok and copy.state is State.RESIDENT and not copy.moving:
             self._policy(copy).remove(ref.copy_id, evicted=False)
             self._leave(copy)
@@ -347,6 +393,64 @@ class CacheManager:
             return self._commit(draft, targets), count
         return None, len(refs)
 
+    def begin_prefetch(self, key: Key, *, nearest: bool) -> tuple[Plan, CopyRef] | None:
+        """Room for a copy of `key` in the fastest tier that takes it, or in the `nearest` above
+        where it is, and the pinned copy that it is made from. It never waits for room, and is no
+        use of the block."""
+        copy = self.resident(key)
+        if copy is None or not self.can_rise(key):
+            return None
+        asked, nbytes = Asked(), copy.ref.nbytes
+        above = range(self._index_of[copy.ref.tier])
+        source = self._pin(copy)  # so that room is not made at its cost
+        for index in reversed(above) if nearest else above:
+            fits = self._fits(index, nbytes)
+            if not fits or not self._admits(index, self._candidate(source), asked):
+                continue
+            self._expect(index, (key,))
+            planned = self._plan_most(index, [Block(key, 0, nbytes)])
+            if planned is None:
+                continue
+            self.doors.settle(asked, key, into=index)
+            target = self._new_copy_of(copy, index)
+            made = self._copies[target.copy_id]
+            made.ahead = made.unread = True
+            self.prefetches.started.add(nbytes)
+            return self._commit(planned[0], [target]), source
+        self._unpin(copy)
+        self.doors.settle(asked, key, into=None)
+        if not any(asked.refused(index, key) for index in above):
+            self.prefetches.no_room.add(nbytes)
+        return None
+
+    def begin_backups(self, keys: Sequence[Key], *, selective: bool) -> Backup:
+        """Room in the last tier for copies of those of `keys` that are only above it. It never
+        waits for room. `selective`: only of those that the last tier admits."""
+        last, asked, found = len(self.specs) - 1, Asked(), []
+        for key in dict.fromkeys(keys):
+            copy = self.resident(key)
+            if copy is None or self.backed_up(key) or not self._fits(last, copy.ref.nbytes):
+                continue
+            if selective and not self._admits(last, self._candidate(copy.ref), asked):
+                copy.refused = True
+                self.doors.settle(asked, key, into=None)
+                continue
+            found.append(copy)
+        blocks = [Block(copy.ref.key, 0, copy.ref.nbytes) for copy in found]
+        self._expect(last, (copy.ref.key for copy in found))
+        planned = self._plan_most(last, blocks)
+        if planned is None:
+            for copy in found:
+                self.not_backed_up.add(copy.ref.nbytes)
+            return Backup()
+        draft, count = planned
+        taken = found[:count]
+        for copy in taken:
+            self.doors.settle(asked, copy.ref.key, into=last)
+        plan = self._commit(draft, [self._new_copy_of(copy, last) for copy in taken])
+        sources = [self._pin(copy) for copy in taken]
+        return Backup(plan, sources, [copy.ref.key for copy in found[count:]])
+
     def begin_writes(self, plan: Plan) -> bool:
         """The targets begin to exist. False (and the plan is cancelled) if a delete or demotion
         failed on the way, so that the room is not there."""
@@ -440,9 +544,16 @@ class CacheManager:
                     assert copy.ref.key == key, "a copy stands under another key"
                     assert self._index_of[copy.ref.tier] == index, "a copy stands in another tier"
                     assert copy.state is not State.LEAVING, "a leaving copy can be found"
+        started, unread = self.prefetches.started.blocks, self.unread_blocks
+        assert started == self.prefetches.ended_blocks + unread, "a prefetch was lost"
         if self.idle:
             assert all(c.pins == 0 and not c.moving for c in self._copies.values())
             assert all(ledger.held == 0 for ledger in self.ledgers), "a claim was left behind"
+
+    @property
+    def unread_blocks(self) -> int:
+        """Brought up before anybody asked, or on their way, and nobody has asked since."""
+        return sum(copy.unread for copy in self._copies.values())
 
     @property
     def idle(self) -> bool:
@@ -450,6 +561,26 @@ class CacheManager:
         return self._motion == 0
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _pin(self, copy: Copy) -> CopyRef:
+        copy.pins += 1
+        self._motion += 1
+        return copy.ref
+
+    def _unpin(self, copy: Copy) -> None:
+        copy.pins -= 1
+        self._motion -= 1
+        assert copy.pins >= 0, "a copy was unpinned more often than pinned"
+
+    def _asked_for(self, copy: Copy, *, read: bool) -> None:
+        """The first to ask for what a prefetch brings, or has brought, to where it is read."""
+        if read:
+            self.prefetches.useful.add(copy.ref.nbytes)
+        elif copy.state is State.RESIDENT:
+            return  # a faster copy was read
+        else:
+            self.prefetches.late.add(copy.ref.nbytes)
+        copy.unread = False
 
     def _size(self, block: Block) -> int:
         return round_up(block.nbytes, PAGE_BYTES)
@@ -542,9 +673,13 @@ class CacheManager:
         return self.doors.ask(asked, index, candidate, self._rivals(index))
 
     def _unwanted_above(self, refs: Sequence[CopyRef], asked: Asked) -> int:
-        """How many of the first refs no tier above admits: decided, and counted."""
+        """How many of the first refs no tier above admits, which is decided and counted, or are
+        on their way up already, brought by a prefetch."""
         for count, ref in enumerate(refs):
             above = range(self._index_of[ref.tier])
+            entry = self._entries.get(ref.key, ())
+            if any(c is not None and c.ahead for c in entry[: len(above)]):
+                continue
             fitting = [i for i in above if self._fits(i, ref.nbytes)]
             candidate = self._candidate(ref)
             if not fitting or any(self._admits(i, candidate, asked) for i in fitting):
@@ -563,7 +698,9 @@ class CacheManager:
     def _new_copy_of(self, source: Copy, index: int) -> CopyRef:
         key, nbytes, version = source.ref.key, source.ref.nbytes, source.ref.version
         ref = self._new_ref(key, index, nbytes, version)
-        copy = Copy(ref, derived=True, tokens=source.tokens, place=source.place)
+        copy = Copy(
+            ref, derived=True, refused=source.refused, tokens=source.tokens, place=source.place
+        )
         return self._new_copy(index, copy)
 
     def _new_ref(self, key: Key, index: int, nbytes: int, version: int) -> CopyRef:
@@ -588,6 +725,8 @@ class CacheManager:
 
     def _forget(self, copy: Copy) -> None:
         """A copy that never became readable is gone."""
+        if copy.unread:
+            self.prefetches.failed.add(copy.ref.nbytes)
         self._unlist(copy)
         del self._copies[copy.ref.copy_id]
         if copy.derived:  # its source may have failed meanwhile, when this one gave hope
@@ -597,6 +736,9 @@ class CacheManager:
         """Out of the index, having left the policy; the bytes are still there."""
         assert copy.state is State.RESIDENT, "only a resident copy can leave"
         copy.state = State.LEAVING
+        if copy.unread:
+            self.prefetches.wasted.add(copy.ref.nbytes)
+            copy.unread = False
         self._unlist(copy)
 
     def _count_loss(self, copy: Copy) -> None:
@@ -704,7 +846,8 @@ class CacheManager:
                 limit = self._limit(target, nbytes)
                 load = loads.get(target, 0) + nbytes
                 if (
-                    self._fits(target, nbytes)
+                    self._entries[copy.ref.key][target] is None  # else one is coming there
+                    and self._fits(target, nbytes)
                     and (limit is None or load <= limit)
                     and self._takes(target, copy, draft, rivals[target])
                 ):
@@ -718,6 +861,8 @@ class CacheManager:
     def _takes(self, target: int, copy: Copy, draft: _Draft, rivals: Rivals | None) -> bool:
         if not self.doors.guarded(target):
             return True
+        if copy.refused and self._is_last(target):
+            return False
         return self.doors.ask(draft.asked, target, self._candidate(copy.ref), rivals)
 
     def _commit(self, draft: _Draft, targets: Sequence[CopyRef]) -> Plan:

@@ -100,6 +100,12 @@ def _lab(argv: Sequence[str]) -> int:
     return lab(argv)
 
 
+def _sim(argv: Sequence[str]) -> int:
+    from kv_cache.cli.sim import main as sim
+
+    return sim(argv)
+
+
 def _datasets(argv: Sequence[str]) -> int:
     from kv_cache.cli.datasets import main as datasets
 
@@ -129,6 +135,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "plot": _plot,
     "trace": _trace,
     "lab": _lab,
+    "sim": _sim,
     "datasets": _datasets,
     "verify": _verify,
     "twin": _twin,

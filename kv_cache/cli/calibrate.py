@@ -19,7 +19,7 @@ import psutil
 from kv_cache import __version__
 from kv_cache.bench.dram import Copied, NotCopied, measure_copies
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.place import check_cache_dir, check_output_file, obtainable_bytes
+from kv_cache.bench.place import check_cache_dir, check_name, obtainable_bytes
 from kv_cache.bench.probe import ProbePlan
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
@@ -50,7 +50,10 @@ from kv_cache.tiers.objects import is_object_url
 
 SIZES_MIB = "0.25,2,8,32"
 CONCURRENCIES = "1,2,4,8,16,32"
+READ_SHARES = "0.25,0.5,0.75"
 DEFAULT_NAME = "drive"
+DEFAULT_SECONDS = 150.0
+_MOST_SPREAD = 0.5  # of the copies of memory, beyond which it is said
 
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.+)")
 
@@ -127,7 +130,13 @@ def _parser() -> argparse.ArgumentParser:
         "beside it",
     )  # fmt: skip
     add_options(parser)
-    parser.set_defaults(layout="file", sizes_mib=SIZES_MIB, concurrency=CONCURRENCIES)
+    parser.set_defaults(
+        layout="file",
+        sizes_mib=SIZES_MIB,
+        concurrency=CONCURRENCIES,
+        read_shares=READ_SHARES,
+        seconds=DEFAULT_SECONDS,
+    )
     return parser
 
 
@@ -137,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 def _checked(options: argparse.Namespace) -> _Plan:
     """Raises UsageError for everything that can be known to be wrong."""
     output: Path = options.output
-    check_output_file(output)
+    check_name(output, f"--output {output}")
     require_replaceable(output, HEADER, "--output")
     directories = _named(options.cache_dir, "--cache-dir")
     files = _named(options.probe, "--probe")
@@ -191,7 +200,7 @@ def _drive(
     plan = plan_of(options, directory)
     check_ram({"buffers": plan.memory_bytes()})
     file = output.with_name(f"{output.stem}.{name}.probe.yaml")
-    check_output_file(file)
+    check_name(file, f"--output {output}")
     require_replaceable(file, PROBE_HEADER, "--output")
     return directory, plan, file
 
@@ -350,8 +359,13 @@ def _dram(copied: Copied) -> Dram:
 
 
 def _told(copied: Copied) -> str:
-    return (
+    told = (
         f"memory: {copied.bytes_per_s / 1e9:.1f} GB/s copied by {copied.threads} threads, "
         f"{copied.one_thread_bytes_per_s / 1e9:.1f} GB/s by one (median of {copied.passes}, spread "
         f"{copied.spread:.0%})"
+    )
+    if copied.spread <= _MOST_SPREAD:
+        return told
+    return (
+        f"{told}\n  ! the passes differ by much: other work ran; calibrate again when it does not"
     )

@@ -22,10 +22,10 @@ from kv_cache.core.model import DTYPE_BITS
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB
 from kv_cache.lab.accesses import Accesses, gathered
+from kv_cache.lab.arms import ADMISSIONS, ALWAYS, USUAL, Arm, arms_of
 from kv_cache.lab.capacity import Capacity, capacities_of
 from kv_cache.lab.patterns import PATTERNS, drawn
-from kv_cache.lab.residency import BITS, Residency
-from kv_cache.lab.seam import POLICIES
+from kv_cache.lab.residency import BITS, SCALED_BITS, Residency
 from kv_cache.lab.study import Base, Study, study
 from kv_cache.lab.table import table_of
 from kv_cache.report.lab import CSV_HEAD, lab_csv, lab_document, lab_text, source_name
@@ -109,8 +109,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--policies",
         metavar="NAMES",
-        default=",".join(POLICIES),
-        help="with commas [default: %(default)s]",
+        default=",".join(USUAL),
+        help="with commas, and with numbers of theirs, as regret-aware:regret_weight=0 "
+        "[default: %(default)s; there is also learned, which is slow]",
+    )
+    add(
+        "--admission",
+        metavar="NAMES",
+        default=ALWAYS,
+        help=f"each policy behind each of these, with commas: {', '.join(ADMISSIONS)}; and with "
+        "numbers, as second-hit:memory=1000 [default: %(default)s]",
     )
     add(
         "--capacities",
@@ -121,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--refusing",
         action="store_true",
-        help="also MIN that may refuse a block, which bounds policies with admission",
+        help="also MIN that may refuse a block, which bounds policies behind an admission policy "
+        "(and is there beside them)",
     )
     add(
         "--residency",
@@ -169,7 +178,7 @@ def _add_of_patterns(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    policies: Sequence[str]
+    arms: Sequence[Arm]
     capacities: Sequence[Capacity]
     residencies: Sequence[Residency | None]  # None: as they are
     cost_source: str
@@ -181,12 +190,13 @@ def _checked(options: argparse.Namespace) -> _Asked:
     given = options.capacities or (OF_PATTERNS if options.pattern else CAPACITIES)
     if options.dequant_source and not options.dequant:
         raise ConfigError("--dequant-source tells where --dequant is from, which is not given")
+    arms = arms_of(options.policies, options.admission, ("--policies", "--admission"))
     return _Asked(
-        policies=_names(options.policies, POLICIES, "--policies", "policy"),
+        arms=arms,
         capacities=capacities_of(given, "--capacities"),
         residencies=_residencies(options),
         cost_source=options.dequant_source or _UNSOURCED,
-        refusing=options.refusing,
+        refusing=options.refusing or any(arm.gate() is not None for arm in arms),
     )
 
 
@@ -297,7 +307,8 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
     )  # fmt: skip
     return lab_document(
         seed=seed, source={"requests": accesses.requests, **source},
-        policies=asked.policies, capacities=[each.text for each in asked.capacities],
+        policies=[str(arm) for arm in asked.arms],
+        capacities=[each.text for each in asked.capacities],
         residencies=_told(asked, DTYPE_BITS[look.model.dtype]), cases=[case],
         config=to_mapping(look.config),
     )  # fmt: skip
@@ -325,7 +336,7 @@ def _patterns(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -
     cases = [_case(name, list(_drawn(name, seed, shape)), asked, _PATTERN_BITS, pattern=True)
              for name in names]  # fmt: skip
     return lab_document(
-        seed=seed, source={"patterns": names, **shape}, policies=asked.policies,
+        seed=seed, source={"patterns": names, **shape}, policies=[str(arm) for arm in asked.arms],
         capacities=[each.text for each in asked.capacities],
         residencies=_told(asked, _PATTERN_BITS), cases=cases, config=None,
     )  # fmt: skip
@@ -407,7 +418,7 @@ def _studied(
 ) -> Study:
     return study(
         accesses,
-        asked.policies,
+        asked.arms,
         [each.room_bytes(accesses) for each in asked.capacities],
         seed=seed,
         stored=None if residency is None else residency.sizes(accesses.sizes, own_bits),
@@ -426,7 +437,8 @@ def _told(asked: _Asked, own_bits: int) -> list[dict[str, Any]]:
         {"name": OWN, "ratio": 1.0, "group": 0, "cost_ns": None, "cost_source": None}
         if each is None
         else {
-            "name": each.name, "ratio": _ratio(each, own_bits), "group": each.group,
+            "name": each.name, "ratio": _ratio(each, own_bits),
+            "group": each.group if BITS[each.name] <= SCALED_BITS else 0,
             "cost_ns": each.cost_ns,
             "cost_source": None if each.cost_ns is None else asked.cost_source,
         }

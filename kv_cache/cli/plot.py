@@ -20,8 +20,9 @@ from kv_cache.report.plot import (
 
 _ABOUT = """\
 Draw a result: a run over time, the curve of a capacity search, preconditioning, how far trials
-agree, the cells of a sweep, or what a trace asks. The picture stands beside the result, as
-RESULT.svg, if --output does not say otherwise.
+agree, the cells of a sweep, the variants of a simulated cluster, what a trace asks, or what
+policies find in it. The picture stands beside the result, as RESULT.svg, if --output does not say
+otherwise.
 
 The same result gives the same bytes. A file that plot did not write is never replaced.
 """
@@ -66,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULT",
-        help="result of run, run --trials, capacity, precondition, sweep or trace stats, or a "
-        "run's directory",
+        help="result of run, run --trials, capacity, precondition, sweep, sim, trace stats or lab, "
+        "or a run's directory",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",

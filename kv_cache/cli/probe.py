@@ -133,6 +133,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="aimed at for all of it (default: %(default)g)",
     )
     parser.add_argument(
+        "--read-shares",
+        default="0.5",
+        metavar="LIST",
+        help="shares of reads among writes (default: %(default)s); all reads and all writes are "
+        "always measured",
+    )
+    parser.add_argument(
         "--layout",
         choices=LAYOUTS,
         default="arena",
@@ -190,6 +197,7 @@ def plan_of(options: argparse.Namespace, directory: Path) -> ProbePlan:
         seconds=options.seconds,
         layout=options.layout,
         fsync=options.fsync,
+        shares=tuple(sorted(set(_numbers(options.read_shares, "--read-shares", 0.01, 0.99)))),
     )
     smallest = objects_needed(1) * max(plan.sizes)
     if plan.data_bytes < smallest:
@@ -303,7 +311,9 @@ def measure(
     facts = _facts(directory, plan, found, environment, notes, wall_s) | {
         "measured_utc": started.isoformat(timespec="seconds")
     }
-    profile = Profile(name=str(output), cells=tuple(found.cells), facts=facts)
+    profile = Profile(
+        name=str(output), cells=tuple(found.cells), bursts=tuple(found.bursts), facts=facts
+    )
     lines = [_head(environment, plan, wall_s), table(found), *_told(found, notes), *left]
     return found, profile, "\n".join(lines)
 

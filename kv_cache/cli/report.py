@@ -66,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULT",
-        help="result of run or run --trials, or a run's directory; for html of capacity or "
-        "precondition too",
+        help="result of run or run --trials, or a run's directory; for html of capacity, "
+        "precondition or sim too",
     )  # fmt: skip
     parser.add_argument(
         "--format", choices=tuple(FORMATS), metavar="FORM",

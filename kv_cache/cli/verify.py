@@ -132,7 +132,7 @@ def _say_changed(result: str) -> None:
 _RANKS = "kv-cache-ranks/"
 _ONLY_CHAINED = (
     *("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/"),
-    *("kv-cache-sweep/", "kv-cache-mlperf/", "kv-cache-trace-stats/"),
+    *("kv-cache-sweep/", "kv-cache-mlperf/", "kv-cache-trace-stats/", "kv-cache-sim/"),
 )
 """Schemas of documents that are not one run's result: their chain can be checked, and the results
 that they name."""
@@ -140,6 +140,7 @@ _NOT_AGAIN: Mapping[str, str] = {
     "kv-cache-sweep/": "numbers are not computed again: verify the result.json of a run",
     "kv-cache-mlperf/": "numbers are not computed again: mlperf check looks at the whole tree",
     "kv-cache-trace-stats/": "numbers are not computed again: trace stats of the same trace does",
+    "kv-cache-sim/": "numbers are not computed again: sim of the same scenario does",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from kv_cache.cache.manager import CacheManager, TierSpec
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
-from kv_cache.config.policies import build_admission
+from kv_cache.config.policies import build_admission, build_ahead
 from kv_cache.config.root import Config
 from kv_cache.config.sections import WorkloadConfig
 from kv_cache.config.shared import build_prompts, build_retriever
@@ -18,7 +18,7 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
-from kv_cache.lifecycle import World
+from kv_cache.lifecycle import Through, World
 from kv_cache.metrics.outcome import TierFacts
 from kv_cache.metrics.slo import Promise
 from kv_cache.metrics.window import Meter
@@ -282,6 +282,13 @@ def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -
             max_bytes=gib_to_bytes(config.schedule.max_inflight_gib),
         ),
         behind=Gate(1, signals, slots=config.semantics.write_behind_queue),
+        through=None
+        if config.policies.write == "back"
+        else Through(
+            gate=Gate(2, signals, slots=config.semantics.write_behind_queue),
+            selective=config.policies.write == "through-selective",
+        ),
+        ahead=build_ahead(config.policies),
     )
 
 
@@ -329,6 +336,7 @@ def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[
             stranded_bytes=ledger.stranded,
             entries=cache.entries(spec.tier),
             store=stores[spec.tier],
+            eviction=cache.notes(spec.tier),
         )
         for spec, ledger in zip(cache.specs, cache.ledgers, strict=True)
     )
@@ -354,6 +362,32 @@ def policy_facts(config: Config, world: World) -> dict[str, Any]:
             },
             "not_stored": asdict(cache.doors.not_stored),
         },
+        "write": {"name": given.write, **_written(world)},
+        "prefetch": {"name": given.prefetch, **_prefetched(world)},
+    }
+
+
+def _prefetched(world: World) -> dict[str, Any]:
+    """What was brought up ahead; null where nothing is."""
+    ahead, made = world.ahead, world.cache.prefetches
+    ended = made.useful.blocks + made.late.blocks + made.wasted.blocks
+    return {
+        "wanted_blocks": ahead and ahead.wanted_blocks,
+        "given_up_blocks": ahead and ahead.given_up_blocks,
+        **{name: ahead and tally for name, tally in asdict(made).items()},
+        "unread_blocks": ahead and world.cache.unread_blocks,
+        "useful_ratio": ahead and (made.useful.blocks / ended if ended else None),
+    }
+
+
+def _written(world: World) -> dict[str, Any]:
+    """What was written through; null where nothing is."""
+    through = world.through
+    return {
+        "written": through and asdict(through.written),
+        "failed": through and asdict(through.failed),
+        "no_room": through and asdict(world.cache.not_backed_up),
+        "dropped_blocks": through and through.dropped_blocks,
     }
 
 

@@ -543,7 +543,13 @@ def hardware_text(profile: HardwareProfile) -> str:
     """YAML that reads back to an equal profile, if the probe files are there."""
     tree: dict[str, Any] = {"schema": SCHEMA}
     for part in fields(Sheet):
-        value = _without_nothing(to_mapping(getattr(profile, part.name)))
+        plain = to_mapping(getattr(profile, part.name))
+        named = isinstance(plain, Mapping) and part.name in ("gpus", "storage")
+        value = (
+            {name: _without_nothing(inner) for name, inner in plain.items()}
+            if named
+            else _without_nothing(plain)
+        )
         if value not in (None, {}):
             tree[part.name] = value
     return f"{HEADER}\n{yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)}"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kv_cache.config.schema import opt, show
 from kv_cache.core.units import MIB
 from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
+from kv_cache.policy.prefetch import PREFETCH, PrefetchRules
+from kv_cache.schedule.ahead import Ahead
 
 if TYPE_CHECKING:
     from kv_cache.config.root import Config
@@ -44,6 +46,44 @@ class PoliciesConfig:
     admission_floor: int = opt(
         1, "With frequency: uses that are enough where nothing has to leave", low=1, high=15
     )
+    write: str = opt(
+        "back",
+        "When a block goes to storage: when its tier makes room (back); as soon as it is stored, "
+        "in the background, so that leaving a tier is free (through); likewise, but only what "
+        "storage admits, which it is asked again when the block is used again (through-selective)",
+        choices=("back", "through", "through-selective"), flag="--write-policy",
+    )  # fmt: skip
+    prefetch: str = opt(
+        "none",
+        "What is brought up before somebody asks, while requests compute and users think: nothing; "
+        "the blocks of the request, which its next turn will ask for (next-in-session); those of "
+        "what has followed this conversation, or this sequence, before (successor)",
+        choices=tuple(PREFETCH), flag="--prefetch",
+    )  # fmt: skip
+    prefetch_to: str = opt(
+        "fastest", "Where it is brought: the fastest tier that takes it, or the next above",
+        choices=("fastest", "next"),
+    )  # fmt: skip
+    prefetch_blocks: int = opt(
+        16, "Blocks that one request may have brought up", unit="blocks", low=1, high=4096
+    )
+    prefetch_in_flight: int = opt(
+        4, "Blocks that are brought up at the same time", unit="blocks", low=1, high=64
+    )
+    prefetch_confidence: int = opt(
+        2, "With successor: how often it must have followed", low=1, high=1_000_000
+    )
+    prefetch_memory: int = opt(
+        16_384, "With successor: conversations, and sequences, that are remembered", low=2,
+        high=2**24,
+    )  # fmt: skip
+
+    def prefetch_rules(self) -> PrefetchRules:
+        return PrefetchRules(
+            most=self.prefetch_blocks,
+            confidence=self.prefetch_confidence,
+            memory=self.prefetch_memory,
+        )
 
     def admission_rules(self) -> AdmissionRules:
         return AdmissionRules(
@@ -66,6 +106,11 @@ _ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "admission_max_depth": ("admission", ("depth",)),
     "admission_memory": ("admission", ("second-hit", "frequency")),
     "admission_floor": ("admission", ("frequency",)),
+    "prefetch_to": ("prefetch", ("next-in-session", "successor")),
+    "prefetch_blocks": ("prefetch", ("next-in-session", "successor")),
+    "prefetch_in_flight": ("prefetch", ("next-in-session", "successor")),
+    "prefetch_confidence": ("prefetch", ("successor",)),
+    "prefetch_memory": ("prefetch", ("successor",)),
     "admission_at": ("admission", tuple(name for name in ADMISSION if name != "always")),
 }
 """Options that mean something only with certain values of another one."""
@@ -83,6 +128,12 @@ def policy_warnings(config: "Config") -> Iterator[str]:
             f"{_say(given, 'admission')}: no effect, as storage is the only tier and "
             "policies.admission_at (--admission-at) is 'lower'; use --admission-at all"
         )
+    if given.prefetch != "none" and _tiers(config) == 1:
+        yield f"{_say(given, 'prefetch')}: no effect, as storage is the only tier"
+    if given.write != "back" and _tiers(config) == 1:
+        yield f"{_say(given, 'write')}: no effect, as storage is the only tier"
+    elif given.write == "through-selective" and given.admission == "always":
+        yield f"{_say(given, 'write')}: the same as through, as storage takes everything"
 
 
 def _tiers(config: "Config") -> int:
@@ -99,3 +150,15 @@ def build_admission(given: PoliciesConfig, tiers: int) -> list[Admission | None]
     """A policy of its own for each tier that asks."""
     make, guarded = ADMISSION[given.admission], guarded_tiers(given, tiers)
     return [make(given.admission_rules()) if i in guarded else None for i in range(tiers)]
+
+
+def build_ahead(given: PoliciesConfig) -> Ahead | None:
+    """What is to be brought up ahead; None where nothing is."""
+    if given.prefetch == "none":
+        return None
+    return Ahead(
+        PREFETCH[given.prefetch](given.prefetch_rules()),
+        slots=given.prefetch_in_flight,
+        most=given.prefetch_blocks,
+        nearest=given.prefetch_to == "next",
+    )

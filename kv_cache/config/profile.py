@@ -31,6 +31,7 @@ _FACTS = (
     *("program_version", "measured_utc", "cache_dir", "device", "filesystem", "kernel", "io"),
     *("probe", "counted", "notes", "refused"),
 )
+_LISTS = ("grid", "bursts")
 _DATA = {"first": False, "repeated": True}
 """Whether reads met data that had been read before."""
 
@@ -74,11 +75,24 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """Operations of one kind that were begun at the same instant on an idle device: the mean time
+    of one, and that of the last. A device that serves in order has a mean of about half."""
+
+    object_bytes: int
+    concurrency: int
+    kind: OpKind
+    mean_ns: int
+    last_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """A measured device. `facts` is what else its file says; `name` is what messages call it."""
 
     name: str
     cells: tuple[Cell, ...]
+    bursts: tuple[Burst, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def describe(self) -> Mapping[str, Any]:
@@ -105,11 +119,10 @@ def read_profile(path: str | Path) -> Profile:
             "kv-cache.py probe wrote"
         )
     for key in found:
-        if key not in (*_FACTS, "schema", "grid"):
+        if key not in (*_FACTS, "schema", *_LISTS):
             word = key if isinstance(key, str) else show(key)
-            raise ConfigError(
-                f"profile {file}: {word} is not a known key.{did_you_mean(word, _FACTS)}"
-            )
+            known = did_you_mean(word, (*_FACTS, *_LISTS))
+            raise ConfigError(f"profile {file}: {word} is not a known key.{known}")
     rows = found.get("grid")
     if not isinstance(rows, list) or not 0 < len(rows) <= _MOST_ROWS:
         raise ConfigError(
@@ -117,9 +130,13 @@ def read_profile(path: str | Path) -> Profile:
         )
     cells = tuple(_cell(row, _At(file, f"grid[{n}]")) for n, row in enumerate(rows))
     _check_grid(cells, file)
+    told = found.get("bursts", [])
+    if not isinstance(told, list) or len(told) > _MOST_ROWS:
+        raise ConfigError(f"profile {file}: bursts is {show(told)}; it must be a list")
+    bursts = tuple(_burst(row, _At(file, f"bursts[{n}]")) for n, row in enumerate(told))
     facts = {key: found[key] for key in _FACTS if key in found}
     facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return Profile(name=str(path), cells=cells, facts=facts)
+    return Profile(name=str(path), cells=cells, bursts=bursts, facts=facts)
 
 
 def profile_text(profile: Profile) -> str:
@@ -127,6 +144,8 @@ def profile_text(profile: Profile) -> str:
     facts = {key: value for key, value in profile.facts.items() if key in _FACTS}
     head = yaml.safe_dump({"schema": SCHEMA, **facts}, sort_keys=False, allow_unicode=True)
     lines = [f"- {_flow(_row(cell))}" for cell in profile.cells]
+    if profile.bursts:
+        lines += ["bursts:", *(f"- {_flow(_burst_row(burst))}" for burst in profile.bursts)]
     about = "# service times are inside system calls; data: first = not read since it was written"
     return "\n".join([HEADER, about, f"{head}grid:", *lines]) + "\n"
 
@@ -154,6 +173,7 @@ _CELL_KEYS = (
     *("object_bytes", "concurrency", "read_share", "data", "bytes_per_second", "in_flight"),
     *("reads", "writes"),
 )
+_BURST_KEYS = ("object_bytes", "concurrency", "kind", "mean_us", "last_us")
 _LATER_CELL_KEYS = ("deletes",)  # profiles that were written before have none
 _SERVICE_KEYS = ("operations", "mean_us", "p50_us", "p99_us")
 _LATER_SERVICE_KEYS = ("quantiles_us",)
@@ -180,6 +200,22 @@ def _cell(row: object, at: _At) -> Cell:
         reads=reads,
         writes=writes,
         deletes=_service(values.get("deletes"), at.key("deletes")),
+    )
+
+
+def _burst(row: object, at: _At) -> Burst:
+    values = _exactly(row, _BURST_KEYS, at)
+    if values["kind"] not in ("read", "write"):
+        raise at.key("kind").error(values["kind"], "read or write")
+    mean_ns, last_ns = (_ns(values[name], at.key(name)) for name in ("mean_us", "last_us"))
+    if mean_ns > last_ns:
+        raise at.key("mean_us").error(values["mean_us"], "at most last_us")
+    return Burst(
+        object_bytes=_whole(values["object_bytes"], at.key("object_bytes")),
+        concurrency=_whole(values["concurrency"], at.key("concurrency")),
+        kind=OpKind(values["kind"]),
+        mean_ns=mean_ns,
+        last_ns=last_ns,
     )
 
 
@@ -279,6 +315,16 @@ def _row(cell: Cell) -> dict[str, Any]:
         "reads": _times(cell.reads),
         "writes": _times(cell.writes),
         **({} if cell.deletes is None else {"deletes": _times(cell.deletes)}),
+    }
+
+
+def _burst_row(burst: Burst) -> dict[str, Any]:
+    return {
+        "object_bytes": burst.object_bytes,
+        "concurrency": burst.concurrency,
+        "kind": burst.kind.value,
+        "mean_us": burst.mean_ns / NS_PER_US,
+        "last_us": burst.last_ns / NS_PER_US,
     }
 
 

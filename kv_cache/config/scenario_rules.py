@@ -98,6 +98,21 @@ def _model(scenario: Scenario) -> Iterator[str]:
             f"model.kv_dtype is {model.kv_dtype}, but model.kv_bytes_per_token says already how "
             "large a token is; give one of them"
         )
+    default = ModelSection()
+    if (
+        _is_computed(scenario)
+        and model.name != default.name
+        and model.params_billion == default.params_billion
+    ):
+        yield (
+            f"model.params_billion is {model.params_billion:g}, that of {default.name}, but "
+            f"model.name is {model.name}; give the weights that a token of it passes through"
+        )
+
+
+def _is_computed(scenario: Scenario) -> bool:
+    """Whether the size of the weights decides how long anything takes."""
+    return any(group.compute == "roofline" for group in scenario.instances.values())
 
 
 def _roles(scenario: Scenario) -> Iterator[str]:
@@ -290,6 +305,9 @@ def unread(scenario: Scenario) -> dict[str, str]:
         found |= _given(work, "workload", ("rate_per_s",), "a closed loop (workload.concurrency)")
     elif work.source == "poisson":
         found |= _given(work, "workload", ("think_s",), "an open loop of single requests")
+    if not _is_computed(scenario):
+        weights = ("params_billion", "weight_bits")
+        found |= _given(scenario.model, "model", weights, "instances without compute roofline")
     for name, group in scenario.instances.items():
         found |= _given(
             group, f"instances.{name}", _COMPUTED[group.compute], f"compute {group.compute}"

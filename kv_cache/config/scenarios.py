@@ -29,7 +29,6 @@ MOST_SEEDS = 1000
 PRESETS = ("smoke", "dev", "full")
 _FOLDER = "scenarios"
 _KEYS = ("presets", "vary", "zip", "variants", "seeds")
-_AXES = ("vary", "zip", "variants")
 _TABLES = ("instances", "network.wires")
 """Tables of sections by name: a path leads to one that the file has."""
 
@@ -117,7 +116,7 @@ class Scenarios:
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
             found = unread(variant.scenario)
-            idle = {p: why for p, why in (idle or found).items() if p in found}
+            idle = found if idle is None else {p: w for p, w in idle.items() if p in found}
         for path, why in (idle or {}).items():
             raise ConfigError(f"{self.source}: {path} {why}")
 
@@ -161,7 +160,7 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     source, tree = _tree(path)
     given = {key: tree.get(key) for key in _KEYS}
     base = overlay(Scenario(), {k: v for k, v in tree.items() if k not in _KEYS}, source)
-    settings = [_setting(text, base) for text in sets]
+    settings = [_setting(text, base, given) for text in sets]
     changed = {**_preset(given["presets"], preset, base, source, given), **dict(settings)}
     for name in ("vary", "zip"):
         given[name] = _changed(given[name], changed, name, source)
@@ -250,7 +249,9 @@ def _scale(
     path: Any, value: Any, base: Scenario, source: str, where: str, axes: Mapping[str, Any]
 ) -> Any:
     """A preset asks the same question: it sets sizes, and takes values of what varies away."""
-    if isinstance(value, list) and any(path in (axes[key] or ()) for key in ("vary", "zip")):
+    if _is_list_of(path, value, axes):
+        for each in value:
+            _require(path, each, base, source, where)
         return value
     if not isinstance(path, str) or not _SCALE.fullmatch(path):
         raise ConfigError(
@@ -258,20 +259,28 @@ def _scale(
             "counts, topology, watch, seeds, and lists of what varies): another question is "
             "another scenario"
         )
-    if path != "seeds":
+    if path == "seeds":
+        _seeds(value, f"{source}, {where}")
+    else:
         _require(path, value, base, source, where)
     return value
 
 
-def _setting(text: str, base: Scenario) -> tuple[str, Any]:
-    """`instances.gpu.count=4`; the value is YAML."""
+def _setting(text: str, base: Scenario, axes: Mapping[str, Any]) -> tuple[str, Any]:
+    """`instances.gpu.count=4`; the value is YAML. What varies takes a list, checked with it."""
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise ConfigError(f"--set {text}: it must be option=value, such as workload.requests=100")
     found = yaml_value(value, f"--set {path}")
-    if path != "seeds":
+    if path != "seeds" and not _is_list_of(path, found, axes):
         _require(path, found, base, "--set", "")
     return path, found
+
+
+def _is_list_of(path: str, value: Any, axes: Mapping[str, Any]) -> bool:
+    """Whether `value` is a list for what varies."""
+    varying = any(isinstance(axes[key], Mapping) and path in axes[key] for key in ("vary", "zip"))
+    return varying and isinstance(value, list) and not _is_pair(path)
 
 
 def _changed(given: Any, changed: dict[str, Any], key: str, source: str) -> Any:
@@ -282,7 +291,7 @@ def _changed(given: Any, changed: dict[str, Any], key: str, source: str) -> Any:
     lists = dict(given)
     for path in [path for path in changed if path in lists]:
         value = changed[path]
-        if isinstance(value, list) and not _is_pair(path):
+        if _is_list_of(path, value, {"vary": given, "zip": given}):
             lists[path] = changed.pop(path)
         elif key == "vary":
             del lists[path]

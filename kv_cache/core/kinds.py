@@ -43,6 +43,8 @@ class Cause(StrEnum):
     DECODE = "decode"  # loads during generation, and stores that repair a miss there
     DEMOTION = "demotion"  # one tier down, to make room
     PROMOTION = "promotion"  # one tier or more up, on a hit
+    WRITE_THROUGH = "write-through"  # a copy in the last tier of what was stored above it
+    PREFETCH = "prefetch"  # up, before anybody asks; and what leaves a tier for that
     EVICTION = "eviction"  # deletion, to make room
     DISCARD = "discard"  # deletion of a copy that failed verification
     POPULATE = "populate"  # stores before the measured window (decode-only)

@@ -21,7 +21,7 @@ Flags = npt.NDArray[np.bool_]
 BATCHES = 30
 """Stretches of a sequence, of as many accesses each, that are also counted each for itself."""
 NOBODY = -1
-"""In place of the block before one that is the first of its request."""
+"""In place of the block before one that is the first of its request: below every block."""
 _PART = 1 << 16  # accesses that are made into Python numbers together
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from kv_cache.lab.accesses import Ints
 
 BITS: Mapping[str, int] = {"fp16": 16, "fp8": 8, "int8": 8, "int4": 4, "int2": 2}
+SCALED_BITS = 8
+"""Types of so many bits and fewer have scales."""
 SCALE_BYTES = 4
 """Of a group of elements: a scale and a zero point of 16 bits each (KIVI, arXiv 2402.02750)."""
 
@@ -29,7 +31,7 @@ class Residency:
         """Bytes of blocks in the cache that have `logical` bytes in elements of `own_bits`."""
         bits = BITS[self.name]
         elements = logical * 8 // own_bits
-        groups = -(-elements // self.group) if self.group and bits <= 8 else 0 * elements
+        groups = -(-elements // self.group) if self.group and bits <= SCALED_BITS else 0 * elements
         made: Ints = -(-elements * bits // 8) + groups * SCALE_BYTES
         return made
 

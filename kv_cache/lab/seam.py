@@ -4,36 +4,32 @@ The manager of a real tier numbers copies, asks a policy for victims until there
 it of each hit; so does this, one block at a time and with no bytes moved.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from kv_cache.lab.accesses import NOBODY, Part
+from kv_cache.lab.accesses import Part
+from kv_cache.lab.arms import Arm
 from kv_cache.lab.caches import Cache, Nothing, Queue
-from kv_cache.lab.chance import AtRandom
 from kv_cache.lab.ground import Ground
-from kv_cache.policy.eviction import EVICTION, Eviction, Item
+from kv_cache.policy.admission import Admission, Candidate
+from kv_cache.policy.eviction import Eviction, Item
 
-RANDOM = "random"
-POLICIES: Sequence[str] = (*EVICTION, RANDOM)
-"""Those of the tiers, and one that no tier has: any block may go."""
 _FAST = {"lru": True, "fifo": False}  # whether a hit goes to the back
 _GONE = -1
+_new = tuple.__new__  # of an Item, in half the time
 
 
-def cache_of(policy: str, room_bytes: int, ground: Ground) -> Cache:
-    """An empty cache with a policy of POLICIES."""
+def cache_of(arm: Arm, room_bytes: int, ground: Ground) -> Cache:
+    """An empty cache."""
     accesses = ground.accesses
     room = room_bytes // max(1, int(accesses.sizes.min(initial=room_bytes + 1)))
     if not room:
         return Nothing()
-    if policy in _FAST and accesses.size is not None:
-        return Queue(room, to_back=_FAST[policy])
-    return Seam(_policy(policy, room_bytes, ground), room_bytes, ground)
-
-
-def _policy(policy: str, room_bytes: int, ground: Ground) -> Eviction:
-    if policy == RANDOM:
-        return AtRandom(ground.seed.child("evictions"))
-    return EVICTION[policy](room_bytes)
+    if arm.plain in _FAST and accesses.size is not None:
+        return Queue(room, to_back=_FAST[arm.plain])
+    policy, admission = arm.eviction(room_bytes, ground.seed), arm.gate()
+    if admission is None:
+        return Seam(policy, room_bytes, ground)
+    return Gated(policy, admission, room_bytes, ground)
 
 
 class Seam:
@@ -42,6 +38,7 @@ class Seam:
 
     def __init__(self, policy: Eviction, room_bytes: int, ground: Ground) -> None:
         self._policy = policy
+        self._hit: Callable[[int], None] = policy.hit
         self._free = room_bytes
         self._room = room_bytes
         self._sequence = ground.sequence
@@ -51,27 +48,19 @@ class Seam:
         self.evicted = self.refused = 0
 
     def blocks(self, part: Part) -> list[int]:
-        copies, hit, store = self._copies, self._policy.hit, self._store
-        missed: list[int] = []
-        for place, block in enumerate(part.blocks, part.begin):
-            copy = copies[block]
-            if copy >= 0:
-                hit(copy)
-            else:
-                missed.append(place - part.begin)
-                store(block, place)
-        return missed
+        return [place - part.begin for place in self._ask(part.blocks, part.begin, self._hit)]
 
     def prefix(self, part: Part) -> list[int]:
         gaps = []
         for begin, end in zip(part.begins, part.ends, strict=True):
             gap = self._lead(part.blocks, begin, end)
             gaps.append(gap)
-            self._store_missing(enumerate(part.blocks[gap:end], part.begin + gap))
+            if gap < end:
+                self._ask(part.blocks[gap:end], part.begin + gap, None)
         return gaps
 
     def _lead(self, blocks: Sequence[int], begin: int, end: int) -> int:
-        copies, hit = self._copies, self._policy.hit
+        copies, hit = self._copies, self._hit
         for at in range(begin, end):
             copy = copies[blocks[at]]
             if copy < 0:
@@ -79,36 +68,103 @@ class Seam:
             hit(copy)
         return end
 
-    def _store_missing(self, blocks: Iterable[tuple[int, int]]) -> None:
-        copies = self._copies
-        for place, block in blocks:
-            if copies[block] < 0:
-                self._store(block, place)
-
-    def _store(self, block: int, place: int) -> None:
-        size = self._sizes[block]
-        if size > self._room:
-            self.refused += 1
-            return
-        told = self._contents
-        key, parent = told.keys[block], told.parents[block]
-        self._policy.expect(key)
-        if size > self._free:
-            self._make_room(size)
-        self._free -= size
-        self._copies[block] = place
-        before = None if parent == NOBODY else told.keys[parent]
-        self._policy.insert(Item(place, key, size, told.tokens[block], told.depths[block], before))
+    def _ask(
+        self, blocks: Sequence[int], first: int, hit: Callable[[int], None] | None
+    ) -> list[int]:
+        """The accesses, counted from `first`, that missed and were stored. Without `hit` what is
+        there is passed over. One loop, since nearly all time of a study goes by in it."""
+        copies, told, room, missed = self._copies, self._contents, self._room, []
+        keys, sizes, tokens = told.keys, told.sizes, told.tokens
+        depths, parents = told.depths, told.parents
+        expect, insert = self._policy.expect, self._policy.insert
+        for place, block in enumerate(blocks, first):
+            copy = copies[block]
+            if copy >= 0:
+                if hit is not None:
+                    hit(copy)
+                continue
+            missed.append(place)
+            size = sizes[block]
+            if size > room:
+                self.refused += 1
+                continue
+            key, parent = keys[block], parents[block]
+            expect(key)
+            if size > self._free:
+                self._make_room(size)
+            self._free -= size
+            copies[block] = place
+            before = keys[parent] if parent >= 0 else None
+            insert(_new(Item, (place, key, size, tokens[block], depths[block], before, 1)))
+        return missed
 
     def _make_room(self, size: int) -> None:
-        free, victims = self._free, []
+        """One victim at a time: the others stay in their order."""
+        policy, sequence = self._policy, self._sequence
+        while size > self._free:
+            copy = next(policy.victims())
+            policy.remove(copy, evicted=True)
+            block = sequence[copy]
+            self._copies[block] = _GONE
+            self._free += self._sizes[block]
+            self.evicted += 1
+
+
+class Gated(Seam):
+    """With a policy of `policy/admission` before it: what is not admitted is refused."""
+
+    def __init__(
+        self, policy: Eviction, admission: Admission, room_bytes: int, ground: Ground
+    ) -> None:
+        super().__init__(policy, room_bytes, ground)
+        self._admission = admission
+        if admission.counts:
+            self._hit = self._use
+
+    def _use(self, copy: int) -> None:
+        self._policy.hit(copy)
+        self._admission.used(self._key_of(copy))
+
+    def _key_of(self, copy: int) -> bytes:
+        return self._contents.keys[self._sequence[copy]]
+
+    def _ask(
+        self, blocks: Sequence[int], first: int, hit: Callable[[int], None] | None
+    ) -> list[int]:
+        missed = []
+        for place, block in enumerate(blocks, first):
+            copy = self._copies[block]
+            if copy < 0:
+                missed.append(place)
+                self._offer(block, place)
+            elif hit is not None:
+                hit(copy)
+        return missed
+
+    def _offer(self, block: int, place: int) -> None:
+        told, admission = self._contents, self._admission
+        key, size = told.keys[block], told.sizes[block]
+        if size <= self._room:
+            self._policy.expect(key)
+        candidate = Candidate(key, size, told.depths[block], fresh=True)
+        admitted = size <= self._room and not admission.refusal(candidate, self._rivals(size))
+        admission.offered(candidate, admitted=admitted)
+        if admitted:
+            super()._ask([block], place, None)
+        else:
+            self.refused += 1
+        if admission.counts:
+            admission.used(key)
+
+    def _rivals(self, size: int) -> Sequence[bytes]:
+        """What would leave for so many bytes, if the admission policy compares."""
+        rivals: list[bytes] = []
+        if not self._admission.compares or size <= self._free:
+            return rivals
+        free = self._free
         for copy in self._policy.victims():
-            victims.append(copy)
+            rivals.append(self._key_of(copy))
             free += self._sizes[self._sequence[copy]]
             if free >= size:
                 break
-        for copy in victims:
-            self._policy.remove(copy, evicted=True)
-            self._copies[self._sequence[copy]] = _GONE
-        self.evicted += len(victims)
-        self._free = free
+        return rivals

@@ -12,6 +12,7 @@ import numpy as np
 
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import BATCHES, Accesses, Flags, Ints, Part
+from kv_cache.lab.arms import Arm
 from kv_cache.lab.bounds import Limit, Min, SpaceTime, leading
 from kv_cache.lab.caches import Cache
 from kv_cache.lab.ground import Ground
@@ -71,7 +72,7 @@ class Study:
 
 def study(
     accesses: Accesses,
-    policies: Sequence[str],
+    arms: Sequence[Arm],
     rooms_bytes: Sequence[int],
     *,
     seed: Seed,
@@ -89,7 +90,7 @@ def study(
         rows.append(_bound(told, ground, MIN, room))
         if refusing:
             rows.append(_bound(told, ground, MIN_REFUSING, room))
-        rows += [_row(told, ground, policy, room) for policy in policies]
+        rows += [_row(told, ground, arm, room) for arm in arms]
     unlimited = _unlimited(accesses, there)
     return Study(
         base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
@@ -97,10 +98,10 @@ def study(
     )  # fmt: skip
 
 
-def replay(accesses: Accesses, policy: str, room_bytes: int, *, seed: Seed) -> Found:
-    """One policy at one capacity, by blocks: the shortest way."""
+def replay(accesses: Accesses, arm: Arm, room_bytes: int, *, seed: Seed) -> Found:
+    """One arm at one capacity, by blocks: the shortest way."""
     told = _Told(accesses=accesses, there=accesses)
-    return told.blocks(cache_of(policy, room_bytes, Ground(accesses, seed)))
+    return told.blocks(cache_of(arm, room_bytes, Ground(accesses, seed)))
 
 
 def _bound(told: "_Told", ground: Ground, name: str, room: int) -> Row:
@@ -108,13 +109,13 @@ def _bound(told: "_Told", ground: Ground, name: str, room: int) -> Row:
     return Row(policy=name, room_bytes=room, blocks=told.blocks(rule), prefix=None)
 
 
-def _row(told: "_Told", ground: Ground, policy: str, room: int) -> Row:
-    return Row(
-        policy=policy,
-        room_bytes=room,
-        blocks=told.blocks(cache_of(policy, room, ground)),
-        prefix=None if ground.accesses.alone else told.prefix(cache_of(policy, room, ground)),
-    )
+def _row(told: "_Told", ground: Ground, arm: Arm, room: int) -> Row:
+    blocks, same = told.blocks_and_same(cache_of(arm, room, ground))
+    if ground.accesses.alone:
+        prefix = None
+    else:
+        prefix = blocks if same else told.prefix(cache_of(arm, room, ground))
+    return Row(policy=str(arm), room_bytes=room, blocks=blocks, prefix=prefix)
 
 
 def _limits(ground: Ground, rooms_bytes: Sequence[int]) -> list[Limit] | None:
@@ -137,10 +138,18 @@ class _Told:
 
     def blocks(self, cache: Cache | Min) -> Found:
         """What it finds by the rule of blocks."""
-        count = _Count()
+        return self.blocks_and_same(cache)[0]
+
+    def blocks_and_same(self, cache: Cache | Min) -> tuple[Found, bool]:
+        """Also whether no request had a hit behind a miss: then a new cache that is told by the
+        rule of prefixes does the same, hit by hit."""
+        count, same = _Count(), True
         for part in self.accesses.parts():
-            self._see(count, part, _but(len(part.blocks), cache.blocks(part)))
-        return count.found(cache.evicted, cache.refused)
+            missed = np.asarray(cache.blocks(part), np.int64)
+            hit = _but(len(part.blocks), missed)
+            self._see(count, part, hit)
+            same = same and _none_behind(part, missed, hit)
+        return count.found(cache.evicted, cache.refused), same
 
     def prefix(self, cache: Cache) -> Found:
         count = _Count()
@@ -167,11 +176,19 @@ class _Count:
         )  # fmt: skip
 
 
-def _but(count: int, missed: Sequence[int]) -> Flags:
+def _but(count: int, missed: Ints) -> Flags:
     """All of so many but those that were missed."""
     hit = np.ones(count, bool)
-    hit[np.asarray(missed, np.int64)] = False
+    hit[missed] = False
     return hit
+
+
+def _none_behind(part: Part, missed: Ints, hit: Flags) -> bool:
+    """Whether no hit stands behind a miss of its request."""
+    ends = np.array(part.ends, np.int64)
+    places = np.append(missed, len(part.blocks))
+    gaps = np.minimum(ends, places[np.searchsorted(missed, np.array(part.begins, np.int64))])
+    return int(hit.sum()) == int((gaps - part.begins).sum())
 
 
 def _until(part: Part, gaps: Sequence[int]) -> Flags:

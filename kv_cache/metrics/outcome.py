@@ -25,6 +25,7 @@ class TierFacts:
     stranded_bytes: int
     entries: int
     store: Mapping[str, Any]
+    eviction: Mapping[str, int] = field(default_factory=dict)  # what the policy says of itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ PHASES: Mapping[Cause, str] = {
     Cause.DEMOTION: "Evict",
     Cause.EVICTION: "Evict",
     Cause.PROMOTION: "Promote",
+    Cause.WRITE_THROUGH: "Write-through",
+    Cause.PREFETCH: "Prefetch",
     Cause.DISCARD: "Discard",
 }
 _OPERATIONS: Mapping[OpKind, str] = {

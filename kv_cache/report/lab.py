@@ -15,6 +15,7 @@ SECTION = "kv_cache"
 TIB = 1 << 40
 _MOST_TOLD = 2  # failures of a kind that are told to people
 _BY = {"blocks": "order", "prefix": "prefix_order"}
+_NAME = 20
 _BESIDE = 5  # capacities that stand beside each other
 
 RULES = {
@@ -100,13 +101,19 @@ def _columns(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     both = columns[0]["prefix_order"] is not None
     yield ""
     head = "hits, % of lookups" + (": by blocks, by prefix" if both else "")
+    names = [_name(entry) for entry in columns[0]["entries"]]
+    width = max(_NAME, *(len(name) + 1 for name in names))
     yield head
-    yield f"{'':<22}" + "".join(f"{column['capacity']:>14} " for column in columns).rstrip()
-    yield f"{'':<22}" + "".join(f"{_bytes(c['room_bytes']):>14} " for c in columns).rstrip()
-    for place, entry in enumerate(columns[0]["entries"]):
-        mark = "" if entry["kind"] == "policy" else f" ({entry['kind']})"
+    yield f"  {'':<{width}}" + "".join(f"{column['capacity']:>14} " for column in columns).rstrip()
+    yield f"  {'':<{width}}" + "".join(f"{_bytes(c['room_bytes']):>14} " for c in columns).rstrip()
+    for place, name in enumerate(names):
         cells = "".join(_cell(column, place, both=both) for column in columns)
-        yield f"  {entry['policy'] + mark:<20}{cells}".rstrip()
+        yield f"  {name:<{width}}{cells}".rstrip()
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    name: str = entry["policy"]
+    return name if entry["kind"] == "policy" else f"{name} ({entry['kind']})"
 
 
 def _cell(column: Mapping[str, Any], place: int, *, both: bool) -> str:

@@ -15,6 +15,7 @@ from kv_cache.core.units import GIB
 from kv_cache.metrics.intervals import Interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report.compare import Comparison, Finding, Input, Row, compare, require_comparable
+from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.trials import METRICS, Metric, number_at
 
 MARK = "<!-- kv-cache report"
@@ -38,6 +39,7 @@ def markdown(inputs: Sequence[Input]) -> bytes:
         _ranks(inputs),
         list(_tiers(inputs)),
         list(_classes(inputs)),
+        *(_twin(given) for given in inputs),
         list(_where(inputs)),
         list(_settings(inputs)),
     ]
@@ -376,6 +378,16 @@ _PLACES: Mapping[str, str] = {
     "scheduler": "device.scheduler",
     "Python": "python.version",
 }
+
+
+def _twin(given: Input) -> list[str]:
+    """What was predicted of a run, where it was."""
+    section = given.own.get("twin")
+    if not isinstance(section, Mapping) or not isinstance(section.get("prediction"), Mapping):
+        return []
+    rows = [[plain(cell) for cell in row] for row in prediction_rows(section)]
+    heads = [f"{given.label}: twin", "predicted:", "measured:", "error:"]
+    return _table(heads, rows)
 
 
 def _where(inputs: Sequence[Input]) -> list[str]:

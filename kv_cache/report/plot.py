@@ -18,8 +18,10 @@ import orjson
 
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.report import capacity, lab, precondition, sweep, tracestats, trials
+from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
 from kv_cache.report.pictures.capacity import capacity_picture
+from kv_cache.report.pictures.cluster import sim_picture
 from kv_cache.report.pictures.lab import lab_picture
 from kv_cache.report.pictures.rounds import precondition_picture
 from kv_cache.report.pictures.run import run_picture
@@ -54,6 +56,7 @@ PICTURES: Mapping[str, Callable[[Json], Picture]] = {
     sweep.SCHEMA: sweep_picture,
     tracestats.SCHEMA: trace_picture,
     lab.SCHEMA: lab_picture,
+    SIM: sim_picture,
 }
 """Each schema with its picture, beside that of a run."""
 

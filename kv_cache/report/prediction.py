@@ -99,6 +99,30 @@ HEADLINE = (
 )
 
 
+def prediction_rows(section: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """For reports: what matters most, with predicted, measured and error, `-` where there is none.
+    A file may have been changed by hand: what is not of the right shape is left out."""
+    parts = [section.get(name) for name in ("prediction", "measurement", "error")]
+    predicted, measured, errors = (part if isinstance(part, Mapping) else {} for part in parts)
+    rows = []
+    for name in HEADLINE:
+        value, found = predicted.get(name), measured.get(name)
+        if not isinstance(value, int | float):
+            continue
+        shown = _shown(name, found) if isinstance(found, int | float) else "-"
+        wrong = errors.get(name)
+        far = _error_shown(name, wrong) if _is_error(wrong) else "-"
+        rows.append((_label(name), _shown(name, value), shown, far))
+    return rows
+
+
+def _is_error(found: Any) -> bool:
+    return isinstance(found, Mapping) and all(
+        found.get(name) is None or isinstance(found.get(name), int | float)
+        for name in ("absolute", "relative")
+    )
+
+
 def prediction_lines(section: Mapping[str, Any], *, every: bool = False) -> list[str]:
     """The section for a person: what matters most, or `every` quantity."""
     predicted = section["prediction"]
@@ -146,5 +170,6 @@ def _error_shown(name: str, found: Mapping[str, float | None] | None) -> str:
     if found is None:
         return "-"
     if name.endswith("_ratio"):
-        return f"{100 * (found['absolute'] or 0):+.2f} pt"
-    return "-" if found["relative"] is None else f"{100 * found['relative']:+.1f} %"
+        return f"{100 * (found.get('absolute') or 0):+.2f} pt"
+    relative = found.get("relative")
+    return "-" if relative is None else f"{100 * relative:+.1f} %"

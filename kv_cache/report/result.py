@@ -69,7 +69,7 @@ def build_result(
     if validation is not None:
         document["validation"] = compare(validation, outcome)
     if twin is not None:
-        document["twin"] = dict(twin)
+        own["twin"] = dict(twin)
     if config.output.io_trace_log is not None:
         without_figures(document)
     document["overall_passed"] &= own["passport"]["verdict"] != Status.INVALID
@@ -158,6 +158,7 @@ def _own_section(
             "dropped_last_copies": outcome.dropped_last_copies,
             "dropped_stores": outcome.dropped_stores,
             "lost_bytes": outcome.lost_bytes,
+            **_policy_notes(outcome),
         },
         "policies": dict(outcome.policies),
         "reconciliation": reconciliation(outcome),
@@ -172,6 +173,12 @@ def _own_section(
         "config": to_mapping(config),
         "environment": dict(environment),
     }
+
+
+def _policy_notes(outcome: RunOutcome) -> dict[str, Any]:
+    """Of the policies that have something to say."""
+    notes = {facts.tier.label: dict(facts.eviction) for facts in outcome.tiers if facts.eviction}
+    return {"policies": notes} if notes else {}
 
 
 def _over_time(config: Config, outcome: RunOutcome) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
     lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
     lines += [*_users(own), *_before(own), *policy_lines(own)]
-    lines += [*_validated(document), *_foreseen(document)]
+    lines += [*_validated(document), *_foreseen(own)]
     lines += ["", f"result  {result_path}"]
     return "\n".join(lines)
 
@@ -41,9 +41,9 @@ def _validated(document: Mapping[str, Any]) -> list[str]:
     return [f"validated hit rate {mine}, {theirs}: {error}{within} 5 % (all rows: validation)"]
 
 
-def _foreseen(document: Mapping[str, Any]) -> list[str]:
+def _foreseen(own: Mapping[str, Any]) -> list[str]:
     """What the twin had said."""
-    section = document.get("twin")
+    section = own.get("twin")
     return [] if section is None else ["", *prediction_lines(section)]
 
 
@@ -66,7 +66,35 @@ def _users(own: Mapping[str, Any]) -> list[str]:
 def policy_lines(own: Mapping[str, Any]) -> list[str]:
     """What policies did that are not the default; results of earlier versions tell nothing."""
     said = own.get("policies") or {}
-    return [*_admission(said.get("admission"))]
+    return [
+        *_admission(said.get("admission")),
+        *_written(said.get("write")),
+        *_prefetched(said.get("prefetch")),
+    ]
+
+
+def _prefetched(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "none":
+        return []
+    ends = ("useful", "late", "wasted", "failed")
+    told = ", ".join(f"{said[name]['blocks']} {name}" for name in ends)
+    size = said["started"]["bytes"] / GIB
+    head = f"prefetch  {said['name']}: {said['started']['blocks']} blocks, {size:.2f} GiB"
+    return [f"{head}: {told}, {said['unread_blocks']} unread"]
+
+
+def _written(said: Mapping[str, Any] | None) -> list[str]:
+    if said is None or said["name"] == "back":
+        return []
+    blocks = {name: said[name]["blocks"] for name in ("written", "failed", "no_room")}
+    rest = {
+        "failed": blocks["failed"],
+        "without room": blocks["no_room"],
+        "dropped as the queue was full": said["dropped_blocks"],
+    }
+    told = "".join(f", {count} {how}" for how, count in rest.items() if count)
+    size = said["written"]["bytes"] / GIB
+    return [f"write     {said['name']}: {blocks['written']} blocks, {size:.2f} GiB{told}"]
 
 
 def _admission(said: Mapping[str, Any] | None) -> list[str]:

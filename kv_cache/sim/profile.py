@@ -6,10 +6,10 @@ reads: a device whose bandwidth is constant is met exactly. Outside the grid not
 nothing is guessed: `OutsideProfileError`, unless `extrapolate` was asked for, when every answer
 from outside is counted.
 
-The share of reads has no outside: it is between 0 and 1. Below the least share at which reads were
-measured the line through the two least goes on, but no read is faster than one that is alone: it
-meets both a device that shares its bandwidth among all and one that has it for reads and writes
-each. So do writes.
+The share of reads has no outside: it is between 0 and 1. Where no read was measured (a share of 0
+has none), the nearest share with reads stands for them; so do writes.
+
+Bursts tell in which order a device serves: `evenness`.
 
 Beside its time in the device an operation has the host's: what the probe's threads did between two
 system calls. It follows from how many operations were in flight on average.
@@ -72,10 +72,11 @@ class ProfileModel:
         fresh = [cell for cell in profile.cells if not cell.repeated]
         self._curves = {kind: _curves(_means(fresh, kind)) for kind in _KINDS}
         self._totals = {kind: _curves(_with_host(fresh, kind)) for kind in _KINDS}
-        removals = _curves(_means(fresh, OpKind.DELETE))
-        self._removals = removals.get(0.0) or next(iter(removals.values()), {})
+        self._removals = _removals(fresh)
+        self._even = {kind: _evenness(profile, kind, self) for kind in _KINDS}
+        self._nearest_even: dict[tuple[OpKind, int], float] = {}
         self._spreads = _spreads(fresh)
-        self._nearest: dict[tuple[OpKind, int, int, float], tuple[float, ...]] = {}
+        self._nearest: dict[tuple[OpKind, int], tuple[float, ...]] = {}
 
     def service_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> int:
         """Mean time of one operation inside system calls, with `concurrency` of them in flight
@@ -86,24 +87,31 @@ class ProfileModel:
         """The same with the host's share: how long a thread is busy with it."""
         return self._time(self._totals[kind], kind, nbytes, concurrency, read_share)
 
-    def removal_ns(self, nbytes: int, concurrency: int) -> int:
-        """Mean time of a delete, with so many operations in flight; 0 where none was measured."""
-        if not self._removals:
-            return 0
-        deepest = max(self._removals)
-        return round(
-            self._at(self._removals, OpKind.DELETE, nbytes, max(1, min(concurrency, deepest)))
-        )
+    def removal_ns(self, nbytes: int) -> int:
+        """Mean time of a delete; 0 where none was measured."""
+        return 0 if self._removals is None else round(exp(self._removals.log_ns(nbytes)))
 
-    def spread(
-        self, kind: OpKind, nbytes: int, concurrency: int, read_share: float, part: float
-    ) -> float:
-        """How many times the mean an operation takes that is longer than a `part` of all: by the
-        quantiles of the nearest point that was measured; 1 where there are none."""
-        key = (kind, nbytes, concurrency, read_share)
-        if (found := self._nearest.get(key)) is None:
-            found = self._nearest[key] = self._shape(*key)
-        return _quantile(found, part) if found else 1.0
+    def evenness(self, kind: OpKind, nbytes: int) -> float:
+        """1 where all that is in flight goes on at the same pace, 0 where a device serves in the
+        order in which it was asked; by the burst of the nearest size, 0 where none was measured."""
+        even = self._even[kind]
+        if not even:
+            return 0.0
+        if (found := self._nearest_even.get((kind, nbytes))) is None:
+            nearest = min(even, key=lambda size: (abs(log(size / nbytes)), size))
+            found = self._nearest_even[kind, nbytes] = even[nearest]
+        return found
+
+    def spread(self, kind: OpKind, nbytes: int, part: float) -> float:
+        """How many times the mean an operation takes, alone, that is longer than a `part` of all:
+        by the quantiles of the nearest size that was measured; 1 where there are none."""
+        shapes = self._spreads.get(kind)
+        if not shapes:
+            return 1.0
+        if (found := self._nearest.get((kind, nbytes))) is None:
+            nearest = min(shapes, key=lambda size: (abs(log(size / nbytes)), size))
+            found = self._nearest[kind, nbytes] = shapes[nearest]
+        return _quantile(found, part)
 
     def depth(self, smallest: int, largest: int) -> int:
         """The highest concurrency up to which both kinds were measured for all sizes from
@@ -137,8 +145,6 @@ class ProfileModel:
         shares = sorted(curves)
         if not shares:
             raise self._outside(kind, nbytes, concurrency)
-        if not shares[0] <= read_share <= shares[-1] and len(shares) > 1:
-            return self._beyond(curves, kind, nbytes, concurrency, read_share)
         share = min(max(read_share, shares[0]), shares[-1])
         low, high = _neighbours(shares, share)
         below = self._at(curves[low], kind, nbytes, concurrency)
@@ -146,17 +152,6 @@ class ProfileModel:
             return below
         above = self._at(curves[high], kind, nbytes, concurrency)
         return _between(below, above, (share - low) / (high - low))
-
-    def _beyond(
-        self, curves: Curves, kind: OpKind, nbytes: int, concurrency: float, read_share: float
-    ) -> float:
-        """The line through the two nearest shares, down to the time of one that is alone."""
-        shares = sorted(curves)
-        low, high = shares[:2] if read_share < shares[0] else shares[-2:]
-        edge = low if read_share < shares[0] else high
-        below, above = (self._at(curves[s], kind, nbytes, concurrency) for s in (low, high))
-        alone = self._at(curves[edge], kind, nbytes, 1)
-        return max(alone, _between(below, above, (read_share - low) / (high - low)))
 
     def _at(
         self, curves: Mapping[int, _Curve], kind: OpKind, nbytes: int, concurrency: float
@@ -174,22 +169,6 @@ class ProfileModel:
             return exp(below)
         part = (log(concurrency) - log(low)) / (log(high) - log(low))
         return exp(_between(below, curves[int(high)].log_ns(nbytes), part))
-
-    def _shape(
-        self, kind: OpKind, nbytes: int, concurrency: int, read_share: float
-    ) -> tuple[float, ...]:
-        near = self._spreads.get(kind)
-        if not near:
-            return ()
-
-        def distance(point: tuple[int, int, float]) -> tuple[float, ...]:
-            size, depth, share = point
-            return (
-                abs(log(size / nbytes)) + abs(log(depth / concurrency)) + abs(share - read_share),
-                *point,
-            )
-
-        return near[min(near, key=distance)]
 
     def _outside(self, kind: OpKind, nbytes: int, concurrency: float) -> OutsideProfileError:
         measured = "; ".join(self._extents()) or "nothing"
@@ -249,21 +228,58 @@ def _curves(points: Points) -> Curves:
     }
 
 
-Spreads = dict[OpKind, dict[tuple[int, int, float], tuple[float, ...]]]
-
-
-def _spreads(cells: Sequence[Cell]) -> Spreads:
-    """The quantiles of each point over its mean, such that their own mean is 1."""
-    found: Spreads = {}
+def _removals(cells: Sequence[Cell]) -> _Curve | None:
+    """Deletes by size, whatever else was in flight."""
+    sums: dict[int, list[tuple[int, int]]] = {}
     for cell in cells:
+        if cell.deletes is not None:
+            told = (cell.deletes.operations, cell.deletes.mean_ns)
+            sums.setdefault(cell.object_bytes, []).append(told)
+    if not sums:
+        return None
+    return _Curve(
+        {
+            size: max(1.0, sum(n * mean for n, mean in told) / sum(n for n, _ in told))
+            for size, told in sums.items()
+        }
+    )
+
+
+def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int, float]:
+    """By size, how far the mean of a burst lies from that of a device in order, on the way to that
+    of one where all end together."""
+    found = {}
+    share = 1.0 if kind is OpKind.READ else 0.0
+    for burst in profile.bursts:
+        count = burst.concurrency
+        if burst.kind is not kind or count < 2:
+            continue
+        try:
+            alone = model.service_ns(kind, burst.object_bytes, 1, share)
+        except OutsideProfileError:
+            continue
+        at_once = min(max(1.0, count * alone / burst.last_ns), float(count))
+        in_order = (count + at_once) / (2 * count)
+        if in_order < 1:
+            part = (burst.mean_ns / burst.last_ns - in_order) / (1 - in_order)
+            found[burst.object_bytes] = min(1.0, max(0.0, part))
+    return found
+
+
+def _spreads(cells: Sequence[Cell]) -> dict[OpKind, dict[int, tuple[float, ...]]]:
+    """For operations that were alone, by size: the quantiles over the mean, such that their own
+    mean is 1. What waiting for others adds is the model's to say."""
+    found: dict[OpKind, dict[int, tuple[float, ...]]] = {}
+    for cell in cells:
+        if cell.concurrency > 1:
+            continue
         for kind in _KINDS:
             service = cell.of(kind)
-            if service is None or not service.quantiles_ns:
+            if service is None or not service.quantiles_ns or 0 < cell.read_share < 1:
                 continue
-            point = (cell.object_bytes, cell.concurrency, cell.read_share)
             mean_ns = _mean_of(service.quantiles_ns)
             shape = tuple(time / mean_ns for time in service.quantiles_ns)
-            found.setdefault(kind, {})[point] = shape
+            found.setdefault(kind, {})[cell.object_bytes] = shape
     return found
 
 

@@ -1,8 +1,10 @@
 """A measured device on the virtual clock: operations share it, as they did when it was probed.
 
-Each operation has a demand of 1 times what the profile says for so many in flight and such a mix
-of reads; whenever one begins or ends, the others go on at the new pace. So a device is met at a
+With so many in flight and such a mix of reads the profile says how much a device does in all;
+whenever an operation begins or ends, the others go on at the new pace. So a device is met at a
 steady load, where the grid was measured, and between loads nobody keeps a pace that is out of date.
+Who gets what of it was measured by bursts: all the same (`evenness` 1), or the first ones the pace
+of an operation that is alone, as long as it lasts, and the others nothing (0).
 
 Around it stands the host as the real driver has it: a buffer for each load and each store, and so
 at most so many of them at once; who waits for one is not yet in the device. What is more than was
@@ -15,6 +17,7 @@ of waiting. Nothing here may look at a real clock.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from kv_cache.core.effect import Chunk, CopyRef, Leg
 from kv_cache.core.kinds import OpKind
@@ -24,6 +27,10 @@ At = Callable[[int, Callable[[], None]], None]
 OnEnd = Callable[[Leg], None]
 
 ENGINE = "model"
+
+
+def _rest_ns(one: "_Going") -> float:
+    return one.left * one.times / one.pace if one.pace > 0 else inf
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +45,7 @@ class _Going:
     on_end: OnEnd
     times: float = 1.0
     left: float = 1.0
-    pace_ns: float = 0.0  # for a demand of 1, as things are
+    pace: float = 0.0  # of its demand, a nanosecond, as things are
     device_ns: float = 0.0
 
 
@@ -87,7 +94,7 @@ class SharedDevice:
 
     def _remove(self, one: _Going) -> None:
         assert self._at is not None
-        took = self._profile.removal_ns(one.ref.nbytes, 1 + len(self._going))
+        took = self._profile.removal_ns(one.ref.nbytes)
         end_ns = one.asked_ns + took
         leg = Leg(one.ref.tier, one.kind, ENGINE, one.ref.nbytes, one.asked_ns, end_ns, took, ())
         self._at(end_ns, lambda: one.on_end(leg))
@@ -104,10 +111,7 @@ class SharedDevice:
             one.began_ns = now_ns
             self._count[one.kind] += 1
             self._going.append(one)
-            depth, reads = len(self._going), self._count[OpKind.READ]
-            one.times = self._profile.spread(
-                one.kind, one.ref.nbytes, depth, reads / depth, self._draw()
-            )
+            one.times = self._profile.spread(one.kind, one.ref.nbytes, self._draw())
         self._waiting = kept
 
     def _spend(self, now_ns: int) -> None:
@@ -117,15 +121,14 @@ class SharedDevice:
         if not passed:
             return
         for one in self._going:
-            one.left -= passed / (one.pace_ns * one.times)
-            one.device_ns += passed * self._share(one)
+            one.left -= passed * one.pace / one.times
+            one.device_ns += passed * self._time_of(one)[1]
 
-    def _share(self, one: _Going) -> float:
-        """The part of its time that it is inside the device."""
-        return self._pace_of(one)[1]
-
-    def _pace_of(self, one: _Going) -> tuple[float, float]:
+    def _time_of(self, one: _Going, *, alone: bool = False) -> tuple[float, float]:
+        """Its mean time as things are, or alone, and the part of it inside the device."""
         depth, reads = len(self._going), self._count[OpKind.READ]
+        if alone:
+            depth, reads = 1, int(one.kind is OpKind.READ)
         key = (one.kind, one.ref.nbytes, depth, reads)
         found = self._paces.get(key)
         if found is None:
@@ -140,12 +143,27 @@ class SharedDevice:
         self._round += 1
         if not self._going:
             return
-        for one in self._going:
-            one.pace_ns = self._pace_of(one)[0]
-        first = min(self._going, key=lambda one: one.left * one.pace_ns * one.times)
-        wait_ns = max(0, round(first.left * first.pace_ns * first.times))
+        for kind in self._count:
+            self._share_out([one for one in self._going if one.kind is kind])
+        first = min(self._going, key=_rest_ns)
+        wait_ns = max(0, round(_rest_ns(first)))
         number = self._round
         self._at(now_ns + wait_ns, lambda: self._ended(number, first, now_ns + wait_ns))
+
+    def _share_out(self, going: list[_Going]) -> None:
+        """Divide what the device does for one kind. In order, `at_once` of them have the pace of
+        one that is alone."""
+        if not going:
+            return
+        times = [self._time_of(one)[0] for one in going]
+        alone = [self._time_of(one, alone=True)[0] for one in going]
+        at_once = sum(one / shared for one, shared in zip(alone, times, strict=True))
+        all_even = at_once >= len(going)
+        for one, mine, time in zip(going, alone, times, strict=True):
+            part = min(1.0, at_once)
+            at_once -= part
+            even = 1.0 if all_even else self._profile.evenness(one.kind, one.ref.nbytes)
+            one.pace = even / time + (1 - even) * part / mine
 
     def _ended(self, number: int, one: _Going, now_ns: int) -> None:
         if number != self._round:

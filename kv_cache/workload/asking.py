@@ -61,6 +61,28 @@ class AskingConfig:
             )
 
 
+class Courses:
+    """Which rows of a session go on where the one before them ended, told in the file's order."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str | None] = {}
+
+    def goes_on(self, row: TraceRow) -> bool:
+        """A row that follows another one than the last of its session is a branch; nobody says what
+        it has of its history, nor what the rows behind it have."""
+        if row.session is None or row.hash_ids is not None:
+            return True
+        known, last = row.session in self._last, self._last.get(row.session)
+        if known and last is None:
+            return False
+        linear = not row.after or row.after == (last,)
+        self._last[row.session] = (row.name or "") if linear else None
+        return linear
+
+    def forget(self, session: str) -> None:
+        self._last.pop(session, None)
+
+
 class Asking:
     """One cycle's requests, told row by row in the file's order. `draws`: a seed of this cycle;
     `counted`: what is told of all cycles.
@@ -77,21 +99,12 @@ class Asking:
         self._draws = draws
         self._rng = draws.rng()
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
-        self._last: dict[str, str | None] = {}
+        self._courses = Courses()
         self._counted = Counter() if counted is None else counted
 
     def goes_on(self, row: TraceRow) -> bool:
-        """Whether a row, told in the file's order, goes on where its session's row before it ended.
-        A row that follows another one is a branch; nobody says what it has of its history, nor what
-        the rows behind it have."""
-        if row.session is None or row.hash_ids is not None:
-            return True
-        known, last = row.session in self._last, self._last.get(row.session)
-        if known and last is None:
-            return False
-        linear = not row.after or row.after == (last,)
-        self._last[row.session] = (row.name or "") if linear else None
-        return linear
+        """As `Courses` has it."""
+        return self._courses.goes_on(row)
 
     def request(
         self, row: TraceRow, ordinal: int, intended_ns: int, *, goes_on: bool = True
@@ -198,7 +211,7 @@ class Asking:
             talk = known[session] = Conversation(f"{self._cycle}/{session}")
             if len(known) > MOST_CONVERSATIONS:
                 silent, _ = known.popitem(last=False)
-                self._last.pop(silent, None)
+                self._courses.forget(silent)
                 self._counted["forgotten_conversations"] += 1
         known.move_to_end(session)
         return talk

@@ -13,7 +13,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
@@ -37,7 +37,17 @@ class ReplayConfig:
     cycles: int = 0
 
 
-class _Due(NamedTuple):
+class Scaled(Protocol):
+    """How gaps are changed, as in `ReplayConfig`."""
+
+    @property
+    def speedup(self) -> float: ...
+
+    @property
+    def arrival_scale(self) -> float: ...
+
+
+class Due(NamedTuple):
     """A row of the cycle, and when it is due in it if nothing holds it back."""
 
     due_ns: int
@@ -62,16 +72,32 @@ class _Waiting:
             self.request = replace(self.request, intended_ns=until_ns)
 
 
-class _Links:
+class Waits(Protocol):
+    """One request that was read; `after` are the ordinals whose answers it waits for."""
+
+    think_ns: int
+    names: tuple[str, ...]
+    after: set[int]
+
+    @property
+    def ordinal(self) -> int: ...
+
+    def delay(self, until_ns: int) -> None: ...
+
+
+W = TypeVar("W", bound=Waits)
+
+
+class Links(Generic[W]):
     """Who waits for whose answer."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}  # name -> ordinal of the last with it, until answered
         self._answers: OrderedDict[str, int] = OrderedDict()  # name -> when
-        self._waiters: dict[int, list[_Waiting]] = {}
+        self._waiters: dict[int, list[W]] = {}
         self.held = 0
 
-    def add(self, entry: _Waiting, after: tuple[str, ...]) -> bool:
+    def add(self, entry: W, after: tuple[str, ...]) -> bool:
         """Whether it waits for an answer that has not come; else it knows when it came."""
         for name in after:
             if name in self._open:
@@ -85,7 +111,7 @@ class _Links:
         self.held += bool(entry.after)
         return bool(entry.after)
 
-    def answered(self, ordinal: int, names: tuple[str, ...], at_ns: int) -> list[_Waiting]:
+    def answered(self, ordinal: int, names: tuple[str, ...], at_ns: int) -> list[W]:
         """Those who waited for this answer last."""
         for name in names:
             self._answers[name] = at_ns
@@ -133,7 +159,7 @@ class TraceReplay:
         self._cycles_ended = self._held_back = 0
         self._noted: Counter[str] = Counter()
         self._ready: list[tuple[int, int, _Waiting]] = []
-        self._links = _Links()
+        self._links: Links[_Waiting] = Links()
         self._asked: dict[int, _Waiting] = {}  # by the request ids that were told
         self._advance(0)
 
@@ -202,8 +228,8 @@ class TraceReplay:
         self._origin_ns = origin_ns
         draws = self._seed.child("qos", self._cycle)
         self._asking = Asking(self._config.asking, self._cycle, draws, self._noted)
-        self._links = _Links()
-        self._rows = _paced(self._open(), self._config)
+        self._links = Links()
+        self._rows = paced(self._open(), self._config)
         self._head = next(self._rows, None)
         self._fill()
 
@@ -222,10 +248,10 @@ class TraceReplay:
             if not self._links.add(entry, after):
                 self._push(entry)
 
-    def _wants(self, head: _Due) -> bool:
+    def _wants(self, head: Due) -> bool:
         if not self._ready:
             return self._links.held < MOST_HELD
-        if self._origin_ns + _earliest_ns(head.row, self._config) >= self._ready[0][0]:
+        if self._origin_ns + earliest_ns(head.row, self._config) >= self._ready[0][0]:
             return False
         full = self._links.held + len(self._ready) >= MOST_HELD
         self._held_back += full and head.due_ns + self._origin_ns < self._ready[0][0]
@@ -234,42 +260,48 @@ class TraceReplay:
     def _push(self, entry: _Waiting) -> None:
         heapq.heappush(self._ready, (entry.request.intended_ns, entry.ordinal, entry))
 
-    def _entry(self, due: _Due) -> tuple[_Waiting, tuple[str, ...]]:
+    def _entry(self, due: Due) -> tuple[_Waiting, tuple[str, ...]]:
         row = due.row
         goes_on = self._asking.goes_on(row)
         due_ns = self._origin_ns + due.due_ns
         request = self._asking.request(row, self._read, due_ns, goes_on=goes_on)
         think_ns = shorter(row.think_ns or 0, self._config.speedup)
-        if row.name is None and row.session is not None and not row.after:
-            # The rows of a session follow each other; its name is apart from those of rows.
-            names: tuple[str, ...] = (f"session {row.session}",)
-            return _Waiting(request, think_ns, names), names
-        names = (f"row {row.name}",) if row.name is not None else ()
-        return _Waiting(request, think_ns, names), tuple(f"row {name}" for name in row.after)
+        names, after = linked(row)
+        return _Waiting(request, think_ns, names), after
 
 
-def _paced(rows: Iterator[TraceRow], config: ReplayConfig) -> Iterator[_Due]:
+def linked(row: TraceRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a row is called, and whose answers it waits for."""
+    if row.name is None and row.session is not None and not row.after:
+        # The rows of a session follow each other; its name is apart from those of rows.
+        names: tuple[str, ...] = (f"session {row.session}",)
+        return names, names
+    names = (f"row {row.name}",) if row.name is not None else ()
+    return names, tuple(f"row {name}" for name in row.after)
+
+
+def paced(rows: Iterator[TraceRow], config: Scaled) -> Iterator[Due]:
     """When each row is due. Where sessions begin denser than in the trace, what is remembered of
     one is its beginning, while it is among the last `MOST_ANSWERS` that spoke."""
     begun: OrderedDict[str, int] = OrderedDict()
     for row in rows:
         if config.arrival_scale == 1 or row.session is None:
-            yield _Due(_scaled(row.at_ns, row.at_ns, config), row)
+            yield Due(_scaled(row.at_ns, row.at_ns, config), row)
             continue
         begin_ns = begun.setdefault(row.session, row.at_ns)
         begun.move_to_end(row.session)
         if len(begun) > MOST_ANSWERS:
             begun.popitem(last=False)
-        yield _Due(_scaled(begin_ns, row.at_ns, config), row)
+        yield Due(_scaled(begin_ns, row.at_ns, config), row)
 
 
-def _scaled(begin_ns: int, at_ns: int, config: ReplayConfig) -> int:
+def _scaled(begin_ns: int, at_ns: int, config: Scaled) -> int:
     """When what began at `begin_ns` in the trace and is at `at_ns` there is due."""
     return shorter(begin_ns, config.speedup * config.arrival_scale) + shorter(
         at_ns - begin_ns, config.speedup
     )
 
 
-def _earliest_ns(row: TraceRow, config: ReplayConfig) -> int:
+def earliest_ns(row: TraceRow, config: Scaled) -> int:
     """Nothing that stands behind `row` in the trace is due before."""
     return shorter(row.at_ns, config.speedup * max(1.0, config.arrival_scale))

@@ -32,7 +32,7 @@ class SessionsConfig:
 
 
 @dataclass(slots=True, eq=False)
-class _Ask:
+class RowAsk:
     """One row of a session that goes on; its request is made when it is asked. Its own time counts
     only where it does not say how long was thought before it."""
 
@@ -45,11 +45,11 @@ class _Ask:
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class RowSession:
     """One session: what it has not asked yet, and what is not answered."""
 
     begin_ns: int
-    asks: list[_Ask]
+    asks: list[RowAsk]
     waiting: dict[int, list[int]] = field(default_factory=dict)  # ask -> asks that wait for it
     left: int = 0
 
@@ -78,7 +78,7 @@ class _Session:
                 free.append((self._when(ask, at_ns), other))
         return free
 
-    def _when(self, ask: _Ask, answered_ns: int) -> int:
+    def _when(self, ask: RowAsk, answered_ns: int) -> int:
         if ask.think_ns is not None:
             return answered_ns + ask.think_ns
         return max(answered_ns, self.begin_ns + ask.own_ns)
@@ -112,8 +112,8 @@ class SessionReplay:
         self._ended = False
         self._whole = True  # every row of this cycle was asked
         self._going = 0
-        self._ready: list[tuple[int, int, int, _Session]] = []
-        self._asked: dict[int, tuple[_Session, int]] = {}
+        self._ready: list[tuple[int, int, int, RowSession]] = []
+        self._asked: dict[int, tuple[RowSession, int]] = {}
 
     @property
     def exhausted(self) -> bool:
@@ -137,7 +137,7 @@ class SessionReplay:
         self._popped += 1
         return request
 
-    def _request(self, ask: _Ask, index: int, intended_ns: int) -> Request:
+    def _request(self, ask: RowAsk, index: int, intended_ns: int) -> Request:
         """A session's turns are asked in order, so that its history grows as it goes on."""
         request = self._asking.request(ask.row, ask.ordinal, intended_ns, goes_on=ask.goes_on)
         turn = index + 1 if ask.row.request is None else request.turn
@@ -203,33 +203,33 @@ class SessionReplay:
             asks = self._asks(list(rows))
             if not asks:
                 continue
-            session = _Session(now_ns, asks)
+            session = RowSession(now_ns, asks)
             self._going += 1
             self._begun += 1
             for at_ns, index in session.first():
                 self._push(at_ns, index, session)
             return
 
-    def _push(self, at_ns: int, index: int, session: _Session) -> None:
+    def _push(self, at_ns: int, index: int, session: RowSession) -> None:
         heapq.heappush(self._ready, (at_ns, self._ordinal, index, session))
         self._ordinal += 1
 
-    def _asks(self, rows: list[TraceRow]) -> list[_Ask]:
+    def _asks(self, rows: list[TraceRow]) -> list[RowAsk]:
         speedup = self._config.speedup
         named: dict[str, int] = {}
-        asks: list[_Ask] = []
+        asks: list[RowAsk] = []
         for index, row in enumerate(rows):
             if self._quota is not None and not self._quota.take(_user(row)):
                 self._whole = False
                 break
             asks.append(
-                _Ask(
+                RowAsk(
                     row=row,
                     goes_on=self._asking.goes_on(row),
                     ordinal=self._read,
                     own_ns=shorter(row.at_ns, speedup),
                     think_ns=None if row.think_ns is None else shorter(row.think_ns, speedup),
-                    after=_after(row, index, named),
+                    after=rows_before(row, index, named),
                 )
             )
             self._read += 1
@@ -243,7 +243,7 @@ def _user(row: TraceRow) -> str:
     return row.session or "" if row.request is None else row.request.user
 
 
-def _after(row: TraceRow, index: int, named: Mapping[str, int]) -> set[int]:
+def rows_before(row: TraceRow, index: int, named: Mapping[str, int]) -> set[int]:
     """The rows of its session that a row waits for: those it names, or else the one before it. A
     row that has a name and names nobody begins with the session."""
     if row.after:

@@ -13,8 +13,8 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.core.seed import Seed
+from kv_cache.lab.arms import USUAL
 from kv_cache.lab.patterns import PATTERNS
-from kv_cache.lab.seam import POLICIES
 from kv_cache.workload.samples import mooncake_lines
 from tests.cli import PROGRAM, ROOT
 from tests.traces import shared_trace
@@ -67,10 +67,10 @@ def test_every_table_has_its_bounds_and_no_policy_is_above_them(
     own = lab(capsys, "mooncake.jsonl", "--refusing")
     for capacity in range(len(own["capacities"])):
         found = entries(own, capacity)
-        assert list(found) == ["unlimited", "min", "min-refusing", *POLICIES]
+        assert list(found) == ["unlimited", "min", "min-refusing", *USUAL]
         bounds = [found[name]["blocks"]["hits"] for name in ("unlimited", "min-refusing", "min")]
         assert bounds == sorted(bounds, reverse=True)
-        for policy in POLICIES:
+        for policy in USUAL:
             assert found[policy]["blocks"]["hits"] <= bounds[-1]
             assert found[policy]["prefix"]["hits"] <= found["unlimited"]["prefix"]["hits"]
 
@@ -83,7 +83,7 @@ def test_the_summary_says_which_rule_is_which_and_fits_a_screen(
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
     assert "hits, % of lookups: by blocks, by prefix" in lines
-    for name in ("unlimited (bound)", "min (bound)", *POLICIES):
+    for name in ("unlimited (bound)", "min (bound)", *USUAL):
         assert any(line.startswith(f"  {name} ") for line in lines), name
 
 
@@ -115,7 +115,7 @@ def test_objects_of_different_sizes_have_a_limit_beside_min(
     assert list(found)[:3] == ["unlimited", "limit", "min"]
     assert found["limit"]["blocks"]["at_most"]
     assert [found[name]["kind"] for name in ("limit", "min", "lru")] == ["bound", "rule", "policy"]
-    for name in ("min", *POLICIES):
+    for name in ("min", *USUAL):
         for figure in ("hit_ratio", "byte_hit_ratio"):
             assert found[name]["blocks"][figure] <= found["limit"]["blocks"][figure]
 
@@ -129,7 +129,7 @@ def test_fewer_bits_find_what_as_much_more_room_finds(
     )  # fmt: skip
     larger = lab(capsys, "mooncake.jsonl", "--capacities", "100blocks,400blocks")
     for table in (0, 1):
-        for policy in ("min", *POLICIES):
+        for policy in ("min", *USUAL):
             one = entries(held, table=table)[policy]["blocks"]
             two = entries(larger, table)[policy]["blocks"]
             assert (one["hits"], one["byte_hit_ratio"]) == (two["hits"], two["byte_hit_ratio"])
@@ -149,6 +149,45 @@ def test_scales_take_room_and_a_cost_without_a_source_is_called_assumed(
     scaled = entries(own)["lru"]["blocks"]
     assert own["residencies"][0]["cost_source"] == "assumed, no source given"
     assert scaled["hits"] < bare["hits"]
+
+
+def test_each_policy_stands_behind_each_admission_policy_and_below_min_that_may_refuse(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(
+        capsys, "mooncake.jsonl", "--policies", "lru,sieve", "--capacities", "5%,25%",
+        "--admission", "always,second-hit,second-hit:memory=16,frequency,depth:max_depth=8,size",
+    )  # fmt: skip
+    for capacity in (0, 1):
+        found = entries(own, capacity)
+        assert list(found) == [
+            "unlimited", "min", "min-refusing", "lru", "sieve", "lru+second-hit",
+            "sieve+second-hit", "lru+second-hit:memory=16", "sieve+second-hit:memory=16",
+            "lru+frequency", "sieve+frequency", "lru+depth:max_depth=8", "sieve+depth:max_depth=8",
+            "lru+size", "sieve+size",
+        ]  # fmt: skip
+        for name, entry in found.items():
+            assert entry["blocks"]["hits"] <= found["unlimited"]["blocks"]["hits"]
+            if name != "unlimited":
+                assert entry["blocks"]["hits"] <= found["min-refusing"]["blocks"]["hits"]
+        assert found["lru"]["blocks"]["refused"] == 0 < found["lru+second-hit"]["blocks"]["refused"]
+        assert found["lru+size"]["blocks"]["hits"] == 0, "blocks of 64 MiB are above 16 MiB"
+
+
+def test_a_policy_can_be_held_against_itself_with_other_numbers(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lightgbm", reason="the extra learned")
+    own = lab(
+        capsys, "mooncake.jsonl", "--capacities", "10%",
+        "--policies", "lru,learned:first_training=200,learned:sample=4:first_training=200",
+    )  # fmt: skip
+    found = entries(own)
+    assert list(found)[2:] == [
+        "lru", "learned:first_training=200", "learned:sample=4:first_training=200"
+    ]  # fmt: skip
+    one, two = (found[name]["blocks"]["hits"] for name in list(found)[3:])
+    assert one != two
 
 
 # --- patterns --------------------------------------------------------------------------------
@@ -233,6 +272,11 @@ def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[st
         (["gone.jsonl"], "there is no such trace"),
         (["mooncake.jsonl", "--policies", "lur"], "'lur' is no policy. Did you mean 'lru'?"),
         (["mooncake.jsonl", "--policies", "lru,lru"], "--policies: lru stands twice"),
+        (["mooncake.jsonl", "--policies", "lru:x=1"], "lru has no 'x'; it has no numbers"),
+        (["mooncake.jsonl", "--admission", "secondhit"], "Did you mean 'second-hit'?"),
+        (["mooncake.jsonl", "--admission", "depth,depth"], "--admission: depth stands twice"),
+        (["mooncake.jsonl", "--admission", "depth:deep=1"], "has no 'deep'; it has max_bytes"),
+        (["mooncake.jsonl", "--admission", "depth:max_depth=x"], "max_depth= and a whole number"),
         (["mooncake.jsonl", "--capacities", "64Gib"], "which is none. Did you mean 'GiB'?"),
         (["mooncake.jsonl", "--capacities", "0%"], "'0%' is no room at all"),
         (["mooncake.jsonl", "--capacities", "101%"], "give at most 100%"),

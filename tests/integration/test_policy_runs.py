@@ -14,6 +14,7 @@ FILES = (
     "--storage-capacity-gb=0.0625",
     "--max-requests=60",
 )
+VIRTUAL = ("--virtual-time",)
 TRACE = (
     "--virtual-time",
     "--semantics=serving",
@@ -39,14 +40,16 @@ def refused(own: Any) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("admission", "why"),
-    [("second-hit", "first-time"), ("frequency", "infrequent"), ("depth", "too-deep")],
+    ("admission", "why", "how"),
+    [
+        ("second-hit", "first-time", ()),
+        ("frequency", "infrequent", ()),
+        ("depth", "too-deep", VIRTUAL),
+    ],
 )
-@pytest.mark.parametrize("how", [(), ("--virtual-time",)], ids=["files", "virtual"])
 def test_an_admission_policy_by_name_turns_away_and_fails_nothing(
-    how: tuple[str, ...], admission: str, why: str, tmp_path: Path
+    admission: str, why: str, how: tuple[str, ...], tmp_path: Path
 ) -> None:
-    (tmp_path / "deep.yaml").write_text("")
     ran = small(tmp_path, f"--admission={admission}", "--admission-at=all", *FILES, *how)
     assert ran.code == 0, ran.err
     own = ran.own
@@ -85,30 +88,74 @@ def test_second_hit_writes_less_to_storage(tmp_path: Path) -> None:
     assert 0 < written["second-hit"] < 0.5 * written["always"]
 
 
+@pytest.mark.parametrize(("write", "how"), [("through", VIRTUAL), ("through-selective", ())])
+def test_a_write_policy_by_name(write: str, how: tuple[str, ...], tmp_path: Path) -> None:
+    ran = small(
+        tmp_path,
+        f"--write-policy={write}",
+        "--admission=depth",
+        "--semantics=serving",
+        "--block-tokens=64",
+        "--max-requests=60",
+        "--verify=full",
+        *how,
+    )
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["failed_operations"] == []
+    assert own["requests"]["failed"] == 0
+    written = own["policies"]["write"]["written"]
+    assert written["blocks"] > 0
+    rows = [row for row in own["operations"] if row["cause"] == "write-through"]
+    by = {
+        kind: sum(r["bytes"] for r in rows if r["operation"] == kind) for kind in ("read", "write")
+    }
+    assert by["read"] == by["write"] == written["bytes"]
+    assert {r["tier"] for r in rows if r["operation"] == "write"} == {"storage"}
+    assert not any(row["cause"] == "demotion" for row in own["operations"])
+    assert f"write     {write}: {written['blocks']} blocks" in ran.out
+
+
+@pytest.mark.parametrize(("prefetch", "how"), [("next-in-session", VIRTUAL), ("successor", ())])
+def test_a_prefetch_policy_by_name(prefetch: str, how: tuple[str, ...], tmp_path: Path) -> None:
+    """Users in turn, who read where it is what does not fit above."""
+    ran = small(
+        tmp_path,
+        f"--prefetch={prefetch}",
+        "--semantics=serving",
+        "--no-promote",
+        "--block-tokens=64",
+        "--max-requests=80",
+        "--verify=full",
+        *how,
+    )
+    assert ran.code == 0, ran.err
+    own = ran.own
+    assert own["failed_operations"] == []
+    assert own["requests"]["failed"] == 0
+    said = own["policies"]["prefetch"]
+    ends = sum(said[name]["blocks"] for name in ("useful", "late", "wasted", "failed"))
+    assert said["started"]["blocks"] == ends + said["unread_blocks"] > 0
+    rows = [r for r in own["operations"] if r["cause"] == "prefetch"]
+    up = sum(r["bytes"] for r in rows if (r["tier"], r["operation"]) == ("cpu", "write"))
+    assert up == said["started"]["bytes"]
+    assert f"prefetch  {prefetch}: {said['started']['blocks']} blocks" in ran.out
+
+
 def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
     ran = run(tmp_path, *TRACE)
     assert ran.code == 0, ran.err
     said = ran.own["policies"]
     assert (said["eviction"], said["admission"]["name"]) == ("lru", "always")
     assert not any(row["asked"] for row in said["admission"]["tiers"].values())
-    assert "admission" not in ran.out
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--admission=secondhit"], ["--admission", "second-hit"]),
-        (["--admission-at=lowest"], ["--admission-at", "lower"]),
-        (["--set-admission=size"], ["--set-admission"]),
-    ],
-)
-def test_a_name_that_is_none_is_refused_with_the_nearest(
-    args: list[str], says: list[str], tmp_path: Path
-) -> None:
-    ran = run(tmp_path, *args)
-    assert ran.code == 2
-    assert ran.err.count("\n") == 1
-    assert all(word in ran.err for word in says), ran.err
+    assert said["write"] == {"name": "back", **dict.fromkeys(
+        ("written", "failed", "no_room", "dropped_blocks")
+    )}  # fmt: skip
+    assert said["prefetch"]["name"] == "none"
+    assert {value for name, value in said["prefetch"].items() if name != "name"} == {None}
+    assert not any(
+        line.startswith(("admission", "write ", "prefetch")) for line in ran.out.splitlines()
+    )
 
 
 def test_options_without_effect_are_told(tmp_path: Path) -> None:
@@ -116,3 +163,5 @@ def test_options_without_effect_are_told(tmp_path: Path) -> None:
     ran = run(tmp_path, *TRACE, "--config=p.yaml", "--gpu-mem-gb=0", "--cpu-mem-gb=0")
     assert "policies.admission_max_depth is 3: no effect, as policies.admission" in ran.err
     assert "storage is the only tier" in ran.err
+    ran = run(tmp_path, *TRACE, "--write-policy=through-selective")
+    assert "the same as through" in ran.err

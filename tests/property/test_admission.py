@@ -13,6 +13,7 @@ from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules, Cand
 from kv_cache.policy.admission.frequency import Frequency
 from kv_cache.policy.admission.second_hit import SecondHit
 from kv_cache.policy.admission.sketch import MOST, PERIOD, Sketch
+from tests.property.test_eviction import lines_run
 
 PAGE = 4096
 CONTENTS = 40
@@ -222,3 +223,25 @@ def test_frequency_lets_old_favourites_go() -> None:
         if number % 16 == 0:
             policy.used(KEYS[1])
     assert policy.refusal(candidate(1), [KEYS[0]]) is None
+
+
+# --- cost: instructions, not time ---------------------------------------------------------------
+
+
+@every_policy
+def test_the_cost_of_a_call_does_not_grow_with_what_is_remembered(make: MakeAdmission) -> None:
+    per_call = []
+    for memory in (64, 2048):
+        policy = make(AdmissionRules(memory=memory))
+
+        def calls(policy: Admission = policy, memory: int = memory) -> None:
+            for number in range(2 * memory):
+                which = Candidate(content_key("cost", number % (memory + 9)), PAGE, number % 80)
+                admitted = policy.refusal(which, [KEYS[0]] if policy.compares else ()) is None
+                policy.offered(which, admitted=admitted)
+                policy.used(which.key)
+
+        calls()
+        per_call.append(lines_run(calls) / memory)
+    few, many = per_call
+    assert many < 1.3 * few

@@ -199,6 +199,43 @@ class CacheMachine(RuleBasedStateMachine):
         for ref in refs[count if plan is not None else 0 :]:
             self._start(iter([[partial(self._end_read, ref)]]))
 
+    @rule(keys=st.lists(st.integers(0, KEYS - 1), max_size=4), selective=st.booleans())
+    def back_up(self, keys: list[int], selective: bool) -> None:
+        backup = self.cache.begin_backups([block(k).key for k in keys], selective=selective)
+        if backup.plan is None:
+            assert not backup.sources
+            assert not backup.later
+            return
+        for ref, target in zip(backup.sources, backup.plan.targets, strict=True):
+            assert (target.key, target.nbytes, target.version) == (ref.key, ref.nbytes, ref.version)
+            assert target.tier is Tier.NVME
+            assert ref.tier is not Tier.NVME
+            assert self.cache.backed_up(ref.key)
+            self.disk.open(ref)
+        self._start(self._promote(backup.plan, backup.sources))
+
+    @rule(key=st.integers(0, KEYS - 1), nearest=st.booleans())
+    def prefetch(self, key: int, nearest: bool) -> None:
+        begun = self.cache.begin_prefetch(block(key).key, nearest=nearest)
+        if begun is not None:
+            plan, source = begun
+            (target,) = plan.targets
+            assert (target.key, target.nbytes, target.version) == (
+                source.key, source.nbytes, source.version,
+            )  # fmt: skip
+            assert target.tier < source.tier
+            assert not self.cache.can_rise(source.key)
+            self.disk.open(source)
+            self._start(self._promote(plan, [source]))
+
+    @rule(key=st.integers(0, KEYS - 1))
+    def ask_whether_it_arrives(self, key: int) -> None:
+        before = self.cache.prefetches.late.blocks
+        token = self.cache.arriving(block(key).key)
+        assert token is None or token[0] == "copy"
+        self.cache.arriving(block(key).key)
+        assert self.cache.prefetches.late.blocks <= before + len(self.disk.capacities)
+
     # --- what can end ----------------------------------------------------------------------
 
     @precondition(lambda self: any(job.pending for job in self.jobs))
@@ -429,6 +466,45 @@ def test_a_demotion_without_its_room_is_given_up_and_the_store_above_goes_on() -
     assert cache.begin_writes(plan)
     cache.end_write(plan.targets[0], ok=True)
     assert [cache.resident(page(n).key) is not None for n in range(3)] == [False, False, True]
+    cache.check()
+    assert cache.idle
+
+
+def test_a_backup_does_not_wait_for_room() -> None:
+    cache = cache_of(CPU=9, NVME=1)
+    for number in range(2):
+        stored(cache, page(number))
+    assert cache.begin_backups([page(0).key], selective=False).plan is not None
+    backup = cache.begin_backups([page(1).key], selective=False)
+    assert (backup.plan, backup.sources, backup.later) == (None, [], [])
+    assert cache.not_backed_up.blocks == 1
+    cache.check()
+
+
+def test_a_victim_whose_lower_copy_is_on_its_way_is_not_copied_again() -> None:
+    """A block in GPU and CPU memory is backed up from the GPU's; meanwhile the CPU's has to go."""
+    cache = cache_of(GPU=5, CPU=5, NVME=20)
+    for number in range(5):
+        stored(cache, page(number))
+    ref = cache.begin_read(page(0).key)
+    assert ref is not None
+    assert ref.tier is Tier.CPU
+    plan, _ = cache.begin_promotions([ref])
+    assert plan is not None
+    make_room(cache, plan)
+    assert cache.begin_writes(plan)
+    cache.end_write(plan.targets[0], ok=True)
+    assert cache.end_read(ref, ok=True) is None
+    backup = cache.begin_backups([page(0).key], selective=False)
+    assert backup.plan is not None
+    assert [source.tier for source in backup.sources] == [Tier.GPU]
+    assert cache.begin_writes(backup.plan)
+    for number in range(5, 9):
+        stored(cache, page(number))
+        cache.check()
+    assert ref.copy_id not in cache._copies, "the CPU's copy was not evicted"
+    cache.end_write(backup.plan.targets[0], ok=True)
+    assert cache.end_read(backup.sources[0], ok=True) is None
     cache.check()
     assert cache.idle
 

@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from kv_cache.core.block import content_key
 from kv_cache.policy.eviction import EVICTION, Item, MakeEviction
 from kv_cache.policy.eviction.arc import Arc
 from kv_cache.policy.eviction.base import Eviction
+from kv_cache.policy.eviction.learned import MODEL, Learned
 from kv_cache.policy.eviction.regret_aware import RegretAware
 from kv_cache.policy.eviction.s3fifo import S3Fifo
 
@@ -81,7 +84,31 @@ def present_after(history: Sequence[Call]) -> set[int]:
     return there
 
 
-every_policy = pytest.mark.parametrize("make", EVICTION.values(), ids=list(EVICTION))
+@lru_cache
+def some_model() -> Any:
+    """Of nothing in particular: what comes before what does not matter to the laws."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the extra `learned` is not installed")
+    rng = np.random.default_rng(5)
+    features = rng.random((300, 8)) * (5, 2, 3, 3, 3, 3, 0.1, 6)
+    data = lightgbm.Dataset(features, label=rng.random(300), params=dict(MODEL))
+    return lightgbm.train(dict(MODEL), data, num_boost_round=8)
+
+
+def taught(capacity: int | None) -> Eviction:
+    """The learned policy as it is once it has a model."""
+    model = some_model()
+    policy = Learned(capacity, sample=5)
+    policy.model = model
+    return policy
+
+
+def make_learned(capacity: int | None) -> Eviction:
+    pytest.importorskip("lightgbm", reason="the extra `learned` is not installed")
+    return Learned(capacity)
+
+
+MAKES: dict[str, MakeEviction] = {**EVICTION, "learned": make_learned, "learned-taught": taught}
+every_policy = pytest.mark.parametrize("make", MAKES.values(), ids=list(MAKES))
 a_few = settings(max_examples=15, deadline=None)  # of each law, for each policy
 
 
@@ -268,3 +295,54 @@ def churn_on(policy: Eviction, copies: int) -> None:
         policy.insert(Item(1 << 40 | number, key, PAGE, 16))
         if number % 2:
             policy.hit(1 << 40 | number)
+
+
+def spanning(copy_id: int, line: int, depth: int, end: int) -> Item:
+    """Blocks [depth, end) of a line, known by the last one."""
+    parent = content_key("block", line, depth - 1) if depth else None
+    key = content_key("block", line, end - 1)
+    return Item(copy_id, key, PAGE * (end - depth), 16, depth, parent, end - depth)
+
+
+@every_policy
+@a_few
+@given(
+    ends=st.lists(st.integers(2, 5), min_size=1, max_size=6),
+    hits=st.lists(st.integers(0, 5), max_size=8),
+    shrunk=st.integers(0, 5),
+)
+def test_a_copy_that_loses_its_end_keeps_its_turn(
+    make: MakeEviction, ends: list[int], hits: list[int], shrunk: int
+) -> None:
+    policy = make(CAPACITY)
+    for copy_id, end in enumerate(ends):
+        policy.insert(spanning(copy_id, copy_id, 0, end))
+    for copy_id in hits:
+        if copy_id < len(ends):
+            policy.hit(copy_id)
+    before = list(policy.victims())
+    number = shrunk % len(ends)
+    policy.shrink(spanning(number, number, 0, ends[number] - 1))
+    after = list(policy.victims())
+    assert sorted(after) == sorted(before)
+    if make not in (EVICTION["arc"], EVICTION["s3-fifo"]):  # whose turns depend on sizes
+        assert after == before
+    policy.remove(number, evicted=True)
+    assert number not in policy
+
+
+def test_leaf_first_knows_what_follows_a_copy_of_several_blocks_and_what_is_left_of_it() -> None:
+    policy = EVICTION["leaf-first"](None)
+    policy.insert(spanning(1, 0, 0, 4))
+    policy.insert(spanning(2, 0, 4, 6))
+    policy.hit(2)
+    assert list(policy.victims()) == [2, 1]
+    policy.remove(2, evicted=True)
+    policy.shrink(spanning(1, 0, 0, 2))
+    policy.insert(spanning(3, 0, 2, 5))
+    assert list(policy.victims()) == [3, 1]
+    policy.shrink(spanning(1, 0, 0, 1))  # what follows has lost the block before it
+    assert list(policy.victims()) == [1, 3]
+    policy.remove(1, evicted=True)
+    policy.remove(3, evicted=True)
+    assert len(policy) == 0

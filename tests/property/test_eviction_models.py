@@ -364,7 +364,7 @@ MODELS: dict[str, Callable[[int], Model]] = {
 
 
 def test_every_policy_has_a_model() -> None:
-    assert set(MODELS) | {"sliding-window"} == set(EVICTION)
+    assert set(MODELS) | {"sliding-window", "learned"} == set(EVICTION)
 
 
 accesses = st.lists(

@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
+from kv_cache.lab.arms import ADMISSIONS, USUAL, Arm, Named
 from kv_cache.lab.bounds import Min, SpaceTime, next_uses
 from kv_cache.lab.caches import Cache
 from kv_cache.lab.ground import Ground
 from kv_cache.lab.patterns import PATTERNS, drawn
-from kv_cache.lab.seam import POLICIES, Seam, cache_of
+from kv_cache.lab.seam import Seam, cache_of
 from kv_cache.lab.study import Row, study
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.reuse import StackDistances
 
 SIZE = 64
 SEED = Seed(5)
+LRU = Arm(Named("lru"))
+ARMS = [Arm(Named(name)) for name in USUAL]
 
 
 def accesses(
@@ -98,8 +101,8 @@ def test_min_finds_what_the_best_of_all_ways_finds(
 def test_no_policy_is_above_min_and_min_not_above_no_limit(
     given: Accesses, some: list[int]
 ) -> None:
-    found = study(given, POLICIES, [room * SIZE for room in some], refusing=True, seed=SEED)
-    per = len(POLICIES) + 2
+    found = study(given, ARMS, [room * SIZE for room in some], refusing=True, seed=SEED)
+    per = len(ARMS) + 2
     for place in range(len(some)):
         least, may, *rows = found.rows[place * per : (place + 1) * per]
         assert (least.policy, may.policy) == ("min", "min-refusing")
@@ -109,6 +112,50 @@ def test_no_policy_is_above_min_and_min_not_above_no_limit(
             assert row.prefix is None or row.prefix.hits <= by_prefix(found.unlimited)
         assert may.blocks.hits <= found.unlimited.blocks.hits
         assert found.unlimited.blocks.hits == given.lookups - given.unique
+
+
+@given(asked(), st.lists(rooms, min_size=1, max_size=2))
+def test_the_prefix_hits_of_a_study_are_those_of_a_cache_that_is_told_by_prefix(
+    given: Accesses, some: list[int]
+) -> None:
+    """Also where the study saw that it need not tell one."""
+    found = study(given, ARMS, [room * SIZE for room in some], seed=SEED)
+    for row in found.rows:
+        if row.prefix is not None:
+            arm = ARMS[USUAL.index(row.policy)]
+            cache = cache_of(arm, row.room_bytes, Ground(given, SEED))
+            assert row.prefix.hits == leading_hits(cache, given)
+            assert row.prefix.evictions == cache.evicted
+
+
+@given(asked(), rooms, st.sampled_from(ADMISSIONS))
+def test_no_policy_behind_an_admission_policy_is_above_min_that_may_refuse(
+    given: Accesses, room: int, admission: str
+) -> None:
+    arms = [Arm(Named(name), Named(admission)) for name in USUAL]
+    found = study(given, arms, [room * SIZE], seed=SEED, refusing=True)
+    for row in found.rows[2:]:
+        assert row.blocks.hits <= found.rows[1].blocks.hits
+        held = given.lookups - row.blocks.hits - row.blocks.evictions - row.blocks.refused
+        assert 0 <= held <= room
+
+
+@given(asked(), rooms)
+def test_lru_behind_second_hit_finds_what_the_rule_says(given: Accesses, room: int) -> None:
+    order: list[int] = []
+    seen: set[int] = set()
+    found = 0
+    for block in given.blocks.tolist():
+        if block in order:
+            order.append(order.pop(order.index(block)))
+            found += 1
+        elif block in seen:
+            seen.remove(block)
+            order = [*order, block][-room:]
+        else:
+            seen.add(block)
+    arm = Arm(Named("lru"), Named("second-hit"))
+    assert hits(cache_of(arm, room * SIZE, Ground(given, SEED)), given) == found
 
 
 def by_prefix(row: Row) -> int:
@@ -121,7 +168,7 @@ def test_no_policy_and_no_min_is_above_the_limit_of_space_and_time(
 ) -> None:
     uses = next_uses(given.blocks)
     limit = SpaceTime(given, uses).limit(room)
-    found = study(given, POLICIES, [room], refusing=True, seed=SEED)
+    found = study(given, ARMS, [room], refusing=True, seed=SEED)
     for row in found.rows:
         assert row.blocks.hits <= limit.hits
         assert row.blocks.hit_bytes <= limit.nbytes
@@ -158,7 +205,7 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
     policy: str, given: Accesses, room: int
 ) -> None:
     for tell in (hits, leading_hits):
-        fast = cache_of(policy, room * SIZE, Ground(given, SEED))
+        fast = cache_of(Arm(Named(policy)), room * SIZE, Ground(given, SEED))
         slow = Seam(EVICTION[policy](room * SIZE), room * SIZE, Ground(given, SEED))
         assert not isinstance(fast, Seam)
         assert tell(fast, given) == tell(slow, given)
@@ -168,7 +215,7 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
 @given(asked(), rooms)
 def test_lru_finds_all_that_a_smaller_one_finds(given: Accesses, room: int) -> None:
     """The inclusion property (Mattson et al.), place by place."""
-    small, large = (cache_of("lru", some * SIZE, Ground(given, SEED)) for some in (room, room + 1))
+    small, large = (cache_of(LRU, some * SIZE, Ground(given, SEED)) for some in (room, room + 1))
     for part in given.parts():
         assert set(large.blocks(part)) <= set(small.blocks(part))
 
@@ -177,7 +224,7 @@ def test_lru_finds_all_that_a_smaller_one_finds(given: Accesses, room: int) -> N
 def test_lru_finds_what_stack_distances_say(given: Accesses, room: int) -> None:
     stack = StackDistances()
     stack.add(given.blocks)
-    assert hits(cache_of("lru", room * SIZE, Ground(given, SEED)), given) == stack.hits(room)
+    assert hits(cache_of(LRU, room * SIZE, Ground(given, SEED)), given) == stack.hits(room)
 
 
 @given(asked(), rooms)
@@ -195,13 +242,13 @@ def test_a_hit_by_prefix_has_no_miss_before_it(given: Accesses, room: int) -> No
             if block not in order:
                 order = [*order, block][-room:]
         found += gap
-    assert leading_hits(cache_of("lru", room * SIZE, Ground(given, SEED)), given) == found
+    assert leading_hits(cache_of(LRU, room * SIZE, Ground(given, SEED)), given) == found
 
 
 @given(asked(unequal=True), st.integers(0, 120))
 def test_what_was_stored_was_evicted_or_is_there(given: Accesses, room: int) -> None:
-    for policy in POLICIES:
-        kept = cache_of(policy, room, Ground(given, SEED))
+    for arm in ARMS:
+        kept = cache_of(arm, room, Ground(given, SEED))
         misses = given.lookups - hits(kept, given)
         held = misses - kept.evicted - kept.refused
         assert 0 <= held * int(given.sizes.min(initial=1)) <= room

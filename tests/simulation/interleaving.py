@@ -33,10 +33,12 @@ from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
-from kv_cache.lifecycle import Semantics, World, lifecycle
+from kv_cache.lifecycle import Semantics, Through, World, lifecycle
 from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.policy.prefetch import PREFETCH, PrefetchRules
 from kv_cache.schedule.admission import Gate
+from kv_cache.schedule.ahead import Ahead
 
 PAGE = 4096
 
@@ -118,6 +120,12 @@ class Setting:
     eviction: str
     admission: str
     guarded: int  # the first tier that asks it
+    write: str
+    through_slots: int
+    prefetch: str
+    prefetch_slots: int
+    prefetch_blocks: int
+    nearest: bool
     store_slots: int
     behind_slots: int
     lives: int
@@ -155,6 +163,12 @@ def draw_setting(seed: int) -> Setting:
         fault_share=rng.choice((0.0, 0.0, 0.02, 0.2)),
         admission=rng.choice(("always", *ADMISSION)),
         guarded=rng.choice((0, 1, len(tiers) - 1)),
+        write=rng.choice(("back", "through", "through-selective")),
+        through_slots=rng.choice((1, 2, 5)),
+        prefetch=rng.choice(sorted(PREFETCH)),
+        prefetch_slots=rng.choice((1, 2, 4)),
+        prefetch_blocks=rng.choice((1, 4, 16)),
+        nearest=rng.random() < 0.3,
     )
 
 
@@ -176,12 +190,24 @@ class Interleaving:
             mode=setting.mode,
             stores=Gate(0, self.signals, slots=setting.store_slots),
             behind=Gate(1, self.signals, slots=setting.behind_slots),
+            through=None if setting.write == "back" else self._through(),
+            ahead=None if setting.prefetch == "none" else self._ahead(),
         )
         self.physical = Physical({s.tier: s.capacity_bytes or 0 for s in setting.tiers})
         self.processes: list[Process] = []
         self.records: list[RequestRecord] = []
         self.asked = 0
         self.now_ns = 0
+
+    def _through(self) -> Through:
+        gate = Gate(2, self.signals, slots=self.setting.through_slots)
+        return Through(gate=gate, selective=self.setting.write == "through-selective")
+
+    def _ahead(self) -> Ahead:
+        most = self.setting.prefetch_blocks
+        policy = PREFETCH[self.setting.prefetch](PrefetchRules(most=most, memory=16))
+        slots, nearest = self.setting.prefetch_slots, self.setting.nearest
+        return Ahead(policy, slots=slots, most=most, nearest=nearest)
 
     def _door(self, index: int) -> Admission | None:
         rules = AdmissionRules(max_bytes=3 * PAGE, max_depth=4, memory=32, floor=1)
@@ -198,6 +224,8 @@ class Interleaving:
         assert len(self.records) == self.asked
         assert not self.world.announced
         assert self.world.stores.holders == self.world.behind.holders == 0
+        assert self.world.through is None or self.world.through.gate.holders == 0
+        assert self.world.ahead is None or self.world.ahead.holders == 0
 
     def step(self, *, may_start: bool) -> None:
         """One thing happens: a request starts, a life goes on, or an operation ends."""

@@ -1,5 +1,7 @@
 """Seeded interleavings of live requests with faults: 200 seeds x 2000 steps."""
 
+from collections import Counter
+
 import pytest
 
 from tests.simulation.interleaving import Interleaving, draw_setting, outcome_line, reproduction
@@ -17,6 +19,24 @@ def test_no_order_of_events_breaks_a_law_of_the_cache(first: int) -> None:
         except AssertionError as error:
             error.add_note(f"{setting}\nreproduce with: {reproduction(setting, STEPS)}")
             raise
+
+
+def test_the_settings_meet_every_end_that_a_prefetch_a_door_or_a_copy_below_can_come_to() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(60):
+        world = Interleaving(draw_setting(seed))
+        world.run(300)
+        made, through = world.cache.prefetches, world.world.through
+        for name in ("useful", "late", "wasted", "failed", "no_room"):
+            met[name] += getattr(made, name).blocks
+        met["refused"] += sum(len(each) for each in world.cache.doors.not_admitted)
+        met["not stored"] += world.cache.doors.not_stored.blocks
+        met["no backup"] += world.cache.not_backed_up.blocks
+        if through is not None:
+            met["written"] += through.written.blocks
+            met["not written"] += through.failed.blocks
+            met["dropped"] += through.dropped_blocks
+    assert len(+met) == 11, met
 
 
 def test_the_same_seed_gives_the_same_records() -> None:

@@ -12,7 +12,7 @@ from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
 from kv_cache.core.effect import Move, OpDone
-from kv_cache.core.kinds import Cause
+from kv_cache.core.kinds import Cause, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import gib_to_bytes
@@ -168,6 +168,63 @@ def test_every_eviction_policy_decides_the_same_in_both_drivers(
     assert sorted(measured.ops, key=str) == sorted(modelled.ops, key=str)
     assert measured.records == modelled.records
     assert any(cause is Cause.EVICTION for _, cause, *_ in measured.ops), "nothing was evicted"
+
+
+@pytest.mark.parametrize("write", ["through", "through-selective"])
+def test_what_is_written_through_is_the_same_in_both_drivers(write: str, tmp_path: Path) -> None:
+    """When it is written differs, so that what is evicted meanwhile does; with room below for all,
+    what is found, loaded, stored and written through does not."""
+    config = configured(
+        "serving", "lru", tmp_path,
+        **{
+            "policies.write": write,
+            "policies.admission": "depth",
+            "policies.admission_max_depth": 8,
+            "policies.admission_at": "storage",
+            "semantics.gpu_in_place": False,
+            "tiers.gpu_mem_gib": 8 if write == "through-selective" else 0.25,
+            "tiers.storage_capacity_gib": 64,
+        },
+    )  # fmt: skip
+    measured, outcome = real(config)
+    modelled, twin = virtual(config)
+    assert measured.records == modelled.records
+
+    def below(watch: Watch) -> list[Any]:
+        ways = (Cause.WRITE_THROUGH, Cause.DEMOTION)
+        moves = [op for op in watch.ops if op[0] == "Move" and op[1] in ways]
+        return sorted(target.key for _, _, _, target in moves if target.tier is Tier.NVME)
+
+    assert len(below(measured)) > 100
+    assert below(measured) == below(modelled), "each block comes to storage once, either way"
+    if write == "through-selective":
+        assert outcome.policies == twin.policies
+
+
+@pytest.mark.parametrize("prefetch", ["next-in-session", "successor"])
+def test_whatever_is_brought_up_ahead_both_drivers_find_the_same(
+    prefetch: str, tmp_path: Path
+) -> None:
+    """Which blocks are up when they are asked for depends on time; what is found and loaded, with
+    room for all below, does not."""
+    config = configured(
+        "serving", "lru", tmp_path,
+        **{
+            "policies.prefetch": prefetch,
+            "policies.prefetch_confidence": 1,
+            "semantics.promote": False,
+            "semantics.gpu_in_place": False,
+            "tiers.storage_capacity_gib": 64,
+        },
+    )  # fmt: skip
+    measured, outcome = real(config)
+    modelled, twin = virtual(config)
+    assert measured.records == modelled.records
+    for each in (outcome, twin):
+        said = each.policies["prefetch"]
+        ends = sum(said[name]["blocks"] for name in ("useful", "late", "wasted", "failed"))
+        assert said["started"]["blocks"] == ends + said["unread_blocks"]
+        assert prefetch == "successor" or said["started"]["blocks"] > 0
 
 
 @pytest.mark.parametrize("at", ["lower", "all"])

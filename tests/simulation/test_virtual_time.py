@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from random import Random
@@ -82,6 +82,7 @@ class Run:
     recorder: Recorder = field(default_factory=lambda: Recorder(Edges()))
     records: list[RequestRecord] = field(default_factory=list)
     ops: list[OpDone] = field(default_factory=list)
+    world: World | None = None
 
     def column(self, name: str) -> list[Any]:
         return [getattr(r, name) for r in sorted(self.records, key=lambda r: r.request_id)]
@@ -113,6 +114,7 @@ def simulated(
     end_ns: int | None = None,
     drain_ns: int = 0,
     before: Sequence[Request] = (),
+    arrange: Callable[[World, Signals], None] = lambda world, signals: None,
 ) -> Run:
     signals = Signals()
     specs = [
@@ -125,6 +127,7 @@ def simulated(
         stores=Gate(0, signals),
         behind=Gate(1, signals, slots=8),
     )
+    arrange(world, signals)
     run = Run()
     simulation = Simulation(
         world,
@@ -145,6 +148,7 @@ def simulated(
         progress=lambda _: None,
     )
     world.cache.check()
+    run.world = world
     return run
 
 

@@ -89,7 +89,8 @@ def test_a_row_is_what_the_csv_module_writes_of_its_fields(
 
 @pytest.mark.parametrize("cause", Cause)
 def test_every_cause_has_a_phase(cause: Cause) -> None:
-    assert PHASES[cause] in {"Prefill", "Decode", "Evict", "Promote", "Discard"}
+    known = {"Prefill", "Decode", "Evict", "Promote", "Prefetch", "Write-through", "Discard"}
+    assert PHASES[cause] in known
 
 
 def test_a_demotion_is_a_read_and_a_write_and_a_deletion_of_phase_evict() -> None:

@@ -114,9 +114,34 @@ def test_counts_bytes_and_rates_of_four_real_ranks_add_up() -> None:
         assert sum(row[what] for row in own["operations"]) == sum(
             row[what] for part in parts for row in part["operations"]
         )
+    said = own["policies"]
+    assert (said["eviction"], said["admission"]["name"]) == ("lru", "always")
+    assert said["admission"]["not_stored"] == {"blocks": 0, "bytes": 0}
+    assert said["prefetch"]["useful"] is None
     hits, asked = (sum(part["reuse"][name] for part in parts) for name in ("hits", "looked_up"))
     assert own["reuse"]["reuse_hit_ratio"] == hits / asked
     assert [row["result"] for row in own["ranks"]] == each
+
+
+def test_what_policies_of_several_ranks_did_is_added_up() -> None:
+    documents = results()
+    for rank, document in documents.items():
+        said = document["kv_cache"]["policies"]
+        said["eviction"] = "lru" if rank else "arc"
+        said["admission"]["tiers"]["storage"]["not_admitted"] = {
+            f"reason {rank % 2}": {"blocks": 1 + rank, "bytes": 10}
+        }
+        ends = {name: {"blocks": rank, "bytes": 5} for name in ("useful", "late", "wasted")}
+        said["prefetch"] |= {**ends, "useful_ratio": 0.1 * rank}
+        documents[rank] = resealed(document)
+    own = merged(documents)["kv_cache"]["policies"]
+    assert own["eviction"] is None, "not all had the same"
+    assert own["admission"]["tiers"]["storage"]["not_admitted"] == {
+        "reason 0": {"blocks": 1 + 3, "bytes": 20},
+        "reason 1": {"blocks": 2 + 4, "bytes": 20},
+    }
+    assert own["prefetch"]["late"] == {"blocks": 6, "bytes": 20}
+    assert own["prefetch"]["useful_ratio"] == pytest.approx(1 / 3)
 
 
 def test_percentiles_of_real_ranks_are_those_of_all_their_requests() -> None:

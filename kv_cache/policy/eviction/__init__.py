@@ -10,6 +10,7 @@ from kv_cache.policy.eviction.fifo import Fifo
 from kv_cache.policy.eviction.gdsf import Gdsf
 from kv_cache.policy.eviction.importance import Importance
 from kv_cache.policy.eviction.leaf_first import LeafFirst
+from kv_cache.policy.eviction.learned import Learned
 from kv_cache.policy.eviction.lfu import Lfu
 from kv_cache.policy.eviction.lru import Lru
 from kv_cache.policy.eviction.regret_aware import RegretAware
@@ -36,6 +37,7 @@ EVICTION: Mapping[str, MakeEviction] = {
     "importance": Importance,
     "sliding-window": SlidingWindow,
     "leaf-first": LeafFirst,
+    "learned": Learned,
 }
 
 __all__ = ["EVICTION", "Eviction", "Item", "MakeEviction"]

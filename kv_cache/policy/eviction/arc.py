@@ -26,6 +26,7 @@ class _Sized:
         self.nbytes = 0
 
     def add(self, key: Key, nbytes: int) -> None:
+        self.take(key)
         self.order[key] = nbytes
         self.nbytes += nbytes
 
@@ -95,6 +96,14 @@ class Arc(Eviction):
             ghosts = self.b2
         if evicted:
             ghosts.add(item.key, item.nbytes)
+
+    def shrink(self, item: Item) -> None:
+        if item.copy_id in self._t1:
+            self.t1_bytes += item.nbytes - self._t1[item.copy_id].nbytes
+            self._t1[item.copy_id] = item
+        else:
+            self.t2_bytes += item.nbytes - self._t2[item.copy_id].nbytes
+            self._t2[item.copy_id] = item
 
     def victims(self) -> Iterator[int]:
         """The paper's REPLACE, again and again."""

@@ -22,10 +22,12 @@ The policy guarantees:
 10. What is remembered of content that is gone is bounded by the capacity, or by the most copies
     that were ever present.
 11. Cost per call, and per first victim, is O(1) or O(log n) on average over the calls so far.
+12. `shrink` changes what a copy of several places is known by and how large it is; it changes
+    turns only where they depend on sizes, or on who follows whom.
 The caller stops iterating `victims` before it changes the policy.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from kv_cache.core.block import Key
@@ -58,11 +60,15 @@ class Eviction(Protocol):
     def remove(self, copy_id: int, *, evicted: bool) -> None: ...
 
     def shrink(self, item: Item) -> None:
-        """A present copy of several places has lost its last ones: this is what is left of it. Its
-        order among the others stays. Most policies need not know."""
+        """A present copy of several places has lost its last ones: this is what is left of it.
+        Most policies need not know."""
         return
 
     def victims(self) -> Iterator[int]: ...
+
+    def notes(self) -> Mapping[str, int]:
+        """What the policy has to say of itself in a result, in counts. Most have nothing."""
+        return {}
 
     def __len__(self) -> int: ...
 

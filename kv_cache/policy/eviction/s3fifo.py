@@ -63,6 +63,11 @@ class S3Fifo(Eviction):
         if evicted:
             self.ghosts.add(item.key, item.nbytes)
 
+    def shrink(self, item: Item) -> None:
+        if item.copy_id in self._small:
+            self._small_bytes += item.nbytes - self._items[item.copy_id].nbytes
+        self._items[item.copy_id] = item
+
     def victims(self) -> Iterator[int]:
         """The algorithm on queues that only seem to change."""
         small, small_bytes = iter(self._small.items()), self._small_bytes

@@ -44,6 +44,12 @@ class SlidingWindow(Eviction):
         queue = self._middle if copy_id in self._middle else self._kept
         del queue[copy_id]
 
+    def shrink(self, item: Item) -> None:
+        line = self._lines.pop(self._items[item.copy_id].key, None)
+        if line is not None:
+            self._lines[item.key] = line
+        self._items[item.copy_id] = item
+
     def victims(self) -> Iterator[int]:
         yield from self._middle
         yield from self._kept

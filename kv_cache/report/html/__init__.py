@@ -17,9 +17,11 @@ from typing import Any
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.report.capacity import SCHEMA as CAPACITY
+from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.compare import LABELS
 from kv_cache.report.html.capacity import capacity_sections
 from kv_cache.report.html.charts import Book
+from kv_cache.report.html.cluster import sim_sections
 from kv_cache.report.html.parts import Doc, Section, drawn_section
 from kv_cache.report.html.ranks import SCHEMA as RANKS
 from kv_cache.report.html.ranks import ranks_sections
@@ -38,7 +40,7 @@ MARK = "<!doctype html>\n<!-- kv-cache report"
 """How every page begins; a file that begins so may be replaced."""
 
 _RUN = "kv-cache-result/"
-_KINDS = (CAPACITY, PRECONDITION, RANKS, TRIALS)
+_KINDS = (CAPACITY, PRECONDITION, RANKS, SIM, TRIALS)
 
 
 def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -77,7 +79,7 @@ def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         ):
             raise UsageError(
                 f"{doc.name}: there is no report of it, as it is no result of run, run --trials, "
-                "capacity or precondition, nor of several ranks; give one of those"
+                "capacity, precondition or sim, nor of several ranks; give one of those"
             )
     return docs
 
@@ -109,6 +111,8 @@ def _sections(doc: Doc, run: Run | None, book: Book) -> Iterator[Section]:
         return capacity_sections(doc, book)
     if doc.schema == RANKS:
         return ranks_sections(doc, book)
+    if doc.schema == SIM:
+        return sim_sections(doc, book)
     return trials_sections(doc) if doc.schema == TRIALS else precondition_sections(doc, book)
 
 
@@ -116,6 +120,7 @@ _TITLES = {
     CAPACITY: "Capacity search",
     PRECONDITION: "Preconditioning",
     RANKS: "Run of several ranks",
+    SIM: "Simulated cluster",
     TRIALS: "Trials",
 }
 

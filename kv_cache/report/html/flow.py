@@ -25,6 +25,8 @@ _WHY: Mapping[str, str] = {
     Cause.DECODE: "loads while tokens are generated, and stores that repair a miss there",
     Cause.DEMOTION: "down, to make room",
     Cause.PROMOTION: "up, on a hit",
+    Cause.WRITE_THROUGH: "copies in the last tier of what was stored above it",
+    Cause.PREFETCH: "up, before anybody asks, and what leaves a tier for that",
     Cause.EVICTION: "deleted, to make room",
     Cause.DISCARD: "deleted, as verification failed",
     Cause.POPULATE: "stores before the measured window",
@@ -87,6 +89,7 @@ def exchanges(every: Sequence[Flow]) -> list[Exchange]:
     """Between each pair of tiers, the larger first."""
     found = [
         *_exchanged(every, Cause.DEMOTION.value, TIERS),
+        *_exchanged(every, Cause.WRITE_THROUGH.value, TIERS),
         *_exchanged(every, Cause.PROMOTION.value, TIERS[::-1]),
     ]
     return sorted(found, key=lambda each: -each.bytes)
@@ -243,7 +246,7 @@ def _sides(every: Sequence[Flow], tier: str, index: int, largest: float) -> Iter
             (flow.cause, flow.bytes)
             for flow in every
             if (flow.tier, flow.operation) == (tier, operation)
-            and flow.cause not in _MOVES
+            and flow.cause not in (*_MOVES, Cause.WRITE_THROUGH.value)
             and flow.bytes > 0
         ]
         step = (_TALL - 8) / (len(some) or 1)

@@ -40,6 +40,7 @@ from kv_cache.report.html.times import (
     timeline,
 )
 from kv_cache.report.pictures.base import number, value_at, word
+from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.reading import SECTION, histogram
 from kv_cache.report.trials import METRICS, Metric, number_at
 
@@ -112,8 +113,19 @@ def run_sections(run: Run, book: Book) -> Iterator[Section]:
         slug="reuse", title="Reuse", content=reuse_content(own),
         absent="Nothing is known of reuse: no request completed in the measured window.",
     )  # fmt: skip
+    if isinstance(own.get("twin"), Mapping):
+        yield Section(
+            slug="twin", title="Predicted before the run", content=_twin(own["twin"]),
+            absent="The twin predicted nothing.",
+        )  # fmt: skip
     yield passport_section(own)
     yield from common_sections(doc)
+
+
+def _twin(section: Json) -> list[Html]:
+    rows = prediction_rows(section)
+    heads = ("quantity", "predicted", "measured", "error")
+    return [table("The twin in virtual time beside the run", heads, rows)] if rows else []
 
 
 def passport_section(own: Json) -> Section:

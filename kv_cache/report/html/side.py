@@ -7,6 +7,7 @@ from pathlib import Path
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.report import capacity, precondition, trials
+from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.compare import (
     Comparison,
     Finding,
@@ -49,7 +50,7 @@ from kv_cache.report.reading import SECTION, histogram
 from kv_cache.report.trials import CONFIDENCE, METRICS
 
 _DASHES = ("", "dash", "dot", "chain")
-_NOT_COMPARED = (capacity.SCHEMA, precondition.SCHEMA, RANKS)
+_NOT_COMPARED = (capacity.SCHEMA, precondition.SCHEMA, RANKS, SIM)
 
 
 def side_sections(docs: Sequence[Doc], runs: Sequence[Run], book: Book) -> Iterator[Section]:

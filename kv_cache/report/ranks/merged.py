@@ -138,9 +138,19 @@ def _body(counted: Sequence[Part]) -> dict[str, Any]:
         "failed_operations": pooled_failures(documents),
         "verification": _verification(counted),
         "evictions": added(dict(numbers_of(part.own["evictions"])) for part in counted),
-        "policies": _put_together([part.own.find("policies") for part in counted]),
+        "policies": _policies(counted),
         "reconciliation": _reconciliation(counted),
     }
+
+
+def _policies(counted: Sequence[Part]) -> Any:
+    found = _put_together([part.own.find("policies") for part in counted])
+    told = Node(found, "policies").find("prefetch.useful")
+    if told is not None:
+        made = found["prefetch"]
+        ended = sum(made[name]["blocks"] for name in ("useful", "late", "wasted"))
+        made["useful_ratio"] = made["useful"]["blocks"] / ended if ended else None
+    return found
 
 
 def _put_together(nodes: Sequence[Node | None]) -> Any:

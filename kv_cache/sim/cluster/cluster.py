@@ -271,13 +271,13 @@ class Cluster:
     def fits(self, instance: int, flight: Flight) -> bool:
         return -(-flight.stored_tokens // self.block_tokens) <= self._capacities[instance]
 
-    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float]:
+    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
         """See `router.Fleet`."""
         compute = self._compute(self.topology.group_of(instance))
         prompt = flight.ask.prompt_tokens
         found = self._instances.get(instance)
         if found is None and not self._tiers:
-            return compute.prefill_ns(prompt, 0), 0.0
+            return compute.prefill_ns(prompt, 0), 0.0, prompt
         tiers = self.instance(instance).tiers
         most = (prompt - 1) // self.block_tokens
         parts = match(tiers, flight.path, self.chain, most)
@@ -289,7 +289,8 @@ class Cluster:
                 way = self._down(part.place, instance)
                 loading += self.network.estimate_ns(way, blocks * self.block_bytes)
         before = have * self.block_tokens
-        return float(compute.prefill_ns(prompt - before, before)), float(loading)
+        missing = prompt - before
+        return compute.prefill_ns(missing, before), loading, missing
 
     def holders(self, flight: Flight, most: int, among: bytes) -> list[int]:
         """See `router.Fleet`."""

@@ -86,6 +86,10 @@ class FairShare:
                 found_ns = max(found_ns, link.queue(now_ns, nbytes)[1] - now_ns)
         return found_ns + sum(link.latency_ns for link in path)
 
+    def rates(self) -> dict[int, float]:
+        """Bytes per ns of each transfer under way, by its number."""
+        return {n: flow.rate for flows in self._on.values() for n, flow in flows.items()}
+
     def _join(self, flow: _Flow) -> None:
         for link in flow.links:
             self._on.setdefault(link, {})[flow.transfer.number] = flow

@@ -1,7 +1,7 @@
 """Links and measured devices: queues that know when they will be free.
 
-A link accepts a transfer when it is ready for it, never ahead of that time: whoever comes next
-would wait for a server that stands idle. Must never know who sends or why.
+A link accepts a transfer when its head is there, never ahead of that time: whoever comes next would
+wait for a server that stands idle. Must never know who sends or why.
 """
 
 from collections import defaultdict
@@ -137,15 +137,8 @@ class Link:
         """What a way over it costs: the time of 1 MiB."""
         return self.latency_ns + MIB / self.bytes_per_ns
 
-    def span_ns(self, now_ns: int, nbytes: int, factor: float = 1.0) -> int:
-        """How long it would be occupied with `nbytes`."""
-        if self.measured is None:
-            return ceil(nbytes * factor / self.bytes_per_ns)
-        start_ns, end_ns = self.measured.queue(now_ns, nbytes, read=self.read)
-        return ceil((end_ns - start_ns) * factor)
-
     def queue(self, now_ns: int, nbytes: int) -> tuple[int, int]:
-        """When a transfer that is ready at `now_ns` would begin and end on it."""
+        """When a transfer whose head is there at `now_ns` would begin and end on it."""
         if self.measured is not None:
             return self.measured.queue(now_ns, nbytes, read=self.read)
         free_ns = self._servers_free[0] if self.servers > 1 else self.free_ns

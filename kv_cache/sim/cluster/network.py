@@ -1,10 +1,12 @@
 """Transfers over links that others use too: links are queues, or share fairly.
 
-FIFO: each server of a link serves one transfer at a time, in the order in which they become ready
-for the link. A transfer is ready as soon as the link can send it in one go: when its head is there,
-but so late that the link never waits for bytes which a slower link before it has not sent yet. So a
-lone transfer takes the latencies and the bytes over the slowest link (cut through), no link is ever
-over its rate, and none is kept by who still waits elsewhere.
+FIFO: links cut through, and serve in the order in which the heads of transfers reach them. A
+transfer occupies a link (one of its `servers`) for its bytes over the link's rate, from when its
+head is there and the link is free; its last byte leaves no sooner than that time is over, nor than
+it has come from the link before. So a lone transfer takes the latencies and the bytes over the
+slowest link, and a link is kept neither by who still waits elsewhere nor by a slower link before
+it: others go between. From the beginning of any busy time no link has sent more than its rate
+allows; what a slower link held back may follow beside what comes next.
 
 Fair share: see `fair.py`. Jitter stretches all that a transfer takes, by one factor.
 
@@ -65,17 +67,16 @@ class Network:
         without jitter. Raises OutsideProfileError."""
         if not path or nbytes <= 0:
             return 0
-        now_ns = head_ns = last_ns = self._loop.now_ns
         if self._fair is not None:
             return self._fair.estimate_ns(path, nbytes)
+        now_ns = head_ns = last_ns = self._loop.now_ns
         for link in path:
-            ready_ns = max(head_ns, last_ns - link.span_ns(head_ns, nbytes))
-            start_ns, end_ns = link.queue(ready_ns, nbytes)
+            start_ns, end_ns = link.queue(head_ns, nbytes)
             head_ns, last_ns = start_ns + link.latency_ns, max(end_ns, last_ns) + link.latency_ns
         return last_ns - now_ns
 
     def _pass(self, transfer: Transfer) -> None:
-        """It is ready for its next link: let it go as far as it is ready now."""
+        """Its head is at its next link: let it go as far as it comes now."""
         now_ns = self._loop.now_ns
         path, nbytes, factor, hop = transfer.path, transfer.nbytes, transfer.factor, transfer.hop
         while True:
@@ -83,20 +84,16 @@ class Network:
             if not link.transfers:
                 self._links.append(link)
             start_ns, end_ns = link.take(now_ns, nbytes, factor, transfer.cause)
-            if end_ns < transfer.last_ns:  # a measured device knows only then how busy it is
+            if end_ns < transfer.last_ns:
                 end_ns = transfer.last_ns
             latency_ns = link.latency_ns if factor == 1.0 else round(link.latency_ns * factor)
-            last_ns = transfer.last_ns = end_ns + latency_ns
+            transfer.last_ns = end_ns + latency_ns
             hop = transfer.hop = hop + 1
             if hop == len(path):
-                self._loop.at(last_ns, ENDS, self._arrive, transfer)
+                self._loop.at(transfer.last_ns, ENDS, self._arrive, transfer)
                 return
-            ready_ns = start_ns + latency_ns
-            in_one_go_ns = last_ns - path[hop].span_ns(now_ns, nbytes, factor)
-            if in_one_go_ns > ready_ns:
-                ready_ns = in_one_go_ns
-            if ready_ns > now_ns:
-                self._loop.at(ready_ns, ENDS, self._pass, transfer)
+            if start_ns + latency_ns > now_ns:
+                self._loop.at(start_ns + latency_ns, ENDS, self._pass, transfer)
                 return
 
     def _enter(self, transfer: Transfer) -> None:

@@ -24,8 +24,9 @@ class Fleet(Protocol):
 
     def fits(self, instance: int, flight: Flight) -> bool: ...
 
-    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float]:
-        """Prefill of what is missing there, and loading of what is below HBM there."""
+    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
+        """Prefill of what is missing there, loading of what is below HBM there, and the tokens
+        that are missing."""
 
     def holders(self, flight: Flight, most: int, among: bytes) -> Sequence[int]:
         """Instances that have, or reach, the longest prefixes of it, the longest first: those which
@@ -163,13 +164,14 @@ class Router:
         if flight.path:
             found = self._fleet.holders(flight, section.candidates, self._among)
             candidates |= dict.fromkeys(found)
-        best, best_key = -1, (0.0, 0, 0)
+        best, best_key = -1, (0.0, 0, 0, 0)
         for instance in candidates:
             if not self._fleet.fits(instance, flight):
                 continue
-            missing, loading = self._fleet.overlap_cost_ns(instance, flight)
+            missing, loading, lacking = self._fleet.overlap_cost_ns(instance, flight)
             cost = section.w_load * work[instance] + section.w_overlap * missing
-            key = (cost + section.w_transfer * loading, *self._loads.key(instance)[1:])
+            cost += section.w_transfer * loading
+            key = (cost, lacking, *self._loads.key(instance)[1:])  # where nothing takes time
             if best < 0 or key < best_key:
                 best, best_key = instance, key
         return self._least_loaded(flight) if best < 0 else best

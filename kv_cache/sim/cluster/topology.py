@@ -40,6 +40,14 @@ class _Wire(NamedTuple):
     section: WireSection
 
 
+class _Stem(NamedTuple):
+    """From the core down to a vertex: the vertices, the links up and the links down."""
+
+    over: tuple[int, ...]
+    ups: tuple[Link | None, ...]
+    downs: tuple[Link | None, ...]
+
+
 class Topology:
     """The places of a scenario. `instances` is their number, `core` the vertex above all racks."""
 
@@ -68,8 +76,7 @@ class Topology:
         self._links: dict[int, Link | None] = {}
         self._devices: dict[tuple[str, int, str], Link] = {}
         self._measured: dict[tuple[str, int], Measured] = {}
-        self._ups: dict[int, tuple[Link | None, ...]] = {}
-        self._downs: dict[int, tuple[Link | None, ...]] = {}
+        self._stems: dict[int, _Stem] = {}
         self._found: dict[int, Way] = {}
         self._wires = dict(self._read_wires())
         self._wired: dict[int, list[int]] = {}
@@ -188,13 +195,16 @@ class Topology:
 
     def _walk(self, src: int, dst: int) -> Way | None:
         """Up to what both have above them and down again, or across a node."""
-        low = self._level(src)
-        top = max(low, self._level(dst))
-        while self._above(src, top) != self._above(dst, top):
-            top += 1
-        way = self._up(src)[: top - low] + self._down(dst)[_CORE - top :]
+        over, ups, _ = self._stems.get(src) or self._stem(src)
+        others, _, downs = self._stems.get(dst) or self._stem(dst)
+        same = 1
+        for a, b in zip(over[1:], others[1:], strict=False):
+            if a != b:
+                break
+            same += 1
+        way = ups[: len(over) - same] + downs[same - 1 :]
         across = None
-        if top == _NODE and src != dst and src < self.instances > dst:
+        if same == _CORE and src != dst and src < self.instances > dst:
             across = self._link(src, dst)
         if None in way:
             return None if across is None else (across,)
@@ -203,23 +213,13 @@ class Topology:
             return (across,)
         return found
 
-    def _up(self, vertex: int) -> tuple[Link | None, ...]:
-        """The links from a vertex to the core."""
-        links = self._ups.get(vertex)
-        if links is None:
-            over = [self._above(vertex, n) for n in range(self._level(vertex), _CORE + 1)]
-            links = tuple(self._link(a, b) for a, b in pairwise(over))
-            self._ups[vertex] = links
-        return links
-
-    def _down(self, vertex: int) -> tuple[Link | None, ...]:
-        """The links from the core to a vertex."""
-        links = self._downs.get(vertex)
-        if links is None:
-            over = [self._above(vertex, n) for n in range(self._level(vertex), _CORE + 1)][::-1]
-            links = tuple(self._link(a, b) for a, b in pairwise(over))
-            self._downs[vertex] = links
-        return links
+    def _stem(self, vertex: int) -> _Stem:
+        level = self._level(vertex)
+        over = tuple(self._above(vertex, n) for n in range(_CORE, level - 1, -1))
+        downs = tuple(self._link(a, b) for a, b in pairwise(over))
+        ups = tuple(self._link(a, b) for a, b in pairwise(reversed(over)))
+        stem = self._stems[vertex] = _Stem(over, ups, downs)
+        return stem
 
     def _searched(self, src: int, dst: int) -> Way | None:
         key = src * self.vertices + dst

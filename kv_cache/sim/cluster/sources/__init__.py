@@ -4,18 +4,33 @@ The laws are in `kv_cache/sim/cluster/asks.py`.
 """
 
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_trace import TraceWork
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.asks import AskSource
 from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.sources.content import Content
 from kv_cache.sim.cluster.sources.singles import Singles
 from kv_cache.sim.cluster.sources.talks import Talks
+from kv_cache.sim.cluster.sources.traced import TracedRows, TracedSessions
 
 
-def build_source(scenario: Scenario, chain: Chain) -> AskSource:
-    """The source that a scenario names; what it shares is in `chain`."""
+def build_source(scenario: Scenario, chain: Chain, opened: TraceWork | None = None) -> AskSource:
+    """The source that a scenario names; what it shares is in `chain`. `opened` is the scenario's
+    trace, where it asks by one."""
     work, size = scenario.workload, scenario.model.block_tokens
     seed = Seed(scenario.seed).child("cluster", "asks")
+    if work.source == "trace":
+        assert opened is not None, "the trace was not opened"
+        return _traced(scenario, chain, seed, opened)
     if work.source == "poisson":
         return Singles(work, seed)
     reasoning = work.reasoning_tokens if work.source == "agents" else 0
     return Talks(work, size, chain, seed, reasoning)
+
+
+def _traced(scenario: Scenario, chain: Chain, seed: Seed, opened: TraceWork) -> AskSource:
+    work, trace = scenario.workload, opened.trace
+    content = Content(chain, scenario.model.block_tokens, opened.found.block_tokens)
+    if trace.format.grouped:
+        return TracedSessions(trace.rows(), work, content, seed)
+    return TracedRows(trace.rows(), work, content, seed, timed=trace.format.timed)

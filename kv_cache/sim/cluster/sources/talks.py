@@ -10,6 +10,7 @@ What is asked is drawn session by session, and no session is kept that has not b
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from kv_cache.config.scenario import WorkloadSection
@@ -65,11 +66,9 @@ class Talks:
         """Sessions begin at their own instants, or as many at once as there are users."""
         at_ns = 0
         users = self._work.concurrency
-        for plan in self._plans:
+        for plan in islice(self._plans, users or None):
             at_ns += 0 if users else plan.gap_ns
             yield self._begin(plan, at_ns)
-            if users and plan.session + 1 == users:
-                return
 
     def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
         talk = self._going.get(ask.session)

@@ -1,0 +1,34 @@
+"""What is counted of copies, apart from the bytes of a tier (see ledger.py)."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """Blocks and their bytes (whole pages)."""
+
+    blocks: int = 0
+    bytes: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.blocks += 1
+        self.bytes += nbytes
+
+
+@dataclass(slots=True, eq=False)
+class Prefetches:
+    """Copies that were begun before anybody asked. Each comes to exactly one end, the first of:
+    read where it was brought (useful), asked for while it was on its way (late), gone unread
+    (wasted), not completed (failed); or it is there at the end, unread."""
+
+    started: Tally = field(default_factory=Tally)
+    useful: Tally = field(default_factory=Tally)
+    late: Tally = field(default_factory=Tally)
+    wasted: Tally = field(default_factory=Tally)
+    failed: Tally = field(default_factory=Tally)
+    no_room: Tally = field(default_factory=Tally)  # not begun
+
+    @property
+    def ended_blocks(self) -> int:
+        ends = (self.useful, self.late, self.wasted, self.failed)
+        return sum(tally.blocks for tally in ends)

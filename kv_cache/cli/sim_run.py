@@ -1,0 +1,306 @@
+"""The runs of `sim`: each variant with each seed, and what is written while they go on."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tqdm import tqdm
+
+from kv_cache.cli.interrupts import Interrupts
+from kv_cache.config.profile import read_profile
+from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_trace import TraceWork, open_work
+from kv_cache.config.scenarios import Scenarios, Variant
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.report.cluster.document import run_row, variant_row
+from kv_cache.report.cluster.events import EventLog
+from kv_cache.report.cluster.tables import ColumnsFile
+from kv_cache.report.writing import open_atomically
+from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
+from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.run import simulate
+from kv_cache.sim.cluster.sources import build_source
+from kv_cache.sim.cluster.topology import Topology
+from kv_cache.sim.profile import ProfileModel
+
+_MEASURED = ("dram", "rack_pool", "nvme", "remote")
+_LONGEST_NAME = 40
+
+Row = dict[str, Any]
+
+
+class NothingEndedError(Exception):
+    """A signal came before any run had ended: there is nothing to write."""
+
+
+class _StoppedError(Exception):
+    """A signal came while a run went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Where what is written run by run goes; None: nowhere."""
+
+    events: Path | None = None
+    series: Path | None = None
+    instances: Path | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Point:
+    """A variant with its place in the document, from 1, and its runs so far."""
+
+    number: int
+    name: str
+    values: Mapping[str, Any]
+    scenario: Mapping[str, Any]
+    runs: list[Row] = field(default_factory=list)
+
+    def row(self) -> Row:
+        return variant_row(self.number, self.name, self.values, self.scenario, self.runs)
+
+    def key(self) -> Row:
+        return {"variant": self.number, "name": self.name}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What `ended` runs gave: rows of the document, the seeds in their order, and what it cost."""
+
+    variants: list[Row]
+    seeds: list[int]
+    ended: int
+    events: int
+    took_s: float
+
+
+def run_all(study: Scenarios, streams: Streams, caught: Interrupts) -> Found:
+    """Until all runs have ended or a signal came; then what belongs to the runs that ended is
+    written. Raises NothingEndedError and UsageError, after which no file is changed, and
+    AssertionError where a run broke a law."""
+    given = _Given()
+    for variant in study.variants():
+        if not variant.repeat:
+            with _named(study, variant):
+                given.look_at(variant.scenario)
+    with ExitStack() as stack:
+        runs = _Runs(study, streams, caught, given, stack)
+        began = time.monotonic()
+        runs.go()
+        return runs.found(time.monotonic() - began)
+
+
+@contextmanager
+def _named(study: Scenarios, variant: Variant) -> Iterator[None]:
+    """Says in which run an error was found, where there are several."""
+    try:
+        yield
+    except UsageError as error:
+        if not variant.name:
+            raise
+        raise type(error)(f"{study.source}, {variant.name}: {error}") from None
+    except AssertionError as error:
+        error.add_note(f"in {variant.name or study.source}, seed {variant.scenario.seed}")
+        raise
+
+
+class _Given:
+    """What scenarios name beside themselves: traces and profiles, each read once, before anything
+    is simulated."""
+
+    def __init__(self) -> None:
+        self._works: dict[object, TraceWork | None] = {}
+        self._profiles: dict[str, ProfileModel] = {}
+
+    def look_at(self, scenario: Scenario) -> None:
+        """Raises UsageError where something cannot be read, or does not go together."""
+        Topology(scenario, self.profiles(scenario))
+        self.work(scenario)
+
+    def work(self, scenario: Scenario) -> TraceWork | None:
+        """The trace; what the scenario's own checks look at tells them apart."""
+        work = scenario.workload
+        key = (
+            work.source, work.trace, work.trace_format, work.arrival_scale, work.concurrency,
+            work.rate_per_s, work.warmup_requests, scenario.model.block_tokens,
+        )  # fmt: skip
+        if key not in self._works:
+            self._works[key] = open_work(scenario)
+        return self._works[key]
+
+    def profiles(self, scenario: Scenario) -> dict[str, ProfileModel]:
+        """The measured devices of the tiers that name one."""
+        found = {}
+        for tier in _MEASURED:
+            path = getattr(scenario.tiers, tier).profile
+            if path is None:
+                continue
+            if path not in self._profiles:
+                self._profiles[path] = ProfileModel(read_profile(path))
+            found[tier] = self._profiles[path]
+        return found
+
+
+class _Runs:
+    """The runs of one command. What it opens, `stack` closes."""
+
+    def __init__(
+        self,
+        study: Scenarios,
+        streams: Streams,
+        caught: Interrupts,
+        given: _Given,
+        stack: ExitStack,
+    ) -> None:
+        self._study = study
+        self._caught = caught
+        self._given = given
+        self._points: dict[int, Point] = {}
+        self._seeds: list[int] = []
+        self._ended = self._events = 0
+        self._log = _event_log(study, streams.events, stack)
+        name = study.base.name
+        self._series = _columns_file(streams.series, "--series", name, stack)
+        self._instances = _columns_file(
+            streams.instances, "--per-instance", name, stack, numbered="instance"
+        )
+        self._bar: tqdm[Any] = stack.enter_context(_bar_of(study))
+
+    def go(self) -> None:
+        """Raises NothingEndedError."""
+        try:
+            for point, variant in self._plan():
+                self._one(point, variant)
+        except _StoppedError:
+            if self._log is not None:
+                self._log.rewind()
+        if not self._ended:
+            raise NothingEndedError
+
+    def found(self, took_s: float) -> Found:
+        return Found(
+            variants=[point.row() for _, point in sorted(self._points.items()) if point.runs],
+            seeds=self._seeds, ended=self._ended, events=self._events, took_s=took_s,
+        )  # fmt: skip
+
+    def _plan(self) -> Iterator[tuple[Point, Variant]]:
+        """All variants with the first seed before any with the second: whenever it ends, they can
+        be compared."""
+        every = enumerate(self._study.variants())
+        for place, variant in sorted(every, key=lambda pair: pair[1].repeat):
+            number = place // self._study.seeds + 1
+            if number not in self._points:
+                self._points[number] = self._point(number, variant)
+            yield self._points[number], variant
+
+    def _point(self, number: int, variant: Variant) -> Point:
+        scenario = to_mapping(variant.scenario)
+        return Point(
+            number=number,
+            name=variant.name or variant.scenario.name,
+            values={path: _at(scenario, path) for path in self._study.paths},
+            scenario=scenario,
+        )
+
+    def _one(self, point: Point, variant: Variant) -> None:
+        """One run, and what is kept of it. Raises _StoppedError."""
+        if self._caught.came:
+            raise _StoppedError
+        self._bar.set_description(f"{point.number} {point.name}"[:_LONGEST_NAME])
+        with _named(self._study, variant):
+            outcome = self._simulate(variant)
+        self._ended += 1
+        self._events += outcome.events
+        seed = variant.scenario.seed
+        if seed not in self._seeds:
+            self._seeds.append(seed)
+        kinds = None if self._log is None else self._log.end()
+        columns = _columns_of(outcome)
+        row = run_row(
+            self._ended, seed, facts(outcome), log=kinds, columns=None if point.runs else columns
+        )
+        point.runs.append(row)
+        if self._series is not None:
+            self._series.write(point.key(), row, columns["series"]["columns"])
+        if self._instances is not None:
+            self._instances.write(point.key(), row, columns["instances"])
+
+    def _simulate(self, variant: Variant) -> Outcome:
+        """Raises _StoppedError and what `simulate` raises."""
+        scenario, chain, before = variant.scenario, Chain(), self._bar.n
+
+        def progress(ended: int) -> None:
+            self._bar.update(before + ended - self._bar.n)
+            if self._caught.came:
+                raise _StoppedError
+
+        outcome = simulate(
+            scenario, build_source(scenario, chain, self._given.work(scenario)), chain,
+            on_event=None if self._log is None else self._log.begin(self._ended + 1),
+            progress=progress, profiles=self._given.profiles(scenario),
+        )  # fmt: skip
+        self._bar.update(before + scenario.workload.requests - self._bar.n)
+        return outcome
+
+
+def _at(scenario: Mapping[str, Any], path: str) -> Any:
+    value: Any = scenario
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def _columns_of(outcome: Outcome) -> Row:
+    return {
+        "series": {
+            "interval_ns": outcome.series.interval_ns, "columns": series_columns(outcome),
+        },
+        "instances": instance_columns(outcome),
+    }  # fmt: skip
+
+
+# --- what is written on the way --------------------------------------------------------------
+
+
+def _bar_of(study: Scenarios) -> "tqdm[Any]":
+    """Requests of all runs, off where nobody looks."""
+    requests = sum(variant.scenario.workload.requests for variant in study.variants())
+    return tqdm(
+        total=requests, unit=" requests", unit_scale=True, leave=False,
+        disable=not sys.stderr.isatty(), dynamic_ncols=True,
+    )  # fmt: skip
+
+
+def _event_log(study: Scenarios, path: Path | None, stack: ExitStack) -> EventLog | None:
+    """To a file where one is named; else events are counted alone, if the scenario wants them."""
+    if path is None and not study.base.watch.events:
+        return None
+    file = None if path is None else stack.enter_context(_opened(path, "--events"))
+    return EventLog(file, several=study.size > 1)
+
+
+def _columns_file(
+    path: Path | None, flag: str, name: str, stack: ExitStack, numbered: str | None = None
+) -> ColumnsFile | None:
+    if path is None:
+        return None
+    return ColumnsFile(stack.enter_context(_opened(path, flag)), name, numbered=numbered)
+
+
+@contextmanager
+def _opened(path: Path, flag: str) -> Iterator[BinaryIO]:
+    """A file that stands there when all is well. Raises PlaceError."""
+    try:
+        with open_atomically(path) as file:
+            yield file
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise PlaceError(
+            f"{flag} {path}: it cannot be written ({reason}); name another file"
+        ) from None

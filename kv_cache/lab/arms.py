@@ -1,0 +1,133 @@
+"""What is compared: an eviction policy with an admission policy, each with its own numbers where
+somebody changed them. `regret-aware:regret_weight=0+second-hit:memory=1000` is how one is called.
+
+Numbers are those that the policies themselves take; nothing is known about them here.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.seed import Seed
+from kv_cache.lab.chance import AtRandom
+from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
+from kv_cache.policy.eviction import EVICTION, Eviction
+
+Number = int | float
+
+RANDOM, ALWAYS = "random", "always"
+POLICIES: Sequence[str] = (*EVICTION, RANDOM)
+"""Those of the tiers, and one that no tier has: any block may go."""
+USUAL: Sequence[str] = tuple(name for name in POLICIES if name != "learned")
+"""Without the one that takes some tenths of a millisecond for each eviction."""
+ADMISSIONS: Sequence[str] = tuple(ADMISSION)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A policy of a table, and the numbers that are not its own."""
+
+    name: str
+    numbers: tuple[tuple[str, Number], ...] = ()
+
+    def __str__(self) -> str:
+        return ":".join((self.name, *(f"{name}={number:g}" for name, number in self.numbers)))
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    policy: Named
+    admission: Named = Named(ALWAYS)
+
+    def __str__(self) -> str:
+        if self.admission.name == ALWAYS:
+            return str(self.policy)
+        return f"{self.policy}+{self.admission}"
+
+    @property
+    def plain(self) -> str | None:
+        """The policy's name, if it is just that."""
+        return None if self.policy.numbers or self.admission.name != ALWAYS else self.policy.name
+
+    def eviction(self, room_bytes: int, seed: Seed) -> Eviction:
+        if self.policy.name == RANDOM:
+            return AtRandom(seed.child("evictions"))
+        made: Callable[..., Eviction] = EVICTION[self.policy.name]
+        return made(room_bytes, **dict(self.policy.numbers))
+
+    def gate(self) -> Admission | None:
+        """None where everything is admitted."""
+        if self.admission.name == ALWAYS:
+            return None
+        made: Callable[..., AdmissionRules] = AdmissionRules
+        return ADMISSION[self.admission.name](made(**dict(self.admission.numbers)))
+
+
+def arms_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[Arm]:
+    """Each policy with each admission, of two lists with commas. Raises ConfigError."""
+    evicting = _listed(policies, flags[0], "policy", POLICIES, _numbers_of_policy)
+    admitting = _listed(admissions, flags[1], "admission", ADMISSIONS, _numbers_of_admission)
+    arms = [Arm(policy, admission) for admission in admitting for policy in evicting]
+    for arm in arms:
+        _tried(arm, flags)
+    return arms
+
+
+def _listed(
+    text: str, flag: str, what: str, known: Sequence[str],
+    numbers_of: Callable[[str], Mapping[str, type]],
+) -> list[Named]:  # fmt: skip
+    found: list[Named] = []
+    for part in text.split(","):
+        name, *given = part.strip().split(":")
+        if name not in known:
+            raise ConfigError(f"{flag}: {name!r} is no {what}.{did_you_mean(name, known)}")
+        named = Named(name, tuple(_number(flag, name, each, numbers_of(name)) for each in given))
+        if named in found:
+            raise ConfigError(f"{flag}: {named} stands twice; keep one")
+        found.append(named)
+    return found
+
+
+def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple[str, Number]:
+    """One of a policy's."""
+    key, _, value = text.partition("=")
+    if key not in known:
+        has = f"it has {', '.join(known)}" if known else "it has no numbers to change"
+        raise ConfigError(f"{flag}: {name} has no {key!r}; {has}.{did_you_mean(key, known)}")
+    try:
+        return key, known[key](value)
+    except ValueError:
+        kind = "whole number" if known[key] is int else "number"
+        raise ConfigError(f"{flag}: {name}:{text} must be {key}= and a {kind}") from None
+
+
+@cache
+def _numbers_of_policy(name: str) -> Mapping[str, type]:
+    if name == RANDOM:
+        return {}
+    return {
+        each.name: type(each.default)
+        for each in inspect.signature(EVICTION[name]).parameters.values()
+        if each.kind is each.KEYWORD_ONLY and type(each.default) in (int, float)
+    }
+
+
+def _numbers_of_admission(name: str) -> Mapping[str, type]:
+    if name == ALWAYS:
+        return {}
+    return {each.name: type(each.default) for each in fields(AdmissionRules)}
+
+
+def _tried(arm: Arm, flags: tuple[str, str]) -> None:
+    """Makes it once: what is out of bounds is refused before a trace is read."""
+    for flag, given, make in (
+        (flags[0], arm.policy, lambda: arm.eviction(1, Seed(0))),
+        (flags[1], arm.admission, arm.gate),
+    ):
+        try:
+            make()
+        except ValueError as error:
+            raise ConfigError(f"{flag}: {given}: {error}") from None

@@ -1,0 +1,18 @@
+"""The table of prefetch policies. A new one is one file and one line here."""
+
+from collections.abc import Callable, Mapping
+
+from kv_cache.policy.prefetch.base import Prefetch, PrefetchRules
+from kv_cache.policy.prefetch.next_in_session import NextInSession
+from kv_cache.policy.prefetch.none import Nothing
+from kv_cache.policy.prefetch.successor import Successor
+
+MakePrefetch = Callable[[PrefetchRules], Prefetch]
+
+PREFETCH: Mapping[str, MakePrefetch] = {
+    "none": Nothing,
+    "next-in-session": NextInSession,
+    "successor": Successor,
+}
+
+__all__ = ["PREFETCH", "MakePrefetch", "Prefetch", "PrefetchRules"]

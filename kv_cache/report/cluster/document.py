@@ -1,0 +1,124 @@
+"""The result of `kv-cache.py sim`, schema kv-cache-sim/1: each variant with its runs, the numbers
+over their seeds, and the verdict.
+
+A run is one variant with one seed. Run k of every variant has the same seed. The columns of
+instances and of the series stand in the first run of each variant; `--per-instance` and `--series`
+write those of all.
+"""
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import orjson
+
+from kv_cache import __version__
+from kv_cache.metrics.intervals import mean_interval
+from kv_cache.report.chain import seal
+from kv_cache.report.cluster.judge import CONFIDENCE, verdict, warnings
+from kv_cache.report.cluster.limits import NOT_MODELLED
+from kv_cache.report.cluster.measures import numbers
+from kv_cache.report.reading import SECTION
+
+SCHEMA = "kv-cache-sim/1"
+MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sim/'
+"""How the document of every simulation begins."""
+
+FINISHED, INTERRUPTED = "finished", "interrupted"
+
+Json = Mapping[str, Any]
+
+
+def run_row(
+    run: int, seed: int, facts: Json, *, log: Json | None = None, columns: Json | None = None
+) -> dict[str, Any]:
+    """One run that ended. `log`: how many events of each kind went to the event log; `columns`: its
+    `series` and `instances`."""
+    return {
+        "run": run,
+        "seed": seed,
+        "facts": dict(facts),
+        "event_log": None if log is None else dict(sorted(log.items())),
+        "series": None if columns is None else dict(columns["series"]),
+        "instances": None if columns is None else dict(columns["instances"]),
+    }
+
+
+def variant_row(
+    number: int, name: str, values: Json, scenario: Json, runs: Sequence[Json]
+) -> dict[str, Any]:
+    """A variant with the numbers that its runs have in common. `name` is short and for people,
+    `scenario` the effective one."""
+    return {
+        "variant": number,
+        "name": name,
+        "values": dict(values),
+        "numbers": dict(_numbers([numbers(run["facts"]) for run in runs])),
+        "runs": list(runs),
+        "scenario": dict(scenario),
+    }
+
+
+def _numbers(runs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of every number the value of each run, their mean and its interval. A counter that a run does
+    not have was never touched there: 0; of a number that a run cannot tell there is no interval."""
+    for path in dict.fromkeys(path for run in runs for path in run):
+        values = [run.get(path, 0) for run in runs]
+        known = [value for value in values if value is not None]
+        interval = mean_interval(known, CONFIDENCE) if len(known) == len(values) else None
+        yield (
+            path,
+            {
+                "values": values,
+                "mean": fmean(known) if known else None,
+                "interval": None if interval is None else interval._asdict(),
+            },
+        )
+
+
+def sim_document(
+    *,
+    source: str,
+    argv: Sequence[str],
+    scenario: Json,
+    varied: Sequence[str],
+    seeds: Sequence[int],
+    planned: int,
+    variants: Sequence[Json],
+    interrupted: str | None,
+    preset: str | None,
+) -> dict[str, Any]:
+    """The sealed document. `scenario` is what all variants begin with, `planned` how many runs were
+    wanted, `interrupted` the signal that ended it before."""
+    finished = sum(len(variant["runs"]) for variant in variants)
+    own = {
+        "schema": SCHEMA,
+        "program_version": __version__,
+        "versions": {
+            "python": platform.python_version(), "numpy": np.__version__,
+            "orjson": orjson.__version__,
+        },
+        "driver": "virtual-time",
+        "contains_performance": False,
+        "name": scenario["name"],
+        "question": scenario["question"],
+        "scenario_file": source,
+        "preset": preset,
+        "argv": list(argv),
+        "status": FINISHED if finished == planned else INTERRUPTED,
+        "interrupted": interrupted,
+        "runs": planned,
+        "finished": finished,
+        "seed": seeds[0],
+        "seeds": list(seeds),
+        "confidence": CONFIDENCE,
+        "varied": list(varied),
+        "verdict": verdict(variants, varied),
+        "warnings": warnings(variants),
+        "not_modelled": list(NOT_MODELLED),
+        "config": dict(scenario),
+        "variants": list(variants),
+    }  # fmt: skip
+    return seal({SECTION: own}, {})

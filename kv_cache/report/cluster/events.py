@@ -1,0 +1,85 @@
+"""The event log of simulations as JSON lines, and its only cost: well under 1 us an event.
+
+A line is {"at_ms", "event", "request", "instance"}; where several runs are in one file, "run" is
+first. Events are kept in one flat list and formatted many at a time, with one `%`. Kinds are our
+own words and need no escaping. The file is never longer than what `begin` and the events since have
+made it, and `rewind` takes back what a run wrote that did not end.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import BinaryIO
+
+import numpy as np
+
+OnEvent = Callable[[int, str, int, int], None]
+
+LINES = ('{"at_ms":', '{"run":')
+"""How lines begin."""
+
+_TOGETHER = 1024  # more cost a quarter more: they no longer fit into the processor's cache
+_LINE = '"at_ms":%d.%06d,"event":"%s","request":%d,"instance":%d}\n'
+_NS_PER_MS = 1_000_000
+
+
+class EventLog:
+    """Writes to `file`, which is the caller's to close; without one it counts alone."""
+
+    def __init__(self, file: BinaryIO | None, *, several: bool) -> None:
+        self._file = file
+        self._several = several
+        self._flat: list[int | str] = []
+        self._line = ""
+        self._lines = ""
+        self._kept = 0
+        self.kinds: Counter[str] = Counter()
+
+    def begin(self, run: int) -> OnEvent:
+        """What a run is to call for each of its events. The run before has ended."""
+        assert not self._flat, "the run before was neither ended nor taken back"
+        self._line = f'{{"run":{run},{_LINE}' if self._several else f"{{{_LINE}"
+        self._lines = self._line * _TOGETHER
+        self._keep()
+        self.kinds = Counter()
+        flat, extend, flush, most = self._flat, self._flat.extend, self._flush, 4 * _TOGETHER
+
+        def on_event(at_ns: int, kind: str, number: int, instance: int) -> None:
+            extend((at_ns, kind, number, instance))
+            if len(flat) >= most:
+                flush()
+
+        return on_event
+
+    def end(self) -> Counter[str]:
+        """How many events of each kind the run had. They are kept."""
+        self._flush()
+        self._keep()
+        return self.kinds
+
+    def _keep(self) -> None:
+        self._kept = 0 if self._file is None else self._file.tell()
+
+    def rewind(self) -> None:
+        """As if the run that goes on had not begun."""
+        self._flat.clear()
+        if self._file is not None:
+            self._file.seek(self._kept)
+            self._file.truncate()
+
+    def _flush(self) -> None:
+        """Count and write what is in the list, and empty it."""
+        flat = self._flat
+        if flat:
+            self.kinds.update(flat[1::4])  # type: ignore[arg-type]  # every fourth is a text
+            if self._file is not None:
+                self._file.write(self._formatted(flat))
+            flat.clear()
+
+    def _formatted(self, flat: list[int | str]) -> bytes:
+        count = len(flat) // 4
+        whole, part = np.divmod(np.array(flat[0::4], np.int64), _NS_PER_MS)
+        fields: list[int | str] = [0] * (5 * count)
+        fields[0::5], fields[1::5] = whole.tolist(), part.tolist()
+        fields[2::5], fields[3::5], fields[4::5] = flat[1::4], flat[2::4], flat[3::4]
+        lines = self._lines if count == _TOGETHER else self._line * count
+        return (lines % tuple(fields)).encode()

@@ -1,0 +1,263 @@
+"""Who may be called best, or why nobody can be.
+
+Variants are told apart only where the intervals of their means over seeds do not overlap. There is
+no order at all where too few instances had work (then nothing was under load), and none of caches
+where nearly every miss was the first access to its block (then no cache could have done much), or
+of latencies where requests that were turned away are missing among them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kv_cache.report.cluster.measures import (
+    FINISHED_RATE,
+    GOODPUT,
+    HIGHER,
+    HIT_RATIO,
+    JUDGED,
+    LATENCIES,
+    Measure,
+    number_of,
+)
+
+Json = Mapping[str, Any]
+
+CONFIDENCE = 0.95
+LEAST_SEEDS = 3
+LEAST_ACTIVE = 0.5
+"""Of the instances of each role: with fewer there is no verdict."""
+MOST_COMPULSORY = 0.9
+"""Of the misses of the variant with most of them: from here on caches have no order."""
+MOST_LOST = 0.01
+"""Of the requests of any variant: if more were rejected or aborted, latencies have no order."""
+SKEWED = 2.0
+"""Times the mean: from here on the distribution of requests is worth a warning."""
+
+_OF_CACHES = "tiers."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """By one measure: the number of the best variant, or None, and why in words."""
+
+    measure: Measure
+    best: int | None
+    says: str
+
+
+def headline(variants: Sequence[Json]) -> Measure:
+    """Goodput where something is promised, else the TTFT that 95 % of the requests keep; how many
+    finish where too many do not, and block hits where nothing takes any time."""
+    if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
+        return GOODPUT
+    if _lost(variants) is not None:
+        return FINISHED_RATE
+    ttft = next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
+    return ttft if any(number_of(v, ttft.path) for v in variants) else HIT_RATIO
+
+
+def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
+    """The section of the document. `variants` have their numbers over seeds, `varied` are the
+    options in which they differ."""
+    first = headline(variants)
+    why = no_order(variants, varied)
+    found = [_judged(measure, variants, varied, why) for measure in (first, *_others(first))]
+    return {
+        "by": first.path,
+        "best": found[0].best,
+        "says": found[0].says,
+        "no_order": why,
+        "measures": {
+            each.measure.path: {"best": each.best, "says": each.says}
+            for each in found
+            if any(number_of(variant, each.measure.path) is not None for variant in variants)
+        },
+    }
+
+
+def _others(first: Measure) -> list[Measure]:
+    return [measure for measure in JUDGED if measure is not first]
+
+
+def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
+    """Why these variants have no order by anything; None where they may have one."""
+    if len(variants) < 2:
+        return "there is one variant: nothing to compare it with"
+    seeds = min(len(variant["runs"]) for variant in variants)
+    if seeds < LEAST_SEEDS:
+        many = "1 seed is" if seeds == 1 else f"{seeds} seeds are"
+        return f"{many} fewer than {LEAST_SEEDS}: nothing is known of chance; give --seeds 5"
+    idle = _least(variants, "instances.active_share")
+    if idle is not None and idle[0] < LEAST_ACTIVE:
+        return (
+            f"only {100 * idle[0]:.0f} % of the instances of a role had any request in {_the(idle)}"
+            f", and {100 * LEAST_ACTIVE:.0f} % are needed; ask more, or simulate fewer"
+        )
+    of_caches = varied and all(path.startswith(_OF_CACHES) for path in varied)
+    return _compulsory(variants) if of_caches else None
+
+
+def _compulsory(variants: Sequence[Json]) -> str | None:
+    """Of the variant that misses most; the first accesses are the same for all."""
+    rows = [
+        (number_of(variant, "blocks.missed") or 0.0, number_of(variant, "blocks.compulsory") or 0.0)
+        for variant in variants
+    ]
+    missed, compulsory = max(rows)
+    if not missed:
+        return "no block was missed"
+    share = compulsory / missed
+    if share < MOST_COMPULSORY:
+        return None
+    return f"{100 * share:.1f} % of the worst one's misses are first accesses, which no cache has"
+
+
+def _lost(variants: Sequence[Json]) -> str | None:
+    least = _least(variants, "requests.finished_share")
+    if least is None or 1 - least[0] <= MOST_LOST:
+        return None
+    return (
+        f"{100 * (1 - least[0]):.1f} % of the requests were rejected or aborted in {_the(least)}, "
+        "and latencies are of the others"
+    )
+
+
+def _least(variants: Sequence[Json], path: str) -> tuple[float, int] | None:
+    """The smallest value of a number, with its variant."""
+    values = [
+        (value, variant["variant"])
+        for variant in variants
+        if (value := number_of(variant, path)) is not None
+    ]
+    return min(values, default=None)
+
+
+def _the(found: tuple[float, int]) -> str:
+    return f"variant {found[1]}"
+
+
+def _judged(
+    measure: Measure, variants: Sequence[Json], varied: Sequence[str], why: str | None
+) -> Finding:
+    why = why or (_lost(variants) if measure in LATENCIES else None)
+    why = why or (_compulsory(variants) if measure is HIT_RATIO else None)
+    if why is None:
+        return _ranked(measure, variants)
+    if len(variants) < 2:
+        return Finding(measure=measure, best=None, says=why)
+    return Finding(
+        measure=measure, best=None, says=f"nobody can be called best by {measure.label}: {why}"
+    )
+
+
+# --- intervals -------------------------------------------------------------------------------
+
+
+def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
+    """The best one, if its interval lies beyond those of all others."""
+    rows = [(variant, variant["numbers"].get(measure.path)) for variant in variants]
+    missing = [v["variant"] for v, row in rows if row is None or row["interval"] is None]
+    if missing:
+        says = (
+            f"nobody can be called best by {measure.label}: {_list(missing)} "
+            f"{'has' if len(missing) == 1 else 'have'} no interval of it"
+        )
+        return Finding(measure=measure, best=None, says=says)
+    values = [row["values"] for _, row in rows if row is not None]
+    if all(each == values[0] for each in values):
+        says = f"all variants have the same {measure.label}: {measure.told(rows[0][1])}"
+        return Finding(measure=measure, best=None, says=f"{says} {measure.unit}".rstrip())
+    sign = -1.0 if measure.better == HIGHER else 1.0
+    ranked = sorted(
+        ((sign * row["mean"], _ends(row, sign), variant["variant"], row) for variant, row in rows),
+        key=lambda each: (each[0], each[2]),
+    )
+    _, (_, worst), number, best = ranked[0]
+    others = ranked[1:]
+    near = [other for _, (least, _), other, _ in others if not worst < least]
+    if near:
+        return Finding(measure=measure, best=None, says=_tied(measure, number, near, ranked))
+    return Finding(
+        measure=measure, best=number,
+        says=f"best by {measure.label} is {name_of(variants, number)}: {measure.told(best)} "
+        f"{measure.unit}, the next {measure.told(others[0][3])}; {100 * CONFIDENCE:.0f} % "
+        f"intervals of {len(rows[0][0]['runs'])} seeds do not overlap",
+    )  # fmt: skip
+
+
+def _ends(row: Json, sign: float) -> tuple[float, float]:
+    """The interval, as if smaller were better."""
+    low, high = sign * row["interval"]["low"], sign * row["interval"]["high"]
+    return min(low, high), max(low, high)
+
+
+def _tied(measure: Measure, number: int, near: Sequence[int], ranked: Sequence[Any]) -> str:
+    same = sorted((number, *near))
+    said = (
+        f"nobody can be called best by {measure.label}: the {100 * CONFIDENCE:.0f} % intervals of "
+        f"{_list(same)} overlap"
+    )
+    others = sorted(row[2] for row in ranked if row[2] not in same)
+    if not others:
+        return said
+    return f"{said}; {_list(others)} {'is' if len(others) == 1 else 'are'} worse"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    """`variant 3`, `variants 1, 2 and 3`."""
+    if len(numbers) == 1:
+        return f"variant {numbers[0]}"
+    return f"variants {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def name_of(variants: Sequence[Json], number: int) -> str:
+    """`variant 2 (eviction=arc)`."""
+    name = next(variant["name"] for variant in variants if variant["variant"] == number)
+    return f"variant {number} ({name})" if name else f"variant {number}"
+
+
+# --- warnings --------------------------------------------------------------------------------
+
+
+def warnings(variants: Sequence[Json]) -> list[str]:
+    """What a reader has to know before the numbers, each once, with the variants that it is of."""
+    found: dict[str, list[int]] = {}
+    for variant in variants:
+        for text in (*_of_load(variant), *_of_runs(variant)):
+            found.setdefault(text, []).append(variant["variant"])
+    return [
+        text if len(numbers) == len(variants) else f"{_list(numbers)}: {text}"
+        for text, numbers in found.items()
+    ]
+
+
+def _of_load(variant: Json) -> list[str]:
+    """Of the distribution of requests over instances, and of requests that were lost."""
+    skew, active = (
+        number_of(variant, path) for path in ("instances.skew", "instances.active_share")
+    )
+    finished = number_of(variant, "requests.finished_share")
+    said = []
+    if finished is not None and 1 - finished > MOST_LOST:
+        said.append(
+            f"{100 * (1 - finished):.1f} % of the requests were rejected or aborted: latencies are "
+            "of the others"
+        )
+    if skew is not None and skew >= SKEWED:
+        said.append(
+            f"requests are skewed: one instance had {skew:.1f} times the mean of its role "
+            f"(a warning from {SKEWED:g} on)"
+        )
+    if active is not None and active < LEAST_ACTIVE:
+        said.append(
+            f"only {100 * active:.0f} % of the instances of a role had any request (a warning "
+            f"below {100 * LEAST_ACTIVE:.0f} %): the cluster was not under load"
+        )
+    return said
+
+
+def _of_runs(variant: Json) -> list[str]:
+    """What the simulations themselves warned of."""
+    texts = (text for run in variant["runs"] for text in run["facts"]["warnings"])
+    return list(dict.fromkeys(texts))

@@ -1,0 +1,28 @@
+"""What the simulation of a cluster leaves out, in sentences for whoever is about to believe it."""
+
+NOT_MODELLED = (
+    (
+        "Nothing was measured: every time comes from the peaks, rates, bandwidths and latencies "
+        "of the scenario, or from the profile of a device that it names."
+    ),
+    (
+        "An instance computes by its roofline or by its rates: no kernel is faster or slower "
+        "for a shape, there are no draft tokens, and how its GPUs share a layer is in its peaks "
+        "alone."
+    ),
+    (
+        "Tokenising, HTTP, the router's own time and the engine's CPU time are 0, but for "
+        "step_overhead_us."
+    ),
+    (
+        "A link carries transfers, not packets: no congestion control, no loss, no multipath; "
+        "who shares it shares it by FIFO or in equal parts."
+    ),
+    (
+        "A device below HBM is bandwidth, latency and a queue: no garbage collection, no file "
+        "system, no wear, no throttling."
+    ),
+    "Nothing fails: no instance, node or link goes away, and none is added.",
+    ("Answers have the length that was drawn or recorded; nobody gives up waiting or asks again."),
+    "HBM holds KV state alone: weights and activations are outside of hbm_gib.",
+)

@@ -1,0 +1,152 @@
+"""The numbers of a simulation that people look at, each with its path in the facts of a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, log10
+from typing import Any
+
+Json = Mapping[str, Any]
+
+HIGHER, LOWER = "higher", "lower"
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """`better` is None where neither end is good in itself; a value shown is `scale` times larger
+    than the fact."""
+
+    path: str
+    label: str
+    unit: str = ""
+    better: str | None = None
+    scale: float = 1.0
+
+    def shown(self, value: float | None) -> str:
+        return three(None if value is None else value * self.scale)
+
+    def told(self, row: Json | None) -> str:
+        """A mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
+        if row is None or row["mean"] is None:
+            return NOTHING
+        reach = reach_of(row)
+        if reach is None or reach <= _LEAST_REACH * abs(row["mean"]):
+            return self.shown(row["mean"])
+        return f"{self.shown(row['mean'])}±{_reach(reach * self.scale, row['mean'] * self.scale)}"
+
+
+_LEAST_REACH = 0.001
+
+
+def reach_of(row: Json) -> float | None:
+    """Half of the width of a number's interval."""
+    if row["interval"] is None:
+        return None
+    reach: float = (row["interval"]["high"] - row["interval"]["low"]) / 2
+    return reach
+
+
+def three(value: float | None) -> str:
+    """Three figures that count, and no fewer than stand before the point: 0.0123, 12.3, 1,234."""
+    return NOTHING if value is None else f"{value:,.{_digits(value)}f}"
+
+
+def _digits(value: float) -> int:
+    """Behind the point."""
+    return min(max(2 - floor(log10(abs(value))), 0), 6) if value else 0
+
+
+def _reach(reach: float, mean: float) -> str:
+    """As many digits as the mean has, or one that counts."""
+    digits = _digits(mean)
+    if round(reach, digits):
+        return f"{reach:,.{digits}f}"
+    return f"{reach:.1g}"
+
+
+def _times(name: str, label: str, *percents: str, better: str = LOWER) -> tuple[Measure, ...]:
+    return tuple(
+        Measure(path=f"{name}.{percent}", label=f"{label} {percent}", unit="ms", better=better)
+        for percent in percents
+    )
+
+
+TTFT = _times("ttft_ms", "TTFT", "p50", "p95", "p99")
+ITL = _times("itl_ms", "ITL", "p50", "p99")
+TPOT = _times("tpot_ms", "TPOT", "p50", "p99")
+E2E = _times("e2e_ms", "E2E", "p50", "p99")
+QUEUE = _times("queue_ms", "queue", "p50", "p99")
+LATENCIES = (*TTFT, *ITL, *TPOT, *E2E, *QUEUE)
+
+GOODPUT = Measure(path="goodput.per_s", label="goodput", unit="requests/s", better=HIGHER)
+GOOD_SHARE = Measure(
+    path="goodput.share", label="kept all promises", unit="%", better=HIGHER, scale=100
+)
+FINISHED_RATE = Measure(
+    path="rates.finished_per_s", label="finished", unit="requests/s", better=HIGHER
+)
+TOKEN_RATE = Measure(
+    path="rates.output_tokens_per_s", label="output", unit="tokens/s", better=HIGHER
+)
+HIT_RATIO = Measure(path="blocks.hit_ratio", label="block hits", unit="%", better=HIGHER, scale=100)
+CEILING = Measure(path="blocks.ceiling_ratio", label="ceiling", unit="%", scale=100)
+BUSY = Measure(path="instances.utilisation", label="busy", unit="%", scale=100)
+ACTIVE = Measure(path="instances.active_share", label="active", unit="%", scale=100)
+SKEW = Measure(path="instances.skew", label="skew")
+
+JUDGED = (GOODPUT, GOOD_SHARE, *LATENCIES, FINISHED_RATE, TOKEN_RATE, HIT_RATIO)
+"""Those by which variants may be called better."""
+
+EVERY = (*JUDGED, CEILING, BUSY, ACTIVE, SKEW)
+
+
+# --- facts as flat numbers -------------------------------------------------------------------
+
+
+def leaves(facts: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths of all plain values, in order. Names in facts have no dots of their own but for
+    texts of reasons, which are made unable to break a path."""
+    for name, value in facts.items():
+        path = f"{prefix}{name.replace('.', ' ')}"
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{path}.")
+        elif not isinstance(value, list | tuple):
+            yield path, value
+
+
+def numbers(facts: Json) -> dict[str, float | None]:
+    """The leaves that are numbers, or None where there might be one."""
+    return {
+        path: value
+        for path, value in leaves(facts)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    }
+
+
+def number_of(variant: Json, path: str) -> float | None:
+    """The mean over the seeds of a variant; None where it has none."""
+    row = variant["numbers"].get(path)
+    found: float | None = None if row is None else row["mean"]
+    return found
+
+
+def below(variant: Json, prefix: str) -> list[str]:
+    """The names right below a path among the numbers of a variant, in order."""
+    start = f"{prefix}."
+    names = (path[len(start) :] for path in variant["numbers"] if path.startswith(start))
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def named_below(variants: Sequence[Json], prefix: str) -> list[str]:
+    """The same of several variants together, each name once."""
+    return in_order([name for each in variants for name in below(each, prefix)])
+
+
+_TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Each once; tiers from the fastest on, and others as they come."""
+    once = dict.fromkeys(names)
+    tiers = [name for name in _TIERS if name in once]
+    return [*tiers, *(name for name in once if name not in _TIERS)]

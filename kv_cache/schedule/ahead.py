@@ -1,0 +1,59 @@
+"""What is to be brought up before anybody asks: a short queue, and how many are on their way.
+
+Nobody ever waits for it. Where more is wanted than the queue holds, the oldest wishes are given up:
+they are the least likely to come in time.
+"""
+
+from collections.abc import Iterable
+
+from kv_cache.core.block import Key
+from kv_cache.policy.prefetch import Prefetch
+
+QUEUE = 16
+"""So many requests' wishes may wait."""
+
+
+class Ahead:
+    """At most `slots` blocks are on their way at once; a request adds `most` wishes at most.
+    `nearest`: to the next tier above rather than to the fastest."""
+
+    def __init__(self, policy: Prefetch, *, slots: int, most: int, nearest: bool = False) -> None:
+        self.policy = policy
+        self.nearest = nearest
+        self._slots = slots
+        self._most = most
+        self._queue: dict[Key, None] = {}
+        self.holders = 0
+        self.wanted_blocks = 0
+        self.given_up_blocks = 0
+
+    def want(self, keys: Iterable[Key]) -> None:
+        """Those that can be brought up, the most wanted first."""
+        for key, _ in zip(keys, range(self._most), strict=False):
+            self.wanted_blocks += 1
+            if key in self._queue:
+                self.given_up_blocks += 1
+                continue
+            self._queue[key] = None
+            if len(self._queue) > QUEUE * self._most:
+                del self._queue[next(iter(self._queue))]
+                self.given_up_blocks += 1
+
+    def try_enter(self) -> bool:
+        """Whether one more may be on its way, and there is something to bring."""
+        if not self._queue or self.holders >= self._slots:
+            return False
+        self.holders += 1
+        return True
+
+    def take(self) -> Key | None:
+        """The oldest wish."""
+        if not self._queue:
+            return None
+        key = next(iter(self._queue))
+        del self._queue[key]
+        return key
+
+    def leave(self) -> None:
+        self.holders -= 1
+        assert self.holders >= 0, "more has arrived than was on its way"

@@ -1,0 +1,286 @@
+"""An outcome as plain values: what reports, tables and documents are made of.
+
+Everything here is a number that follows from the counters and samples of `outcome.py` by a formula
+that stands beside it; nothing is judged. Percentiles are exact: the value at rank
+ceil(percent / 100 x count), "nearest rank". Those of gaps between tokens come from buckets, and are
+within 0.2 % (`metrics/histogram.py`). What there is no value of is None, never 0 and never NaN.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_cache.core.units import NS_PER_MS, NS_PER_S
+from kv_cache.metrics.histogram import Histogram, bucket_bounds
+from kv_cache.sim.cluster.outcome import Instances, LinkFacts, Outcome, TierFacts
+
+Plain = dict[str, Any]
+
+PERCENTS = {"p50": "50", "p90": "90", "p95": "95", "p99": "99", "p999": "99.9"}
+"""Decimal text, because 99.9 is no binary number and a rank is exact."""
+
+
+def facts(outcome: Outcome) -> Plain:
+    """All counters of an outcome and what follows from them; columns of instances and of the series
+    are apart (`instance_columns`, `series_columns`)."""
+    samples, window_s = outcome.requests, _window_s(outcome)
+    return {
+        "window_s": window_s,
+        "began_ns": outcome.began_ns,
+        "ended_ns": outcome.ended_ns,
+        "requests": _requests(outcome),
+        "ttft_ms": spread_ms(samples.ttft_ns),
+        "itl_ms": _gaps_ms(outcome.itl_buckets),
+        "tpot_ms": spread_ms(samples.tpot_ns, least=0),
+        "e2e_ms": spread_ms(samples.e2e_ns),
+        "queue_ms": spread_ms(samples.queue_ns),
+        "rates": _rates(outcome, window_s),
+        "goodput": _goodput(outcome, window_s),
+        "tokens": _tokens(outcome),
+        "blocks": _blocks(outcome),
+        "tiers": {tier.name: _tier(tier) for tier in outcome.tiers},
+        "links": {link.kind: _link(link, window_s) for link in outcome.links},
+        "bytes_by_cause": dict(_causes(outcome.links)),
+        "instances": _instances(outcome.instances, window_s),
+        "concurrency_ns": outcome.concurrency_ns,
+        "events": outcome.events,
+        "checks": dict(sorted(outcome.checks.items())),
+        "warnings": list(outcome.warnings),
+    }
+
+
+def instance_columns(outcome: Outcome) -> dict[str, list[Any]]:
+    """One value for each instance in each column."""
+    every = outcome.instances
+    names = (
+        "group", "role", "node", "rack", "requests", "finished", "prefill_tokens", "decode_tokens",
+        "busy_ns", "peak_blocks", "capacity_blocks", "preemptions", "longest_queue",
+    )  # fmt: skip
+    return {name: list(getattr(every, name)) for name in names}
+
+
+def series_columns(outcome: Outcome) -> dict[str, list[int]]:
+    """One value for each instant of the grid in each column."""
+    return {name: list(values) for name, values in outcome.series.columns.items()}
+
+
+def _window_s(outcome: Outcome) -> float:
+    """From the first measured arrival to the last end."""
+    return max(0, outcome.ended_ns - outcome.began_ns) / NS_PER_S
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+# --- samples ---------------------------------------------------------------------------------
+
+
+def spread_ms(values: "array[int]", least: int | None = None) -> Plain:
+    """Count, mean, percentiles and largest of times, in ms; values below `least` are none."""
+    some = _numbers(values)
+    if least is not None:
+        some = some[some >= least]
+    ranked = np.sort(some)
+    count = len(ranked)
+    mean = float(ranked.sum(dtype=np.float64)) / count / NS_PER_MS if count else None
+    named = {name: _at_rank(ranked, percent) for name, percent in PERCENTS.items()}
+    return {"count": count, "mean": mean, **named, "max": _at_rank(ranked, "100")}
+
+
+def _at_rank(ranked: npt.NDArray[np.int64], percent: str) -> float | None:
+    if not len(ranked):
+        return None
+    rank = max(1, ceil(Fraction(percent) * len(ranked) / 100))
+    return float(ranked[rank - 1]) / NS_PER_MS
+
+
+def _numbers(values: "array[int]") -> npt.NDArray[np.int64]:
+    return np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
+
+
+def _gaps_ms(buckets: Mapping[int, int]) -> Plain:
+    """The same of values that are counted by bucket: ends and sum are those of the buckets."""
+    gaps = _histogram(buckets)
+    if not gaps.count:
+        return spread_ms(array("q"))
+    percents = [float(percent) for percent in (*PERCENTS.values(), "100")]
+    found = [ns / NS_PER_MS for ns in gaps.percentiles(percents)]
+    named = dict(zip((*PERCENTS, "max"), found, strict=True))
+    return {"count": gaps.count, "mean": gaps.total / gaps.count / NS_PER_MS, **named}
+
+
+def _histogram(buckets: Mapping[int, int]) -> Histogram:
+    some = {bucket: count for bucket, count in sorted(buckets.items()) if count}
+    if not some:
+        return Histogram()
+    total = sum(sum(bucket_bounds(bucket)) * count for bucket, count in some.items()) // 2
+    return Histogram.from_json(
+        {
+            "buckets": some.items(), "count": sum(some.values()), "sum": total,
+            "min": bucket_bounds(min(some))[0], "max": bucket_bounds(max(some))[1],
+        }
+    )  # fmt: skip
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+def _requests(outcome: Outcome) -> Plain:
+    """The reasons count all requests, as `arrived` and `finished` do; `measured` those behind the
+    warm-up."""
+    every = outcome.requests
+    return {
+        "arrived": every.arrived,
+        "finished": every.finished,
+        "rejected": every.rejected.total(),
+        "aborted": every.aborted.total(),
+        "rejected_why": dict(sorted(every.rejected.items())),
+        "aborted_why": dict(sorted(every.aborted.items())),
+        "measured_arrived": every.measured_arrived,
+        "measured_finished": every.measured_finished,
+        "finished_share": _share(every.measured_finished, every.measured_arrived),
+        "preemptions": every.preemptions,
+    }
+
+
+def _rates(outcome: Outcome, window_s: float) -> Plain:
+    """Of the measured requests that finished, a second of the window."""
+    every = outcome.requests
+    return {
+        "finished_per_s": _share(every.measured_finished, window_s),
+        "prompt_tokens_per_s": _share(sum(every.prompt_tokens), window_s),
+        "output_tokens_per_s": _share(sum(every.output_tokens), window_s),
+    }
+
+
+def _goodput(outcome: Outcome, window_s: float) -> Plain:
+    """Requests that finished and kept all that was promised: a second, and of all that arrived.
+    Where nothing is promised there is no goodput."""
+    promise, every = outcome.scenario.promise, outcome.requests
+    limits = {"ttft_ms": promise.ttft_ms, "tpot_ms": promise.tpot_ms, "e2e_ms": promise.e2e_ms}
+    promised = {name: limit for name, limit in limits.items() if limit}
+    return {
+        "promised": promised,
+        "good": every.good if promised else None,
+        "per_s": _share(every.good, window_s) if promised else None,
+        "share": _share(every.good, every.measured_arrived) if promised else None,
+    }
+
+
+def _tokens(outcome: Outcome) -> Plain:
+    every = outcome.requests
+    prompt, hit = sum(every.prompt_tokens), sum(every.hit_tokens)
+    return {
+        "prompt": prompt,
+        "output": sum(every.output_tokens),
+        "hit": hit,
+        "hit_ratio": _share(hit, prompt),
+    }
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def _blocks(outcome: Outcome) -> Plain:
+    """`compulsory`: blocks that nobody had asked for before; `compulsory_of_missed`: their share of
+    what was missed, at most 1 (a cache may also miss what an unlimited one has)."""
+    blocks, names = outcome.blocks, [tier.name for tier in outcome.tiers]
+    hits = {name: blocks.hits[name] for name in dict.fromkeys((*names, *blocks.hits))}
+    missed, compulsory = blocks.looked_up - blocks.hit, blocks.looked_up - blocks.ceiling
+    return {
+        "looked_up": blocks.looked_up,
+        "hit": blocks.hit,
+        "missed": missed,
+        "ceiling": blocks.ceiling,
+        "compulsory": compulsory,
+        "recomputed": blocks.recomputed,
+        "hits": hits,
+        "hit_ratio": _share(blocks.hit, blocks.looked_up),
+        "ceiling_ratio": _share(blocks.ceiling, blocks.looked_up),
+        "hit_ratios": {name: _share(count, blocks.looked_up) for name, count in hits.items()},
+        "compulsory_of_missed": _share(compulsory, missed),
+    }
+
+
+def _tier(tier: TierFacts) -> Plain:
+    names = (
+        "scope", "places", "possible", "capacity_blocks", "used_blocks", "peak_blocks", "stored",
+        "evicted", "dropped", "not_stored", "prefetched", "prefetch_useful", "prefetch_late",
+        "prefetch_wasted",
+    )  # fmt: skip
+    return {name: getattr(tier, name) for name in names}
+
+
+def _link(link: LinkFacts, window_s: float) -> Plain:
+    """Utilisation: busy time over the window and all servers; of the busiest link alone too. Links
+    that were never used are not in the mean."""
+    each_s = link.servers * window_s
+    return {
+        "links": link.links,
+        "servers": link.servers,
+        "transfers": link.transfers,
+        "bytes": link.bytes_by_cause.total(),
+        "bytes_by_cause": dict(sorted(link.bytes_by_cause.items())),
+        "busy_s": link.busy_ns / NS_PER_S,
+        "utilisation": _share(link.busy_ns / NS_PER_S, link.links * each_s),
+        "busiest": link.busiest,
+        "busiest_utilisation": _share(link.busiest_ns / NS_PER_S, each_s),
+    }
+
+
+def _causes(links: Iterable[LinkFacts]) -> Counter[str]:
+    """Bytes on links by cause: each byte once for every link that it crossed."""
+    total: Counter[str] = Counter()
+    for link in links:
+        total.update(link.bytes_by_cause)
+    return Counter(dict(sorted(total.items())))
+
+
+# --- instances -------------------------------------------------------------------------------
+
+
+def _instances(every: Instances, window_s: float) -> Plain:
+    """Of all, and of each role, for prefill and decode are not asked alike: `active_share` is the
+    least of the roles' and `skew` the largest."""
+    roles = {role: _of_role(every, role, window_s) for role in sorted(set(every.role))}
+    return {
+        "count": len(every.role),
+        "active": sum(row["active"] for row in roles.values()),
+        "active_share": min((row["active_share"] for row in roles.values()), default=None),
+        "skew": max((row["skew"] for row in roles.values() if row["skew"] is not None),
+                    default=None),
+        "utilisation": _share(sum(every.busy_ns) / NS_PER_S, len(every.role) * window_s),
+        "longest_queue": max(every.longest_queue, default=0),
+        "roles": roles,
+    }  # fmt: skip
+
+
+def _of_role(every: Instances, role: str, window_s: float) -> Plain:
+    """`active`: those with any request; `skew`: the most requests of one over the mean of all."""
+    some = [place for place, name in enumerate(every.role) if name == role]
+    requests = _picked(every.requests, some)
+    busy_s = [ns / NS_PER_S for ns in _picked(every.busy_ns, some)]
+    active, total = sum(map(bool, requests)), sum(requests)
+    return {
+        "count": len(some),
+        "active": active,
+        "active_share": active / len(some),
+        "requests": total,
+        "skew": _share(max(requests) * len(some), total),
+        "utilisation": _share(sum(busy_s), len(some) * window_s),
+        "busiest_utilisation": _share(max(busy_s), window_s),
+        "prefill_tokens": sum(_picked(every.prefill_tokens, some)),
+        "decode_tokens": sum(_picked(every.decode_tokens, some)),
+        "preemptions": sum(_picked(every.preemptions, some)),
+    }
+
+
+def _picked(column: Sequence[int], places: Sequence[int]) -> list[int]:
+    return [column[place] for place in places]

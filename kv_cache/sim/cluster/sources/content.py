@@ -1,0 +1,135 @@
+"""What the rows of a trace ask for, as nodes of the chain.
+
+Rows with hash ids share exactly what the trace says: an id is a run of its whole blocks, and what
+is behind the last whole block is nobody's. The turns of a session have its history, and the answer
+of a turn belongs to it where it was given and fits into the next prompt. Rows with neither share
+nothing. Nothing is known of an answer in a trace with hash ids, so it has no node there.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from kv_cache.core.request import Request
+from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.workload.asking import MOST_CONVERSATIONS
+from kv_cache.workload.formats.row import TraceRow
+
+_NO_ANSWER = -1
+
+
+class Meant(NamedTuple):
+    """The content of one request, and where it stands."""
+
+    session: int
+    turn: int
+    prompt_tokens: int
+    output_tokens: int
+    leaf: int
+    answer_leaf: int
+
+
+class _History:
+    """What a session has said: its last prompt and answer."""
+
+    __slots__ = ("answer_leaf", "answered", "id", "leaf", "output", "prompt", "turns")
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.turns = 0
+        self.prompt = self.output = 0
+        self.leaf = ROOT
+        self.answer_leaf = _NO_ANSWER
+        self.answered = False
+
+
+class Content:
+    """`own` is the length of the trace's blocks, a multiple of `block_tokens`; 0 where it has none.
+
+    A session is called by the number of its first request. One that is silent while
+    `MOST_CONVERSATIONS` others speak begins anew.
+    """
+
+    def __init__(self, chain: Chain, block_tokens: int, own: int) -> None:
+        self._chain = chain
+        self._size = block_tokens
+        self._blocks_of_id = own // block_tokens
+        self._known: OrderedDict[str, _History] = OrderedDict()
+
+    def of(self, row: TraceRow, number: int, *, goes_on: bool) -> Meant:
+        """The content of the row that is asked as request `number`, when it is asked. An answer has
+        at least one token: prefill gives it."""
+        output = max(1, row.output_tokens)
+        if row.request is not None:
+            return self._recorded(row.request, number)
+        if row.session is None:
+            leaf = ROOT if row.hash_ids is None else self._hashed(row, row.hash_ids)
+            return Meant(number, 0, row.prompt_tokens, output, leaf, _NO_ANSWER)
+        history = self._history(row.session, number)
+        history.turns += 1
+        turn = history.turns - 1
+        if row.hash_ids is not None:
+            leaf = self._hashed(row, row.hash_ids)
+            return Meant(history.id, turn, row.prompt_tokens, output, leaf, _NO_ANSWER)
+        if not goes_on:
+            return Meant(history.id, turn, row.prompt_tokens, output, ROOT, _NO_ANSWER)
+        self._say(history, row, output)
+        return Meant(history.id, turn, history.prompt, output, history.leaf, history.answer_leaf)
+
+    def answered(self, session: str | None) -> None:
+        """The last prompt of a session got its answer."""
+        history = None if session is None else self._known.get(session)
+        if history is not None:
+            history.answered = True
+
+    def _history(self, session: str, number: int) -> _History:
+        known = self._known
+        history = known.get(session)
+        if history is None:
+            history = known[session] = _History(number)
+            if len(known) > MOST_CONVERSATIONS:
+                known.popitem(last=False)
+        known.move_to_end(session)
+        return history
+
+    def _say(self, history: _History, row: TraceRow, output: int) -> None:
+        """The next turn of a session. A prompt that is shorter than the one before cannot contain
+        it: the context was cut, and what follows is content of its own."""
+        said = history.prompt + history.output
+        prompt = said + row.prompt_tokens if row.adds else row.prompt_tokens
+        before = history.leaf
+        if prompt < history.prompt:
+            before = ROOT
+        elif history.answered and prompt >= said and history.answer_leaf != _NO_ANSWER:
+            before = history.answer_leaf
+        history.leaf = self._grown(before, prompt)
+        history.answer_leaf = self._grown(history.leaf, prompt + output - 1)
+        history.prompt, history.output, history.answered = prompt, row.output_tokens, False
+
+    def _grown(self, node: int, tokens: int) -> int:
+        return self._chain.fresh(node, tokens // self._size - self._chain.end(node))
+
+    def _hashed(self, row: TraceRow, hash_ids: tuple[int | str, ...]) -> int:
+        """The prompt's whole blocks: those of the ids, and behind them what has none."""
+        chain, per, left = self._chain, self._blocks_of_id, row.prompt_tokens // self._size
+        node = ROOT
+        for name in hash_ids:
+            blocks = min(per, left)
+            if not blocks:
+                break
+            key: object = (row.scope, name) if row.scope else name
+            node = chain.named(node, key if blocks == per else (key, blocks), blocks)
+            left -= blocks
+        return chain.fresh(node, left) if left else node
+
+    def _recorded(self, request: Request, number: int) -> Meant:
+        """What a run of the benchmark asked, block by block."""
+        chain, tokens, node = self._chain, 0, ROOT
+        for block in request.blocks:
+            tokens += block.tokens
+            node = chain.named(node, block.key, tokens // self._size - chain.end(node))
+        tokens += request.tail_tokens
+        node = chain.fresh(node, tokens // self._size - chain.end(node))
+        history = self._history(request.conversation, number)
+        history.turns += 1
+        output = max(1, request.output_tokens)
+        return Meant(history.id, history.turns - 1, tokens, output, node, _NO_ANSWER)

@@ -1,0 +1,178 @@
+"""Traces: their rows as the benchmark replays them, with the content that they say they share.
+
+Rows with instants come at those, but never before the answers that they wait for; the sessions of
+a grouped format begin as drawn ones do, and go on as they are answered.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import groupby, islice
+
+from kv_cache.config.scenario import WorkloadSection
+from kv_cache.core.seed import Seed
+from kv_cache.sim.cluster.asks import Ask
+from kv_cache.sim.cluster.sources.content import Content
+from kv_cache.sim.cluster.sources.draws import Stream, gaps_ns
+from kv_cache.workload.asking import Courses
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.replay import Due, Links, earliest_ns, linked, paced
+from kv_cache.workload.sessions import RowAsk, RowSession, rows_before
+
+_BULK = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    arrival_scale: float
+    speedup: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A row that was read, and when it is due."""
+
+    row: TraceRow
+    ordinal: int
+    due_ns: int
+    goes_on: bool
+    think_ns: int
+    names: tuple[str, ...]
+    after: set[int] = field(default_factory=set)
+
+    def delay(self, until_ns: int) -> None:
+        self.due_ns = max(self.due_ns, until_ns)
+
+
+class TracedRows:
+    """Rows that stand in the order of their instants, or in the order in which they are asked where
+    they have none (`timed` false): then they begin as single requests do."""
+
+    def __init__(
+        self,
+        rows: Iterable[TraceRow],
+        work: WorkloadSection,
+        content: Content,
+        seed: Seed,
+        *,
+        timed: bool,
+    ) -> None:
+        self._rows = islice(rows, work.requests)
+        self._content = content
+        self._scale = _Scale(arrival_scale=work.arrival_scale)
+        self._arrivals = None if timed else arrivals(work.rate_per_s, seed)
+        self._courses = Courses()
+        self._links: Links[_Entry] = Links()
+        self._asked: dict[int, _Entry] = {}
+
+    def first(self) -> Iterator[Ask]:
+        ready: list[tuple[int, int, _Entry]] = []
+        for ordinal, (from_ns, due) in enumerate(self._due()):
+            while ready and ready[0][0] <= from_ns:
+                yield self._ask(heappop(ready)[2])
+            names, after = linked(due.row)
+            goes_on = self._courses.goes_on(due.row)
+            think_ns = due.row.think_ns or 0
+            entry = _Entry(due.row, ordinal, due.due_ns, goes_on, think_ns, names)
+            if not self._links.add(entry, after):
+                heappush(ready, (entry.due_ns, ordinal, entry))
+        while ready:
+            yield self._ask(heappop(ready)[2])
+
+    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+        entry = self._asked.pop(ask.number)
+        if answered:
+            self._content.answered(entry.row.session)
+        freed = self._links.answered(entry.ordinal, entry.names, ended_ns)
+        return tuple(self._ask(free) for free in freed)
+
+    def _due(self) -> Iterator[tuple[int, Due]]:
+        """Each row, and an instant before which neither it nor any behind it is due."""
+        if self._arrivals is not None:
+            for at_ns, row in zip(self._arrivals, self._rows, strict=False):
+                yield at_ns, Due(at_ns, row)
+            return
+        for due in paced(self._rows, self._scale):
+            yield earliest_ns(due.row, self._scale), due
+
+    def _ask(self, entry: _Entry) -> Ask:
+        self._asked[entry.ordinal] = entry
+        meant = self._content.of(entry.row, entry.ordinal, goes_on=entry.goes_on)
+        return Ask(entry.ordinal, meant.session, meant.turn, entry.due_ns, *meant[2:])
+
+
+class TracedSessions:
+    """Sessions of a grouped format: `concurrency` users with one after the other, or beginnings at
+    a rate."""
+
+    def __init__(
+        self, rows: Iterable[TraceRow], work: WorkloadSection, content: Content, seed: Seed
+    ) -> None:
+        self._sessions = groupby(islice(rows, work.requests), key=lambda row: row.session)
+        self._users = work.concurrency
+        self._arrivals = arrivals(work.rate_per_s, seed)
+        self._content = content
+        self._courses = Courses()
+        self._read = 0
+        self._asked: dict[int, tuple[RowSession, int]] = {}
+
+    def first(self) -> Iterator[Ask]:
+        """Several rows of a session may wait for nobody, and come later than the next beginning."""
+        ready: list[tuple[int, int, RowSession, int]] = []
+        begun = islice(self._begin(), self._users or None)
+        for session in begun:
+            while ready and ready[0][0] <= session.begin_ns:
+                yield self._pop(ready)
+            for at_ns, index in session.first():
+                heappush(ready, (at_ns, session.asks[index].ordinal, session, index))
+        while ready:
+            yield self._pop(ready)
+
+    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+        session, index = self._asked.pop(ask.number)
+        if answered:
+            self._content.answered(session.asks[index].row.session)
+        freed = [(session, *free) for free in session.answered(index, ended_ns)]
+        if self._users and not session.left:
+            for follower in islice(self._begin(ended_ns), 1):
+                freed += [(follower, *free) for free in follower.first()]
+        return tuple(self._ask(of, at_ns, other) for of, at_ns, other in freed)
+
+    def _begin(self, now_ns: int = 0) -> Iterator[RowSession]:
+        for _, rows in self._sessions:
+            at_ns = now_ns if self._users else next(self._arrivals)
+            yield RowSession(at_ns, self._asks(list(rows)))
+
+    def _asks(self, rows: list[TraceRow]) -> list[RowAsk]:
+        named: dict[str, int] = {}
+        asks = []
+        for index, row in enumerate(rows):
+            goes_on = self._courses.goes_on(row)
+            before = rows_before(row, index, named)
+            asks.append(RowAsk(row, goes_on, self._read, row.at_ns, row.think_ns, before))
+            self._read += 1
+            if row.name is not None:
+                named[row.name] = index
+        if rows and rows[0].session is not None:
+            self._courses.forget(rows[0].session)
+        return asks
+
+    def _pop(self, ready: list[tuple[int, int, RowSession, int]]) -> Ask:
+        at_ns, _, session, index = heappop(ready)
+        return self._ask(session, at_ns, index)
+
+    def _ask(self, session: RowSession, at_ns: int, index: int) -> Ask:
+        ask = session.asks[index]
+        self._asked[ask.ordinal] = (session, index)
+        meant = self._content.of(ask.row, ask.ordinal, goes_on=ask.goes_on)
+        return Ask(ask.ordinal, meant.session, meant.turn, at_ns, *meant[2:])
+
+
+def arrivals(rate_per_s: float, seed: Seed) -> Iterator[int]:
+    """The instants of a Poisson process, without end."""
+    stream = Stream(seed.child("gaps"))
+    at_ns = 0
+    while True:
+        for gap in gaps_ns(stream.take(_BULK), rate_per_s).tolist():
+            at_ns += gap
+            yield at_ns

@@ -1,0 +1,332 @@
+"""`kv-cache.py sim` as a user starts it: shipped and own scenarios, every file that it writes,
+signals, bad input."""
+
+import csv
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.cli import main
+from kv_cache.config.scenarios import scenario_names
+from tests.cli import command, environment, run, start
+from tests.screen import Terminal
+from tests.traces import shared_trace
+
+OWN = """\
+name: pool
+question: How large should the DRAM be?
+workload: {requests: 60, warmup_requests: 5, rate_per_s: 4, think_s: [1, 5], context_tokens: 1024}
+topology: {instances_per_node: 2}
+instances: {gpu: {count: 2, hbm_gib: 4}}
+tiers: {dram: {capacity_gib: 16}}
+promise: {ttft_ms: 400}
+vary: {tiers.dram.capacity_gib: [4, 64]}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pool.yaml").write_text(OWN)
+    return tmp_path
+
+
+def sim(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """The document's own section."""
+    capsys.readouterr()
+    assert main(["sim", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=_refuse)["kv_cache"]
+
+
+def _refuse(text: str) -> None:
+    raise AssertionError(text)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The sentence."""
+    capsys.readouterr()
+    assert main(["sim", *map(str, words)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def log(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- what it does ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_shipped_scenario_runs_as_smoke(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = sim(capsys, name, "--preset", "smoke")
+    assert (own["name"], own["preset"], own["status"]) == (name, "smoke", "finished")
+    for variant in own["variants"]:
+        for each in variant["runs"]:
+            found = each["facts"]
+            every = found["requests"]
+            assert every["arrived"] == sum(
+                every[how] for how in ("finished", "rejected", "aborted")
+            )
+            assert found["blocks"]["hit"] <= found["blocks"]["looked_up"]
+            assert found["checks"]["end"] >= 1
+
+
+def test_the_list_names_every_scenario_with_its_question(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sim", "--list"]) == 0
+    out = capsys.readouterr().out
+    for name in scenario_names():
+        assert f"\n{name} " in f"\n{out}"
+    assert "smoke 7" in out
+
+
+def test_what_is_printed_is_a_scenario_that_loads(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "--print"]) == 0
+    assert "\nmodel:\n" in capsys.readouterr().out
+    for words in (("pool.yaml", "--set", "workload.requests=30"), ("b13", "--preset", "smoke")):
+        assert main(["sim", *words, "--print"]) == 0
+        (here / "again.yaml").write_text(capsys.readouterr().out)
+        own = sim(capsys, *words)["config"]
+        assert sim(capsys, "again.yaml")["config"] == own
+
+
+def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sim", "--help"])
+    out = capsys.readouterr().out
+    assert "kv-cache.py sim single-node --preset smoke" in out
+    assert all(name in out for name in scenario_names())
+
+
+def test_the_same_command_gives_the_same_bytes_in_any_process(here: Path) -> None:
+    words = ("sim", "pool.yaml", "--output=R.json", "--events=e.jsonl", "--csv=r.csv")
+    found = []
+    for seed in ("1", "2"):
+        os.environ["PYTHONHASHSEED"] = seed
+        try:
+            assert run(here, *words).code == 0
+        finally:
+            del os.environ["PYTHONHASHSEED"]
+        found.append([(here / name).read_bytes() for name in ("R.json", "e.jsonl", "r.csv")])
+    assert found[0] == found[1]
+
+
+def test_every_file_is_written_and_they_agree(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--output", "R.json", "--csv", "r.csv", "--events", "e.jsonl", "--series", "s.csv",
+             "--per-instance", "i.csv", "--html", "p.html")  # fmt: skip
+    assert main(["sim", "pool.yaml", "--seeds", "3", *words]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{name}\n" in out for name in words[1::2])
+    own = json.loads((here / "R.json").read_bytes())["kv_cache"]
+    runs = {run["run"]: run for variant in own["variants"] for run in variant["runs"]}
+    assert sorted(runs) == list(range(1, 7))
+    rows = table(here / "r.csv")
+    assert {int(row["run"]): float(row["ttft_ms.p95"]) for row in rows} == {
+        number: run["facts"]["ttft_ms"]["p95"] for number, run in runs.items()
+    }
+    events = log(here / "e.jsonl")
+    for number, of_run in runs.items():
+        kinds = Counter(event["event"] for event in events if event["run"] == number)
+        assert dict(kinds) == of_run["event_log"]
+        requests = of_run["facts"]["requests"]
+        assert (kinds["arrival"], kinds["finish"]) == (requests["arrived"], requests["finished"])
+    instances = table(here / "i.csv")
+    assert len(instances) == 12
+    assert {row["run"] for row in table(here / "s.csv")} == set("123456")
+    assert "best by" in out or "nobody can be called best" in out
+    assert (here / "p.html").read_text().startswith("<!doctype html>")
+    assert not list(here.glob(".kv-cache-*"))
+
+
+def test_one_run_has_a_log_without_run_numbers(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = sim(capsys, "pool.yaml", "--set", "tiers.dram.capacity_gib=8", "--events", "e.jsonl")
+    assert (own["runs"], own["varied"]) == (1, [])
+    first = log(here / "e.jsonl")[0]
+    assert list(first) == ["at_ms", "event", "request", "instance"]
+    assert first["event"] == "arrival"
+
+
+def test_a_scenario_that_watches_events_counts_them_without_a_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = sim(capsys, "pool.yaml", "--set", "watch.events=true")
+    kinds = own["variants"][0]["runs"][0]["event_log"]
+    assert kinds["arrival"] == kinds["finish"] == 60
+
+
+def test_runs_go_through_all_variants_before_the_second_seed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = sim(capsys, "pool.yaml", "--seeds", "2")
+    assert [[run["run"] for run in v["runs"]] for v in own["variants"]] == [[1, 3], [2, 4]]
+    assert own["seeds"] == [run["seed"] for run in own["variants"][0]["runs"]]
+    assert [v["values"] for v in own["variants"]] == [
+        {"tiers.dram.capacity_gib": 4.0}, {"tiers.dram.capacity_gib": 64.0},
+    ]  # fmt: skip
+
+
+def test_a_real_trace_is_simulated(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = shared_trace("mooncake_conversation_6000.jsonl")
+    (here / "traced.yaml").write_text(
+        f"name: traced\nmodel: {{block_tokens: 512}}\nworkload: {{source: trace, trace: '{path}', "
+        "requests: 200}\ninstances: {gpu: {count: 4, hbm_gib: 80}}\n"
+    )
+    own = sim(capsys, "traced.yaml")
+    assert own["variants"][0]["runs"][0]["facts"]["requests"]["arrived"] == 200
+
+
+# --- what others do with it ------------------------------------------------------------------
+
+
+def test_report_plot_and_verify_know_the_result(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "pool.yaml", "--output", "R.json", "--html", "a.html"]) == 0
+    assert main(["report", "R.json", "-o", "b.html"]) == 0
+    assert (here / "b.html").read_text().count("Simulated cluster") >= 1
+    assert main(["verify", "R.json"]) == 0
+    if find_spec("matplotlib") is not None:
+        assert main(["plot", "R.json", "-o", "b.svg"]) == 0
+        assert main(["sim", "pool.yaml", "--plot", "a.svg"]) == 0
+        assert (here / "a.svg").read_bytes() == (here / "b.svg").read_bytes()
+    capsys.readouterr()
+    text = (here / "R.json").read_text()
+    (here / "R.json").write_text(text.replace('"good": ', '"good": 1', 1))
+    assert main(["verify", "R.json"]) == 2
+
+
+def test_what_it_wrote_it_may_write_again_and_nothing_else(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("pool.yaml", "--output", "R.json", "--csv", "r.csv", "--events", "e.jsonl",
+             "--series", "s.csv", "--per-instance", "i.csv", "--html", "p.html")  # fmt: skip
+    assert main(["sim", *words]) == main(["sim", *words]) == 0
+    (here / "notes").write_text("mine")
+    for flag in ("--output", "--csv", "--events", "--series", "--per-instance", "--html"):
+        assert "name another" in refused(capsys, "pool.yaml", flag, "notes")
+    assert (here / "notes").read_text() == "mine"
+
+
+# --- signals ---------------------------------------------------------------------------------
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.005)
+
+
+def log_bytes(here: Path) -> int:
+    """Of the unfinished event log."""
+    return max((path.stat().st_size for path in here.glob(".kv-cache-*.tmp")), default=0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_the_runs_that_ended(here: Path, number: int, code: int) -> None:
+    process = start(here, ["sim", "pool.yaml", "--seeds", "500", "--output", "R.json", "--csv",
+                           "r.csv", "--events", "e.jsonl"])  # fmt: skip
+    wait_for(lambda: log_bytes(here) > 300_000)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"ended by {signal.Signals(number).name}" in out
+    own = json.loads((here / "R.json").read_bytes())["kv_cache"]
+    assert (own["status"], own["runs"]) == ("interrupted", 1000)
+    ended = {run["run"] for variant in own["variants"] for run in variant["runs"]}
+    assert own["finished"] == len(ended) >= 1
+    assert {int(row["run"]) for row in table(here / "r.csv")} == ended
+    finished = Counter(
+        event["run"] for event in log(here / "e.jsonl")
+        if event["event"] == "finish"
+    )  # fmt: skip
+    assert finished == dict.fromkeys(ended, 60)
+    assert not list(here.glob(".kv-cache-*"))
+
+
+def test_a_signal_before_any_run_has_ended_leaves_nothing(here: Path) -> None:
+    (here / "long.yaml").write_text(OWN.replace("requests: 60", "requests: 50000"))
+    process = start(here, ["sim", "long.yaml", "--output", "R.json", "--events", "e.jsonl"])
+    wait_for(lambda: log_bytes(here) > 100_000)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err == "kv-cache: interrupted before any run had ended; nothing is written\n"
+    assert sorted(path.name for path in here.iterdir()) == ["long.yaml", "pool.yaml", "small.yaml"]
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "no scenario is given"),
+        (("pol.yaml",), "no scenario file 'pol.yaml'"),
+        (("single-nod",), "Did you mean 'single-node'?"),
+        (("pool.yaml", "--preset", "huge"), "--preset huge"),
+        (("pool.yaml", "--seeds", "0"), "--seeds 0"),
+        (("pool.yaml", "--seeds", "2", "--set", "seeds=3"), "keep one of them"),
+        (("pool.yaml", "--set", "tiers.drum.capacity_gib=1"), "Did you mean 'dram'?"),
+        (("pool.yaml", "--set", "workload.requests=many"), "a whole number"),
+        (("pool.yaml", "--set", "topology.instances_per_node=1"), "place"),
+        (("pool.yaml", "--output", "R.json", "--csv", "R.json"), "also --output's file"),
+        (("pool.yaml", "--html", "pool.yaml"), "the scenario's file"),
+        (("pool.yaml", "--plot", "p.gif"), "does not end in .svg"),
+        (("pool.yaml", "--csv", "none/r.csv"), "there is no directory none"),
+        (("pool.yaml", "--outptu", "x"), "sim --help"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    words: tuple[str, ...], says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refused(capsys, *words)
+    assert [path.name for path in here.iterdir()] == ["pool.yaml"]
+
+
+def test_a_trace_that_is_not_there_is_refused_before_anything_runs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "t.yaml").write_text(
+        "workload: {source: trace, trace: none.jsonl}\ninstances: {gpu: {count: 1}}\n"
+    )
+    assert "none.jsonl" in refused(capsys, "t.yaml", "--output", "R.json")
+    assert not (here / "R.json").exists()
+
+
+# --- progress --------------------------------------------------------------------------------
+
+
+def test_there_is_a_bar_on_a_terminal_and_none_elsewhere(here: Path) -> None:
+    assert run(here, "sim", "pool.yaml").err == ""
+    terminal = Terminal(command("sim", "pool.yaml", "--seeds", "8"), here, environment())
+    code, out = terminal.finish()
+    assert code == 0
+    assert "runs      16 of 16 ended" in out
+    assert "requests" in terminal.told
+    assert "dram.capacity_gib=64" in terminal.told
+    assert terminal.screen.text == []

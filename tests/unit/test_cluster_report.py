@@ -1,0 +1,528 @@
+"""What is told of simulations: facts, verdicts, tables, the event log, the page and the picture."""
+
+import csv
+import io
+import json
+from array import array
+from collections import Counter
+from dataclasses import fields
+from importlib.util import find_spec
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_cache.config.scenario import Scenario
+from kv_cache.core.errors import UsageError
+from kv_cache.metrics.histogram import RELATIVE_ERROR, bucket_of
+from kv_cache.report.chain import check
+from kv_cache.report.cluster.document import variant_row
+from kv_cache.report.cluster.events import LINES, EventLog
+from kv_cache.report.cluster.judge import verdict, warnings
+from kv_cache.report.cluster.limits import NOT_MODELLED
+from kv_cache.report.cluster.measures import HIT_RATIO, TTFT, three
+from kv_cache.report.cluster.reading import grid_of, levels_on, rates_on
+from kv_cache.report.cluster.tables import RUNS_MARK, ColumnsFile, runs_csv
+from kv_cache.report.cluster.text import sim_text
+from kv_cache.report.html import page
+from kv_cache.report.plot import draw
+from kv_cache.report.result import as_json
+from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns, spread_ms
+from kv_cache.sim.cluster.outcome import (
+    Blocks,
+    Instances,
+    LinkFacts,
+    Outcome,
+    Requests,
+    Series,
+    TierFacts,
+)
+from tests.cli import ROOT
+from tests.outcomes import MS, document, outcome
+
+P95 = TTFT[1].path
+
+# --- facts -----------------------------------------------------------------------------------
+
+
+@given(values=st.lists(st.integers(0, 10**15), min_size=1, max_size=300))
+def test_percentiles_are_exact_by_nearest_rank(values: list[int]) -> None:
+    found = spread_ms(array("q", values))
+    ranked = sorted(values)
+    for name, percent in (("p50", 500), ("p90", 900), ("p95", 950), ("p99", 990), ("p999", 999)):
+        rank = max(1, -(-percent * len(values) // 1000))
+        assert found[name] == ranked[rank - 1] / MS
+    assert found["max"] == ranked[-1] / MS
+    assert found["count"] == len(values)
+
+
+@given(gaps=st.lists(st.integers(1, 10**11), min_size=1, max_size=200))
+def test_gaps_between_tokens_are_within_their_buckets(gaps: list[int]) -> None:
+    made = outcome()
+    made.itl_buckets = dict(Counter(map(bucket_of, gaps)))
+    found, ranked = facts(made)["itl_ms"], sorted(gaps)
+    assert found["count"] == len(gaps)
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        exact = ranked[ceil(share * len(gaps)) - 1] / MS
+        assert found[name] == pytest.approx(exact, rel=2 * RELATIVE_ERROR)
+    assert found["mean"] == pytest.approx(sum(gaps) / len(gaps) / MS, rel=2 * RELATIVE_ERROR)
+
+
+def test_an_answer_of_one_token_has_no_time_per_token() -> None:
+    found = facts(outcome(requests=40))
+    assert found["ttft_ms"]["count"] == 40
+    assert found["tpot_ms"]["count"] == 36
+    assert found["tpot_ms"]["p50"] == 10.0
+
+
+def test_hits_of_all_tiers_and_misses_are_what_was_looked_up() -> None:
+    blocks = facts(outcome())["blocks"]
+    assert sum(blocks["hits"].values()) == blocks["hit"] == 600
+    assert blocks["hit"] + blocks["missed"] == blocks["looked_up"]
+    assert blocks["ceiling"] + blocks["compulsory"] == blocks["looked_up"]
+    assert blocks["hit_ratios"] == {"hbm": 0.5, "nvme": 0.1}
+    assert (blocks["hit_ratio"], blocks["ceiling_ratio"]) == (0.6, 0.7)
+    assert blocks["compulsory_of_missed"] == 0.75
+
+
+def test_goodput_counts_what_was_lost_as_not_kept() -> None:
+    found = facts(outcome(requests=40, slower=0.5))["goodput"]
+    assert (found["good"], found["per_s"]) == (40, 40.0)
+    assert found["share"] == 40 / 42
+    assert found["promised"] == {"ttft_ms": 120.0}
+
+
+def test_without_a_promise_there_is_no_goodput() -> None:
+    found = facts(outcome(promised=False))["goodput"]
+    assert found == {"promised": {}, "good": None, "per_s": None, "share": None}
+
+
+def test_skew_and_activity_are_those_of_the_worst_role() -> None:
+    made = outcome(instances=8)
+    every = made.instances
+    every.role = ["prefill"] * 4 + ["decode"] * 4
+    every.requests = array("q", [10, 10, 10, 10, 40, 0, 0, 0])
+    found = facts(made)["instances"]
+    assert (found["skew"], found["active_share"]) == (4.0, 0.25)
+    assert found["active"] == 5
+    assert found["roles"]["prefill"]["skew"] == 1.0
+
+
+def test_bytes_and_busy_time_are_told_by_kind_of_link_and_by_cause() -> None:
+    found = facts(outcome())
+    assert found["bytes_by_cause"] == {"load": 6 * 10**9, "offload": 10**9}
+    pcie = found["links"]["pcie"]
+    assert (pcie["bytes"], pcie["utilisation"], pcie["busiest_utilisation"]) == (4e9, 0.1, 0.3)
+
+
+def test_a_simulation_of_nothing_has_no_numbers_and_is_strict_json() -> None:
+    nothing = Outcome(
+        scenario=Scenario(), requests=Requests(), blocks=Blocks(), tiers=[], links=[],
+        instances=Instances(), series=Series(),
+    )  # fmt: skip
+    found = facts(nothing)
+    assert found["ttft_ms"]["p50"] is found["itl_ms"]["p50"] is found["blocks"]["hit_ratio"] is None
+    assert found["rates"]["finished_per_s"] is found["instances"]["skew"] is None
+    json.loads(orjson.dumps(found), parse_constant=_refuse)
+
+
+def _refuse(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_every_counter_of_an_outcome_is_told() -> None:
+    """A counter that is added to an outcome has to be told, or left out on purpose here."""
+    made = outcome()
+    found, samples = facts(made), {f.name for f in fields(Requests)}
+    assert {f.name for f in fields(TierFacts)} - {"name"} == set(found["tiers"]["hbm"])
+    assert {f.name for f in fields(LinkFacts)} - {"kind"} - set(found["links"]["pcie"]) == {
+        "busy_ns", "busiest_ns",  # as shares
+    }  # fmt: skip
+    assert {f.name for f in fields(Blocks)} <= set(found["blocks"])
+    assert {f.name for f in fields(Instances)} == set(instance_columns(made))
+    assert set(made.series.columns) == set(series_columns(made))
+    told = set(found["requests"]) | {"good"}
+    assert {name for name in samples if isinstance(getattr(made.requests, name), int)} <= told
+    assert {f.name for f in fields(Outcome)} - set(found) == {
+        "scenario", "itl_buckets", "series",  # told as itl_ms, in columns, and beside
+    }  # fmt: skip
+
+
+# --- the document ----------------------------------------------------------------------------
+
+
+def test_the_document_is_strict_json_with_an_intact_chain() -> None:
+    made = document()
+    read = json.loads(as_json(made), parse_constant=_refuse)
+    assert check(read, {}) == []
+    own = read["kv_cache"]
+    assert own["schema"] == "kv-cache-sim/1"
+    assert (own["status"], own["seeds"], own["varied"]) == (
+        "finished", [0, 1, 2], ["network.jitter_cv"],
+    )  # fmt: skip
+    assert own["not_modelled"] == list(NOT_MODELLED)
+    assert [len(variant["runs"]) for variant in own["variants"]] == [3, 3]
+
+
+def test_columns_stand_in_the_first_run_of_each_variant() -> None:
+    for variant in document()["kv_cache"]["variants"]:
+        assert [run["series"] is not None for run in variant["runs"]] == [True, False, False]
+        assert len(variant["runs"][0]["instances"]["busy_ns"]) == 4
+
+
+def test_a_counter_that_a_run_never_touched_is_0_and_what_it_cannot_tell_has_no_interval() -> None:
+    runs: list[dict[str, Any]] = [
+        {"facts": {"why": {"queue full": 3}, "p50": 1.0, "n": 1}},
+        {"facts": {"why": {}, "p50": None, "n": 3}},
+    ]
+    numbers = variant_row(1, "", {}, {}, runs)["numbers"]
+    assert numbers["why.queue full"]["values"] == [3, 0]
+    assert numbers["p50"] == {"values": [1.0, None], "mean": 1.0, "interval": None}
+    assert numbers["n"]["interval"]["low"] < 2 < numbers["n"]["interval"]["high"]
+
+
+def test_the_reference_says_what_is_not_modelled_as_the_result_does() -> None:
+    said = (ROOT / "docs" / "reference" / "sim.md").read_text()
+    assert [line[2:] for line in said.splitlines() if line[2:] in NOT_MODELLED] == [*NOT_MODELLED]
+
+
+# --- the verdict -----------------------------------------------------------------------------
+
+
+def told(**given: Any) -> Any:
+    return document(**given)["kv_cache"]["verdict"]
+
+
+def test_the_best_is_named_where_intervals_lie_apart() -> None:
+    found = told(slower=(2.0, 1.0, 3.0), promised=False, requests=2000)
+    assert (found["by"], found["best"]) == (P95, 2)
+    assert found["says"].startswith("best by TTFT p95 is variant 2 (slower=1.0): 118")
+    assert found["measures"][HIT_RATIO.path]["best"] is None
+
+
+def test_nobody_is_best_where_intervals_overlap() -> None:
+    found = told(slower=(1.0, 1.001, 3.0), promised=False, requests=2000)
+    assert found["best"] is None
+    assert "intervals of variants 1 and 2 overlap; variant 3 is worse" in found["says"]
+
+
+def test_one_and_two_seeds_are_too_few() -> None:
+    assert "1 seed is fewer than 3" in told(seeds=1)["says"]
+    assert "2 seeds are fewer than 3" in told(seeds=2)["says"]
+    assert told(seeds=2)["measures"][P95]["best"] is None
+
+
+def test_one_variant_has_nothing_to_be_compared_with() -> None:
+    assert told(slower=(1.0,))["says"] == "there is one variant: nothing to compare it with"
+
+
+def test_there_is_no_order_where_most_instances_were_idle() -> None:
+    made = document(only=1, requests=2000)["kv_cache"]
+    assert made["verdict"]["best"] is None
+    assert "only 25 % of the instances" in made["verdict"]["says"]
+    assert any("4.0 times the mean" in text for text in made["warnings"])
+
+
+def test_caches_have_no_order_where_nearly_every_miss_is_a_first_access() -> None:
+    given = {"slower": (1.0, 3.0), "requests": 2000, "promised": False, "hits": 600}
+    of_caches = told(varied="tiers.nvme.eviction", **given)
+    assert of_caches["best"] is None
+    assert "100.0 % of the worst one's misses are first accesses" in of_caches["says"]
+    others = told(varied="network.jitter_cv", **given)
+    assert others["best"] == 1
+    assert others["measures"][HIT_RATIO.path]["best"] is None
+
+
+def test_latencies_have_no_order_where_requests_are_missing_among_them() -> None:
+    """Two of ten requests were rejected or aborted: who keeps them waits longer."""
+    found = told(slower=(1.0, 3.0), requests=8, promised=False, seeds=5)
+    assert found["by"] == "rates.finished_per_s"
+    assert "20.0 % of the requests were rejected or aborted" in found["measures"][P95]["says"]
+    assert found["measures"][P95]["best"] is None
+
+
+def test_what_is_the_same_everywhere_is_said_to_be() -> None:
+    assert told(slower=(1.0, 1.0), requests=2000)["says"].startswith(
+        "all variants have the same goodput: "
+    )
+
+
+def test_where_nothing_takes_time_hits_are_what_is_compared() -> None:
+    assert told(slower=(0.0, 0.0), requests=2000, promised=False)["by"] == HIT_RATIO.path
+
+
+def test_a_variant_without_a_number_keeps_all_from_being_ranked() -> None:
+    variants = document(requests=2000, promised=False)["kv_cache"]["variants"]
+    variants[0]["numbers"][P95]["interval"] = None
+    assert "variant 1 has no interval" in verdict(variants, [])["says"]
+
+
+def test_a_warning_names_the_variants_that_it_is_of() -> None:
+    variants = document(requests=2000)["kv_cache"]["variants"]
+    variants[1]["numbers"]["instances.skew"]["mean"] = 2.5
+    assert warnings(variants) == [
+        "the window is short",
+        (
+            "variant 2: requests are skewed: one instance had 2.5 times the mean of its role (a "
+            "warning from 2 on)"
+        ),
+    ]
+
+
+# --- text and tables -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), (0.0, "0"), (0.01234, "0.0123"), (12.34, "12.3"), (1234.5, "1,234")],
+)
+def test_three_figures_count(value: float | None, shown: str) -> None:
+    assert three(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(9.0, 11.0, "10.0±1.0"), (10.0, 10.0, "10.0"), (9.98, 10.02, "10.0±0.02"),
+     (9.999, 10.001, "10.0")],
+)  # fmt: skip
+def test_an_interval_has_the_digits_of_its_mean_or_one_that_counts(
+    low: float, high: float, shown: str
+) -> None:
+    assert TTFT[0].told({"mean": 10.0, "interval": {"low": low, "high": high}}) == shown
+
+
+def test_the_summary_has_a_row_for_each_variant_in_each_table() -> None:
+    text = sim_text(document())
+    lines = text.splitlines()
+    assert sum(line.startswith("1  slower=1.0") for line in lines) == 4
+    assert sum(line.startswith("2  slower=2.0") for line in lines) == 4
+    hits = next(n for n, line in enumerate(lines) if line.startswith("block hits, %"))
+    assert lines[hits].split()[3:7] == ["hbm", "nvme", "all", "ceiling"]
+    assert lines[hits + 1].split()[2:6] == ["50.0", "10.0", "60.0", "70.0"]
+    assert any(line.startswith("verdict   best by goodput") for line in lines)
+    assert "  ! the window is short" in lines
+    assert "  rejected in variant 1: 1 queue full" in lines
+    assert max(map(len, lines)) < 180
+
+
+def test_a_document_of_nothing_is_told_too() -> None:
+    made = document(slower=(1.0,), interrupted="SIGINT")["kv_cache"]
+    assert (made["status"], made["interrupted"]) == ("interrupted", "SIGINT")
+    assert "runs      3 of 4 ended, ended by SIGINT" in sim_text({"kv_cache": made})
+
+
+def test_the_table_of_runs_has_every_number_of_every_run() -> None:
+    made = document(seeds=2)
+    rows = list(csv.DictReader(io.StringIO(runs_csv(made).decode())))
+    assert len(rows) == 4
+    assert runs_csv(made).decode().startswith(RUNS_MARK)
+    assert [(row["variant"], row["seed"], row["run"]) for row in rows] == [
+        ("1", "0", "1"), ("1", "1", "2"), ("2", "0", "3"), ("2", "1", "4"),
+    ]  # fmt: skip
+    for row, variant in zip(rows, (0, 0, 1, 1), strict=True):
+        run = made["kv_cache"]["variants"][variant]["runs"][int(row["seed"])]["facts"]
+        assert float(row[P95]) == run["ttft_ms"]["p95"]
+        assert float(row["links.pcie.bytes_by_cause.offload"]) == 1e9
+        assert row["links.pcie.busiest"] == "pcie of instance 1"
+
+
+def test_columns_of_runs_become_rows_under_one_head() -> None:
+    file = io.BytesIO()
+    table = ColumnsFile(file, "by hand", numbered="instance")
+    made = outcome()
+    for run in (1, 2):
+        key = {"variant": run, "name": "a, b"}
+        table.write(key, {"seed": 7, "run": run}, instance_columns(made))
+    rows = list(csv.DictReader(io.StringIO(file.getvalue().decode())))
+    assert [(row["run"], row["instance"]) for row in rows] == [
+        (str(run), str(number)) for run in (1, 2) for number in range(4)
+    ]
+    assert rows[0]["name"] == "a, b"
+    assert rows[0]["role"] == "mixed"
+
+
+# --- the event log ---------------------------------------------------------------------------
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 2**62), st.sampled_from(["arrival", "first-token", "finish"]),
+        st.integers(0, 2**40), st.integers(-1, 10_240),
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+def lines_of(file: io.BytesIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.getvalue().splitlines()]
+
+
+def logged(events: list[tuple[int, str, int, int]]) -> list[dict[str, Any]]:
+    """What stands in the log of these events, times as they are spelled."""
+    file = io.BytesIO()
+    log = EventLog(file, several=False)
+    on_event = log.begin(1)
+    for event in events:
+        on_event(*event)
+    assert log.end() == Counter(kind for _, kind, _, _ in events)
+    assert all(line.startswith(LINES[0]) for line in file.getvalue().decode().splitlines())
+    return [json.loads(line, parse_float=str) for line in file.getvalue().splitlines()]
+
+
+def spelled(events: list[tuple[int, str, int, int]]) -> list[dict[str, Any]]:
+    return [
+        {"at_ms": f"{at // MS}.{at % MS:06}", "event": kind, "request": request, "instance": where}
+        for at, kind, request, where in events
+    ]
+
+
+@given(events=EVENTS)
+def test_the_log_has_every_event_in_order_with_its_whole_time(
+    events: list[tuple[int, str, int, int]],
+) -> None:
+    assert logged(events) == spelled(events)
+
+
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 3000])
+def test_events_are_neither_lost_nor_doubled_where_they_are_written_together(count: int) -> None:
+    events = [(at * 1_234_567, "decode", at, at % 8) for at in range(count)]
+    assert logged(events) == spelled(events)
+
+
+def test_what_a_run_wrote_that_did_not_end_is_taken_back() -> None:
+    file = io.BytesIO()
+    log = EventLog(file, several=True)
+    on_event = log.begin(1)
+    on_event(1, "arrival", 0, -1)
+    log.end()
+    kept = file.getvalue()
+    log.rewind()  # a signal between two runs
+    assert file.getvalue() == kept
+    on_event = log.begin(2)
+    for at in range(10_000):
+        on_event(at, "decode", 0, 0)
+    log.rewind()
+    assert file.getvalue() == kept
+    assert lines_of(file) == [
+        {"run": 1, "at_ms": 1e-6, "event": "arrival", "request": 0, "instance": -1}
+    ]
+
+
+def test_without_a_file_events_are_counted_alone() -> None:
+    log = EventLog(None, several=False)
+    on_event = log.begin(1)
+    for at in range(5000):
+        on_event(at, "decode", 0, 0)
+    assert log.end() == {"decode": 5000}
+    log.rewind()
+
+
+# --- the page and the picture ----------------------------------------------------------------
+
+
+def read_back(made: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(as_json(made))
+    return found
+
+
+def test_the_page_tells_all_and_is_the_same_every_time() -> None:
+    made = read_back(document(slower=(1.0, 1.5, 2.0)))
+    text = page([made], ["hand.json"])
+    assert text == page([made], ["hand.json"])
+    for title in (
+        "Verdict and headline", "Variants beside each other", "Numbers", "Caches",
+        "What was moved", "Over time", "Instances", "Events and checks",
+        "What this simulation does not model", "Scenario", "Origin",
+    ):  # fmt: skip
+        assert f">{title}</h3>" in text
+    assert "best by goodput is variant 1" in text
+    assert "device:nvme:read" in text
+    assert text.count('class="chart"') == 8  # three over the option, five over time
+
+
+def test_a_page_of_one_run_and_one_of_none_are_pages_too() -> None:
+    assert "nothing to compare it with" in page([read_back(document((1.0,), seeds=1))], ["a"])
+    none = document((1.0,), seeds=1)
+    none["kv_cache"]["variants"] = []
+    assert "No run ended" in page([none], ["a"])
+
+
+def test_two_simulations_stand_side_by_side_without_ratios() -> None:
+    made = read_back(document())
+    assert "their numbers are not compared" in page([made, made], ["a.json", "b.json"])
+
+
+def test_names_out_of_a_document_cannot_become_markup() -> None:
+    made = read_back(document(name="<script>alert(1)</script>"))
+    made["kv_cache"]["warnings"] = ["<img src=x>"]
+    text = page([made], ["a.json"])
+    assert "<script>alert" not in text
+    assert "<img" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("variants",), "none"),
+        (("variants", 0, "numbers", P95, "mean"), "soon"),
+        (("variants", 0, "runs", 0, "series", "columns", "at_ns"), [1, "two"]),
+        (("variants", 0, "runs", 0, "instances", "busy_ns"), {"a": 1}),
+        (("warnings",), [1]),
+    ],
+)
+def test_a_document_that_was_changed_is_refused_in_a_sentence(
+    path: tuple[Any, ...], value: Any
+) -> None:
+    made = read_back(document())
+    place = made["kv_cache"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(UsageError, match="untouched result"):
+        page([made], ["cut.json"])
+
+
+def a_run(at: list[int], **columns: list[int]) -> dict[str, Any]:
+    return {"series": {"columns": {"at_ns": [ns * 10**9 for ns in at], **columns}}}
+
+
+def test_levels_are_held_and_rates_keep_their_sum_on_any_grid() -> None:
+    run = a_run([0, 1, 2, 4], waiting=[0, 5, 3, 0], output_tokens=[0, 10, 20, 30])
+    grid = [0.0, 0.5, 1.0, 3.0, 4.0, 8.0]
+    assert grid_of([run], 5) == [0.0, 4 / 3, 8 / 3, 4.0]
+    assert levels_on(run, "waiting", grid)[:5] == [0, 0, 5, 3, 0]
+    rates = rates_on(run, "output_tokens", grid)
+    spans = [b - a for a, b in pairwise(grid[:-1])]
+    assert sum(r * s for r, s in zip(rates[1:5], spans, strict=True)) == 60
+    assert [str(x) for x in (rates[0], rates[5], levels_on(run, "waiting", grid)[5])] == ["nan"] * 3
+
+
+@pytest.fixture
+def matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed (the extra plot)")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_the_picture_is_the_same_every_time() -> None:
+    made = read_back(document((1.0, 2.0)))
+    drawn = draw(made, Path("hand.json"), "svg")
+    assert drawn == draw(made, Path("hand.json"), "svg")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_a_picture_of_one_run_is_drawn() -> None:
+    made = read_back(document((1.0,), seeds=1, promised=False))
+    assert draw(made, Path("hand.json"), "png").startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_there_is_no_picture_of_nothing() -> None:
+    made = read_back(document((1.0,)))
+    made["kv_cache"]["variants"] = []
+    with pytest.raises(UsageError, match="no run has ended"):
+        draw(made, Path("hand.json"), "svg")

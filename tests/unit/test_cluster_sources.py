@@ -1,0 +1,483 @@
+"""Who asks a simulated cluster: the laws of the sources, and what each of them is for."""
+
+import hashlib
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import islice, pairwise
+from pathlib import Path
+from random import Random
+from statistics import mean
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
+from kv_cache.config.scenario_trace import open_work
+from kv_cache.core.errors import TraceError
+from kv_cache.core.units import NS_PER_MS, NS_PER_S
+from kv_cache.sim.cluster.asks import Ask, AskSource
+from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.sources import build_source
+from tests.traces import shared_trace
+
+SIZE = 16
+SAMPLES = Path(__file__).parents[2] / "datasets"
+
+
+def scenario(size: int = SIZE, seed: int = 42, **work: Any) -> Scenario:
+    return Scenario(
+        seed=seed, model=ModelSection(block_tokens=size), workload=WorkloadSection(**work)
+    )
+
+
+class Walk:
+    """A cluster that answers each ask after `served` of it, and holds its source to the laws."""
+
+    def __init__(
+        self, of: Scenario, *, serve_ms: float = 100, unanswered: float = 0, dice: int = 1
+    ) -> None:
+        self.chain = Chain()
+        self.size = of.model.block_tokens
+        self.source: AskSource = build_source(of, self.chain, open_work(of))
+        self.asks: list[Ask] = []  # in order of arrival
+        self.ends: dict[int, int] = {}
+        self.followed: dict[int, tuple[Ask, bool]] = {}  # by number: what it came after
+        self.most = 0  # that were under way at the same time
+        self._serve_ms, self._unanswered, self._dice = serve_ms, unanswered, Random(dice)
+        self._run()
+
+    def _run(self) -> None:
+        events: list[tuple[int, int, int, Ask]] = []
+        first = self._known()
+        ahead = next(first, None)
+        under_way = 0
+        while events or ahead is not None:
+            if ahead is not None and (not events or ahead.arrival_ns < events[0][0]):
+                heappush(events, (ahead.arrival_ns, 1, ahead.number, ahead))
+                ahead = next(first, None)
+            at_ns, arrives, _, ask = heappop(events)
+            if arrives:
+                self._arrived(ask)
+                under_way += 1
+                self.most = max(self.most, under_way)
+                took_ns = round(self._dice.random() * 2 * self._serve_ms * NS_PER_MS)
+                heappush(events, (at_ns + took_ns, 0, ask.number, ask))
+                continue
+            under_way -= 1
+            self.ends[ask.number] = at_ns
+            answered = self._dice.random() >= self._unanswered
+            for follower in self.source.after(ask, at_ns, answered=answered):
+                assert follower.arrival_ns >= at_ns  # law 2
+                self.followed[follower.number] = (ask, answered)
+                heappush(events, (follower.arrival_ns, 1, follower.number, follower))
+
+    def _known(self) -> Iterator[Ask]:
+        before_ns = 0
+        for ask in self.source.first():
+            assert ask.arrival_ns >= before_ns  # law 1
+            before_ns = ask.arrival_ns
+            yield ask
+
+    def _arrived(self, ask: Ask) -> None:
+        self.asks.append(ask)
+        assert ask.prompt_tokens >= 1
+        assert ask.output_tokens >= 1
+        if ask.leaf != ROOT:  # law 4
+            assert self.chain.end(ask.leaf) == ask.prompt_tokens // self.size
+        if ask.answer_leaf != -1:  # law 5
+            whole = (ask.prompt_tokens + ask.output_tokens - 1) // self.size
+            assert self.chain.end(ask.answer_leaf) == whole
+            assert self.chain.parent[ask.answer_leaf] == ask.leaf
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(ask.number for ask in self.asks)
+
+    def sessions(self) -> dict[int, list[Ask]]:
+        found: dict[int, list[Ask]] = {}
+        for ask in sorted(self.asks, key=lambda ask: ask.number):
+            found.setdefault(ask.session, []).append(ask)
+        return found
+
+    def new_tokens(self, ask: Ask) -> int:
+        """That no earlier turn of its session had."""
+        if ask.turn == 0:
+            return ask.prompt_tokens
+        before, answered = self.followed[ask.number]
+        return ask.prompt_tokens - before.prompt_tokens - answered * before.output_tokens
+
+    def hits(self) -> tuple[int, int]:
+        """Blocks of all prompts, and how many of them an unlimited cache would have had."""
+        seen: set[int] = set()
+        blocks = hits = 0
+        for ask in self.asks:
+            for node in self.chain.path(ask.leaf):
+                blocks += self.chain.blocks[node]
+                hits += self.chain.blocks[node] * (node in seen)
+                seen.add(node)
+        return blocks, hits
+
+
+def walk(size: int = SIZE, **work: Any) -> Walk:
+    return Walk(scenario(size, **work))
+
+
+PAIRS = st.tuples(st.integers(1, 200), st.integers(1, 200)).map(lambda pair: tuple(sorted(pair)))
+WORK = st.fixed_dictionaries(
+    {
+        "source": st.sampled_from(["sessions", "agents", "poisson"]),
+        "requests": st.integers(1, 60),
+        "rate_per_s": st.sampled_from([0.0, 1.0, 50.0]),
+        "concurrency": st.sampled_from([0, 0, 1, 3, 100]),
+        "turns": st.tuples(st.integers(1, 3), st.integers(3, 6)),
+        "think_s": st.sampled_from([(0.0, 0.0), (0.1, 2.0)]),
+        "system_prompts": st.integers(0, 3),
+        "system_tokens": st.integers(1, 60),
+        "tool_sets": st.integers(0, 2),
+        "tool_tokens": st.integers(1, 60),
+        "context_tokens": st.integers(8, 100),
+        "documents": st.integers(0, 5),
+        "prompt_tokens": PAIRS,
+        "output_tokens": PAIRS,
+        "prompt_law": st.sampled_from(["fixed", "uniform", "exponential"]),
+        "output_law": st.sampled_from(["fixed", "uniform", "exponential"]),
+        "reasoning_tokens": st.integers(0, 30),
+    }
+)
+
+
+@given(
+    work=WORK, size=st.sampled_from([1, 7, 16, 64]), seed=st.integers(0, 99),
+    unanswered=st.sampled_from([0.0, 0.3, 1.0]), serve_ms=st.sampled_from([0.0, 50.0, 5000.0]),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_drawn_sources_keep_the_laws_whatever_becomes_of_their_asks(
+    work: dict[str, Any], size: int, seed: int, unanswered: float, serve_ms: float
+) -> None:
+    of = scenario(size, seed, **work)
+    walked = Walk(of, serve_ms=serve_ms, unanswered=unanswered)
+    assert walked.numbers == list(range(of.workload.requests))
+    again = Walk(of, serve_ms=serve_ms, unanswered=unanswered)
+    assert again.asks == walked.asks  # law 3
+    if of.workload.concurrency:
+        assert walked.most <= of.workload.concurrency
+    for turns in walked.sessions().values():
+        assert [ask.turn for ask in turns] == list(range(len(turns)))
+        assert turns[-1].answer_leaf == -1
+        for before, ask in pairwise(turns):
+            assert ask.arrival_ns >= walked.ends[before.number]  # causality
+            assert walked.new_tokens(ask) >= 1
+            whole = before.prompt_tokens // size
+            assert common_blocks(walked.chain, before.leaf, ask.leaf) == whole
+
+
+def common_blocks(chain: Chain, one: int, other: int) -> int:
+    """Of two sequences, from their beginnings."""
+    total = 0
+    for a, b in zip(chain.path(one), chain.path(other), strict=False):
+        if a != b:
+            break
+        total += chain.blocks[a]
+    return total
+
+
+def test_what_is_asked_is_the_same_on_every_machine_and_in_every_version() -> None:
+    """The sum is of what this version asks: if it changes, every published figure does."""
+    walked = walk(source="agents", requests=200, documents=50, think_s=(1.0, 9.0), tool_sets=2)
+    text = repr([tuple(ask) for ask in walked.asks]).encode()
+    assert hashlib.sha256(text).hexdigest()[:16] == "0f1ead88467b0998"
+
+
+def test_a_turn_has_all_that_was_said_and_new_tokens_a_think_time_after_its_answer() -> None:
+    walked = walk(
+        source="sessions", requests=400, turns=(2, 5), think_s=(1.0, 3.0), prompt_tokens=(10, 30)
+    )
+    turns = [ask for ask in walked.asks if ask.turn]
+    assert turns
+    for ask in turns:
+        before, _ = walked.followed[ask.number]
+        assert before.session == ask.session
+        assert 10 <= walked.new_tokens(ask) <= 30
+        think_s = (ask.arrival_ns - walked.ends[before.number]) / NS_PER_S
+        assert 1 <= think_s <= 3
+
+
+def test_an_agent_adds_its_reasoning_to_each_later_turn() -> None:
+    more: dict[str, Any] = {"requests": 100, "turns": (5, 5), "prompt_tokens": (10, 10)}
+    walked = walk(source="agents", reasoning_tokens=256, **more)
+    assert {walked.new_tokens(ask) for ask in walked.asks if ask.turn} == {266}
+
+
+def test_a_question_without_an_answer_stays_in_the_history_alone() -> None:
+    of = scenario(source="sessions", requests=40, turns=(4, 4), prompt_tokens=(32, 32))
+    walked = Walk(of, unanswered=1)
+    for turns in walked.sessions().values():
+        for before, ask in pairwise(turns):
+            assert ask.prompt_tokens == before.prompt_tokens + 32
+            assert before.answer_leaf not in walked.chain.path(ask.leaf)
+
+
+def test_a_feature_that_is_added_changes_no_other_draw() -> None:
+    plain: dict[str, Any] = {"source": "sessions", "requests": 200, "turns": (2, 5)}
+
+    def new_tokens(**more: Any) -> list[int]:
+        walked = walk(**plain, **more)
+        return [walked.new_tokens(ask) for _, ask in sorted((a.number, a) for a in walked.asks)]
+
+    def later(tokens: list[int], asks: list[Ask]) -> list[int]:
+        return [t for t, ask in zip(tokens, asks, strict=True) if ask.turn]
+
+    asks = sorted(walk(**plain).asks)
+    base = later(new_tokens(), asks)
+    for more in ({"think_s": (1.0, 5.0)}, {"documents": 30}, {"output_law": "fixed"},
+                 {"rate_per_s": 1.0}, {"concurrency": 3}, {"tool_sets": 4}):  # fmt: skip
+        assert later(new_tokens(**more), asks) == base, more
+
+
+def test_fewer_requests_are_the_first_of_more() -> None:
+    def asked(requests: int) -> list[tuple[int, ...]]:
+        made = walk(source="sessions", requests=requests, turns=(1, 6), rate_per_s=0)
+        return [tuple(ask[:3]) + ask[4:6] for ask in sorted(made.asks)]
+
+    assert asked(1000)[:57] == asked(57)
+
+
+def test_system_prompts_and_tools_are_dealt_out_in_turn_and_shared() -> None:
+    walked = walk(
+        source="agents", requests=30, turns=(1, 1), system_prompts=3, system_tokens=40,
+        tool_sets=2, tool_tokens=50, context_tokens=0,
+    )  # fmt: skip
+    by_session = {ask.session: ask.leaf for ask in walked.asks}
+    assert common_blocks(walked.chain, by_session[0], by_session[6]) == (40 + 50) // SIZE
+    assert common_blocks(walked.chain, by_session[0], by_session[3]) == 40 // SIZE
+    assert common_blocks(walked.chain, by_session[0], by_session[1]) == 0
+
+
+def test_documents_are_shared_by_rank_and_drawn_without_repeats() -> None:
+    walked = walk(
+        source="sessions", requests=3000, turns=(1, 1), documents=50, documents_per_session=3,
+        context_tokens=480, system_prompts=0, prompt_tokens=(1, 1), zipf_alpha=1.0,
+    )  # fmt: skip
+    picked: Counter[int] = Counter()
+    for ask in walked.asks:
+        path = walked.chain.path(ask.leaf)
+        assert 1 <= len(path) <= 3
+        assert ask.prompt_tokens == 160 * len(path) + 1
+        picked[path[0]] += 1
+    first, second = (count for _, count in picked.most_common(2))
+    assert first / second == pytest.approx(2, rel=0.2)
+    assert first / len(walked.asks) == pytest.approx(1 / sum(1 / k for k in range(1, 51)), rel=0.1)
+
+
+def test_nothing_is_drawn_before_it_is_asked_for() -> None:
+    for source in ("sessions", "agents", "poisson"):
+        made = build_source(scenario(source=source, requests=10**8), Chain())
+        assert len(list(islice(made.first(), 10))) == 10
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        {"source": "poisson"}, {"source": "poisson", "concurrency": 5}, {"source": "sessions"},
+        {"source": "agents", "concurrency": 5, "turns": (10, 30)},
+    ],
+)  # fmt: skip
+def test_what_has_ended_is_not_kept(work: dict[str, Any]) -> None:
+    """Beside the chain (24 bytes a node), memory is that of the sessions that go on."""
+
+    def peak(requests: int) -> int:
+        made = build_source(scenario(requests=requests, **work), Chain())
+        tracemalloc.start()
+        for begun in made.first():
+            waiting = [begun]
+            while waiting:
+                ask = waiting.pop()
+                waiting += made.after(ask, ask.arrival_ns, answered=True)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(20_000) - peak(10_000) < 10_000 * 2 * 24 * 1.5
+
+
+def test_single_requests_come_at_their_rate_and_share_nothing() -> None:
+    walked = walk(
+        source="poisson", requests=20_000, rate_per_s=200, prompt_tokens=(200, 1000),
+        output_tokens=(50, 400),
+    )  # fmt: skip
+    assert {(ask.leaf, ask.answer_leaf, ask.turn) for ask in walked.asks} == {(ROOT, -1, 0)}
+    gaps = [b.arrival_ns - a.arrival_ns for a, b in pairwise(walked.asks)]
+    assert mean(gaps) == pytest.approx(NS_PER_S / 200, rel=0.03)
+    assert mean(gap * gap for gap in gaps) == pytest.approx(2 * mean(gaps) ** 2, rel=0.1)
+    prompts = [ask.prompt_tokens for ask in walked.asks]
+    assert (min(prompts), max(prompts)) == (200, 1000)
+    assert mean(prompts) == pytest.approx(600, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("law", "between", "expected"),
+    [
+        ("exponential", (1, 199), 100), ("exponential", (1, 2), 1.5), ("exponential", (1, 1), 1),
+        ("fixed", (10, 31), 20), ("uniform", (3, 4), 3.5),
+    ],
+)  # fmt: skip
+def test_lengths_have_the_mean_of_their_law(
+    law: str, between: tuple[int, int], expected: float
+) -> None:
+    walked = walk(source="poisson", requests=20_000, output_law=law, output_tokens=between)
+    outputs = [ask.output_tokens for ask in walked.asks]
+    assert min(outputs) >= 1
+    assert mean(outputs) == pytest.approx(expected, rel=0.03)
+
+
+def test_users_of_a_closed_loop_think_between_their_requests() -> None:
+    walked = walk(source="poisson", requests=500, concurrency=7, think_s=(1.0, 2.0))
+    assert walked.most <= 7
+    assert sum(ask.arrival_ns == 0 for ask in walked.asks) == 7
+    for ask in walked.asks[7:]:
+        before, _ = walked.followed[ask.number]
+        assert 1 <= (ask.arrival_ns - walked.ends[before.number]) / NS_PER_S <= 2
+
+
+# --- traces ----------------------------------------------------------------------------------
+
+
+def traced(name: str | Path, size: int = SIZE, **work: Any) -> Walk:
+    return Walk(scenario(size, source="trace", trace=str(name), requests=100_000, **work))
+
+
+def sample(name: str, size: int = SIZE, **work: Any) -> Walk:
+    return traced(SAMPLES / name, size, **work)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rows"),
+    [
+        ("azure_sample.csv", 16, 400), ("azure2024_sample.csv", 16, 400),
+        ("burstgpt_sample.csv", 16, 367), ("burstgpt3_sample.csv", 16, 369),
+        ("mooncake_sample.jsonl", 512, 400), ("mooncake_sample.jsonl", 16, 400),
+        ("qwen_sample.jsonl", 16, 250), ("splitwise_sample.csv", 16, 400),
+        ("sharegpt_sample.json", 16, 130), ("messages_sample.jsonl", 16, 79),
+        ("agentic_sample.jsonl", 64, 144), ("kv_cache_sample.jsonl", 16, 100),
+        ("kv_cache_sessions_sample.jsonl", 16, 36),
+        ("kv_cache_sessions_untimed_sample.jsonl", 16, 143),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("unanswered", [0.0, 0.5])
+def test_every_format_of_prompts_is_asked_whole_and_by_the_laws(
+    name: str, size: int, rows: int, unanswered: float
+) -> None:
+    of = scenario(size, source="trace", trace=str(SAMPLES / name), requests=100_000)
+    walked = Walk(of, unanswered=unanswered)
+    assert walked.numbers == list(range(rows))
+
+
+def test_all_blocks_of_a_hash_id_trace_are_reused_where_it_says_so() -> None:
+    """611,886 blocks and 561,082 prefix hits are counted in the file itself."""
+    walked = traced(shared_trace("agentic"), 64, concurrency=5)
+    assert walked.hits() == (611_886, 561_082)
+
+
+def test_a_hash_id_is_the_same_content_at_any_divisor_of_its_length() -> None:
+    whole, cut = sample("mooncake_sample.jsonl", 512), sample("mooncake_sample.jsonl", 128)
+    assert whole.hits()[1] * 4 <= cut.hits()[1]
+    for ask, same in zip(whole.asks, cut.asks, strict=True):
+        assert ask.arrival_ns == same.arrival_ns
+        assert cut.chain.end(same.leaf) // 4 == whole.chain.end(ask.leaf)
+
+
+def rows_of(tmp_path: Path, *rows: str, head: str = "") -> Path:
+    said = '{"schema": "kv-cache-trace/1", "grouped": false, "timed": true, "block_tokens": 0%s}'
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join((said % head, *rows)) + "\n")
+    return path
+
+
+def test_a_row_of_a_session_waits_for_the_answer_before_it_and_has_it_in_its_prompt(
+    tmp_path: Path,
+) -> None:
+    path = rows_of(
+        tmp_path,
+        '{"at_ns": 0, "prompt": 64, "output": 33, "session": "a", "adds": true}',
+        '{"at_ns": 5, "prompt": 64, "output": 32, "session": "a", "adds": true, "think_ns": 1000}',
+        '{"at_ns": 6, "prompt": 64, "output": 32}',
+    )
+    walked = traced(path)
+    one, two, alone = sorted(walked.asks)
+    assert two.arrival_ns == walked.ends[0] + 1000
+    assert two.prompt_tokens == 64 + 33 + 64
+    assert one.answer_leaf in walked.chain.path(two.leaf)
+    assert (alone.arrival_ns, alone.leaf) == (6, ROOT)
+    assert (one.session, two.session, one.turn, two.turn) == (0, 0, 0, 1)
+
+
+def test_a_context_that_was_cut_is_content_of_its_own(tmp_path: Path) -> None:
+    path = rows_of(
+        tmp_path,
+        '{"at_ns": 0, "prompt": 640, "output": 32, "session": "a"}',
+        '{"at_ns": 1, "prompt": 700, "output": 32, "session": "a"}',
+        '{"at_ns": 2, "prompt": 320, "output": 32, "session": "a"}',
+    )
+    walked = traced(path)
+    first, second, third = (ask.leaf for ask in sorted(walked.asks))
+    assert common_blocks(walked.chain, first, second) == 40
+    assert common_blocks(walked.chain, second, third) == 0
+
+
+def test_one_answer_may_free_several_rows(tmp_path: Path) -> None:
+    path = rows_of(
+        tmp_path,
+        '{"at_ns": 0, "prompt": 64, "output": 32, "name": "0"}',
+        '{"at_ns": 1, "prompt": 64, "output": 32, "name": "0.0", "after": ["0"]}',
+        '{"at_ns": 1, "prompt": 64, "output": 32, "name": "0.1", "after": ["0"]}',
+        '{"at_ns": 2, "prompt": 64, "output": 32, "name": "1", "after": ["0.0", "0.1"]}',
+    )
+    walked = traced(path)
+    assert [walked.followed[n][0].number for n in (1, 2)] == [0, 0]
+    assert walked.asks[-1].arrival_ns == max(walked.ends[n] for n in (1, 2))
+
+
+def test_arrival_scale_brings_the_sessions_of_a_trace_denser() -> None:
+    plain, dense = sample("azure_sample.csv"), sample("azure_sample.csv", arrival_scale=4)
+    assert dense.asks[-1].arrival_ns == pytest.approx(plain.asks[-1].arrival_ns / 4, rel=1e-6)
+
+
+def test_rows_without_instants_come_at_the_rate_that_is_given() -> None:
+    walked = sample("kv_cache_sessions_untimed_sample.jsonl", rate_per_s=100)
+    begun = [ask for ask in walked.asks if ask.number not in walked.followed]
+    assert begun[-1].arrival_ns / NS_PER_S == pytest.approx(len(begun) / 100, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "work", "message"),
+    [
+        ("mooncake_sample.jsonl", 96, {}, "have 512 tokens, which model.block_tokens 96"),
+        ("lmcache_sample.lct", 16, {}, "reads and writes of objects and no prompts"),
+        ("msr_sample.csv", 16, {}, "reads and writes of objects and no prompts"),
+        ("kv_cache_untimed_sample.jsonl", 16, {}, "reads and writes of objects and no prompts"),
+        ("azure_sample.csv", 16, {"concurrency": 4}, "workload.concurrency: the rows of"),
+        ("azure_sample.csv", 16, {"rate_per_s": 4.0}, "use workload.arrival_scale"),
+        ("sharegpt_sample.json", 16, {"arrival_scale": 2.0}, "workload.concurrency"),
+        ("azure_sample.csv", 16, {"warmup_requests": 400}, "so that nothing is measured"),
+        ("azure_sample.csv", 16, {"trace_format": "mooncake"}, "azure_sample.csv"),
+        ("no_such.csv", 16, {}, "there is no such trace"),
+    ],
+)  # fmt: skip
+def test_a_trace_that_cannot_be_carried_is_refused_in_one_sentence(
+    name: str, size: int, work: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TraceError) as refused:
+        sample(name, size, **work)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_shipped_trace_is_found_by_its_name() -> None:
+    of = scenario(512, source="trace", trace="datasets/mooncake_sample.jsonl", requests=5)
+    assert Walk(of).numbers == [0, 1, 2, 3, 4]
+    assert open_work(replace(of, workload=WorkloadSection())) is None
