@@ -91,7 +91,7 @@ def _work(rng: random.Random, block: int) -> Plain:
     low = rng.choice((1, block, 3 * block, 5 * block + 1))
     out = rng.choice((1, 2, block, 3 * block + 1, 40))
     closed = rng.random() < 0.4
-    requests = rng.randint(20, 80)
+    requests = rng.randint(30, 80)
     work: Plain = {
         "source": source,
         "requests": requests,
@@ -106,7 +106,7 @@ def _work(rng: random.Random, block: int) -> Plain:
     }
     if source != "poisson":
         work |= {
-            "turns": (1, rng.choice((1, 4, 8))),
+            "turns": (1, rng.choice((1, 3, 5))),
             "system_prompts": rng.choice((0, 1, 3)),
             "system_tokens": rng.choice((1, block, 2 * block + 3)),
             "tool_sets": rng.choice((0, 2)),
@@ -126,7 +126,7 @@ def _longest(work: Plain) -> int:
     turn += work.get("reasoning_tokens", 0)
     before = sum(work.get(f"{n}_tokens", 0) for n in ("system", "tool", "context"))
     turns: int = work.get("turns", (1, 1))[1]
-    return int(before) + turns * (turn + 1)
+    return int(before + turns * (turn + 1))
 
 
 def _tiers(rng: random.Random, block: int, size: int) -> Plain:
@@ -137,9 +137,10 @@ def _tiers(rng: random.Random, block: int, size: int) -> Plain:
     lower = False
     for name, scopes in SCOPES.items():
         if rng.random() < 0.5:
+            smallest = rng.choice((1, size, 4 * size)) * (30 if lower else 1)
             lower = True
             tiers[name] = {
-                "capacity_gib": gib(rng.choice((1, size, 4 * size, 30 * size)), block),
+                "capacity_gib": gib(smallest, block),
                 "scope": rng.choice(scopes),
                 "eviction": rng.choice(tuple(EVICTION)),
                 "read_gbytes_per_s": 10 ** rng.uniform(-3, 1),
@@ -157,13 +158,13 @@ def _tiers(rng: random.Random, block: int, size: int) -> Plain:
 
 
 def _scheduler(rng: random.Random) -> Plain:
-    seqs = rng.choice((1, 2, 4, 16))
+    seqs = rng.choice((1, 2, 4, 16, 16))
     return {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": max(seqs, rng.choice((1, 5, 64, 8192))),
         "chunked_prefill": rng.random() < 0.6,
         "order": rng.choice(ORDERS),
-        "reservation": rng.choice(RESERVATIONS),
+        "reservation": rng.choice((*RESERVATIONS, "on-demand")),
         "preemption": rng.choice(PREEMPTIONS),
         "max_queue": rng.choice((0, 0, 0, 2)),
     }
@@ -193,13 +194,13 @@ def _instances(rng: random.Random, block: int, size: int) -> tuple[Plain, Plain]
         group: Plain = {
             "count": rng.randint(1, 12 // len(roles) if rng.random() < 0.5 else 2),
             "role": role,
-            "hbm_gib": gib(1 + rng.choice((size // 2, size, size, 3 * size // 2, 4 * size)), block),
+            "hbm_gib": gib(1 + rng.choice((size // 2, size, size, size, 4 * size)), block),
             "compute": rng.choice(("rate", "rate", "rate", "roofline", "none")),
             "prefill_tokens_per_s": 10 ** rng.uniform(3, 6),
             "decode_tokens_per_s": 10 ** rng.uniform(2, 6),
             "step_overhead_us": rng.choice((0.0, 30.0)),
         }
-        if rng.random() < 0.2:
+        if rng.random() < 0.1:
             group["max_num_seqs"] = 1
         groups[f"g{number}"] = group
     total = sum(g["count"] for g in groups.values())
