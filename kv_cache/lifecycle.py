@@ -95,6 +95,11 @@ class World:
     groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0
 
+    def rest(self) -> None:
+        """The last request has ended: nothing is brought up ahead any more."""
+        if self.ahead is not None:
+            self.ahead.rest()
+
 
 Step = Generator[Effect, Done, None]
 

@@ -350,6 +350,8 @@ class Drive:
             self._recorder.request(record)
             self._told(record)
             self._intake.finish(request, self._clock.now_ns())
+            if self._intake.finished:
+                self._world.rest()
             self._next_arrivals(request)
 
     def _next_arrivals(self, ended: Request) -> None:

@@ -54,6 +54,11 @@ class Ahead:
         del self._queue[key]
         return key
 
+    def rest(self) -> None:
+        """Nobody will ask any more: what is on its way arrives, and nothing else."""
+        self.given_up_blocks += len(self._queue)
+        self._queue.clear()
+
     def leave(self) -> None:
         self.holders -= 1
         assert self.holders >= 0, "more has arrived than was on its way"

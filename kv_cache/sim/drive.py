@@ -276,6 +276,8 @@ class Simulation:
         self._end(record)
         self._idle += 1
         self._intake.finish(request, self.now_ns)
+        if self._intake.finished:
+            self._world.rest()
         self._progress(self._intake.submitted)
         self._at(self.now_ns, self._admit, arrival=True)
 

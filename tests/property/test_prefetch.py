@@ -141,6 +141,10 @@ def test_a_full_queue_gives_up_the_oldest_wishes_and_no_more_than_slots_go_at_on
         pass
     ahead.leave()
     assert not ahead.try_enter(), "there is nothing to bring"
+    ahead.want(keys[:3])
+    ahead.rest()
+    assert not ahead.try_enter()
+    assert ahead.given_up_blocks == 6
 
 
 # --- cost: instructions, not time ---------------------------------------------------------------

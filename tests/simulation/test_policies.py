@@ -415,6 +415,22 @@ def test_a_prefetch_evicts_nothing_that_is_being_read() -> None:
     conserves_bytes(run)
 
 
+def test_when_the_last_request_has_ended_only_what_is_on_its_way_arrives() -> None:
+    """It wanted two blocks that nobody asks for: one was on its way, the other is given up."""
+    rows = [(0, (1, 2)), (0, (30, 31)), (0, (40, 41)), (0, (40, 41))]
+    sequences = [[b.key for b in r.blocks] for r in trace(rows, speedup=0).plan()]
+    oracle = Oracle([[], [], [], [], sequences[0]])
+    short = replace(GENERATING, decode_ns_per_token=20)
+    run = simulated(
+        trace(rows, speedup=0), MODELS, pages=NARROW, semantics=short,
+        arrange=prefetching(oracle, slots=1),
+    )  # fmt: skip
+    assert counted(run).started.blocks == 1
+    assert run.world is not None
+    assert run.world.ahead is not None
+    assert (run.world.ahead.wanted_blocks, run.world.ahead.given_up_blocks) == (2, 1)
+
+
 def test_to_the_next_tier_above_and_no_further() -> None:
     three = {Tier.GPU: RAM, Tier.CPU: RAM, Tier.NVME: DISK}
     pages = {Tier.GPU: 3, Tier.CPU: 4, Tier.NVME: 60}

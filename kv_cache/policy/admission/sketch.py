@@ -11,13 +11,8 @@ from kv_cache.core.block import Key
 MOST = 15
 PERIOD = 10  # uses for each content between two halvings
 
-_MULTIPLIERS = (
-    0x9E3779B97F4A7C15F39CC0605CEDC835,
-    0xC2B2AE3D27D4EB4F165667B19E3779F9,
-    0xD6E8FEB86659FD93A0761D6478BD642F,
-    0xE7037ED1A0B428DB8EBC6AF09C88C6E3,
-)
-_MASK = (1 << 128) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15F39CC0605CEDC835  # odd: 2^128 over the golden ratio
+_ALL = (1 << 128) - 1
 _HALVED = bytes(value // 2 for value in range(256))
 
 
@@ -26,16 +21,18 @@ class Sketch:
 
     def __init__(self, contents: int) -> None:
         bits = max(4, (2 * contents - 1).bit_length())
+        self._mask = (1 << bits) - 1
         self._shift = 128 - bits
-        self._rows = [bytearray(1 << bits) for _ in _MULTIPLIERS]
+        self._rows = tuple(bytearray(1 << bits) for _ in range(4))
         self._period = PERIOD * contents
         self._uses = 0
 
     def add(self, key: Key) -> None:
-        places = self._places(key)
-        least = min(row[at] for row, at in zip(self._rows, places, strict=True))
+        first, second, third, fourth = self._rows
+        a, b, c, d = self._places(key)
+        least = min(first[a], second[b], third[c], fourth[d])
         if least < MOST:
-            for row, at in zip(self._rows, places, strict=True):
+            for row, at in ((first, a), (second, b), (third, c), (fourth, d)):
                 if row[at] == least:
                     row[at] += 1
         self._uses += 1
@@ -43,17 +40,22 @@ class Sketch:
             self._halve()
 
     def count(self, key: Key) -> int:
-        return min(row[at] for row, at in zip(self._rows, self._places(key), strict=True))
+        first, second, third, fourth = self._rows
+        a, b, c, d = self._places(key)
+        return min(first[a], second[b], third[c], fourth[d])
 
     @property
     def nbytes(self) -> int:
         return sum(map(len, self._rows))
 
-    def _places(self, key: Key) -> list[int]:
-        """Multiply and shift: the high bits of four products."""
-        number = int.from_bytes(key, "little")
-        return [((number * by) & _MASK) >> self._shift for by in _MULTIPLIERS]
+    def _places(self, key: Key) -> tuple[int, int, int, int]:
+        """Two hashes out of one product, and two more out of these (Kirsch and Mitzenmacher, ESA
+        2006). The first are the product's highest bits, which depend on all of the key's."""
+        mixed = int.from_bytes(key, "little") * _MULTIPLIER & _ALL
+        mask = self._mask
+        at, step = mixed >> self._shift, (mixed >> 32) | 1
+        return at, (at + step) & mask, (at + 2 * step) & mask, (at + 3 * step) & mask
 
     def _halve(self) -> None:
-        self._rows = [row.translate(_HALVED) for row in self._rows]
+        self._rows = tuple(row.translate(_HALVED) for row in self._rows)
         self._uses //= 2
