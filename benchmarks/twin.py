@@ -10,8 +10,8 @@ seed run twice tells how far the run itself repeats: no twin can be nearer than 
 
 The load is four users of a serving engine who hardly think, on blocks of 2 MiB with nothing but
 storage below them, for a fixed number of requests: evictions, write-behind and mixed reads and
-writes at up to 32 operations at once. Storage holds the conversations that go on. With room for a
-third of that, hits depend on who of the four comes first: in the twin alone they then move by 10
+writes at up to 32 operations at once. Storage holds the conversations that go on. With room for
+half of that, hits depend on who of the four comes first: in the twin alone they then move by 10
 points when one buffer is taken away, and neither a twin nor a second run can meet the first.
 """
 
@@ -45,7 +45,7 @@ user_templates:
 """
 _LOAD = (
     "--config=users.yaml", "--model=llama3.1-8b", "--semantics=serving", "--block-tokens=16",
-    "--gpu-mem-gb=0", "--cpu-mem-gb=0", "--storage-capacity-gb=3", "--generation-mode=none",
+    "--gpu-mem-gb=0", "--cpu-mem-gb=0", "--storage-capacity-gb=2", "--generation-mode=none",
     "--num-users=4", "--no-progress",
 )  # fmt: skip
 
