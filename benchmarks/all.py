@@ -34,6 +34,7 @@ from benchmarks import (
     resize,
     s3,
     trace_stats,
+    twin,
 )
 from benchmarks.devices import leave_cleanly_on_sigterm
 from benchmarks.figures import Figure, table
@@ -70,6 +71,10 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
             lambda: list(replay.figures(replay.traces(None), directory, quick=quick)),
         ),
         "8": ("the capacity of two devices", lambda: capacity.figures(quick=quick)),
+        "21": (
+            "the twin's error",
+            lambda: list(twin.figures(directory, pairs=3 if quick else 5)),
+        ),
         "1": ("the I/O path beside fio (1, 2, 3)", lambda: io_path.run(io_path.PLACES, plan)),
     }
 
@@ -95,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16", "17", "18")
+    numbers = ("1", *map(str, range(4, 11)), *map(str, range(12, 19)), "21")
     parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
