@@ -2,9 +2,13 @@
 1997) with the tokens to compute again as the cost: a copy is worth its cost by byte, however often
 it was asked for. With blocks of one kind it is LRU. O(log n) a call, on average."""
 
+from kv_cache.policy.eviction.base import Item
 from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
 
 
 class CostAware(GreedyDual):
+    def worth(self, item: Item) -> float:
+        return max(item.cost, 1) / max(item.nbytes, 1)
+
     def value(self, held: Held) -> float:
-        return max(held.item.cost, 1) / max(held.item.nbytes, 1)
+        return held.worth

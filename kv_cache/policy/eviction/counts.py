@@ -4,6 +4,8 @@ O(1) algorithm for implementing the LFU cache eviction scheme", 2010). Up or dow
 from collections import OrderedDict
 from collections.abc import Iterator
 
+_NO_COUNT = -2  # no neighbour of any
+
 
 class _Bucket:
     __slots__ = ("after", "before", "copies", "count")
@@ -16,7 +18,7 @@ class _Bucket:
 
 class Counts:
     def __init__(self) -> None:
-        self._ends = _Bucket(-1)  # before the lowest and after the highest
+        self._ends = _Bucket(_NO_COUNT)  # before the lowest and after the highest
         self._of: dict[int, _Bucket] = {}
 
     def add(self, copy_id: int, count: int) -> None:
@@ -31,10 +33,14 @@ class Counts:
         bucket = self._of[copy_id]
         count = bucket.count + by
         near = bucket.after if by > 0 else bucket.before
-        if near.count != count or near is self._ends:
+        if near.count != count:
             near = _link(_Bucket(count), bucket if by > 0 else bucket.before)
-        self._take(copy_id, bucket)
-        self._put(copy_id, near)
+        near.copies[copy_id] = None
+        self._of[copy_id] = near
+        copies = bucket.copies
+        del copies[copy_id]
+        if not copies:
+            bucket.before.after, bucket.after.before = bucket.after, bucket.before
 
     def count(self, copy_id: int) -> int:
         return self._of[copy_id].count

@@ -3,9 +3,13 @@ policy", HP Labs HPL-98-69R1, 1998): a copy is worth its uses times its cost by 
 the tokens to compute again. With blocks of one kind it is LFU that ages. O(log n) a call, on
 average."""
 
+from kv_cache.policy.eviction.base import Item
 from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
 
 
 class Gdsf(GreedyDual):
+    def worth(self, item: Item) -> float:
+        return max(item.cost, 1) / max(item.nbytes, 1)
+
     def value(self, held: Held) -> float:
-        return held.uses * max(held.item.cost, 1) / max(held.item.nbytes, 1)
+        return held.uses * held.worth

@@ -7,51 +7,55 @@ on average."""
 from abc import abstractmethod
 from collections.abc import Iterator
 
+from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.ranked import Ranked
+from kv_cache.policy.eviction.ranked import Node, Ranked
 
 
-class Held:
-    """A present copy, and how often it was asked for since it came (which counts)."""
+class Held(Node):
+    """A present copy, how often it was asked for since it came (which counts), and the part of its
+    value that stays as it is."""
 
-    __slots__ = ("extra", "item", "uses")
+    __slots__ = ("key", "uses", "worth")
 
-    def __init__(self, item: Item) -> None:
-        self.item = item
+    def __init__(self, item: Item, worth: float) -> None:
+        super().__init__(item.copy_id)
+        self.key: Key = item.key
         self.uses = 1
-        self.extra = 0.0  # what the policy remembers of this copy
+        self.worth = worth
 
 
 class GreedyDual(Eviction):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._held: dict[int, Held] = {}
-        self._ranked = Ranked()
+        self._ranked: Ranked[Held] = Ranked()
         self._floor = 0.0
+
+    @abstractmethod
+    def worth(self, item: Item) -> float:
+        """What a new copy is worth, as far as it does not depend on its uses."""
 
     @abstractmethod
     def value(self, held: Held) -> float:
         """What the copy is worth; must not fall as `uses` grows."""
 
     def insert(self, item: Item) -> None:
-        self.hold(Held(item))
-
-    def hold(self, held: Held) -> None:
-        self._held[held.item.copy_id] = held
-        self._ranked.add(held.item.copy_id, self._floor + self.value(held))
+        held = self._held[item.copy_id] = Held(item, self.worth(item))
+        self._ranked.add(held, self._floor + self.value(held))
 
     def hit(self, copy_id: int) -> None:
         held = self._held[copy_id]
         held.uses += 1
-        self._ranked.rise(copy_id, self._floor + self.value(held))
+        self._ranked.rise(held, self._floor + self.value(held))
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
-        if evicted:
-            self._floor = max(self._floor, self._ranked.rank(copy_id))
-        self._ranked.discard(copy_id)
-        del self._held[copy_id]
+        held = self._held.pop(copy_id)
+        if evicted and held.rank > self._floor:
+            self._floor = held.rank
+        self._ranked.discard(held)
 
     def victims(self) -> Iterator[int]:
-        return iter(self._ranked)
+        return (held.copy_id for held in self._ranked)
 
     def __len__(self) -> int:
         return len(self._held)

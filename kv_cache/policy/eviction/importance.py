@@ -5,6 +5,7 @@ That simulator adds a term for recency, 1 / (1 + time since the last use), so th
 while nothing happens and every copy has to be looked at for each victim. Here the value sinks as
 GreedyDual's does. O(log n) a call, on average."""
 
+from kv_cache.policy.eviction.base import Item
 from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
 
 DEPTH_WEIGHT = 2.0
@@ -14,6 +15,9 @@ MOST_USES = 20
 
 
 class Importance(GreedyDual):
+    def worth(self, item: Item) -> float:
+        return DEPTH_WEIGHT / (1 + DEPTH_DECAY * item.depth)
+
     def value(self, held: Held) -> float:
-        uses = min(held.uses, MOST_USES) / MOST_USES
-        return DEPTH_WEIGHT / (1 + DEPTH_DECAY * held.item.depth) + USE_WEIGHT * uses
+        uses = held.uses if held.uses < MOST_USES else MOST_USES
+        return held.worth + USE_WEIGHT * uses / MOST_USES

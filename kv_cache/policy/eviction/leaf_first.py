@@ -12,85 +12,110 @@ from heapq import heappop, heappush
 
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.ranked import Entry, Ranked
+from kv_cache.policy.eviction.ranked import Node, Ranked
 
 Place = tuple[Key, int]
 """Key and depth."""
 
 
+class Link(Node):
+    """A present copy. Its rank is its last use, the number of an access, leaf or not."""
+
+    __slots__ = ("children", "depth", "key", "parent")
+
+    def __init__(self, item: Item) -> None:
+        super().__init__(item.copy_id)
+        self.key, self.depth, self.parent = item.key, item.depth, item.parent
+        self.children = 0
+
+
 class LeafFirst(Eviction):
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self._items: dict[int, Item] = {}
-        self._last_use: dict[int, int] = {}
-        self._at: dict[Place, int] = {}
-        self._children: dict[Place, int] = {}  # how many; also of what is not here
-        self._leaves = Ranked()
+        self._links: dict[int, Link] = {}
+        self._at: dict[Key, Link] = {}
+        self._orphans: dict[Place, int] = {}  # how many, of what is not here
+        self._leaves: Ranked[Link] = Ranked()
         self._accesses = 0
 
     def insert(self, item: Item) -> None:
-        place = (item.key, item.depth)
-        self._items[item.copy_id] = item
-        self._at[place] = item.copy_id
         self._accesses += 1
-        self._last_use[item.copy_id] = self._accesses
-        above = _above(item)
-        if above is not None:
-            self._children[above] = self._children.get(above, 0) + 1
-            parent = self._at.get(above)
-            if parent is not None and parent in self._leaves:
-                self._leaves.discard(parent)
-        if place not in self._children:
-            self._leaves.add(item.copy_id, self._accesses)
+        link = self._links[item.copy_id] = Link(item)
+        if item.parent is not None:
+            self._join(link, item.parent)
+        self._at[item.key] = link
+        if self._orphans:
+            link.children = self._orphans.pop((item.key, item.depth), 0)
+        if link.children:
+            link.rank = self._accesses
+        else:
+            self._leaves.add(link, self._accesses)
 
     def hit(self, copy_id: int) -> None:
         self._accesses += 1
-        self._last_use[copy_id] = self._accesses
-        if copy_id in self._leaves:
-            self._leaves.rise(copy_id, self._accesses)
+        link = self._links[copy_id]
+        if link.children:
+            link.rank = self._accesses
+        else:
+            self._leaves.rise(link, self._accesses)
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
-        item = self._items.pop(copy_id)
-        del self._at[item.key, item.depth]
-        del self._last_use[copy_id]
-        if copy_id in self._leaves:
-            self._leaves.discard(copy_id)
-        above = _above(item)
-        if above is None:
-            return
-        self._children[above] -= 1
-        if self._children[above]:
-            return
-        del self._children[above]
-        parent = self._at.get(above)
-        if parent is not None:
-            self._leaves.add(parent, self._last_use[parent])
+        link = self._links.pop(copy_id)
+        del self._at[link.key]
+        if link.children:
+            self._orphans[link.key, link.depth] = link.children
+        else:
+            self._leaves.discard(link)
+        if link.parent is not None:
+            self._part(link, link.parent)
 
     def victims(self) -> Iterator[int]:
         """Leaves, and what is one once those before it are gone."""
-        leaves = self._leaves.entries()
+        leaves = iter(self._leaves)
         coming = next(leaves, None)
-        new: list[Entry] = []
-        gone: dict[Place, int] = {}
+        new: list[tuple[float, int]] = []
+        gone: dict[int, int] = {}
         while new or coming is not None:
-            if coming is None or (new and new[0] < coming):
-                copy_id = heappop(new)[2]
+            if coming is None or (new and new[0][0] < coming.rank):
+                link = self._links[heappop(new)[1]]
             else:
-                copy_id, coming = coming[2], next(leaves, None)
-            yield copy_id
-            above = _above(self._items[copy_id])
-            if above is None or above not in self._at:
-                continue
-            gone[above] = gone.get(above, 0) + 1
-            if gone[above] == self._children[above]:
-                parent = self._at[above]
-                heappush(new, (self._last_use[parent], 0, parent))
+                link, coming = coming, next(leaves, None)
+            yield link.copy_id
+            parent = self._above(link)
+            if parent is not None:
+                left = gone[parent.copy_id] = gone.get(parent.copy_id, parent.children) - 1
+                if not left:
+                    heappush(new, (parent.rank, parent.copy_id))
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._links)
 
     def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._items
+        return copy_id in self._links
 
+    def _above(self, link: Link) -> Link | None:
+        if link.parent is None:
+            return None
+        parent = self._at.get(link.parent)
+        return parent if parent is not None and parent.depth == link.depth - 1 else None
 
-def _above(item: Item) -> Place | None:
-    return None if item.parent is None else (item.parent, item.depth - 1)
+    def _join(self, link: Link, above: Key) -> None:
+        parent = self._above(link)
+        if parent is None:
+            place = (above, link.depth - 1)
+            self._orphans[place] = self._orphans.get(place, 0) + 1
+            return
+        if not parent.children:
+            self._leaves.discard(parent)
+        parent.children += 1
+
+    def _part(self, link: Link, above: Key) -> None:
+        parent = self._above(link)
+        if parent is not None:
+            parent.children -= 1
+            if not parent.children:
+                self._leaves.add(parent, parent.rank)
+            return
+        place = (above, link.depth - 1)
+        self._orphans[place] -= 1
+        if not self._orphans[place]:
+            del self._orphans[place]

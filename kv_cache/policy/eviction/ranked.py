@@ -1,80 +1,103 @@
 """Copies in the order of a rank that only rises while a copy is here.
 
 A binary heap holds one entry a copy, perhaps with a rank that it has outgrown: a rise writes the
-new rank beside the heap, and the entry is put right when it comes to the top. So a rise is O(1),
-and to come, to go and to be the first are O(log n) on average. Equal ranks: the one given first."""
+new rank into the copy's node, and the entry is put right when it comes to the top. So a rise is
+O(1), and to come, to go and to be the first are O(log n) on average. Equal ranks: the one given
+first."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Generic, TypeVar
 
-Entry = tuple[float, int, int]
-"""Rank, number of the call that gave it, copy."""
+_GONE = -1
 
 
-class Ranked:
+class Node:
+    """A copy with a rank. Whoever ranks copies adds what else it has to know of one."""
+
+    __slots__ = ("copy_id", "filed", "rank", "turn")
+
+    def __init__(self, copy_id: int) -> None:
+        self.copy_id = copy_id
+        self.rank = 0.0
+        self.turn = _GONE  # the number of the call that gave the rank, while it is here
+        self.filed = False  # has an entry in the heap, here or not
+
+
+N = TypeVar("N", bound=Node)
+
+
+class Ranked(Generic[N]):
     def __init__(self) -> None:
-        self._now: dict[int, Entry] = {}
-        self._heap: list[Entry] = []
-        self._filed: set[int] = set()  # has an entry in the heap, here or not
-        self._calls = 0
+        self._heap: list[tuple[float, int, N]] = []
+        self._turns = 0
+        self._here = 0
 
-    def add(self, copy_id: int, rank: float) -> None:
-        """Also of a copy that was here before, with a rank not lower than its last."""
-        self._calls += 1
-        entry = self._now[copy_id] = (rank, self._calls, copy_id)
-        if copy_id not in self._filed:
-            self._filed.add(copy_id)
-            heappush(self._heap, entry)
+    def add(self, node: N, rank: float) -> None:
+        """Also what was here before, with a rank not lower than its last."""
+        self._turns = node.turn = self._turns + 1
+        node.rank = rank
+        self._here += 1
+        if node.filed:
+            return
+        node.filed = True
+        heap = self._heap
+        if heap and heap[0][2].turn == _GONE:  # it takes the place of what has just gone
+            heapreplace(heap, (rank, node.turn, node))[2].filed = False
+        else:
+            heappush(heap, (rank, node.turn, node))
 
-    def rise(self, copy_id: int, rank: float) -> None:
-        self._calls += 1
-        self._now[copy_id] = (rank, self._calls, copy_id)
+    def rise(self, node: N, rank: float) -> None:
+        self._turns = node.turn = self._turns + 1
+        node.rank = rank
 
-    def rank(self, copy_id: int) -> float:
-        return self._now[copy_id][0]
+    def discard(self, node: N) -> None:
+        node.turn = _GONE
+        self._here -= 1
+        if len(self._heap) > 2 * self._here + 64:
+            self._rebuild()
 
-    def discard(self, copy_id: int) -> None:
-        del self._now[copy_id]
-        if len(self._heap) > 2 * len(self._now) + 64:
-            self._heap = list(self._now.values())
-            self._filed = set(self._now)
-            heapify(self._heap)
-
-    def entries(self) -> Iterator[Entry]:
-        """The lowest first. Walks down the heap from its top: k entries are O(k log k)."""
+    def __iter__(self) -> Iterator[N]:
+        """The lowest first. Walks down the heap from its top: k nodes are O(k log k)."""
         self._settle()
-        heap, now = self._heap, self._now
-        edge = [(heap[0], 0)] if heap else []
+        heap = self._heap
+        if not heap:
+            return
+        yield heap[0][2]
+        edge = [(heap[below], below) for below in range(1, min(3, len(heap)))]
+        heapify(edge)
         while edge:
-            entry, at = heappop(edge)
-            if at >= 0:
+            (_, turn, node), at = heappop(edge)
+            if at:
                 for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
                     heappush(edge, (heap[below], below))
-            current = now.get(entry[2])
-            if current is entry:
-                yield entry
-            elif current is not None:
-                heappush(edge, (current, -1))
-
-    def __iter__(self) -> Iterator[int]:
-        return (copy_id for _, _, copy_id in self.entries())
+            if node.turn == turn:
+                yield node
+            elif node.turn != _GONE:
+                heappush(edge, ((node.rank, node.turn, node), 0))
 
     def __len__(self) -> int:
-        return len(self._now)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._now
+        return self._here
 
     def _settle(self) -> None:
         """Put the top right. What the order is does not change."""
-        heap, now = self._heap, self._now
+        heap = self._heap
         while heap:
-            top = heap[0]
-            current = now.get(top[2])
-            if current is top:
+            _, turn, node = heap[0]
+            if node.turn == turn:
                 return
-            if current is None:
+            if node.turn == _GONE:
                 heappop(heap)
-                self._filed.discard(top[2])
+                node.filed = False
             else:
-                heapreplace(heap, current)
+                heapreplace(heap, (node.rank, node.turn, node))
+
+    def _rebuild(self) -> None:
+        kept = []
+        for _, _, node in self._heap:
+            if node.turn == _GONE:
+                node.filed = False
+            else:
+                kept.append((node.rank, node.turn, node))
+        heapify(kept)
+        self._heap = kept

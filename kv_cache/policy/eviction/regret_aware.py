@@ -25,14 +25,20 @@ class RegretAware(GreedyDual):
         self.horizon = LEAST_HORIZON
         self._accesses = 0
 
+    def worth(self, item: Item) -> float:
+        """Its regret."""
+        evicted_at, before = self.ghosts.pop(item.key, (None, 0.0))
+        if evicted_at is None:
+            return 0.0
+        gap = self._accesses - evicted_at
+        return KEPT * before + max(0, self.horizon - gap + 1) / self.horizon
+
     def value(self, held: Held) -> float:
-        return USE_WEIGHT * held.uses + REGRET_WEIGHT * held.extra
+        return USE_WEIGHT * held.uses + REGRET_WEIGHT * held.worth
 
     def insert(self, item: Item) -> None:
         self._accesses += 1
-        held = Held(item)
-        held.extra = self._regret(item.key)
-        self.hold(held)
+        super().insert(item)
         self.horizon = max(self.horizon, len(self))
 
     def hit(self, copy_id: int) -> None:
@@ -43,13 +49,6 @@ class RegretAware(GreedyDual):
         held = self._held[copy_id]
         super().remove(copy_id, evicted=evicted)
         if evicted:
-            self.ghosts[held.item.key] = (self._accesses, held.extra)
+            self.ghosts[held.key] = (self._accesses, held.worth)
             if len(self.ghosts) > self.horizon:
                 self.ghosts.popitem(last=False)
-
-    def _regret(self, key: Key) -> float:
-        evicted_at, before = self.ghosts.pop(key, (None, 0.0))
-        if evicted_at is None:
-            return 0.0
-        gap = self._accesses - evicted_at
-        return KEPT * before + max(0, self.horizon - gap + 1) / self.horizon
