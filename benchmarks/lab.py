@@ -32,6 +32,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, table
+from benchmarks.policies import CONTENTS, MOST_GROWTH, SIZES, WARM_UP
+from benchmarks.policies import LEAST_PER_S as LEAST_OF_POLICIES
 from benchmarks.policies import accesses as zipf
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB
@@ -39,7 +41,7 @@ from kv_cache.lab.accesses import Accesses, Ints, accesses_of
 from kv_cache.lab.arms import USUAL, Arm, Named
 from kv_cache.lab.bounds import Min
 from kv_cache.lab.ground import Ground
-from kv_cache.lab.seam import cache_of
+from kv_cache.lab.seam import Seam
 from kv_cache.lab.study import replay, study
 from kv_cache.workload.reuse import StackDistances
 
@@ -55,9 +57,6 @@ MOST_MIB = 300.0
 TIMES = 5
 PART_OF_STUDY = 20
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
-SIZES = (10_000, 100_000, 1_000_000)
-LEAST_OF_USUAL = 300_000
-MOST_GROWTH = 4.0
 TIMED = 1_000_000
 
 
@@ -136,16 +135,18 @@ def measure_one_node(requests: int, times: int) -> dict[str, float]:
 
 def measure_policy(name: str, blocks: int) -> dict[str, float]:
     """In this process: lookups a second of a cache of so many blocks that is full and warm."""
-    asked = [*range(blocks), *zipf(blocks, 2 * blocks + TIMED)]
-    given = accesses_of(asked, np.full(2 * blocks, BLOCK_BYTES, np.int64))
-    warm, timed = replace(given, begins=np.array([0, 3 * blocks])).parts()
-    cache = cache_of(Arm(Named(name)), blocks * BLOCK_BYTES, Ground(given, Seed(1)))
+    cold = (1 + WARM_UP) * blocks
+    asked = [*range(blocks), *zipf(blocks, WARM_UP * blocks + TIMED)]
+    given = accesses_of(asked, np.full(CONTENTS * blocks, BLOCK_BYTES, np.int64))
+    warm, timed = replace(given, begins=np.array([0, cold])).parts()
+    room, ground = blocks * BLOCK_BYTES, Ground(given, Seed(1))
+    cache = Seam(Arm(Named(name)).eviction(room, ground.seed), room, ground)
     cache.blocks(warm)
     gc.collect()
     gc.freeze()
-    began = time.perf_counter()
+    began = time.process_time()
     misses = len(cache.blocks(timed))
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     return {"per_s": TIMED / took, "hit_ratio": 1 - misses / TIMED, "mib": peak_mib()}
 
 
@@ -175,20 +176,30 @@ def one_node(requests: int, times: int) -> list[Figure]:
 
 
 def policies(names: Sequence[str], sizes: Sequence[int]) -> list[Figure]:
-    rows = []
-    for name in names:
-        seen = [_in_a_process("--policy", name, str(blocks)) for blocks in sizes]
-        rates = [row["per_s"] for row in seen]
-        growth = rates[0] / rates[-1]
-        rows.append(Figure(
-            number="17", what=f"lab, {name}, lookups/s",
-            wanted=f">= {LEAST_OF_USUAL:,} at {sizes[-1]:,} blocks, growth < {MOST_GROWTH:g}",
-            seen=f"{', '.join(f'{rate / 1000:.0f}' for rate in rates)} k/s; cost x {growth:.2f}; "
-            f"hits {seen[-1]['hit_ratio']:.3f}; {seen[-1]['mib']:.0f} MiB",
-            met=rates[-1] >= LEAST_OF_USUAL and growth < MOST_GROWTH,
-        ))  # fmt: skip
-        print(rows[-1].what, rows[-1].seen, flush=True)
-    return rows
+    """FIFO's growth first, which the others' is held against."""
+    seen = {
+        name: [_in_a_process("--policy", name, str(blocks)) for blocks in sizes]
+        for name in ("fifo", *names)
+    }
+    usual = _growth(seen["fifo"])
+    return [_figure(name, seen[name], usual, sizes) for name in names]
+
+
+def _growth(seen: Sequence[dict[str, float]]) -> float:
+    return seen[0]["per_s"] / seen[-1]["per_s"]
+
+
+def _figure(
+    name: str, seen: Sequence[dict[str, float]], usual: float, sizes: Sequence[int]
+) -> Figure:
+    rates, growth = [row["per_s"] for row in seen], _growth(seen) / usual
+    return Figure(
+        number="17", what=f"lab, {name}, lookups/s",
+        wanted=f">= {LEAST_OF_POLICIES:,} at {sizes[-1]:,} blocks, growth < {MOST_GROWTH:g} fifo's",
+        seen=f"{', '.join(f'{rate / 1000:.0f}' for rate in rates)} k/s; x {growth:.2f}; "
+        f"hits {seen[-1]['hit_ratio']:.3f}; {seen[-1]['mib']:.0f} MiB",
+        met=rates[-1] >= LEAST_OF_POLICIES and growth < MOST_GROWTH,
+    )  # fmt: skip
 
 
 def figures(*, quick: bool = False) -> Sequence[Figure]:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.seed import Seed
@@ -23,6 +23,7 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.reuse import StackDistances
 
 SIZE = 64
+of_all = settings(max_examples=40, deadline=None)  # laws of all policies
 SEED = Seed(5)
 LRU = Arm(Named("lru"))
 ARMS = [Arm(Named(name)) for name in USUAL]
@@ -97,6 +98,7 @@ def test_min_finds_what_the_best_of_all_ways_finds(
     assert hits(rule, given) == best(blocks, room, refusing=refusing)
 
 
+@of_all
 @given(asked(), st.lists(rooms, min_size=1, max_size=3))
 def test_no_policy_is_above_min_and_min_not_above_no_limit(
     given: Accesses, some: list[int]
@@ -114,6 +116,7 @@ def test_no_policy_is_above_min_and_min_not_above_no_limit(
         assert found.unlimited.blocks.hits == given.lookups - given.unique
 
 
+@of_all
 @given(asked(), st.lists(rooms, min_size=1, max_size=2))
 def test_the_prefix_hits_of_a_study_are_those_of_a_cache_that_is_told_by_prefix(
     given: Accesses, some: list[int]
@@ -128,6 +131,7 @@ def test_the_prefix_hits_of_a_study_are_those_of_a_cache_that_is_told_by_prefix(
             assert row.prefix.evictions == cache.evicted
 
 
+@of_all
 @given(asked(), rooms, st.sampled_from(ADMISSIONS))
 def test_no_policy_behind_an_admission_policy_is_above_min_that_may_refuse(
     given: Accesses, room: int, admission: str
@@ -162,6 +166,7 @@ def by_prefix(row: Row) -> int:
     return (row.prefix or row.blocks).hits
 
 
+@of_all
 @given(asked(unequal=True), st.integers(1, 120))
 def test_no_policy_and_no_min_is_above_the_limit_of_space_and_time(
     given: Accesses, room: int
@@ -245,6 +250,7 @@ def test_a_hit_by_prefix_has_no_miss_before_it(given: Accesses, room: int) -> No
     assert leading_hits(cache_of(LRU, room * SIZE, Ground(given, SEED)), given) == found
 
 
+@of_all
 @given(asked(unequal=True), st.integers(0, 120))
 def test_what_was_stored_was_evicted_or_is_there(given: Accesses, room: int) -> None:
     for arm in ARMS:

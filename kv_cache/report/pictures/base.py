@@ -162,6 +162,7 @@ class Picture:
     lines: Sequence[str]
     panels: Sequence[Panel]
     left: float = _LEFT  # inches
+    right: float = _RIGHT
 
 
 def paint(picture: Picture) -> "Figure":
@@ -209,7 +210,7 @@ def _write_head(figure: "Figure", height: float, head: list[str], lines: list[st
 
 def _place_panels(figure: "Figure", picture: Picture, height: float, top: float) -> None:
     down, shared = top, None
-    width = _WIDTH - picture.left - _RIGHT
+    width = _WIDTH - picture.left - picture.right
     for panel, after in _neighbours(picture.panels):
         upper = down + (_TITLE if panel.title else 0.04)
         place = (
@@ -219,7 +220,7 @@ def _place_panels(figure: "Figure", picture: Picture, height: float, top: float)
             panel.height / height,
         )
         axes = figure.add_axes(place, sharex=shared)
-        _dress(axes, panel, picture.left)
+        _dress(axes, panel, picture.left, picture.right)
         panel.draw(axes)
         if panel.bare:
             axes.set_axis_off()
@@ -231,9 +232,9 @@ def _place_panels(figure: "Figure", picture: Picture, height: float, top: float)
         down += _outer(panel, after)
 
 
-def _dress(axes: "Axes", panel: Panel, left: float) -> None:
+def _dress(axes: "Axes", panel: Panel, left: float, right: float) -> None:
     if panel.title:
-        begin = -(left - 0.08) / (_WIDTH - left - _RIGHT)
+        begin = -(left - 0.08) / (_WIDTH - left - right)
         axes.set_title(panel.title, size=NORMAL, weight="bold", loc="left", x=begin, pad=5)
     axes.set_ylabel(panel.y, size=SMALL, color=BLACK)
     axes.tick_params(labelsize=SMALL, color=PALE, length=2.5)

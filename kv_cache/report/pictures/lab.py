@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
 from kv_cache.core.units import GIB
@@ -18,7 +19,6 @@ from kv_cache.report.pictures.base import (
     NothingToDrawError,
     Panel,
     Picture,
-    from_zero,
     label_ends,
     logarithmic,
     needed,
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE)
-_MARKS = "os^Dv<>ph*"
+_MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
+"""Of lines, and beside their names: those of one colour differ in these."""
 _LABEL = 0.15  # inches of a line's name
 _LEAST_HEIGHT = 1.3
+_LETTER, _MARGIN, _MOST_RIGHT = 0.058, 0.25, 2.6  # inches right of the curves
 _RULES = (
     ("blocks", "miss_ratio", "misses by blocks"),
     ("blocks", "byte_miss_ratio", "bytes missed by blocks"),
@@ -45,7 +47,7 @@ _MOST_PANELS = 40
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     name: str
-    bound: bool
+    kind: str  # bound, rule or policy
     x: Sequence[float]
     y: Sequence[float]
 
@@ -59,13 +61,28 @@ def lab_picture(own: Json) -> Picture:
     title = (
         "What policies miss" if len(cases) != 1 else f"What policies miss: {word(cases[0], 'name')}"
     )
-    return Picture(title=title, lines=list(_head(own, cases)), panels=panels[:_MOST_PANELS])
+    return Picture(
+        title=title, lines=list(_head(own, cases)), panels=panels[:_MOST_PANELS],
+        right=_right(cases),
+    )  # fmt: skip
+
+
+def _right(cases: Sequence[Json]) -> float:
+    """Inches for the longest name of a line, half of the picture at most."""
+    names = [
+        len(word(entry, "policy"))
+        for case in cases
+        for table in rows_at(case, "tables")
+        for column in rows_at(table, "columns")
+        for entry in rows_at(column, "entries")
+    ]
+    return min(_MOST_RIGHT, _MARGIN + _LETTER * max(names, default=0))
 
 
 def _head(own: Json, cases: Sequence[Json]) -> Iterator[str]:
     seeds = max((needed(case, "seeds") for case in cases), default=1)
     of = f"Means of {seeds:.0f} seeds. " if seeds > 1 else ""
-    yield f"{of}Grey: what no policy undercuts. Without time: nothing was measured."
+    yield f"{of}Dashed: what no policy undercuts. Without time: nothing was measured."
     if len(cases) == 1:
         first = needed(cases[0], "base.compulsory") / max(1, needed(cases[0], "base.lookups"))
         yield f"{100 * first:.1f} % of lookups are the first of their block."
@@ -95,7 +112,7 @@ def _lines(table: Json, rule: str, figure: str) -> Iterator[_Line]:
         ]
         if points:
             yield _Line(
-                name=word(entry, "policy"), bound=value_at(entry, "kind") != "policy",
+                name=word(entry, "policy"), kind=word(entry, "kind"),
                 x=[x for x, _ in points], y=[y for _, y in points],
             )  # fmt: skip
 
@@ -111,13 +128,21 @@ def _panel(title: str, lines: Sequence[_Line]) -> Panel:
 def _draw(axes: "Axes", lines: Sequence[_Line], height: float) -> None:
     labels, policies = [], 0
     for line in lines:
-        if line.bound:
-            colour, mark, style = GREY, "", "--"
-        else:
-            colour, mark = _COLOURS[policies % len(_COLOURS)], _MARKS[policies % len(_MARKS)]
-            style, policies = "-", policies + 1
-        axes.plot(line.x, line.y, style, color=colour, marker=mark, markersize=3, linewidth=1.1)
-        labels.append(Label(line.y[-1], line.name, BLACK if line.bound else colour))
+        if line.kind != "policy":
+            style = "--" if line.kind == "bound" else ":"
+            axes.plot(line.x, line.y, style, color=GREY, linewidth=1.1)
+            labels.append(Label(line.y[-1], line.name, BLACK))
+            continue
+        colour = _COLOURS[policies % len(_COLOURS)]
+        mark, shown = list(_MARKS.items())[policies // len(_COLOURS) % len(_MARKS)]
+        axes.plot(line.x, line.y, "-", color=colour, marker=mark, markersize=3, linewidth=1.1)
+        labels.append(Label(line.y[-1], f"{shown} {line.name}", colour))
+        policies += 1
     logarithmic(axes, [x for line in lines for x in line.x], x=True)
-    from_zero(axes, [y for line in lines for y in line.y])
+    axes.set_ylim(*_around([y for line in lines for y in line.y]))
     label_ends(axes, labels, height)
+
+
+def _around(shares: Sequence[float]) -> tuple[float, float]:
+    """Whole tens of percent: from 0 there would be little to see above what nobody can avoid."""
+    return max(0.0, 10 * floor(min(shares) / 10 - 0.1)), min(105.0, 10 * ceil(max(shares) / 10) + 5)
