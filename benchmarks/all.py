@@ -71,7 +71,7 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
             lambda: list(replay.figures(replay.traces(None), directory, quick=quick)),
         ),
         "8": ("the capacity of two devices", lambda: capacity.figures(quick=quick)),
-        "21": (
+        "19": (
             "the twin's error",
             lambda: list(twin.figures(directory, pairs=3 if quick else 5)),
         ),
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    numbers = ("1", *map(str, range(4, 11)), *map(str, range(12, 19)), "21")
+    numbers = ("1", *map(str, range(4, 11)), *map(str, range(12, 20)))
     parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()

@@ -149,7 +149,7 @@ def _figure(
 
 
 def _row(what: str, wanted: str, seen: str, *, met: bool) -> Figure:
-    return Figure(number="21", what=what, wanted=wanted, seen=seen, met=met)
+    return Figure(number="19", what=what, wanted=wanted, seen=seen, met=met)
 
 
 @contextmanager

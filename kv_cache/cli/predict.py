@@ -25,7 +25,7 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import GIB, PAGE_BYTES
 from kv_cache.report.environment import capture
 from kv_cache.report.prediction import prediction_lines
-from kv_cache.report.result import build_result, write_result
+from kv_cache.report.result import as_json, build_result, write_result
 
 EXIT_BROKEN = 1
 
@@ -36,7 +36,8 @@ usage: kv-cache.py predict --profile FILE [option of run ...]
 
 Simulate the very load that run with these options would serve, on the machine of a profile that
 calibrate (or probe) wrote, and print what the run would measure: storage bandwidth, hit ratios,
-requests/s, percentiles of loads and stores by tier. --output FILE keeps it as a result.
+requests/s, percentiles of loads and stores by tier; with --json as one document. --output FILE
+keeps it as a result.
 
 Objects of sizes that were not measured are refused; --extrapolate goes on all the same and marks
 every number that it touches. run --predict FILE does this before a real run, and publishes the
@@ -124,12 +125,17 @@ def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
         return caught.exit_code
     section = foresight.section(outcome)
     document = build_result(job.config, job.model, outcome, capture(*job.directories), twin=section)
-    print(f"{job.model.name}, seed {job.seed}, schedule {outcome.schedule_sha256[:12]}")
-    print("\n".join(prediction_lines(section, every=True)))
+    told = job.config.output.json
+    if told:
+        print(as_json(section).decode(), end="")
+    else:
+        print(f"{job.model.name}, seed {job.seed}, schedule {outcome.schedule_sha256[:12]}")
+        print("\n".join(prediction_lines(section, every=True)))
     try:
         write_result(job.output, document)
     except OSError as error:
-        print(f"the prediction could not be written: {job.output}: {error.strerror}")
+        log.error("the prediction could not be written: %s: %s", job.output, error.strerror)
         return EXIT_BROKEN
-    print(f"result  {job.output}")
+    if not told:
+        print(f"result  {job.output}")
     return 0

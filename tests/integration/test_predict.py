@@ -124,10 +124,11 @@ def test_predict_moves_nothing_and_says_the_same_in_every_process(
 def test_predict_and_run_foresee_the_same(calibrated: Path, tmp_path: Path) -> None:
     place = use(calibrated, tmp_path)
     ran = small(place, "--predict=hw.yaml", *LOAD)
-    args = [*SMALL, "--cache-dir=cache", *LOAD, "--profile=hw.yaml", "--output=P.json"]
+    args = [*SMALL, "--cache-dir=cache", *LOAD, "--profile=hw.yaml", "--output=P.json", "--json"]
     alone = program(place, "predict", *args)
     assert alone.code == 0, alone.err
     document = json.loads((place / "P.json").read_bytes())
+    assert json.loads(alone.out) == document["kv_cache"]["twin"]
     assert document["kv_cache"]["twin"]["prediction"] == ran.own["twin"]["prediction"]
 
 
