@@ -152,8 +152,9 @@ def _tiers(rng: random.Random, block: int, size: int) -> Plain:
         tiers |= {
             "write_policy": rng.choice((*WRITE_POLICIES, "back", "back", "through")),
             "selective_depth_blocks": rng.choice((1, 4)),
-            "prefetch": rng.choice(PREFETCHES),
         }
+    if len(SCOPES.keys() & tiers.keys()) > 1:
+        tiers["prefetch"] = rng.choice(PREFETCHES)
     return tiers
 
 

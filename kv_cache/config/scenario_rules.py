@@ -57,7 +57,12 @@ def kv_bytes_per_token(model: ModelSection) -> int:
 
 
 def has_lower_tier(scenario: Scenario) -> bool:
-    return any(getattr(scenario.tiers, name).capacity_gib > 0 for name in TIERS)
+    return bool(lower_tiers(scenario))
+
+
+def lower_tiers(scenario: Scenario) -> list[str]:
+    """Those below HBM that are there, the fastest first."""
+    return [name for name in TIERS if getattr(scenario.tiers, name).capacity_gib > 0]
 
 
 def is_separated(scenario: Scenario) -> bool:
@@ -257,10 +262,10 @@ def _policies(scenario: Scenario) -> Iterator[str]:
             f"tiers.write_policy is {tiers.write_policy}, but there is no tier below HBM to write "
             "to; give one a capacity_gib, or use back"
         )
-    if tiers.prefetch != "none" and not lower:
+    if tiers.prefetch != "none" and len(lower_tiers(scenario)) < 2:
         yield (
-            f"tiers.prefetch is {tiers.prefetch}, but there is no tier below HBM to load from; "
-            "give one a capacity_gib, or use none"
+            f"tiers.prefetch is {tiers.prefetch}, which brings blocks up to the first tier below "
+            "HBM, but there are no two below it; give another one a capacity_gib, or use none"
         )
     if network.tail_probability and network.tail_multiplier == 1:
         yield (

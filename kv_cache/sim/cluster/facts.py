@@ -45,7 +45,7 @@ def facts(outcome: Outcome) -> Plain:
         "tokens": _tokens(outcome),
         "blocks": _blocks(outcome),
         "tiers": {tier.name: _tier(tier) for tier in outcome.tiers},
-        "links": {link.kind: _link(link, window_s) for link in outcome.links},
+        "links": {link.kind: _link(link, _moving_s(outcome)) for link in outcome.links},
         "bytes_by_cause": dict(_causes(outcome.links)),
         "instances": _instances(outcome.instances, window_s),
         "concurrency_ns": outcome.concurrency_ns,
@@ -218,9 +218,14 @@ def _tier(tier: TierFacts) -> Plain:
     return {name: getattr(tier, name) for name in names}
 
 
+def _moving_s(outcome: Outcome) -> float:
+    """The window, and what was still under way at its end."""
+    return (max(outcome.ended_ns, outcome.moved_ns) - outcome.began_ns) / NS_PER_S
+
+
 def _link(link: LinkFacts, window_s: float) -> Plain:
-    """Utilisation: busy time over the window and all servers; of the busiest link alone too. Links
-    that were never used are not in the mean."""
+    """Utilisation: busy time over the time in which bytes moved and all servers; of the busiest
+    link alone too. Links that were never used are not in the mean."""
     each_s = link.servers * window_s
     return {
         "links": link.links,

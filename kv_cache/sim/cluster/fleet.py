@@ -73,13 +73,17 @@ class _Side:
 class PrefillSide(_Side):
     """Who computes a prompt."""
 
-    def wait_ns(self, instance: int) -> int:
-        """A new prompt waits for those before it; for answers only where all places are taken."""
-        found = self._cluster.instances.get(instance)
+    def wait_ns(self, instance: int, flight: Flight) -> int:
+        """A new prompt waits for those before it; where all places are taken, or the memory, also
+        for answers to end, one for each that waits."""
+        cluster = self._cluster
+        found = cluster.instances.get(instance)
         if found is None:
             return 0
-        full = len(found.members) + len(found.waiting) >= found.max_seqs
-        return self.loads.work[instance] if full else self.loads.prefill[instance]
+        need = -(-flight.target // cluster.block_tokens)
+        full = found.waiting or len(found.members) >= found.max_seqs or need > found.place.available
+        ends = (1 + len(found.waiting)) * found.next_end_ns() if full else 0
+        return self.loads.prefill[instance] + ends
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
         """See `router.Fleet`."""
@@ -109,7 +113,7 @@ class DecodeSide(_Side):
     def below(self) -> Sequence[str]:
         return ()
 
-    def wait_ns(self, instance: int) -> int:
+    def wait_ns(self, instance: int, flight: Flight) -> int:
         """Answers share an instance: all that are there count."""
         return self.loads.work[instance]
 

@@ -479,10 +479,8 @@ class Instance:
 
     def _begin_run(self) -> None:
         while self.decoding:
-            finishing = self.finishing
-            while finishing[0][3].ticket != finishing[0][2]:  # it was preempted
-                heappop(finishing)
-            steps = self._fitting(finishing[0][0] - self.steps)
+            self._forget_stale()
+            steps = self._fitting(self.finishing[0][0] - self.steps)
             if steps:
                 break
             self._preempt_for_growth()
@@ -495,6 +493,12 @@ class Instance:
         self._epoch += 1
         self.step_ns = self.compute.run_ns(self.decoding, self.context, steps)
         loop.at(loop.now_ns + self.step_ns, STEPS, self._run_done, self._epoch)
+
+    def _forget_stale(self) -> None:
+        """Entries of who was preempted."""
+        finishing = self.finishing
+        while finishing[0][3].ticket != finishing[0][2]:
+            heappop(finishing)
 
     def _fitting(self, steps: int) -> int:
         """The most steps, up to `steps`, for which there is memory."""
@@ -589,6 +593,20 @@ class Instance:
             if steps > 1:
                 buckets[bucket_of((duration - first) // (steps - 1))] += (steps - 1) * measured
         self._last_out_ns = now
+
+    def next_end_ns(self) -> int:
+        """How long it takes until the next answer ends, if nobody joins; where none has begun, how
+        long that of the oldest will take."""
+        if not self.decoding:
+            oldest = next(iter(self.members), None)
+            if oldest is None:
+                return 0
+            left = oldest.ask.output_tokens - oldest.generated
+            return self.compute.run_ns(1, oldest.target, left)
+        self._forget_stale()
+        steps = self.finishing[0][0] - self.steps
+        passed = self.cluster.loop.now_ns - self._run_began if self._run_steps > 1 else 0
+        return max(0, self.compute.run_ns(self.decoding, self.context, steps) - passed)
 
     # --- preemption ------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class Network:
         )
         self._begin = self._pass if self._fair is None else self._fair.begin
         self._sent = 0
+        self.ended_ns = 0  # when the last byte so far was there
         self._under_way: dict[int, Transfer] = {}
         self._ended: dict[str, int] = defaultdict(int)
         """Bytes times links, by cause."""
@@ -102,6 +103,7 @@ class Network:
         transfer.hop = len(transfer.path)
 
     def _arrive(self, transfer: Transfer) -> None:
+        self.ended_ns = self._loop.now_ns
         del self._under_way[transfer.number]
         nbytes = transfer.nbytes
         for link in transfer.path:

@@ -156,6 +156,7 @@ class Outcome:
     itl_buckets: dict[int, int] = field(default_factory=dict)
     began_ns: int = 0  # the first measured arrival
     ended_ns: int = 0  # the last end
+    moved_ns: int = 0  # the end of the last transfer, which may be later
     events: int = 0
     concurrency_ns: int = 0
     checks: Counter[str] = field(default_factory=Counter)  # how often each law was checked

@@ -26,7 +26,7 @@ class Fleet(Protocol):
 
     def fits(self, instance: int, flight: Flight) -> bool: ...
 
-    def wait_ns(self, instance: int) -> int:
+    def wait_ns(self, instance: int, flight: Flight) -> int:
         """What the flight would wait for there."""
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
@@ -159,7 +159,7 @@ class Router:
             if not fleet.fits(instance, flight):
                 continue
             missing, loading, lacking = fleet.overlap_cost_ns(instance, flight)
-            cost = section.w_load * fleet.wait_ns(instance) + section.w_overlap * missing
+            cost = section.w_load * fleet.wait_ns(instance, flight) + section.w_overlap * missing
             cost += section.w_transfer * loading
             key = (cost, lacking, *self._loads.key(instance)[1:])  # where nothing takes time
             if best < 0 or key < best_key:

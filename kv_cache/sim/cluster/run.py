@@ -169,6 +169,7 @@ class _Collector:
             itl_buckets=dict(cluster.itl),
             began_ns=max(0, cluster.began_ns),
             ended_ns=cluster.ended_ns,
+            moved_ns=cluster.network.ended_ns,
             events=cluster.loop.events,
             concurrency_ns=cluster.concurrency_ns,
             checks=checks,
