@@ -125,7 +125,7 @@ def _longest(work: Plain) -> int:
     turn = sum(work["prompt_tokens"]) // 2 + sum(work["output_tokens"]) // 2
     turn += work.get("reasoning_tokens", 0)
     before = sum(work.get(f"{n}_tokens", 0) for n in ("system", "tool", "context"))
-    turns = work.get("turns", (1, 1))[1]
+    turns: int = work.get("turns", (1, 1))[1]
     return int(before + turns * (turn + 1))
 
 

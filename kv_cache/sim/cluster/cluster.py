@@ -8,7 +8,7 @@ thread, one order of events: the same scenario gives the same outcome in every p
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.core.seed import Seed
@@ -16,13 +16,14 @@ from kv_cache.metrics.histogram import bucket_of
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.asks import Ask, AskSource
 from kv_cache.sim.cluster.chain import Chain
-from kv_cache.sim.cluster.compute import Compute, compute_of, token_bytes
+from kv_cache.sim.cluster.compute import Compute, make_compute, token_bytes
+from kv_cache.sim.cluster.fleet import DecodeSide, PrefillSide
 from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, Rules
 from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
 from kv_cache.sim.cluster.network import Network
 from kv_cache.sim.cluster.pieces import Piece, Place, Run, Watch, blocks_of
-from kv_cache.sim.cluster.router import Loads, Router
+from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.stack import Part, match
 from kv_cache.sim.cluster.topology import Topology, Way
 from kv_cache.sim.profile import ProfileModel
@@ -59,7 +60,7 @@ class Cluster:
         self.topology = Topology(scenario, profiles, self.block_bytes)
         self.network = Network(self.loop, scenario.network, seed.child("network"))
         self.watches = {name: Watch() for name in TIERS}
-        self._tiers = _tiers_of(scenario)
+        self.tiers = _tiers_of(scenario)
         self._places: dict[tuple[str, int], Place] = {}
         self._below: dict[Place, Place | None] = {}
         self._rules = _rules_of(scenario)
@@ -71,7 +72,6 @@ class Cluster:
             self._capacities.extend(array("q", (blocks,)) * group.count)
         self._prefetch_kind = scenario.tiers.prefetch
         self._build_routers(seed)
-        self._reaching: dict[tuple[str, int], list[int]] = {}
         self._seen = bytearray(1)
         self._arrivals: Iterator[Ask] = iter(())
         self.alive: dict[int, Flight] = {}
@@ -87,14 +87,13 @@ class Cluster:
         decode = [i for i, role in enumerate(roles) if role != "prefill"]
         self._most_prefill = max(self.capacity_of(i) for i in prefill) if prefill else 0
         self._most_decode = max(self.capacity_of(i) for i in decode) if decode else 0
-        count = topology.instances
-        self._loads = Loads(prefill, count)
+        self.prefill_side = PrefillSide(self, prefill)
         self._prefill_router = Router(
-            section.kind, section, prefill, self._loads, self, seed.child("router")
+            section.kind, section, self.prefill_side, seed.child("router")
         )
-        self._decode_loads = Loads(decode, count)
+        self.decode_side = DecodeSide(self, decode)
         self._decode_router = Router(
-            section.decode, section, decode, self._decode_loads, self, seed.child("decode-router")
+            section.decode, section, self.decode_side, seed.child("decode-router")
         )
 
     def _begin_counting(self) -> None:
@@ -150,26 +149,29 @@ class Cluster:
         hbm = self._place(
             "hbm", number, number, self._capacities[number], scenario.tiers.hbm_eviction
         )
-        tiers = (hbm, *(self._tier_place(tier, number) for tier in self._tiers))
+        tiers = (hbm, *(self._tier_place(tier, number) for tier in self.tiers))
         for upper, lower in pairwise(tiers):
             self._below.setdefault(upper, lower)
         return Instance(number, group.role, self, compute, tiers, self._rules, most)
+
+    def compute_of(self, instance: int) -> Compute:
+        return self._compute(self.topology.group_of(instance))
 
     def _compute(self, name: str) -> Compute:
         found = self._computes.get(name)
         if found is None:
             group = self.scenario.instances[name]
             most = group.max_num_seqs or self.scenario.scheduler.max_num_seqs
-            found = self._computes[name] = compute_of(group, self.scenario.model, most)
+            found = self._computes[name] = make_compute(group, self.scenario.model, most)
         return found
 
     def _tier_place(self, tier: str, instance: int) -> Place:
         section: TierSection = getattr(self.scenario.tiers, tier)
-        index, vertex = self._where(section.scope, instance)
+        index, vertex = self.where(section.scope, instance)
         capacity = int(section.capacity_gib * GIB) // self.block_bytes
         return self._place(tier, index, vertex, capacity, section.eviction)
 
-    def _where(self, scope: str, instance: int) -> tuple[int, int]:
+    def where(self, scope: str, instance: int) -> tuple[int, int]:
         """Index and vertex of the place of that scope which an instance reaches."""
         topology = self.topology
         node, rack = topology.place_of(instance)
@@ -189,9 +191,6 @@ class Cluster:
                 EVICTION[eviction], self.watches[tier],
             )  # fmt: skip
         return place
-
-    def capacity_of(self, instance: int) -> int:
-        return self._capacities[instance]
 
     # --- arrivals --------------------------------------------------------------------------
 
@@ -255,73 +254,33 @@ class Cluster:
             self._reject(flight, "queue-full")
             return
         flight.home = number
-        compute, ask = instance.compute, flight.ask
-        flight.work = compute.prefill_ns(ask.prompt_tokens, 0)
-        if not self.separated:
-            flight.work += int(ask.output_tokens * compute.token_ns)
-        flight.work_at = number
-        self._loads.add(number, flight.work)
+        self._expect_work(flight, instance)
         if self._emit is not None:
-            self._emit(self.loop.now_ns, "route", ask.number, number)
+            self._emit(self.loop.now_ns, "route", flight.ask.number, number)
         instance.enqueue(flight)
         instance.nudge()
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
             self._prefetch(instance, flight.path)
 
-    def fits(self, instance: int, flight: Flight) -> bool:
-        return -(-flight.stored_tokens // self.block_tokens) <= self._capacities[instance]
+    def _expect_work(self, flight: Flight, instance: Instance) -> None:
+        """What a flight will cost where it is sent, as far as one knows then."""
+        compute, ask = instance.compute, flight.ask
+        flight.work_at = instance.number
+        flight.prefill_work = compute.prefill_ns(ask.prompt_tokens, 0)
+        if not self.separated:
+            flight.answer_work = int(ask.output_tokens * compute.token_ns)
+        self.prefill_side.loads.add(instance.number, flight.prefill_work, flight.answer_work)
 
-    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
-        """See `router.Fleet`."""
-        compute = self._compute(self.topology.group_of(instance))
-        prompt = flight.ask.prompt_tokens
-        found = self._instances.get(instance)
-        if found is None and not self._tiers:
-            return compute.prefill_ns(prompt, 0), 0.0, prompt
-        tiers = self.instance(instance).tiers
-        most = (prompt - 1) // self.block_tokens
-        parts = match(tiers, flight.path, self.chain, most)
-        have = loading = 0
-        for part in parts:
-            blocks = part.end - part.start
-            have += blocks
-            if part.tier:
-                way = self._down(part.place, instance)
-                loading += self.network.estimate_ns(way, blocks * self.block_bytes)
-        before = have * self.block_tokens
-        missing = prompt - before
-        return compute.prefill_ns(missing, before), loading, missing
+    def _prefill_left(self, flight: Flight, left: int) -> None:
+        """So much prefill of it is still to come."""
+        change = left - flight.prefill_work
+        if change:
+            flight.prefill_work = left
+            self.prefill_side.loads.add(flight.work_at, change, 0)
 
-    def holders(self, flight: Flight, most: int, among: bytes) -> list[int]:
-        """See `router.Fleet`."""
-        found: dict[int, None] = {}
-        hbm = self.watches["hbm"].holders
-        for node in reversed(flight.path):
-            able = (number for number in hbm.get(node, ()) if among[number])
-            for number in islice(able, most - len(found)):
-                found[number] = None
-            for tier in self._tiers:
-                places = self.watches[tier].holders.get(node, ())
-                for index in islice(places, max(0, most - len(found))):
-                    number = self._near(tier, index)
-                    if number >= 0 and among[number]:
-                        found[number] = None
-            if len(found) >= most:
-                break
-        return list(found)
-
-    def _near(self, tier: str, index: int) -> int:
-        """The least loaded instance that reaches a place."""
-        near = self._reaching.get((tier, index))
-        if near is None:
-            near = self._reaching[tier, index] = self._who_reaches(tier, index)
-        return min(near, key=self._loads.key) if near else -1
-
-    def _who_reaches(self, tier: str, index: int) -> list[int]:
-        scope = getattr(self.scenario.tiers, tier).scope
-        if scope == "cluster":
-            return []
-        return [i for i in self._loads.members if self._where(scope, i)[0] == index]
+    def capacity_of(self, instance: int) -> int:
+        """Blocks of its HBM."""
+        return self._capacities[instance]
 
     # --- prefixes --------------------------------------------------------------------------
 
@@ -349,7 +308,10 @@ class Cluster:
         hold = flight.hold
         assert hold is not None
         if flight.hit_tokens < 0:
-            flight.hit_tokens = hold.shared * self.block_tokens
+            flight.hit_tokens = found = hold.shared * self.block_tokens
+            if found:
+                left = instance.compute.prefill_ns(flight.target - found, found)
+                self._prefill_left(flight, left)
             if flight.measured:
                 for part in parts:
                     self.hits[TIERS[part.place.tier]] += part.end - part.start
@@ -394,7 +356,7 @@ class Cluster:
             nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
             self._say("load", flight, instance.number)
             self.network.send(
-                self._down(place, instance.number), nbytes, "load", self._loaded,
+                self.down(place, instance.number), nbytes, "load", self._loaded,
                 (instance, flight, place, pairs),
             )  # fmt: skip
 
@@ -423,7 +385,7 @@ class Cluster:
             instance.prefill(flight)
         instance.nudge()
 
-    def _down(self, place: Place, instance: int) -> Way:
+    def down(self, place: Place, instance: int) -> Way:
         """The way of a load from a place to an instance."""
         device = self.topology.device(TIERS[place.tier], place.index, "read")
         return (device, *self.topology.path(place.vertex, instance))
@@ -443,6 +405,7 @@ class Cluster:
             self._say("first-token", flight, instance.number)
         elif flight.measured:
             self.gap(now - flight.out_ns)
+        self._prefill_left(flight, 0)
         flight.out_ns = now
         flight.generated += 1
         instance.decode_tokens += 1
@@ -473,9 +436,8 @@ class Cluster:
             number = flight.home
         flight.decoder = number
         instance = self.instance(number)
-        work = int(flight.ask.output_tokens * instance.compute.token_ns)
-        self._decode_loads.add(number, work)
-        flight.decode_work = work
+        flight.decode_work = int(flight.ask.output_tokens * instance.compute.token_ns)
+        self.decode_side.loads.add(number, 0, flight.decode_work)
         if number != flight.home:
             instance.enqueue(flight)
             instance.nudge()
@@ -490,8 +452,6 @@ class Cluster:
             return
         del instance.members[flight]
         self.turn(flight, TRANSFER)
-        self._loads.add(flight.work_at, -flight.work)
-        flight.work = 0
         flight.prepared = True
         self.send_on(flight)
 
@@ -610,9 +570,10 @@ class Cluster:
             flight.hold = None
         if flight.home >= 0:
             self._instances[flight.home].members.pop(flight, None)
-        if flight.work:
-            self._loads.add(flight.work_at, -flight.work)
-            flight.work = 0
+        if flight.work_at >= 0:
+            loads = self.prefill_side.loads
+            loads.add(flight.work_at, -flight.prefill_work, -flight.answer_work)
+            flight.prefill_work = flight.answer_work = 0
         if flight.decoder >= 0:
             self._leave_decoder(flight)
 
@@ -620,7 +581,7 @@ class Cluster:
         """Of a flight that was to decode elsewhere; if it ends before its state was sent, it waits
         there, or has memory there."""
         self._instances[flight.decoder].members.pop(flight, None)
-        self._decode_loads.add(flight.decoder, -flight.decode_work)
+        self.decode_side.loads.add(flight.decoder, 0, -flight.decode_work)
         flight.decode_work = 0
         if flight.landing is not None:
             flight.landing.release()
@@ -640,8 +601,9 @@ class Cluster:
 
     def estimated_work(self) -> Iterator[int]:
         """What the routers think waits at each instance, for prefill and for decode."""
-        yield from self._loads.work
-        yield from self._decode_loads.work
+        for side in (self.prefill_side, self.decode_side):
+            yield from side.loads.work
+            yield from side.loads.prefill
 
     def turn(self, flight: Flight, phase: int) -> None:
         """The flight is in another phase."""
@@ -719,7 +681,7 @@ class Cluster:
         host = instance.tiers[1]
         self.turn(flight, TRANSFER)
         self.network.send(
-            self._down(host, instance.number), flight.swapped * self.block_bytes, "swap-in",
+            self.down(host, instance.number), flight.swapped * self.block_bytes, "swap-in",
             self._swapped_in, (instance, flight),
         )  # fmt: skip
 

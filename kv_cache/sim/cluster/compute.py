@@ -127,7 +127,7 @@ def pairs_of(before: int, tokens: int) -> int:
     return tokens * before + tokens * (tokens + 1) // 2
 
 
-def compute_of(section: InstanceSection, model: ModelSection, max_num_seqs: int) -> Compute:
+def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: int) -> Compute:
     """The model of one group of instances."""
     overhead = section.step_overhead_us * NS_PER_US
     if section.compute == "none":

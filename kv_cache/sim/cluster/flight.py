@@ -34,10 +34,10 @@ class Hold:
 
 class Flight:
     __slots__ = (
-        "admitted_ns", "arrival_ns", "ask", "computed", "decode_work", "decoder", "finish_step",
-        "first_ns", "generated", "hit_tokens", "hold", "home", "joined_step", "landing",
-        "landing_order", "loads", "measured", "order", "out_ns", "path", "phase", "prepared",
-        "sending", "sent", "swapped", "target", "ticket", "work", "work_at",
+        "admitted_ns", "answer_work", "arrival_ns", "ask", "computed", "decode_work", "decoder",
+        "finish_step", "first_ns", "generated", "hit_tokens", "hold", "home", "joined_step",
+        "landing", "landing_order", "loads", "measured", "order", "out_ns", "path", "phase",
+        "prefill_work", "prepared", "sending", "sent", "swapped", "target", "ticket", "work_at",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, path: tuple[int, ...], arrival_ns: int, *, measured: bool) -> None:
@@ -64,9 +64,10 @@ class Flight:
         self.sending = 0  # transfers there that are under way
         self.sent = 0  # tokens sent there, or found there
         self.prepared = False  # all that is to be sent is computed
-        self.work = 0  # what routers count for it, in ns, at `work_at`
-        self.work_at = -1
-        self.decode_work = 0  # likewise where it decodes
+        self.work_at = -1  # where routers count what it costs, in ns
+        self.prefill_work = 0  # still to come
+        self.answer_work = 0
+        self.decode_work = 0  # where it decodes, if that is elsewhere
 
     @property
     def stored_tokens(self) -> int:

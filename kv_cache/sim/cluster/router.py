@@ -1,10 +1,9 @@
 """Who gets a request: five rules, one cost.
 
 Round robin, least loaded, the less loaded of two drawn by chance (Mitzenmacher, IEEE TPDS 12(10),
-2001), the session's last instance, and prefix aware: the least of w_load x work that waits there +
+2001), the session's last instance, and prefix aware: the least of w_load x what waits there +
 w_overlap x prefill of what it lacks + w_transfer x loading of what it has below HBM, in ns (the
-cost forms of Dynamo's KV router and of Mooncake's Conductor). Work is estimated: prefill alone, and
-for each token of the answer what it adds to a full instance.
+cost forms of Dynamo's KV router and of Mooncake's Conductor). See `fleet.py` for the estimates.
 
 It must stay cheap with ten thousand instances: who holds a prefix is looked up, not searched.
 Ties go to who was chosen longest ago, so that an idle cluster is used evenly.
@@ -20,33 +19,41 @@ from kv_cache.sim.cluster.flight import Flight
 
 
 class Fleet(Protocol):
-    """What a router may know of the instances."""
+    """What a router may know of the instances that it chooses among."""
+
+    members: Sequence[int]
+    loads: "Loads"
 
     def fits(self, instance: int, flight: Flight) -> bool: ...
 
+    def wait_ns(self, instance: int) -> int:
+        """What the flight would wait for there."""
+
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
-        """Prefill of what is missing there, loading of what is below HBM there, and the tokens
+        """Prefill of what is missing there, loading or sending of what is elsewhere, and the tokens
         that are missing."""
 
-    def holders(self, flight: Flight, most: int, among: bytes) -> Sequence[int]:
-        """Instances that have, or reach, the longest prefixes of it, the longest first: those which
-        have a 1 in `among`."""
+    def holders(self, flight: Flight, most: int) -> Sequence[int]:
+        """Members that have, or reach, the longest prefixes of it, the longest first."""
 
 
 class Loads:
-    """Estimated work of each of a set of instances; finds the least loaded one."""
+    """Estimated work of each of a set of instances, `prefill` a part of it; finds the least loaded
+    one."""
 
-    __slots__ = ("_chosen", "_heap", "_turn", "members", "work")
+    __slots__ = ("_chosen", "_heap", "_turn", "members", "prefill", "work")
 
     def __init__(self, members: Sequence[int], instances: int) -> None:
         self.members = members
         self.work = [0] * instances
+        self.prefill = [0] * instances
         self._chosen = [0] * instances
         self._turn = 0
         self._heap: list[tuple[int, int, int]] | None = None  # made when it is first asked for
 
-    def add(self, instance: int, work: int) -> None:
-        self.work[instance] += work
+    def add(self, instance: int, prefill: int, answers: int) -> None:
+        self.prefill[instance] += prefill
+        self.work[instance] += prefill + answers
         if self._heap is not None:
             self._push(self._heap, instance)
 
@@ -88,19 +95,11 @@ class Loads:
 
 
 class Router:
-    """One rule over one set of instances. `affinity` is shared by nobody."""
+    """One rule over one set of instances."""
 
-    def __init__(
-        self,
-        kind: str,
-        section: RouterSection,
-        members: Sequence[int],
-        loads: Loads,
-        fleet: Fleet,
-        seed: Seed,
-    ) -> None:
-        self._members = members
-        self._loads = loads
+    def __init__(self, kind: str, section: RouterSection, fleet: Fleet, seed: Seed) -> None:
+        self._members = fleet.members
+        self._loads = fleet.loads
         self._fleet = fleet
         self._section = section
         self._rng = seed.rng()
@@ -113,10 +112,6 @@ class Router:
             "session-affinity": self._session_affinity,
             "prefix-aware": self._prefix_aware,
         }[kind]
-        among = bytearray(len(loads.work))
-        for member in members:
-            among[member] = 1
-        self._among = bytes(among)
         self._remembers = kind in ("session-affinity", "prefix-aware")
 
     def choose(self, flight: Flight) -> int:
@@ -129,10 +124,6 @@ class Router:
         if self._remembers:
             self._last[flight.ask.session] = instance
         return instance
-
-    def forget(self, session: int) -> None:
-        """A session is over."""
-        self._last.pop(session, None)
 
     def _round_robin(self, flight: Flight) -> int:
         instance = self._members[self._next]
@@ -156,20 +147,19 @@ class Router:
         return self._least_loaded(flight) if last is None else last
 
     def _prefix_aware(self, flight: Flight) -> int:
-        section, work = self._section, self._loads.work
+        section, fleet = self._section, self._fleet
         candidates = dict.fromkeys(self._loads.least(2))
         last = self._last.get(flight.ask.session)
         if last is not None:
             candidates[last] = None
         if flight.path:
-            found = self._fleet.holders(flight, section.candidates, self._among)
-            candidates |= dict.fromkeys(found)
+            candidates |= dict.fromkeys(fleet.holders(flight, section.candidates))
         best, best_key = -1, (0.0, 0, 0, 0)
         for instance in candidates:
-            if not self._fleet.fits(instance, flight):
+            if not fleet.fits(instance, flight):
                 continue
-            missing, loading, lacking = self._fleet.overlap_cost_ns(instance, flight)
-            cost = section.w_load * work[instance] + section.w_overlap * missing
+            missing, loading, lacking = fleet.overlap_cost_ns(instance, flight)
+            cost = section.w_load * fleet.wait_ns(instance) + section.w_overlap * missing
             cost += section.w_transfer * loading
             key = (cost, lacking, *self._loads.key(instance)[1:])  # where nothing takes time
             if best < 0 or key < best_key:

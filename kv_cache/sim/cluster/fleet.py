@@ -1,0 +1,129 @@
+"""What routers may know of the instances, for each of the two choices that they make.
+
+Work is estimated in ns: of prefill, what is left of it alone; of an answer, what its tokens add to
+a full instance.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.router import Loads
+from kv_cache.sim.cluster.stack import held, match
+
+if TYPE_CHECKING:
+    from kv_cache.sim.cluster.cluster import Cluster
+
+
+class _Side:
+    """The instances that one choice is among."""
+
+    def __init__(self, cluster: "Cluster", members: Sequence[int]) -> None:
+        self._cluster = cluster
+        self.members = members
+        self.loads = Loads(members, cluster.topology.instances)
+        among = bytearray(cluster.topology.instances)
+        for number in members:
+            among[number] = 1
+        self._among = bytes(among)
+        self._reaching: dict[tuple[str, int], list[int]] = {}
+
+    def fits(self, instance: int, flight: Flight) -> bool:
+        cluster = self._cluster
+        return -(-flight.stored_tokens // cluster.block_tokens) <= cluster.capacity_of(instance)
+
+    def holders(self, flight: Flight, most: int) -> list[int]:
+        """See `router.Fleet`."""
+        found: dict[int, None] = {}
+        watches, among = self._cluster.watches, self._among
+        hbm = watches["hbm"].holders
+        for node in reversed(flight.path):
+            able = (number for number in hbm.get(node, ()) if among[number])
+            for number in islice(able, most - len(found)):
+                found[number] = None
+            for tier in self.below:
+                places = watches[tier].holders.get(node, ())
+                for index in islice(places, max(0, most - len(found))):
+                    near = self._near(tier, index)
+                    if near:
+                        found[min(near, key=self.loads.key)] = None
+            if len(found) >= most:
+                break
+        return list(found)
+
+    @property
+    def below(self) -> Sequence[str]:
+        """Tiers below HBM whose content is of use."""
+        return self._cluster.tiers
+
+    def _near(self, tier: str, index: int) -> list[int]:
+        """Who reaches a place; nobody in particular where all do."""
+        near = self._reaching.get((tier, index))
+        if near is None:
+            cluster = self._cluster
+            scope = getattr(cluster.scenario.tiers, tier).scope
+            near = []
+            if scope != "cluster":
+                near = [i for i in self.members if cluster.where(scope, i)[0] == index]
+            self._reaching[tier, index] = near
+        return near
+
+
+class PrefillSide(_Side):
+    """Who computes a prompt."""
+
+    def wait_ns(self, instance: int) -> int:
+        """A new prompt waits for those before it; for answers only where all places are taken."""
+        found = self._cluster.instances.get(instance)
+        if found is None:
+            return 0
+        full = len(found.members) + len(found.waiting) >= found.max_seqs
+        return self.loads.work[instance] if full else self.loads.prefill[instance]
+
+    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
+        """See `router.Fleet`."""
+        cluster = self._cluster
+        compute = cluster.compute_of(instance)
+        prompt = flight.ask.prompt_tokens
+        if instance not in cluster.instances and not cluster.tiers:
+            return compute.prefill_ns(prompt, 0), 0.0, prompt
+        most = (prompt - 1) // cluster.block_tokens
+        parts = match(cluster.instance(instance).tiers, flight.path, cluster.chain, most)
+        have = loading = 0
+        for part in parts:
+            blocks = part.end - part.start
+            have += blocks
+            if part.tier:
+                way = cluster.down(part.place, instance)
+                loading += cluster.network.estimate_ns(way, blocks * cluster.block_bytes)
+        before = have * cluster.block_tokens
+        missing = prompt - before
+        return compute.prefill_ns(missing, before), loading, missing
+
+
+class DecodeSide(_Side):
+    """Who gives the answer, once a prompt is computed elsewhere."""
+
+    @property
+    def below(self) -> Sequence[str]:
+        return ()
+
+    def wait_ns(self, instance: int) -> int:
+        """Answers share an instance: all that are there count."""
+        return self.loads.work[instance]
+
+    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
+        """Nothing is computed; what is missing there is sent."""
+        cluster = self._cluster
+        found = cluster.instances.get(instance)
+        have = 0
+        if found is not None and flight.path:
+            most = flight.target // cluster.block_tokens
+            have = held(found.place, flight.path, cluster.chain, most) * cluster.block_tokens
+        missing = flight.target - have
+        if instance == flight.home:
+            return 0.0, 0.0, 0
+        way = cluster.topology.path(flight.home, instance)
+        sending = cluster.network.estimate_ns(way, missing * cluster.token_bytes)
+        return 0.0, sending, missing
