@@ -50,6 +50,7 @@ class Instance:
         "_kicking",
         "_last_out_ns",
         "_orders",
+        "_preempted",
         "_run_began",
         "_run_steps",
         "_slacks",
@@ -121,6 +122,7 @@ class Instance:
         self._last_out_ns = 0
         self._fresh: list[int] = []
         self._joining: list[Flight] = []  # from the next step on
+        self._preempted = False  # somebody, since who waits was last let in
         self._kicking = False
         self.grown = 0  # blocks taken for the decode part of a step with chunks
 
@@ -153,7 +155,7 @@ class Instance:
         """Somebody may want in: end a run of decode steps at the next step."""
         if not self.busy:
             self.kick()
-        elif self._run_steps > 1 and (self._joining or len(self.members) < self.max_seqs):
+        elif self._run_steps and (self._joining or len(self.members) < self.max_seqs):
             self._shorten()
 
     def kick(self) -> None:
@@ -169,6 +171,7 @@ class Instance:
 
     def _begin(self) -> None:
         for _ in range(2):  # again where all who decoded had to give their memory back
+            self._preempted = False
             self._admit()
             if self.prefilling and self._begin_step():
                 return
@@ -217,7 +220,7 @@ class Instance:
                 found += part.end - part.start
                 if part.tier:
                     below += part.end - part.start
-        private = self._reserved(flight) - found if rules.reserve_prompt else 0
+        private = self._taken_at_once(flight, found) - found
         evicted = place.make_room(below + max(0, private))
         if evicted is None:
             for part in parts:
@@ -243,8 +246,17 @@ class Instance:
         for memory, and may not be waited for."""
         insort(self.prefilling, flight, key=_order)
 
+    def _taken_at_once(self, flight: Flight, found: int) -> int:
+        """Blocks that a prompt must have to be admitted: without a reservation, those of the first
+        chunk."""
+        rules = self.rules
+        if rules.reserve_prompt or not rules.chunked:
+            return self._reserved(flight)
+        tokens = found * rules.block_tokens + rules.batched_tokens
+        return -(-min(flight.target, tokens) // rules.block_tokens)
+
     def _reserved(self, flight: Flight) -> int:
-        """Blocks that admission takes, with those that are found."""
+        """Blocks that a reservation takes, with those that are found."""
         tokens = flight.stored_tokens if self.rules.reserve_all else flight.target
         return -(-tokens // self.rules.block_tokens)
 
@@ -486,6 +498,8 @@ class Instance:
             self._preempt_for_growth()
         else:
             return  # all have lost their memory, and wait for it at the head of the queue
+        if self._preempted:
+            steps = 1  # there may be room for somebody who waits
         loop = self.cluster.loop
         self.busy = True
         self._run_steps = steps
@@ -651,6 +665,7 @@ class Instance:
 
     def _preempt(self, flight: Flight) -> None:
         self.preemptions += 1
+        self._preempted = True
         decoded = flight.phase == DECODE
         if decoded:
             self._leave_decoding(flight)
