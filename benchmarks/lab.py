@@ -8,11 +8,11 @@ Timed is the replay of the accesses, which are numbers already; reading a trace 
 figure. The hits of LRU are held against those of the stack distances, so that nothing fast is
 wrong.
 
-The second is each policy in the lab at 10^4, 10^5 and 10^6 resident blocks: a cache filled with N
-blocks of one size is asked for 2N blocks by Zipf's law, which warm it up, and for a million more
-against the clock. An access is flat in cost if it takes at most `MOST_GROWTH`
-times as long with the most blocks as with the fewest; part of that is the memory's (FIFO and
-random do next to nothing, and grow too).
+The second is each policy in the lab at 10^4, 10^5 and 10^6 resident blocks, with the work and by
+the rules of `benchmarks/policies.py`: a cache of N blocks that is full and warm is asked for a
+million blocks by Zipf's law. All go through the seam to the policies of the tiers, LRU and FIFO
+too, for which a study has shorter ways. Time is the processor's; a policy's cost is flat if it
+grows at most `MOST_GROWTH` times as much as that of FIFO, whose growth is the memory's.
 """
 
 import argparse

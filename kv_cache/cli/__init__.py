@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kv_cache.cli.aside import step_aside
 from kv_cache.cli.ranks import COORDINATOR, rank_of
-from kv_cache.core.errors import UsageError, did_you_mean
+from kv_cache.core.errors import BrokenLawError, UsageError, did_you_mean
 
+EXIT_BROKEN = 1
 EXIT_USAGE = 2
 EXIT_SIGINT = 130
 
@@ -161,6 +162,9 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         print(f"kv-cache: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except BrokenLawError as error:
+        print(f"kv-cache: {error}", file=sys.stderr)
+        return EXIT_BROKEN
 
 
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:

@@ -206,7 +206,7 @@ class TiersSection:
     prefetch: str = opt(
         "none",
         "on-arrival: load while the request waits; next-in-session: bring what the next turn of "
-        "a session will want up while it thinks",
+        "a session will want up, half-way through the time that it thinks",
         choices=PREFETCHES,
     )
     overlap_load: bool = opt(

@@ -69,7 +69,8 @@ def conservation(cluster: "Cluster") -> None:
     assert not phases[ENDED], f"{phases[ENDED]} requests have ended and are alive"
     for phase in (QUEUED, PREFILL, TRANSFER, DECODE):
         assert phases[phase] == cluster.phases[phase], (
-            f"{phases[phase]} requests are in phase {phase}, not {cluster.phases[phase]} as counted"
+            f"{phases[phase]} requests are in phase {phase}, but {cluster.phases[phase]} are "
+            "counted"
         )
 
 

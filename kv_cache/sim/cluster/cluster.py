@@ -258,9 +258,9 @@ class Cluster:
         if self._emit is not None:
             self._emit(self.loop.now_ns, "route", flight.ask.number, number)
         instance.enqueue(flight)
-        if self._prefetch_kind == "on-arrival":
-            self._prefetch(instance, flight.path)
         instance.nudge()
+        if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
+            self._prefetch(instance, flight.path)
 
     def _expect_work(self, flight: Flight, instance: Instance) -> None:
         """What a flight will cost where it is sent, as far as one knows then."""
@@ -321,12 +321,21 @@ class Cluster:
             for part in reversed(parts):
                 part.place.hit(part.piece)
                 self._note_use(part)
+            if part.tier > 1 and self._prefetch_kind != "none":
+                self._note_late(instance, part)
             self._load(instance, flight, parts)
 
     def _note_use(self, part: Part) -> None:
         if part.piece.fetched:
             part.piece.fetched = False
             self.prefetch_useful[TIERS[part.place.tier]] += part.piece.end - part.piece.start
+
+    def _note_late(self, instance: Instance, part: Part) -> None:
+        """A prefetch of it that has begun is not there yet, so it is loaded from afar."""
+        target = instance.tiers[1]
+        coming = target.find(part.node, part.start)
+        if coming is not None and coming.fetched:
+            self.prefetch_late[TIERS[target.tier]] += min(part.end, coming.end) - part.start
 
     def _load(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
         hold, hbm = flight.hold, instance.place
@@ -551,9 +560,9 @@ class Cluster:
             self._emit(now, event, flight.ask.number, instance)
         for ask in self._source.after(flight.ask, now, answered=answered):
             self.loop.at(ask.arrival_ns, ARRIVES, self._arrive, ask)
-        leaf = flight.ask.answer_leaf
-        if self._prefetch_kind == "next-in-session" and answered and leaf >= 0:
-            self._prefetch(self.instance(flight.home), self.chain.path(leaf))
+            if self._prefetch_kind == "next-in-session" and ask.turn and flight.home >= 0:
+                half_ns = now + (ask.arrival_ns - now) // 2
+                self.loop.at(half_ns, ENDS, self._prefetch_next, (flight.home, ask.leaf))
 
     def _let_go(self, flight: Flight) -> None:
         if flight.hold is not None:
@@ -740,6 +749,11 @@ class Cluster:
             _become_ready(piece)
             place.unpin(piece)
 
+    def _prefetch_next(self, what: tuple[int, int]) -> None:
+        """Half of the time to think is over: what the turn before left in HBM may be gone."""
+        home, leaf = what
+        self._prefetch(self.instance(home), self.chain.path(leaf))
+
     def _prefetch(self, instance: Instance, path: Sequence[int]) -> None:
         """Bring a sequence from far below up to the first tier below HBM, before it is asked
         for."""
@@ -749,10 +763,12 @@ class Cluster:
         parts = match(instance.tiers, path, self.chain, self.chain.end(path[-1]))
         by_place: dict[Place, list[tuple[Piece, Piece]]] = {}
         name = TIERS[target.tier]
-        parts = [part for part in parts if part.tier > 1]
+        parts = [part for part in parts if part.tier]
         for part in parts:
-            part.place.pin(part.piece)
+            part.place.pin(part.piece)  # also what is near already: it may not go to make room
         for part in parts:
+            if part.place is target:
+                continue
             for run in target.missing(part.node, part.start, part.end):
                 evicted = target.make_room(run.end - run.start)
                 if evicted is None:

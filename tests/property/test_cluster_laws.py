@@ -1,0 +1,352 @@
+"""The laws of a simulated cluster over scenarios drawn at random from all of its settings.
+
+The laws themselves are in kv_cache/sim/cluster/check.py, which every run asks; here they are asked
+after every few events. What one run alone cannot show is compared here: other capacities, other
+seeds, other processes, limits between settings.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from kv_cache.config.scenario import Scenario
+from kv_cache.sim.cluster.asks import Ask, AskSource
+from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.check import AT_END, LAWS
+from kv_cache.sim.cluster.compute import compute_of
+from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.run import simulate
+from kv_cache.sim.cluster.sources import build_source
+from tests.cluster import Plain, gib, random_values, scenario_of, serve
+
+BATCHES, BATCH = 10, 42
+
+
+class Turns:
+    """A source that is watched: each turn comes after the end of the one before it, each request
+    ends once, and ends are told in the order of time."""
+
+    def __init__(self, source: AskSource) -> None:
+        self._source = source
+        self._alive: dict[int, Ask] = {}
+        self._ends: dict[tuple[int, int], int] = {}
+        self._last_ns = 0
+
+    def first(self) -> Iterator[Ask]:
+        for ask in self._source.first():
+            yield self._begun(ask)
+
+    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+        assert self._alive.pop(ask.number) is ask, "a request ended that was not alive"
+        assert self._last_ns <= ended_ns, "ends are told out of order"
+        self._last_ns = self._ends[ask.session, ask.turn] = ended_ns
+        return [self._begun(new) for new in self._source.after(ask, ended_ns, answered=answered)]
+
+    def _begun(self, ask: Ask) -> Ask:
+        assert ask.number not in self._alive
+        if ask.turn:
+            ended_ns = self._ends[ask.session, ask.turn - 1]
+            assert ask.arrival_ns >= ended_ns, "a turn began before the one before it ended"
+        self._alive[ask.number] = ask
+        return ask
+
+
+def served(scenario: Scenario) -> tuple[Outcome, list[tuple[int, str, int, int]]]:
+    """With the log that the run told."""
+    events: list[tuple[int, str, int, int]] = []
+    chain = Chain()
+    source = Turns(build_source(scenario, chain))
+    return simulate(scenario, source, chain, on_event=lambda *e: events.append(e)), events
+
+
+# --- all laws, everywhere ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        scenario = scenario_of(random_values(seed))
+        outcome, events = served(scenario)
+        assert all(outcome.checks[law] for law in (*LAWS, *AT_END)), "a law was not asked"
+        every_request_ends_once(outcome, events)
+        times_are_in_order(outcome)
+        no_token_comes_before_its_computation(outcome, events)
+        parts_add_up(outcome)
+
+
+def every_request_ends_once(outcome: Outcome, events: list[tuple[int, str, int, int]]) -> None:
+    ends = [number for _, kind, number, _ in events if kind in ("finish", "reject", "abort")]
+    asked = outcome.scenario.workload.requests
+    assert sorted(ends) == list(range(asked)), "not every request ended once"
+    requests = outcome.requests
+    ended = requests.finished + requests.rejected.total() + requests.aborted.total()
+    assert requests.arrived == ended == asked
+
+
+def times_are_in_order(outcome: Outcome) -> None:
+    requests = outcome.requests
+    for queue, ttft, e2e, tpot, tokens in zip(
+        requests.queue_ns, requests.ttft_ns, requests.e2e_ns, requests.tpot_ns,
+        requests.output_tokens, strict=True,
+    ):  # fmt: skip
+        assert 0 <= queue <= ttft <= e2e
+        assert tpot == (-1 if tokens == 1 else (e2e - ttft) // (tokens - 1))
+
+
+def no_token_comes_before_its_computation(
+    outcome: Outcome, events: list[tuple[int, str, int, int]]
+) -> None:
+    """TTFT is at least the wait and the prefill of what was not found, at the peak and alone."""
+    scenario, requests = outcome.scenario, outcome.requests
+    preempted = {number for _, kind, number, _ in events if kind == "preempt"}
+    for at, number in enumerate(requests.number):
+        if number in preempted:
+            continue
+        group = scenario.instances[outcome.instances.group[requests.instance[at]]]
+        compute = compute_of(group, scenario.model, 1)
+        hit = requests.hit_tokens[at]
+        assert hit < requests.prompt_tokens[at]
+        least = requests.queue_ns[at] + compute.prefill_ns(requests.prompt_tokens[at] - hit, hit)
+        assert requests.ttft_ns[at] >= least - 1, f"request {number} is faster than its prefill"
+
+
+def parts_add_up(outcome: Outcome) -> None:
+    instances, requests = outcome.instances, outcome.requests
+    assert outcome.blocks.hit <= outcome.blocks.looked_up
+    assert requests.measured_finished == len(requests.number) <= requests.measured_arrived
+    assert sum(instances.preemptions) == requests.preemptions
+    for peak, capacity in zip(instances.peak_blocks, instances.capacity_blocks, strict=True):
+        assert peak <= capacity
+    if not outcome.scenario.workload.warmup_requests:
+        assert sum(instances.finished) == requests.finished
+    for link in outcome.links:
+        assert all(nbytes >= 0 for nbytes in link.bytes_by_cause.values())
+        assert link.busiest_ns <= outcome.ended_ns or link.bytes_by_cause.total()
+
+
+# --- determinism ---------------------------------------------------------------------------------
+
+
+def digest(seeds: Sequence[int]) -> str:
+    """Of the event logs of some scenarios."""
+    found = hashlib.sha256()
+    for seed in seeds:
+        _, events = served(scenario_of(random_values(seed)))
+        found.update(repr(events).encode())
+    return found.hexdigest()
+
+
+SEEDS = range(1000, 1008)
+
+
+def test_a_seed_gives_the_same_events_in_every_process() -> None:
+    code = f"from tests.property.test_cluster_laws import *; print(digest({list(SEEDS)}))"
+    seen = {digest(SEEDS)}
+    for hash_seed in ("0", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.getcwd()}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seen.add(done.stdout.strip())
+    assert len(seen) == 1
+
+
+def test_without_jitter_the_networks_seed_changes_nothing() -> None:
+    """A trace of equal requests, so that nothing else is drawn."""
+
+    def outcome(seed: int, cv: float) -> list[int]:
+        values = small(network={"jitter_cv": cv}, seed=seed)
+        return list(serve(scenario_of(values)).requests.ttft_ns)
+
+    assert outcome(1, 0.0) == outcome(2, 0.0)
+    assert outcome(1, 1.0) != outcome(2, 1.0)
+
+
+# --- bounds and limits ---------------------------------------------------------------------------
+
+
+def small(**changed: Plain | int) -> Plain:
+    """One instance, one tier below it, requests at once, of fixed lengths: sessions that come back
+    for what was evicted meanwhile."""
+    values: Plain = {
+        "model": {"kv_bytes_per_token": 1000, "block_tokens": 16},
+        "workload": {
+            "requests": 60, "rate_per_s": 0.0, "turns": (5, 5), "think_s": (0.01, 0.01),
+            "system_prompts": 3, "system_tokens": 40, "context_tokens": 100,
+            "prompt_tokens": (50, 50), "output_tokens": (20, 20), "prompt_law": "fixed",
+            "output_law": "fixed",
+        },
+        "instances": {"gpu": {"hbm_gib": gib(60, 16), "compute": "rate"}},
+        "tiers": {"dram": {"capacity_gib": gib(500, 16), "scope": "device"}},
+        "topology": {"instances_per_node": 1},
+        "scheduler": {"max_num_seqs": 4},
+        "watch": {"check_every": 10},
+    }  # fmt: skip
+    for section, keys in changed.items():
+        if isinstance(keys, dict):
+            values[section] = values.get(section, {}) | keys
+        else:
+            values[section] = keys
+    return values
+
+
+def reuse(**changed: Plain | int) -> Plain:
+    """Sessions over shared documents, one request at a time and without time."""
+    return small(
+        workload={
+            "requests": 300, "concurrency": 1, "turns": (1, 4), "documents": 12,
+            "documents_per_session": 2, "context_tokens": 300, "prompt_law": "uniform",
+            "prompt_tokens": (1, 60), "think_s": (0.0, 0.0), "rate_per_s": 10.0,
+        },
+        scheduler={"reservation": "reserve-full"},
+        **changed,
+    )  # fmt: skip
+
+
+def hits(values: Plain) -> int:
+    return serve(scenario_of(values)).blocks.hit
+
+
+def test_hits_of_lru_do_not_fall_with_the_capacity_and_end_at_the_ceiling() -> None:
+    """One instance, HBM alone: Mattson's stack property, over whole prefixes."""
+    found = []
+    for blocks in (45, 60, 80, 110, 160, 300, 700, 5000):
+        group = {"hbm_gib": gib(blocks, 16), "compute": "none"}
+        outcome = serve(scenario_of(reuse(instances={"gpu": group}, tiers={"dram": {}})))
+        assert outcome.requests.finished == 300
+        found.append(outcome.blocks.hit)
+    assert found == sorted(found)
+    assert found[0] < found[-1] == outcome.blocks.ceiling < outcome.blocks.looked_up
+
+
+def test_a_tier_of_no_capacity_is_no_tier() -> None:
+    with_none = reuse(tiers={"dram": {"capacity_gib": 0.0, "read_latency_us": 1e6}})
+    without = reuse(tiers={"dram": {}})
+    assert list(serve(scenario_of(with_none)).requests.ttft_ns) == list(
+        serve(scenario_of(without)).requests.ttft_ns
+    )
+
+
+def test_a_lower_tier_adds_hits_and_never_takes_any_one_request_at_a_time() -> None:
+    alone = hits(reuse(tiers={"dram": {}}))
+    below = hits(reuse())
+    assert alone < below
+
+
+SINGLES: Plain = {
+    "source": "poisson", "requests": 40, "concurrency": 1, "prompt_tokens": (1, 300),
+    "output_tokens": (1, 60),
+}  # fmt: skip
+GPU: Plain = {"hbm_gib": gib(60, 16), "compute": "rate"}
+
+
+@pytest.mark.parametrize("transfer", ["push", "pull", "on-demand"])
+def test_separate_roles_with_free_transfers_are_one_mixed_instance(transfer: str) -> None:
+    """The exact limit: one request at a time, nothing shared, a link of 10^18 bytes/s without
+    latency. A transfer takes the 1 ns that it is rounded up to."""
+    values = small()
+    values["workload"] = SINGLES
+    mixed = serve(scenario_of(values)).requests
+    values |= {
+        "instances": {"p": GPU | {"role": "prefill"}, "d": GPU | {"role": "decode"}},
+        "topology": {"instances_per_node": 2},
+        "network": {"nvlink": {"gbytes_per_s": 1e9, "latency_us": 0.0}},
+        "separation": {"transfer": transfer, "chunk_blocks": 10**6, "pipelined": False},
+    }
+    apart = serve(scenario_of(values)).requests
+    assert mixed.prompt_tokens == apart.prompt_tokens
+    assert mixed.ttft_ns == apart.ttft_ns
+    for one, two, tokens in zip(mixed.e2e_ns, apart.e2e_ns, mixed.output_tokens, strict=True):
+        assert two - one == (1 if tokens > 1 else 0)
+
+
+def test_where_the_instances_stand_is_nothing_to_one_that_is_alone() -> None:
+    """One node of many, or the only one: the same numbers, as long as it uses nobody's memory."""
+    alone = served(scenario_of(small()))[1]
+    top = {"racks": 3, "nodes_per_rack": 4, "instances_per_node": 8}
+    assert served(scenario_of(small(topology=top)))[1] == alone
+
+
+def test_instances_that_get_nothing_change_nothing() -> None:
+    """One session after the other: whoever has it keeps it, so the others stay idle."""
+    router = {"kind": "session-affinity"}
+    work = {"requests": 5, "turns": (5, 5)}
+    one = serve(scenario_of(small(workload=work, router=router)))
+    group = {"gpu": GPU | {"count": 6}}
+    many = serve(
+        scenario_of(
+            small(workload=work, router=router, instances=group, topology={"instances_per_node": 6})
+        )
+    )
+    assert many.requests.ttft_ns == one.requests.ttft_ns
+    assert sum(1 for n in many.instances.requests if n) == 1
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "blocks", "think_s"), [("on-arrival", 90, 0.5), ("next-in-session", 150, 2.0)]
+)
+def test_prefetching_over_free_links_never_raises_the_mean_latency(
+    prefetch: str, blocks: int, think_s: float
+) -> None:
+    """Reads from afar take 5 ms each, however many go on; near ones take nothing. One sequence at
+    a time: beside each other they share a computer, and who is early may be in the way."""
+    free = {"read_gbytes_per_s": 1e9, "write_gbytes_per_s": 1e9, "write_latency_us": 0.0}
+    tiers = {
+        "dram": free | {"capacity_gib": gib(blocks, 16), "scope": "device", "read_latency_us": 0.0},
+        "nvme": free | {"capacity_gib": gib(9000, 16), "read_latency_us": 5000.0},
+        "overlap_load": False,
+    }
+    network = {"pcie": {"gbytes_per_s": 1e9, "latency_us": 0.0}}
+
+    def outcome(kind: str) -> Outcome:
+        work = {"think_s": (think_s, think_s)}
+        rules = {"max_num_seqs": 1, "reservation": "reserve-full"}
+        values = small(
+            tiers=tiers | {"prefetch": kind}, network=network, workload=work, scheduler=rules
+        )
+        return serve(scenario_of(values))
+
+    without, found = outcome("none"), outcome(prefetch)
+    assert sum(tier.prefetched for tier in found.tiers) > 0
+    assert found.requests.finished == without.requests.finished
+    assert sum(found.requests.ttft_ns) < sum(without.requests.ttft_ns)
+    assert found.tiers[1].prefetch_useful > 0 == without.tiers[1].prefetched
+
+
+def test_what_can_never_fit_is_rejected_with_the_reason_and_the_rest_is_served() -> None:
+    values = small()
+    values["workload"] = SINGLES | {"prompt_tokens": (1, 60 * 16 * 2)}
+    outcome = serve(scenario_of(values))
+    rejected = outcome.requests.rejected
+    assert set(rejected) == {"larger-than-hbm"}
+    assert rejected.total() + outcome.requests.finished == 40
+    most = 60 * 16
+    for prompt, output in zip(
+        outcome.requests.prompt_tokens, outcome.requests.output_tokens, strict=True
+    ):
+        assert prompt + output - 1 <= most
+
+
+def test_the_warm_up_is_in_no_number_but_the_conservation_of_requests() -> None:
+    """One request at a time, measured from the 10th on."""
+    values = small()
+    values["workload"] = SINGLES
+    whole = serve(scenario_of(values))
+    values["workload"] = SINGLES | {"warmup_requests": 10}
+    warm = serve(scenario_of(values))
+    assert warm.requests.finished == whole.requests.finished == 40
+    assert warm.requests.measured_finished == 30 == len(warm.requests.ttft_ns)
+    pairs = dict(zip(whole.requests.number, whole.requests.ttft_ns, strict=True))
+    for number, ttft_ns in zip(warm.requests.number, warm.requests.ttft_ns, strict=True):
+        assert number >= 10
+        assert pairs[number] == ttft_ns
+    assert sum(warm.instances.decode_tokens) == sum(warm.requests.output_tokens)
+    assert sum(warm.instances.prefill_tokens) == sum(warm.requests.prompt_tokens)
