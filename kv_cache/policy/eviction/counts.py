@@ -1,59 +1,90 @@
 """Copies by a count, and by when they came to it: lists in a list (Shah, Mitra and Matani, "An
-O(1) algorithm for implementing the LFU cache eviction scheme", 2010). Up or down by one is O(1)."""
+O(1) algorithm for implementing the LFU cache eviction scheme", 2010). Up or down by one is O(1),
+and looks nothing up."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
+from typing import cast
+
+from kv_cache.policy.eviction.chain import Chain, Link, append, release
 
 _NO_COUNT = -2  # no neighbour of any
 
 
-class _Bucket:
-    __slots__ = ("after", "before", "copies", "count")
+class Counted(Link):
+    """A copy in the chain of its count."""
+
+    __slots__ = ("bucket", "copy_id")
+
+    def __init__(self, copy_id: int) -> None:
+        self.copy_id = copy_id
+        self.bucket: _Bucket | None = None  # None: it is gone
+
+
+class _Bucket(Chain):
+    """The copies of one count, between the next lower count and the next higher."""
+
+    __slots__ = ("count", "higher", "lower")
 
     def __init__(self, count: int) -> None:
+        super().__init__()
         self.count = count
-        self.copies: OrderedDict[int, None] = OrderedDict()
-        self.before = self.after = self
+        self.higher = self.lower = self
 
 
 class Counts:
     def __init__(self) -> None:
         self._ends = _Bucket(_NO_COUNT)  # before the lowest and after the highest
-        self._of: dict[int, _Bucket] = {}
+        self._of: dict[int, Counted] = {}
 
-    def add(self, copy_id: int, count: int) -> None:
+    def add(self, copy_id: int, count: int) -> Counted:
         """`count` is 0 or 1: where it belongs is found from below."""
         bucket = self._ends
-        while bucket.after is not self._ends and bucket.after.count <= count:
-            bucket = bucket.after
-        self._put(copy_id, bucket if bucket.count == count else _link(_Bucket(count), bucket))
+        while bucket.higher is not self._ends and bucket.higher.count <= count:
+            bucket = bucket.higher
+        counted = self._of[copy_id] = Counted(copy_id)
+        if bucket.count != count:
+            bucket = _insert(_Bucket(count), bucket)
+        counted.bucket = bucket
+        append(counted, bucket)
+        return counted
 
-    def move(self, copy_id: int, by: int) -> None:
+    def move(self, counted: Counted, by: int) -> None:
         """`by` is 1 or -1."""
-        bucket = self._of[copy_id]
+        bucket = counted.bucket
+        assert bucket is not None, "only what is here can be counted"
         count = bucket.count + by
-        near = bucket.after if by > 0 else bucket.before
+        near = bucket.higher if by > 0 else bucket.lower
         if near.count != count:
-            near = _link(_Bucket(count), bucket if by > 0 else bucket.before)
-        near.copies[copy_id] = None
-        self._of[copy_id] = near
-        copies = bucket.copies
-        del copies[copy_id]
-        if not copies:
-            bucket.before.after, bucket.after.before = bucket.after, bucket.before
-
-    def count(self, copy_id: int) -> int:
-        return self._of[copy_id].count
+            near = _insert(_Bucket(count), bucket if by > 0 else bucket.lower)
+        before, after = counted.before, counted.after  # take(counted)
+        before.after = after
+        after.before = before
+        last = near.before  # append(counted, near)
+        counted.bucket, counted.before, counted.after = near, last, near
+        last.after = near.before = counted
+        if bucket.after is bucket:
+            _close(bucket)
 
     def discard(self, copy_id: int) -> None:
-        self._take(copy_id, self._of.pop(copy_id))
+        counted = self._of.pop(copy_id)
+        bucket, counted.bucket = counted.bucket, None
+        assert bucket is not None, "only what is here can go"
+        release(counted)
+        if bucket.empty:
+            _close(bucket)
+
+    def __getitem__(self, copy_id: int) -> Counted:
+        return self._of[copy_id]
 
     def __iter__(self) -> Iterator[int]:
         """The lowest count first; of one count, what came to it first."""
-        bucket = self._ends.after
+        bucket = self._ends.higher
         while bucket is not self._ends:
-            yield from bucket.copies
-            bucket = bucket.after
+            link = bucket.after
+            while link is not bucket:
+                yield cast(Counted, link).copy_id
+                link = link.after
+            bucket = bucket.higher
 
     def __len__(self) -> int:
         return len(self._of)
@@ -61,18 +92,13 @@ class Counts:
     def __contains__(self, copy_id: object) -> bool:
         return copy_id in self._of
 
-    def _put(self, copy_id: int, bucket: _Bucket) -> None:
-        bucket.copies[copy_id] = None
-        self._of[copy_id] = bucket
 
-    def _take(self, copy_id: int, bucket: _Bucket) -> None:
-        del bucket.copies[copy_id]
-        if not bucket.copies:
-            bucket.before.after, bucket.after.before = bucket.after, bucket.before
-
-
-def _link(new: _Bucket, behind: _Bucket) -> _Bucket:
-    new.before, new.after = behind, behind.after
-    behind.after.before = new
-    behind.after = new
+def _insert(new: _Bucket, below: _Bucket) -> _Bucket:
+    new.lower, new.higher = below, below.higher
+    below.higher.lower = new
+    below.higher = new
     return new
+
+
+def _close(empty: _Bucket) -> None:
+    empty.lower.higher, empty.higher.lower = empty.higher, empty.lower

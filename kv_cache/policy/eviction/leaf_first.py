@@ -4,15 +4,19 @@ go, the least recently used of these first. A flat LRU evicts the beginning of a
 end, after which the end is of no use.
 
 A copy is a leaf if no present copy has it as parent, one step deeper in its sequence. (Keys that
-are not chained may stand in several places; depths can not go in circles.) O(log n) a call, on
-average."""
+are not chained may stand in several places; depths can not go in circles.)
 
+Leaves that were leaves at their last use stand in a queue. One that became a leaf when those behind
+it had gone has its place among them by its last use, and waits for its turn in a heap. O(1) a call
+for the first kind, O(log n) on average for the others."""
+
+from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.ranked import Node, Ranked
+from kv_cache.policy.eviction.ranked import GONE, Node, Ranked
 
 Place = tuple[Key, int]
 """Key and depth."""
@@ -24,8 +28,8 @@ class Link(Node):
     __slots__ = ("children", "depth", "key", "parent")
 
     def __init__(self, item: Item) -> None:
-        super().__init__(item.copy_id)
-        self.key, self.depth, self.parent = item.key, item.depth, item.parent
+        self.copy_id, self.key, _, _, self.depth, self.parent = item
+        self.rank, self.turn, self.filed = 0.0, GONE, False
         self.children = 0
 
 
@@ -34,7 +38,8 @@ class LeafFirst(Eviction):
         self._links: dict[int, Link] = {}
         self._at: dict[Key, Link] = {}
         self._orphans: dict[Place, int] = {}  # how many, of what is not here
-        self._leaves: Ranked[Link] = Ranked()
+        self._leaves: OrderedDict[int, Link] = OrderedDict()
+        self._again: Ranked[Link] = Ranked()  # leaves that were none at their last use
         self._accesses = 0
 
     def insert(self, item: Item) -> None:
@@ -45,18 +50,19 @@ class LeafFirst(Eviction):
         self._at[item.key] = link
         if self._orphans:
             link.children = self._orphans.pop((item.key, item.depth), 0)
-        if link.children:
-            link.rank = self._accesses
-        else:
-            self._leaves.add(link, self._accesses)
+        link.rank = self._accesses
+        if not link.children:
+            self._leaves[item.copy_id] = link
 
     def hit(self, copy_id: int) -> None:
         self._accesses += 1
         link = self._links[copy_id]
-        if link.children:
-            link.rank = self._accesses
-        else:
-            self._leaves.rise(link, self._accesses)
+        link.rank = self._accesses
+        if link.turn != GONE:
+            self._again.discard(link)
+            self._leaves[copy_id] = link
+        elif not link.children:
+            self._leaves.move_to_end(copy_id)
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         link = self._links.pop(copy_id)
@@ -64,22 +70,27 @@ class LeafFirst(Eviction):
         if link.children:
             self._orphans[link.key, link.depth] = link.children
         else:
-            self._leaves.discard(link)
+            self._no_leaf(link)
         if link.parent is not None:
             self._part(link, link.parent)
 
     def victims(self) -> Iterator[int]:
         """Leaves, and what is one once those before it are gone."""
-        leaves = iter(self._leaves)
-        coming = next(leaves, None)
+        queue, again = iter(self._leaves.values()), iter(self._again)
+        one, other = next(queue, None), next(again, None)
         new: list[tuple[float, int]] = []
         gone: dict[int, int] = {}
-        while new or coming is not None:
-            if coming is None or (new and new[0][0] < coming.rank):
+        while True:
+            link = _older(one, other)
+            if new and (link is None or new[0][0] < link.rank):
                 link = self._links[heappop(new)[1]]
-            else:
-                link, coming = coming, next(leaves, None)
+            if link is None:
+                return
             yield link.copy_id
+            if link is one:
+                one = next(queue, None)
+            elif link is other:
+                other = next(again, None)
             parent = self._above(link)
             if parent is not None:
                 left = gone[parent.copy_id] = gone.get(parent.copy_id, parent.children) - 1
@@ -98,6 +109,12 @@ class LeafFirst(Eviction):
         parent = self._at.get(link.parent)
         return parent if parent is not None and parent.depth == link.depth - 1 else None
 
+    def _no_leaf(self, link: Link) -> None:
+        if link.turn != GONE:
+            self._again.discard(link)
+        else:
+            del self._leaves[link.copy_id]
+
     def _join(self, link: Link, above: Key) -> None:
         parent = self._above(link)
         if parent is None:
@@ -105,7 +122,7 @@ class LeafFirst(Eviction):
             self._orphans[place] = self._orphans.get(place, 0) + 1
             return
         if not parent.children:
-            self._leaves.discard(parent)
+            self._no_leaf(parent)
         parent.children += 1
 
     def _part(self, link: Link, above: Key) -> None:
@@ -113,9 +130,15 @@ class LeafFirst(Eviction):
         if parent is not None:
             parent.children -= 1
             if not parent.children:
-                self._leaves.add(parent, parent.rank)
+                self._again.add(parent, parent.rank)
             return
         place = (above, link.depth - 1)
         self._orphans[place] -= 1
         if not self._orphans[place]:
             del self._orphans[place]
+
+
+def _older(one: Link | None, other: Link | None) -> Link | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one if one.rank < other.rank else other

@@ -16,7 +16,7 @@ class Lfu(Eviction):
         self._counts.add(item.copy_id, 1)
 
     def hit(self, copy_id: int) -> None:
-        self._counts.move(copy_id, 1)
+        self._counts.move(self._counts[copy_id], 1)
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         self._counts.discard(copy_id)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
-_GONE = -1
+GONE = -1
+"""The turn of a node that has no place in the order."""
 
 
 class Node:
@@ -20,7 +21,7 @@ class Node:
     def __init__(self, copy_id: int) -> None:
         self.copy_id = copy_id
         self.rank = 0.0
-        self.turn = _GONE  # the number of the call that gave the rank, while it is here
+        self.turn = GONE  # the number of the call that gave the rank, while it is here
         self.filed = False  # has an entry in the heap, here or not
 
 
@@ -42,7 +43,7 @@ class Ranked(Generic[N]):
             return
         node.filed = True
         heap = self._heap
-        if heap and heap[0][2].turn == _GONE:  # it takes the place of what has just gone
+        if heap and heap[0][2].turn == GONE:  # it takes the place of what has just gone
             heapreplace(heap, (rank, node.turn, node))[2].filed = False
         else:
             heappush(heap, (rank, node.turn, node))
@@ -52,7 +53,7 @@ class Ranked(Generic[N]):
         node.rank = rank
 
     def discard(self, node: N) -> None:
-        node.turn = _GONE
+        node.turn = GONE
         self._here -= 1
         if len(self._heap) > 2 * self._here + 64:
             self._rebuild()
@@ -73,7 +74,7 @@ class Ranked(Generic[N]):
                     heappush(edge, (heap[below], below))
             if node.turn == turn:
                 yield node
-            elif node.turn != _GONE:
+            elif node.turn != GONE:
                 heappush(edge, ((node.rank, node.turn, node), 0))
 
     def __len__(self) -> int:
@@ -86,7 +87,7 @@ class Ranked(Generic[N]):
             _, turn, node = heap[0]
             if node.turn == turn:
                 return
-            if node.turn == _GONE:
+            if node.turn == GONE:
                 heappop(heap)
                 node.filed = False
             else:
@@ -95,7 +96,7 @@ class Ranked(Generic[N]):
     def _rebuild(self) -> None:
         kept = []
         for _, _, node in self._heap:
-            if node.turn == _GONE:
+            if node.turn == GONE:
                 node.filed = False
             else:
                 kept.append((node.rank, node.turn, node))

@@ -22,33 +22,29 @@ class RegretAware(GreedyDual):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         super().__init__(capacity_bytes)
         self.ghosts: OrderedDict[Key, tuple[int, float]] = OrderedDict()  # evicted when, its regret
-        self.horizon = LEAST_HORIZON
-        self._accesses = 0
+        self._most = LEAST_HORIZON  # copies that were present when one went
+
+    @property
+    def horizon(self) -> int:
+        return max(self._most, len(self))
 
     def worth(self, item: Item) -> float:
-        """Its regret."""
-        evicted_at, before = self.ghosts.pop(item.key, (None, 0.0))
-        if evicted_at is None:
+        """Its regret. There is a turn for each access."""
+        if item.key not in self.ghosts:
             return 0.0
-        gap = self._accesses - evicted_at
+        evicted_at, before = self.ghosts.pop(item.key)
+        gap = self._turns + 1 - evicted_at
         return KEPT * before + max(0, self.horizon - gap + 1) / self.horizon
 
     def value(self, held: Held) -> float:
         return USE_WEIGHT * held.uses + REGRET_WEIGHT * held.worth
 
-    def insert(self, item: Item) -> None:
-        self._accesses += 1
-        super().insert(item)
-        self.horizon = max(self.horizon, len(self))
-
-    def hit(self, copy_id: int) -> None:
-        self._accesses += 1
-        super().hit(copy_id)
-
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         held = self._held[copy_id]
+        if len(self._held) > self._most:
+            self._most = len(self._held)
         super().remove(copy_id, evicted=evicted)
         if evicted:
-            self.ghosts[held.key] = (self._accesses, held.worth)
-            if len(self.ghosts) > self.horizon:
+            self.ghosts[held.key] = (self._turns, held.worth)
+            if len(self.ghosts) > self._most:
                 self.ghosts.popitem(last=False)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.counts import Counts
+from kv_cache.policy.eviction.counts import Counted, Counts
 
 WINDOW = 2
 LEAST = 32
@@ -21,15 +21,15 @@ LEAST = 32
 class Windowed(Eviction):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._counts = Counts()
-        self._window: deque[int] = deque()
+        self._window: deque[Counted] = deque()
 
     def insert(self, item: Item) -> None:
-        self._counts.add(item.copy_id, 1)
-        self._accessed(item.copy_id)
+        self._accessed(self._counts.add(item.copy_id, 1))
 
     def hit(self, copy_id: int) -> None:
-        self._counts.move(copy_id, 1)
-        self._accessed(copy_id)
+        counted = self._counts[copy_id]
+        self._counts.move(counted, 1)
+        self._accessed(counted)
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         self._counts.discard(copy_id)
@@ -43,10 +43,11 @@ class Windowed(Eviction):
     def __contains__(self, copy_id: object) -> bool:
         return copy_id in self._counts
 
-    def _accessed(self, copy_id: int) -> None:
-        self._window.append(copy_id)
+    def _accessed(self, counted: Counted) -> None:
+        window = self._window
+        window.append(counted)
         length = max(LEAST, WINDOW * len(self._counts))
-        while len(self._window) > length:
-            gone = self._window.popleft()
-            if gone in self._counts:
+        while len(window) > length:
+            gone = window.popleft()
+            if gone.bucket is not None:
                 self._counts.move(gone, -1)
