@@ -75,7 +75,7 @@ _EPILOG = """other commands, each with a --help of its own:
   plot          pictures of results           sweep      a run for each cell of a grid
   mlperf        the official sequence: run, check, summarize
   trace         stats, plot, fit, convert     datasets   public traces
-  config        the configuration in effect
+  config        the configuration in effect   lab        what eviction policies would find
 
 examples:
   %(prog)s --config quick --cache-dir /mnt/nvme/kv
