@@ -17,7 +17,7 @@ from kv_cache.config.scenario import Scenario
 from kv_cache.sim.cluster.asks import Ask, AskSource
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.check import AT_END, LAWS
-from kv_cache.sim.cluster.compute import compute_of
+from kv_cache.sim.cluster.compute import make_compute
 from kv_cache.sim.cluster.outcome import Outcome
 from kv_cache.sim.cluster.run import simulate
 from kv_cache.sim.cluster.sources import build_source
@@ -107,7 +107,7 @@ def no_token_comes_before_its_computation(
         if number in preempted:
             continue
         group = scenario.instances[outcome.instances.group[requests.instance[at]]]
-        compute = compute_of(group, scenario.model, 1)
+        compute = make_compute(group, scenario.model, 1)
         hit = requests.hit_tokens[at]
         assert hit < requests.prompt_tokens[at]
         least = requests.queue_ns[at] + compute.prefill_ns(requests.prompt_tokens[at] - hit, hit)
@@ -160,10 +160,10 @@ def test_a_seed_gives_the_same_events_in_every_process() -> None:
 
 
 def test_without_jitter_the_networks_seed_changes_nothing() -> None:
-    """A trace of equal requests, so that nothing else is drawn."""
+    """Equal requests at once, so that nothing else is drawn."""
 
     def outcome(seed: int, cv: float) -> list[int]:
-        values = small(network={"jitter_cv": cv}, seed=seed)
+        values = small(network={"jitter_cv": cv}, tiers={"overlap_load": False}, seed=seed)
         return list(serve(scenario_of(values)).requests.ttft_ns)
 
     assert outcome(1, 0.0) == outcome(2, 0.0)
