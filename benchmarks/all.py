@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16")
+    numbers = ("1", "4", "5", "6", "7", "8", "9", "10", "12", "13", "14", "15", "16", "18")
     parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
