@@ -128,7 +128,7 @@ def figures(
         told = ", ".join(f"{row['per_s'] / 1000:.0f}" for row in rates)
         fast = rates[-1]["per_s"] >= LEAST_PER_S and growth <= MOST_GROWTH
         rows.append(Figure(
-            number="17", what=f"policy {name}, accesses/s",
+            number="20", what=f"policy {name}, accesses/s",
             wanted="no figure" if name in SLOW else
             f">= {LEAST_PER_S:,} at the most blocks, cost x {MOST_GROWTH:g} at most",
             seen=f"{told} k/s; cost x {growth:.1f} (FIFO {memory:.1f}); "
