@@ -78,6 +78,13 @@ def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
         parts_add_up(outcome)
 
 
+@pytest.mark.parametrize("seed", [6812, 7783, 8293, 8802])
+def test_what_went_wrong_once_goes_well(seed: int) -> None:
+    """Swapped sequences that took turns for ever, without a step between; a prefix that was
+    evicted under leaf-first while what lay behind it was in use."""
+    served(scenario_of(random_values(seed)))
+
+
 def every_request_ends_once(outcome: Outcome, events: list[tuple[int, str, int, int]]) -> None:
     ends = [number for _, kind, number, _ in events if kind in ("finish", "reject", "abort")]
     asked = outcome.scenario.workload.requests

@@ -22,7 +22,7 @@ from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, Rules
 from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
 from kv_cache.sim.cluster.network import Network
-from kv_cache.sim.cluster.pieces import Piece, Place, Run, Watch, blocks_of
+from kv_cache.sim.cluster.pieces import Piece, Place, Run, Watch, become_ready, blocks_of
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.stack import Part, match
 from kv_cache.sim.cluster.topology import Topology, Way
@@ -373,7 +373,7 @@ class Cluster:
         _, flight, place, pairs = what
         for old, new in pairs:
             place.unpin(old)
-            _become_ready(new)
+            become_ready(new)
         self._load_ended(flight)
 
     def _load_ended(self, flight: Flight) -> None:
@@ -747,7 +747,7 @@ class Cluster:
     def _copied(self, what: tuple[Place, list[Piece]]) -> None:
         place, pieces = what
         for piece in pieces:
-            _become_ready(piece)
+            become_ready(piece)
             place.unpin(piece)
 
     def _prefetch_next(self, what: tuple[int, int]) -> None:
@@ -794,15 +794,8 @@ class Cluster:
         place, target, pairs = what
         for old, new in pairs:
             place.unpin(old)
-            _become_ready(new)
+            become_ready(new)
             target.unpin(new)
-
-
-def _become_ready(piece: Piece) -> None:
-    piece.ready = True
-    waiters, piece.waiters = piece.waiters, None
-    for wake in waiters or ():
-        wake()
 
 
 def _nothing() -> None:

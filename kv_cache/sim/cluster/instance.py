@@ -19,7 +19,7 @@ from kv_cache.metrics.histogram import bucket_of
 from kv_cache.sim.cluster.compute import Compute, pairs_of
 from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
 from kv_cache.sim.cluster.loop import STEPS
-from kv_cache.sim.cluster.pieces import Place
+from kv_cache.sim.cluster.pieces import Place, Run, become_ready, blocks_of
 from kv_cache.sim.cluster.stack import Part, match, missing
 
 if TYPE_CHECKING:
@@ -205,6 +205,13 @@ class Instance:
             return self._take_transfer(flight)
         return self._take_prompt(flight)
 
+    def _make_room(self, blocks: int, more: int = 0) -> list[Run] | None:
+        """Room for who is admitted, that leaves the next block to each of those who decode, and
+        `more`: else they would be preempted for who comes, and come again, for ever."""
+        place = self.place
+        spare = 0 if self.rules.reserve_all else self.decoding + more
+        return place.make_room(blocks) if blocks + spare <= place.available else None
+
     def _next_order(self) -> int:
         self._orders += 1
         return self._orders
@@ -223,7 +230,7 @@ class Instance:
                 if part.tier:
                     below += part.end - part.start
         private = self._taken_at_once(flight, found) - found
-        evicted = place.make_room(below + max(0, private))
+        evicted = self._make_room(below + max(0, private))
         if evicted is None:
             for part in parts:
                 part.place.unpin(part.piece)
@@ -274,7 +281,7 @@ class Instance:
             place.pin(part.piece)
         found = sum(part.end - part.start for part in parts)
         private = self._reserved(flight) - found
-        evicted = place.make_room(private)
+        evicted = self._make_room(private)
         if evicted is None:
             for part in parts:
                 place.unpin(part.piece)
@@ -294,7 +301,7 @@ class Instance:
 
     def _take_swapped(self, flight: Flight) -> bool:
         blocks = flight.swapped
-        evicted = self.place.make_room(blocks)
+        evicted = self._make_room(blocks, 1)
         if evicted is None:
             return False
         flight.order = self._next_order()
@@ -399,7 +406,9 @@ class Instance:
         hold = flight.hold
         if not flight.path or hold is None:
             return
-        depth = flight.target // self.rules.block_tokens
+        depth = min(
+            flight.target // self.rules.block_tokens, self.cluster.chain.end(flight.path[-1])
+        )
         self._share(hold, flight.path, depth)
 
     def store_answer(self, flight: Flight) -> None:
@@ -411,10 +420,30 @@ class Instance:
         path = self.cluster.chain.path(leaf)
         self._share(hold, path, self.cluster.chain.end(leaf))
 
+    def _adopt(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
+        """What has come here from others meanwhile is used in place of the own blocks, which are
+        given back: so all that is before a block in use is in use."""
+        place, chain, found = self.place, self.cluster.chain, hold.shared
+        for node in reversed(path):
+            base = chain.depth[node]
+            for piece in reversed(place.pieces_of(node)):
+                blocks = min(piece.end, depth - base) - max(piece.start, found - base)
+                if blocks <= 0:
+                    continue
+                place.pin(piece)
+                place.hit(piece)
+                become_ready(piece)
+                hold.pins.append(piece)
+                hold.private -= blocks
+                hold.shared += blocks
+                place.give(blocks)
+
     def _share(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
         """Private blocks become pieces, as far as the same content is not here already."""
         place = self.place
         runs = missing(place, path, self.cluster.chain, depth)
+        if hold.shared + blocks_of(runs) < depth:
+            self._adopt(hold, path, depth)
         for run in runs:
             blocks = run.end - run.start
             assert blocks <= hold.private, "what a flight has computed is not in its memory"

@@ -332,5 +332,13 @@ def _key(node: int, end: int) -> bytes:
     return (node << 24 | end).to_bytes(8, "little")
 
 
+def become_ready(piece: Piece) -> None:
+    """Its content is there: whoever waits for it is told."""
+    piece.ready = True
+    waiters, piece.waiters = piece.waiters, None
+    for wake in waiters or ():
+        wake()
+
+
 def blocks_of(runs: Sequence[Run]) -> int:
     return sum(run.end - run.start for run in runs)
