@@ -30,14 +30,6 @@ from kv_cache.report.cluster.document import sim_document
 from kv_cache.report.cluster.events import LINES
 from kv_cache.report.cluster.tables import RUNS_MARK, runs_csv
 from kv_cache.report.cluster.text import sim_text
-from kv_cache.report.plot import (
-    FORMATS,
-    HOW_TO_GET_IT,
-    draw,
-    installed,
-    require_ours,
-    write_picture,
-)
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.records import require_own_name
 from kv_cache.report.result import as_json
@@ -222,12 +214,14 @@ def _check_events(path: Path, flag: str) -> None:
 
 
 def _check_page(path: Path, flag: str) -> None:
-    from kv_cache.report.html import MARK  # a third of the command's start, and seldom wanted
+    from kv_cache.report.html import MARK  # long to import, and seldom wanted
 
     require_replaceable(path, MARK, flag)
 
 
 def _check_picture(path: Path, flag: str) -> None:
+    from kv_cache.report.plot import FORMATS, HOW_TO_GET_IT, installed, require_ours
+
     form = path.suffix[1:].lower()
     if form not in FORMATS:
         raise ConfigError(
@@ -272,6 +266,8 @@ def _write(
         if path is not None:
             _save(path, f"--{name}", made(document))
     if options.plot is not None:
+        from kv_cache.report.plot import draw, write_picture
+
         read = orjson.loads(as_json(document))  # as it is read back
         form = options.plot.suffix[1:].lower()
         write_picture(options.plot, draw(read, Path(study.source), form))

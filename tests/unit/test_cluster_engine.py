@@ -379,12 +379,13 @@ def test_a_broken_law_ends_the_run_with_its_name_and_the_seed(
 
 def test_the_log_knows_a_request_that_ends_twice() -> None:
     log = Log()
+    hear = log.hear
     for kind in ("arrival", "route", "admit", "first-token", "finish"):
-        log(5, kind, 1, 0)
+        hear(5, kind, 1, 0)
     log.over()
     with pytest.raises(AssertionError, match="after its end"):
-        log(6, "finish", 1, 0)
+        hear(6, "finish", 1, 0)
     with pytest.raises(AssertionError, match="goes back"):
-        log(4, "arrival", 2, 0)
+        hear(4, "arrival", 2, 0)
     with pytest.raises(AssertionError, match="without admit"):
-        log(6, "first-token", 3, 0)
+        hear(6, "first-token", 3, 0)

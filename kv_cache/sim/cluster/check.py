@@ -315,8 +315,12 @@ AT_END: Mapping[str, Law] = {"end": end, "bytes-explained": bytes_explained}
 _STEPS = ("arrival", "route", "admit", "first-token")
 _ENDED = 1 << len(_STEPS)
 _LAW: Mapping[str, tuple[int, int]] = {
-    kind: (1 << _STEPS.index(before), 1 << _STEPS.index(kind) if kind in _STEPS else more)
+    kind: (
+        1 << _STEPS.index(before) if before else 0,
+        1 << _STEPS.index(kind) if kind in _STEPS else more,
+    )
     for kind, before, more in (
+        ("arrival", "", 0),
         ("route", "arrival", 0), ("admit", "route", 0), ("load", "route", 0),
         ("prefill", "route", 0), ("first-token", "admit", 0), ("transfer", "admit", 0),
         ("decode", "first-token", 0), ("preempt", "admit", 0), ("finish", "first-token", _ENDED),
@@ -331,33 +335,29 @@ class Log:
     from what was before, then one end and nothing after it; and time never goes back."""
 
     def __init__(self, listener: "OnEvent | None" = None) -> None:
-        self._listener = listener
-        self._had = bytearray()  # of each request, the bits
-        self._now_ns = 0
+        self._had = had = bytearray()  # of each request, the bits
+        law, broken = _LAW, self._broken
+        latest_ns = 0
 
-    def __call__(self, at_ns: int, kind: str, number: int, instance: int) -> None:
-        assert at_ns >= self._now_ns, f"time goes back to {at_ns} ns"
-        self._now_ns = at_ns
-        if kind == "arrival":
-            self._arrive(number)
-        else:
-            before, bit = _LAW[kind]
-            had = self._had[number] if number < len(self._had) else 0
-            if had >= _ENDED or not had & before:
-                self._broken(kind, number, had)
-            self._had[number] = had | bit
-        if self._listener is not None:
-            self._listener(at_ns, kind, number, instance)
+        def hear(at_ns: int, kind: str, number: int, instance: int) -> None:
+            nonlocal latest_ns
+            assert at_ns >= latest_ns, f"time goes back to {at_ns} ns"
+            latest_ns = at_ns
+            if number >= len(had):
+                had.extend(bytes(number + 1 - len(had) + len(had) // 2))
+            before, then = law[kind]
+            so_far = had[number]
+            if so_far & before != before or so_far >= (1 if kind == "arrival" else _ENDED):
+                broken(kind, number, so_far)
+            had[number] = so_far | then
+            if listener is not None:
+                listener(at_ns, kind, number, instance)
 
-    def _arrive(self, number: int) -> None:
-        had = self._had
-        if number >= len(had):
-            had.extend(bytes(number + 1 - len(had) + len(had) // 2))
-        assert not had[number], f"request {number} arrived twice"
-        had[number] = 1
+        self.hear: OnEvent = hear
 
     def _broken(self, kind: str, number: int, had: int) -> None:
         assert had < _ENDED, f"{kind} of request {number} after its end"
+        assert kind != "arrival", f"request {number} arrived twice"
         before = _STEPS[_LAW[kind][0].bit_length() - 1]
         raise AssertionError(f"{kind} of request {number} without {before}")
 

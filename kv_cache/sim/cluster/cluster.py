@@ -100,7 +100,8 @@ class Cluster:
         self.phases = [0] * 5
         self.total_output_tokens = 0
         self.total_prefill_tokens = 0
-        self.itl: defaultdict[int, int] = defaultdict(int)
+        self.gaps: defaultdict[int, int] = defaultdict(int)  # ns between two tokens: how often
+        self.itl: defaultdict[int, int] = defaultdict(int)  # the same by bucket
         self.arrived = self.finished = self.measured_arrived = 0
         self.rejected: Counter[str] = Counter()
         self.aborted: Counter[str] = Counter()
@@ -422,7 +423,13 @@ class Cluster:
 
     def gap(self, ns: int) -> None:
         """One gap between two tokens that no run of steps has counted."""
-        self.itl[bucket_of(ns)] += 1
+        self.gaps[ns] += 1
+
+    def fold_gaps(self) -> None:
+        """Put the times between tokens into their buckets."""
+        for ns, count in self.gaps.items():
+            self.itl[bucket_of(ns)] += count
+        self.gaps.clear()
 
     # --- prefill and decode apart ------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from kv_cache.config.scenario import InstanceSection, ModelSection
 from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.units import NS_PER_S, NS_PER_US
 
+NEVER = 1 << 62
+
 
 class Compute(Protocol):
     def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
@@ -30,6 +32,9 @@ class Compute(Protocol):
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
         """`steps` decode steps in a row, the context growing by `sequences` with each."""
+
+    def steps_in(self, sequences: int, context: int, ns: int) -> int:
+        """The fewest decode steps that take `ns` at least; if none do, more than anybody takes."""
 
     def prefill_ns(self, tokens: int, before: int) -> int:
         """A prompt of `tokens` behind `before` others, alone: for estimates."""
@@ -49,6 +54,9 @@ class NoTime:
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
         return 0
 
+    def steps_in(self, sequences: int, context: int, ns: int) -> int:
+        return 0 if ns <= 0 else NEVER
+
     def prefill_ns(self, tokens: int, before: int) -> int:
         return 0
 
@@ -66,6 +74,17 @@ class Rates:
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
         return ceil(steps * (self.step_overhead_ns + sequences * self.token_ns))
+
+    def steps_in(self, sequences: int, context: int, ns: int) -> int:
+        step_ns = self.step_overhead_ns + sequences * self.token_ns
+        if ns <= 0 or not step_ns:
+            return 0 if ns <= 0 else NEVER
+        steps = max(0, int((ns - 1) / step_ns))  # not more than it takes, but for rounding
+        while ceil(steps * step_ns) < ns:
+            steps += 1
+        while steps and ceil((steps - 1) * step_ns) >= ns:
+            steps -= 1
+        return steps
 
     def prefill_ns(self, tokens: int, before: int) -> int:
         return ceil(self.step_overhead_ns + tokens * self.prompt_ns)
@@ -107,6 +126,19 @@ class Roofline:
             nbytes if ahead > 0 else flops, self._growth(sequences, ahead <= 0), turn, steps
         )
         return ceil(steps * self.overhead + first + rest)
+
+    def steps_in(self, sequences: int, context: int, ns: int) -> int:
+        """Steps become longer, so the first one tells how many there are at most."""
+        if ns <= 0:
+            return 0
+        low, high = 1, ns // max(1, self.run_ns(sequences, context, 1)) + 2
+        while low < high:
+            middle = (low + high) // 2
+            if self.run_ns(sequences, context, middle) >= ns:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def _growth(self, sequences: int, flops: bool) -> float:
         return sequences * (self.flop_pair if flops else self.byte_token)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from kv_cache.metrics.histogram import bucket_of
 from kv_cache.sim.cluster.compute import Compute, pairs_of
 from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
 from kv_cache.sim.cluster.loop import STEPS
@@ -24,6 +23,9 @@ from kv_cache.sim.cluster.stack import Part, match, missing
 
 if TYPE_CHECKING:
     from kv_cache.sim.cluster.cluster import Cluster
+
+
+MOST_GAPS = 4096  # different times between tokens that are kept before they go into buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +245,10 @@ class Instance:
             hold.private = private
         flight.computed = found * rules.block_tokens
         cluster.turn(flight, PREFILL)
-        cluster.found(self, flight, parts)
+        if parts or flight.hit_tokens >= 0:
+            cluster.found(self, flight, parts)
+        else:
+            flight.hit_tokens = 0
         if evicted:
             cluster.evicted(place, evicted)
         if rules.overlap_load or not flight.loads:
@@ -253,7 +258,10 @@ class Instance:
     def prefill(self, flight: Flight) -> None:
         """Let a flight have its turns, the first that was admitted first: who comes later waits
         for memory, and may not be waited for."""
-        insort(self.prefilling, flight, key=_order)
+        if self.prefilling:
+            insort(self.prefilling, flight, key=_order)
+        else:
+            self.prefilling.append(flight)
 
     def _taken_at_once(self, flight: Flight, found: int) -> int:
         """Blocks that a prompt must have to be admitted: without a reservation, those of the first
@@ -579,19 +587,13 @@ class Instance:
         if self._chunks:
             return
         passed = self.cluster.loop.now_ns - self._run_began
-        low, high = 0, self._run_steps
-        run_ns, sequences, context = self.compute.run_ns, self.decoding, self.context
-        while low < high:
-            middle = (low + high) // 2
-            if run_ns(sequences, context, middle) >= passed:
-                high = middle
-            else:
-                low = middle + 1
+        compute, sequences, context = self.compute, self.decoding, self.context
+        low = compute.steps_in(sequences, context, passed)
         if low >= self._run_steps:
             return
         self._run_steps = low
         self._epoch += 1
-        self.step_ns = run_ns(sequences, context, low)
+        self.step_ns = compute.run_ns(sequences, context, low)
         loop = self.cluster.loop
         loop.at(self._run_began + self.step_ns, STEPS, self._run_done, self._epoch)
 
@@ -626,17 +628,19 @@ class Instance:
             first = duration
             if steps > 1:
                 first = self.compute.run_ns(sequences, self.context, 1)
-            buckets = self.cluster.itl
+            gaps = self.cluster.gaps
             old, fresh = measured, self._fresh
             if fresh:
                 old -= len(fresh)
                 for out_ns in fresh:
-                    buckets[bucket_of(max(0, began + first - out_ns))] += 1
+                    gaps[max(0, began + first - out_ns)] += 1
                 fresh.clear()
             if old:
-                buckets[bucket_of(began + first - self._last_out_ns)] += old
+                gaps[began + first - self._last_out_ns] += old
             if steps > 1:
-                buckets[bucket_of((duration - first) // (steps - 1))] += (steps - 1) * measured
+                gaps[(duration - first) // (steps - 1)] += (steps - 1) * measured
+            if len(gaps) > MOST_GAPS:
+                self.cluster.fold_gaps()
         self._last_out_ns = now
 
     def next_end_ns(self) -> int:

@@ -150,7 +150,9 @@ class Place:
         """Make `blocks` that are free private."""
         self.private += blocks
         self.watch.total += blocks
-        self._grown()
+        used = self.cached + self.private
+        if used > self.peak:
+            self.peak = used
 
     def give(self, blocks: int) -> None:
         self.private -= blocks

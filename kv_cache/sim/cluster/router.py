@@ -137,10 +137,15 @@ class Router:
         members = self._members
         if len(members) == 1:
             return members[0]
-        first = int(self._rng.random() * len(members))
-        second = int(self._rng.random() * (len(members) - 1))
+        others = len(members) - 1
+        first, second = divmod(int(self._rng.random() * len(members) * others), others)
         second += second >= first
-        return min(members[first], members[second], key=self._loads.key)
+        one, other = members[first], members[second]
+        loads = self._loads
+        less = loads.work[one] - loads.work[other]
+        if not less:
+            less = -1 if loads.key(one) <= loads.key(other) else 1
+        return one if less < 0 else other
 
     def _session_affinity(self, flight: Flight) -> int:
         last = self._last.get(flight.ask.session)

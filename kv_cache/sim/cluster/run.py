@@ -24,6 +24,7 @@ from kv_cache.sim.cluster.series import Sampler
 from kv_cache.sim.profile import ProfileModel
 
 _BATCH = 10_000
+MOST_LATEST = 10_000  # values of requests that ended
 
 OnProgress = Callable[[int], None]
 
@@ -41,7 +42,8 @@ def simulate(
     ConfigError where the scenario's parts do not go together, BrokenLawError where a law of the
     simulation is broken."""
     log = None if on_event is None else Log(on_event)
-    cluster = Cluster(scenario, source, chain, on_event=log, profiles=profiles)
+    listener = None if log is None else log.hear
+    cluster = Cluster(scenario, source, chain, on_event=listener, profiles=profiles)
     requests = Requests()
     collector = _Collector(scenario, requests, cluster)
     cluster.on_finish = collector.finished
@@ -84,10 +86,12 @@ class _Collector:
         self._requests = requests
         self._cluster = cluster
         self._rows = array("q")
+        self._latest: list[int] = []
         promise = scenario.promise
         self._ttft_ns = promise.ttft_ms * 1e6
         self._tpot_ns = promise.tpot_ms * 1e6
         self._e2e_ns = promise.e2e_ms * 1e6
+        self._promised = bool(promise.ttft_ms or promise.tpot_ms or promise.e2e_ms)
         self._base_links: dict[int, tuple[int, int, Counter[str]]] = {}
         self._base_instances: dict[int, tuple[int, ...]] = {}
         self._base_places: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -116,17 +120,29 @@ class _Collector:
         if ask.output_tokens > 1:
             tpot = (flight.out_ns - flight.first_ns) // (ask.output_tokens - 1)
         requests.measured_finished += 1
-        self._rows.extend(
-            (
-                ask.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot,
-                e2e, ask.prompt_tokens, ask.output_tokens, flight.hit_tokens, flight.home,
-                flight.home if flight.decoder < 0 else flight.decoder,
-            )
+        latest = self._latest
+        latest += (
+            ask.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot, e2e,
+            ask.prompt_tokens, ask.output_tokens, flight.hit_tokens, flight.home,
+            flight.home if flight.decoder < 0 else flight.decoder,
         )  # fmt: skip
-        requests.good += self._kept(ttft, tpot, e2e)
+        if len(latest) > MOST_LATEST:
+            self._pack()
+        if not self._promised or self._kept(ttft, tpot, e2e):
+            requests.good += 1
+
+    def _pack(self) -> None:
+        """A list takes values quickly, and an array keeps them in little."""
+        self._rows.extend(array("q", self._latest))
+        self._latest.clear()
+
+    def _gaps(self) -> dict[int, int]:
+        self._cluster.fold_gaps()
+        return dict(self._cluster.itl)
 
     def _spread(self) -> None:
         """The rows that were kept, as the columns of `Requests`."""
+        self._pack()
         requests, rows = self._requests, self._rows
         columns = (
             requests.number, requests.arrival_ns, requests.queue_ns, requests.ttft_ns,
@@ -166,7 +182,7 @@ class _Collector:
             links=self._links(),
             instances=self._instances(),
             series=sampler.series,
-            itl_buckets=dict(cluster.itl),
+            itl_buckets=self._gaps(),
             began_ns=max(0, cluster.began_ns),
             ended_ns=cluster.ended_ns,
             moved_ns=cluster.network.ended_ns,
