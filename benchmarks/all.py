@@ -28,6 +28,7 @@ from benchmarks import (
     lab,
     live,
     monitors,
+    policies,
     ranks,
     replay,
     report_page,
@@ -59,6 +60,10 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
         "18": ("the cluster simulator", lambda: cluster.figures(3 if quick else 5)),
         "13": ("the page of an hour", lambda: report_page.figures(quick=quick)),
         "16": ("the live view", lambda: live.figures(LIVE_S, directory)),
+        "20": (
+            "eviction policies",
+            lambda: policies.figures(sizes=policies.SIZES[:: 2 if quick else 1]),
+        ),
         "14": ("ranks that run together", lambda: ranks.figures(directory, quick=quick)),
         "15": ("object storage", lambda: _object_storage(2 if quick else 4)),
         "9": ("the monitors", lambda: [monitors.tell(MONITOR_TICKS, 1.0, directory)]),
@@ -100,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    numbers = ("1", *map(str, range(4, 11)), *map(str, range(12, 20)))
+    numbers = ("1", *map(str, range(4, 11)), *map(str, range(12, 21)))
     parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()

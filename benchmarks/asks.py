@@ -79,7 +79,7 @@ def speeds(requests: int) -> Iterator[Figure]:
         scenario = Scenario(workload=WorkloadSection(requests=requests, **work))
         rates = [requests / walk(scenario)[2] for _ in range(TRIES)]
         yield Figure(
-            number="17", what=f"requests/s, {name}", wanted=f">= {wanted:,}",
+            number="18", what=f"requests/s, {name}", wanted=f">= {wanted:,}",
             seen=f"{max(rates):,.0f} ({min(rates):,.0f})", met=max(rates) >= wanted,
         )  # fmt: skip
 
@@ -96,7 +96,7 @@ def known(path: Path) -> Iterator[Figure]:
         hits += chain.blocks[node] * (node in seen)
         seen.add(node)
     yield Figure(
-        number="17", what="agentic sessions: blocks, found again",
+        number="18", what="agentic sessions: blocks, found again",
         wanted=f"{KNOWN[0]:,}, {KNOWN[1]:,}",
         seen=f"{blocks:,}, {hits:,}", met=(blocks, hits) == KNOWN,
     )  # fmt: skip

@@ -63,7 +63,7 @@ WORKS: Mapping[str, Work] = {
 def command(work: Work, folder: Path) -> list[str]:
     line = [
         sys.executable, str(ROOT / "kv-cache.py"), "sim",
-        str(ROOT / "configs" / "scenarios" / f"{work.scenario}.yaml"), "--no-progress",
+        str(ROOT / "configs" / "scenarios" / f"{work.scenario}.yaml"),
         "--output", str(folder / "sim.json"),
     ]  # fmt: skip
     for setting in work.sets:

@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, table
-from benchmarks.policies import CONTENTS, MOST_GROWTH, SIZES, WARM_UP
+from benchmarks.policies import CONTENTS, MOST_GROWTH, SEQUENCE, SIZES, WARM_UP
 from benchmarks.policies import LEAST_PER_S as LEAST_OF_POLICIES
 from benchmarks.policies import accesses as zipf
 from kv_cache.core.seed import Seed
@@ -136,7 +136,7 @@ def measure_one_node(requests: int, times: int) -> dict[str, float]:
 def measure_policy(name: str, blocks: int) -> dict[str, float]:
     """In this process: lookups a second of a cache of so many blocks that is full and warm."""
     cold = (1 + WARM_UP) * blocks
-    asked = [*range(blocks), *zipf(blocks, WARM_UP * blocks + TIMED)]
+    asked = [*range(blocks), *zipf(blocks, WARM_UP * blocks + TIMED, SEQUENCE)]
     given = accesses_of(asked, np.full(CONTENTS * blocks, BLOCK_BYTES, np.int64))
     warm, timed = replace(given, begins=np.array([0, cold])).parts()
     room, ground = blocks * BLOCK_BYTES, Ground(given, Seed(1))

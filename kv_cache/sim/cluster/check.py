@@ -7,7 +7,7 @@ holds when nothing is left to do. `Log` checks the event log as it is told.
 Nothing here changes anything, nor trusts a counter that it can recount.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -312,13 +312,18 @@ AT_END: Mapping[str, Law] = {"end": end, "bytes-explained": bytes_explained}
 
 # --- the event log -----------------------------------------------------------------------------
 
-_TERMINAL = ("finish", "reject", "abort")
-_BEFORE: Mapping[str, str] = {
-    "route": "arrival", "admit": "route", "load": "route", "prefill": "route",
-    "first-token": "admit", "transfer": "admit", "decode": "first-token", "preempt": "admit",
-    "finish": "first-token", "reject": "arrival", "abort": "arrival",
+_STEPS = ("arrival", "route", "admit", "first-token")
+_ENDED = 1 << len(_STEPS)
+_LAW: Mapping[str, tuple[int, int]] = {
+    kind: (1 << _STEPS.index(before), 1 << _STEPS.index(kind) if kind in _STEPS else more)
+    for kind, before, more in (
+        ("route", "arrival", 0), ("admit", "route", 0), ("load", "route", 0),
+        ("prefill", "route", 0), ("first-token", "admit", 0), ("transfer", "admit", 0),
+        ("decode", "first-token", 0), ("preempt", "admit", 0), ("finish", "first-token", _ENDED),
+        ("reject", "arrival", _ENDED), ("abort", "arrival", _ENDED),
+    )
 }  # fmt: skip
-"""What a request has had before: what cannot have come out of nothing."""
+"""Of each kind what a request must have had before, and what it has then (a bit for each)."""
 
 
 class Log:
@@ -327,25 +332,35 @@ class Log:
 
     def __init__(self, listener: "OnEvent | None" = None) -> None:
         self._listener = listener
-        self._had: defaultdict[int, set[str]] = defaultdict(set)
-        self._ended: set[int] = set()
+        self._had = bytearray()  # of each request, the bits
         self._now_ns = 0
 
     def __call__(self, at_ns: int, kind: str, number: int, instance: int) -> None:
         assert at_ns >= self._now_ns, f"time goes back to {at_ns} ns"
         self._now_ns = at_ns
-        assert number not in self._ended, f"{kind} of request {number} after its end"
-        had = self._had[number]
         if kind == "arrival":
-            assert not had, f"request {number} arrived twice"
+            self._arrive(number)
         else:
-            assert _BEFORE[kind] in had, f"{kind} of request {number} without {_BEFORE[kind]}"
-        had.add(kind)
-        if kind in _TERMINAL:
-            self._ended.add(number)
-            del self._had[number]
+            before, bit = _LAW[kind]
+            had = self._had[number] if number < len(self._had) else 0
+            if had >= _ENDED or not had & before:
+                self._broken(kind, number, had)
+            self._had[number] = had | bit
         if self._listener is not None:
             self._listener(at_ns, kind, number, instance)
 
+    def _arrive(self, number: int) -> None:
+        had = self._had
+        if number >= len(had):
+            had.extend(bytes(number + 1 - len(had) + len(had) // 2))
+        assert not had[number], f"request {number} arrived twice"
+        had[number] = 1
+
+    def _broken(self, kind: str, number: int, had: int) -> None:
+        assert had < _ENDED, f"{kind} of request {number} after its end"
+        before = _STEPS[_LAW[kind][0].bit_length() - 1]
+        raise AssertionError(f"{kind} of request {number} without {before}")
+
     def over(self) -> None:
-        assert not self._had, f"{len(self._had)} requests have no end in the log"
+        open_ = sum(0 < had < _ENDED for had in self._had)
+        assert not open_, f"{open_} requests have no end in the log"

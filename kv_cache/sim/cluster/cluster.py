@@ -292,6 +292,8 @@ class Cluster:
             flight.admitted_ns = now
         if self._emit is not None:
             self._emit(now, "admit", flight.ask.number, instance.number)
+        if not self.separated:
+            return
         if flight.landing is not None and flight.decoder == instance.number:
             self._landing_ready(flight)
         elif self._rules.reserve_prompt:
@@ -549,9 +551,8 @@ class Cluster:
         self._end(flight, "abort", instance, answered=False)
 
     def _end(self, flight: Flight, event: str, instance: int, *, answered: bool) -> None:
-        now = self.loop.now_ns
+        now = self.ended_ns = self.loop.now_ns
         self.turn(flight, ENDED)
-        self.ended_ns = now
         self._count_presence(-1)
         self.spent_ns += now - flight.arrival_ns
         del self.alive[flight.ask.number]

@@ -34,6 +34,7 @@ def facts(outcome: Outcome) -> Plain:
         "window_s": window_s,
         "began_ns": outcome.began_ns,
         "ended_ns": outcome.ended_ns,
+        "moved_ns": outcome.moved_ns,
         "requests": _requests(outcome),
         "ttft_ms": spread_ms(samples.ttft_ns),
         "itl_ms": _gaps_ms(outcome.itl_buckets),

@@ -163,16 +163,18 @@ class Instance:
         if self._kicking:
             return
         self._kicking = True
-        joining, self._joining = self._joining, []
-        for flight in joining:
-            self._join(flight)
+        if self._joining:
+            joining, self._joining = self._joining, []
+            for flight in joining:
+                self._join(flight)
         self._begin()
         self._kicking = False
 
     def _begin(self) -> None:
         for _ in range(2):  # again where all who decoded had to give their memory back
             self._preempted = False
-            self._admit()
+            if self.waiting:
+                self._admit()
             if self.prefilling and self._begin_step():
                 return
             if self.decoding:
