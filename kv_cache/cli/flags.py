@@ -79,7 +79,7 @@ _EPILOG = """other commands, each with a --help of its own:
   lab           policies, without time        sim        clusters, in virtual time
   mlperf        the official sequence: run, check, summarize
   trace         stats, plot, fit, convert     datasets   public traces
-  config        the configuration in effect   lab        what eviction policies would find
+  config        the configuration in effect
 
 examples:
   %(prog)s --config quick --cache-dir /mnt/nvme/kv

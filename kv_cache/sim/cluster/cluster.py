@@ -70,6 +70,7 @@ class Cluster:
         for group in scenario.instances.values():
             blocks = int(group.hbm_gib * GIB) // self.block_bytes
             self._capacities.extend(array("q", (blocks,)) * group.count)
+        self._warmup = scenario.workload.warmup_requests
         self._prefetch_kind = scenario.tiers.prefetch
         self._build_routers(seed)
         self._seen = bytearray(1)
@@ -210,8 +211,8 @@ class Cluster:
 
     def _arrive(self, ask: Ask) -> None:
         now = self.loop.now_ns
-        measured = ask.number >= self.scenario.workload.warmup_requests
-        flight = Flight(ask, self.chain.path(ask.leaf) if ask.leaf else (), now, measured=measured)
+        measured = ask.number >= self._warmup
+        flight = Flight(ask, self.chain.path(ask.leaf) if ask.leaf else (), now, measured)
         self.arrived += 1
         self._count_presence(1)
         self.alive[ask.number] = flight
@@ -383,7 +384,7 @@ class Cluster:
             return
         instance = self.instance(flight.home)
         if flight.computed == flight.target:
-            self._first_token(instance, flight)
+            self.first_token(instance, flight)
         elif not self._rules.overlap_load:
             instance.prefill(flight)
         instance.nudge()
@@ -395,17 +396,15 @@ class Cluster:
 
     # --- computed --------------------------------------------------------------------------
 
-    def computed(self, instance: Instance, flight: Flight) -> None:
-        """All of a prompt is computed; its loads may still be under way."""
-        if not flight.loads:
-            self._first_token(instance, flight)
-
-    def _first_token(self, instance: Instance, flight: Flight) -> None:
-        now = self.loop.now_ns
-        instance.store_prompt(flight)
+    def first_token(self, instance: Instance, flight: Flight) -> None:
+        """All of a prompt is there, computed or loaded."""
+        now, emit = self.loop.now_ns, self._emit
+        if flight.path:
+            instance.store_prompt(flight)
         if flight.first_ns < 0:
             flight.first_ns = now
-            self._say("first-token", flight, instance.number)
+            if emit is not None:
+                emit(now, "first-token", flight.ask.number, instance.number)
         elif flight.measured:
             self.gap(now - flight.out_ns)
         self._prefill_left(flight, 0)
@@ -418,7 +417,8 @@ class Cluster:
         elif self.separated:
             self._hand_over(instance, flight)
         else:
-            self._say("decode", flight, instance.number)
+            if emit is not None:
+                emit(now, "decode", flight.ask.number, instance.number)
             instance.join(flight)
 
     def gap(self, ns: int) -> None:
@@ -533,31 +533,30 @@ class Cluster:
 
     def finish(self, instance: Instance, flight: Flight) -> None:
         flight.out_ns = self.loop.now_ns
-        instance.store_answer(flight)
+        if flight.ask.answer_leaf >= 0:
+            instance.store_answer(flight)
+            self._see_answer(flight)
         instance.finished += 1
         self.finished += 1
-        self._see_answer(flight)
         if flight.measured:
             self.on_finish(flight)
-        self._end(flight, "finish", instance.number, answered=True)
+        self._end(flight, "finish", instance.number, True)
 
     def _see_answer(self, flight: Flight) -> None:
         leaf = flight.ask.answer_leaf
-        if leaf < 0:
-            return
         if len(self._seen) <= leaf:
             self._seen.extend(bytes(leaf + 1 - len(self._seen)))
         self._seen[leaf] = 1
 
     def _reject(self, flight: Flight, reason: str) -> None:
         self.rejected[reason] += 1
-        self._end(flight, "reject", -1, answered=False)
+        self._end(flight, "reject", -1, False)
 
     def _abort(self, flight: Flight, reason: str, instance: int) -> None:
         self.aborted[reason] += 1
-        self._end(flight, "abort", instance, answered=False)
+        self._end(flight, "abort", instance, False)
 
-    def _end(self, flight: Flight, event: str, instance: int, *, answered: bool) -> None:
+    def _end(self, flight: Flight, event: str, instance: int, answered: bool) -> None:
         now = self.ended_ns = self.loop.now_ns
         self.turn(flight, ENDED)
         self._count_presence(-1)

@@ -23,6 +23,7 @@ class _Side:
         self._cluster = cluster
         self.members = members
         self.loads = Loads(members, cluster.topology.instances)
+        self.equal = len({cluster.capacity_of(number) for number in members}) < 2
         among = bytearray(cluster.topology.instances)
         for number in members:
             among[number] = 1

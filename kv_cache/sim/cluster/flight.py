@@ -40,7 +40,7 @@ class Flight:
         "prefill_work", "prepared", "sending", "sent", "swapped", "target", "ticket", "work_at",
     )  # fmt: skip
 
-    def __init__(self, ask: Ask, path: tuple[int, ...], arrival_ns: int, *, measured: bool) -> None:
+    def __init__(self, ask: Ask, path: tuple[int, ...], arrival_ns: int, measured: bool) -> None:
         self.ask = ask
         self.path = path
         self.arrival_ns = arrival_ns

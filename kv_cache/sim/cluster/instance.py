@@ -237,7 +237,8 @@ class Instance:
             for part in parts:
                 part.place.unpin(part.piece)
             return False
-        flight.order = self._next_order()
+        self._orders += 1
+        flight.order = self._orders
         hold = flight.hold = Hold(place)
         hold.shared = found
         if private > 0:
@@ -331,7 +332,7 @@ class Instance:
         if mixed:
             self._grow_by_one()
         budget = rules.batched_tokens - (self.decoding if mixed else 0)
-        chunks = self._chunks
+        chunks, separated = self._chunks, self.cluster.separated
         pairs = read = tokens = 0
         for flight in tuple(self.prefilling):
             if budget <= 0:
@@ -345,7 +346,7 @@ class Instance:
                 continue
             if not rules.reserve_prompt and not self._secure(flight, flight.computed + take):
                 break
-            if take == flight.target - flight.computed:
+            if separated and take == flight.target - flight.computed:
                 self.cluster.secured(flight)
             chunks.append((flight, take))
             pairs += pairs_of(flight.computed, take)
@@ -381,7 +382,8 @@ class Instance:
             cluster.total_prefill_tokens += take
             if flight.computed == flight.target:
                 self.prefilling.remove(flight)
-                cluster.computed(self, flight)
+                if not flight.loads:
+                    cluster.first_token(self, flight)
             elif flight.decoder >= 0:
                 cluster.send_on(flight)
         for flight in ended:

@@ -23,6 +23,7 @@ class Fleet(Protocol):
 
     members: Sequence[int]
     loads: "Loads"
+    equal: bool  # in the memory that they have
 
     def fits(self, instance: int, flight: Flight) -> bool: ...
 
@@ -99,6 +100,7 @@ class Router:
 
     def __init__(self, kind: str, section: RouterSection, fleet: Fleet, seed: Seed) -> None:
         self._members = fleet.members
+        self._unequal = not fleet.equal
         self._loads = fleet.loads
         self._fleet = fleet
         self._section = section
@@ -117,7 +119,7 @@ class Router:
     def choose(self, flight: Flight) -> int:
         """An instance whose memory can hold the flight; the caller has seen that there is one."""
         instance = self._rule(flight)
-        if not self._fleet.fits(instance, flight):
+        if self._unequal and not self._fleet.fits(instance, flight):
             fitting = [i for i in self._members if self._fleet.fits(i, flight)]
             instance = min(fitting, key=self._loads.key)
         self._loads.choose(instance)
