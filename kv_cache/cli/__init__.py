@@ -102,9 +102,18 @@ def _lab(argv: Sequence[str]) -> int:
 
 
 def _sim(argv: Sequence[str]) -> int:
+    from kv_cache.cli.compiled import use
+
+    use(argv)
     from kv_cache.cli.sim import main as sim
 
     return sim(argv)
+
+
+def _compile(argv: Sequence[str]) -> int:
+    from kv_cache.cli.compiled import main as compile_
+
+    return compile_(argv)
 
 
 def _datasets(argv: Sequence[str]) -> int:
@@ -137,6 +146,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "trace": _trace,
     "lab": _lab,
     "sim": _sim,
+    "compile": _compile,
     "datasets": _datasets,
     "verify": _verify,
     "twin": _twin,

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from kv_cache.bench.place import check_output_file
+from kv_cache.cli.compiled import PURE, in_use
 from kv_cache.cli.interrupts import interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.sim_run import Found, NothingEndedError, Streams, run_all
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--events", type=Path, metavar="FILE", help="the event log, as JSON lines")
     add("--series", type=Path, metavar="FILE", help="the time series of each run, as CSV")
     add("--per-instance", type=Path, metavar="FILE", help="a row for each instance of each run")
+    add(PURE, action="store_true", help="do not use the compiled engine (see compile)")
     add("--html", type=Path, metavar="FILE", help="a page for a browser, which needs no network")
     add("--plot", type=Path, metavar="FILE", help="a picture: FILE.svg, .png or .pdf")
     add("--json", action="store_true", help="print the result, in place of its summary")
@@ -253,7 +255,7 @@ def _document(
         source=study.source, argv=argv, scenario=to_mapping(study.base), varied=study.paths,
         seeds=found.seeds, planned=study.size, variants=found.variants,
         interrupted=interrupted if found.ended < study.size else None,
-        preset=study.preset or None,
+        preset=study.preset or None, compiled=in_use(),
     )  # fmt: skip
 
 
@@ -298,7 +300,9 @@ def _save(path: Path, flag: str, data: bytes) -> None:
 def _last_lines(options: argparse.Namespace, found: Found) -> Iterator[str]:
     """How long it took, and what was written where."""
     speed = found.events / found.took_s if found.took_s else 0.0
-    yield f"\ntook      {found.took_s:.1f} s: {found.events:,} events, {speed:,.0f} a second"
+    engine = "compiled" if in_use() else "python; see kv-cache.py compile"
+    rate = f"{found.events:,} events, {speed:,.0f} a second"
+    yield f"\ntook      {found.took_s:.1f} s: {rate} ({engine})"
     for name in _FLAGS:
         path = getattr(options, name)
         if path is not None:

@@ -1,0 +1,78 @@
+"""`compile`: the engine as machine code gives the numbers of its Python text."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import command, environment
+
+HARD = """\
+name: hard
+workload: {requests: 300, rate_per_s: 60, think_s: [0, 2], context_tokens: 300, documents: 6}
+topology: {instances_per_node: 4}
+instances:
+  prefill: {count: 2, role: prefill, hbm_gib: 0.3}
+  decode: {count: 2, role: decode, hbm_gib: 0.2}
+tiers: {dram: {capacity_gib: 0.5}, nvme: {capacity_gib: 2}, hbm_eviction: arc}
+scheduler: {preemption: swap, max_num_batched_tokens: 256}
+vary: {network.discipline: [fifo, fair-share]}
+"""
+
+compiles = pytest.mark.skipif(
+    shutil.which("gcc") is None and shutil.which("clang") is None,
+    reason="there is no C compiler",
+)
+has_mypyc = pytest.mark.skipif(
+    importlib.util.find_spec("mypyc") is None, reason="the extra `fast` is not installed"
+)
+
+
+def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command(*words), cwd=folder, capture_output=True, text=True, check=False,
+        env={**environment(), "XDG_CACHE_HOME": str(folder / "cache")},
+    )  # fmt: skip
+
+
+def simulated(folder: Path, scenario: str, *words: str) -> tuple[Any, bytes]:
+    done = run(folder, "sim", scenario, "--json", "--events", "events.jsonl", *words)
+    assert done.returncode == 0, done.stderr
+    events = folder / "events.jsonl"
+    told = events.read_bytes()
+    events.unlink()
+    return json.loads(done.stdout)["kv_cache"], told
+
+
+@compiles
+@has_mypyc
+def test_the_compiled_engine_gives_the_same_numbers_and_is_gone_when_removed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hard.yaml").write_text(HARD)
+    done = run(tmp_path, "compile")
+    assert done.returncode == 0, done.stderr
+    assert run(tmp_path, "compile").stdout.startswith("compiled already")
+    for scenario, words in (("hard.yaml", ()), ("single-node", ("--preset", "smoke"))):
+        fast, fast_events = simulated(tmp_path, scenario, *words)
+        slow, slow_events = simulated(tmp_path, scenario, *words, "--pure")
+        assert (fast["engine"], slow["engine"]) == ("compiled", "python")
+        assert fast["variants"] == slow["variants"]
+        assert fast_events == slow_events
+    assert run(tmp_path, "compile", "--remove").returncode == 0
+    assert not list((tmp_path / "cache" / "kv-cache").iterdir())
+    assert simulated(tmp_path, "hard.yaml")[0]["engine"] == "python"
+
+
+def test_without_a_c_compiler_one_sentence_says_what_is_missing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command("compile"), cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**environment(), "XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "compile needs a C compiler" in done.stderr
+    assert not list(tmp_path.iterdir())
