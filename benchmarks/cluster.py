@@ -3,12 +3,14 @@
     python benchmarks/cluster.py [--runs N]
 
 Each work is a shipped scenario, run in a process of its own; the works take turns, so that what
-else the machine does falls on all of them. The limits are those of issue 7: three public
+else the machine does falls on all of them. The first is run with the engine compiled (`kv-cache.py
+compile`, into a directory that goes again) and as Python, the others as Python. Three public
 simulators did the first in 2.27 s and 169 MB (C++, as its README builds it), the second in 36.7 s
 and 1.47 GB, and the third not in 77 minutes.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -42,12 +44,15 @@ class Work(NamedTuple):
     most_s: float
     most_mb: float  # 10^6 bytes; 0 = no limit
     logged: bool = False
+    compiled: bool = False
 
 
 WORKS: Mapping[str, Work] = {
     "b13": Work(
-        "8 instances, 100,000 requests, event log and series written", "b13", (), 3.0, 80.0, True
+        "8 instances, 100,000 requests, event log and series written, compiled", "b13", (), 3.0,
+        80.0, logged=True, compiled=True,
     ),
+    "b13 python": Work("the same as Python", "b13", (), 0.0, 80.0, logged=True),
     "cluster-10k": Work("10,240 GPUs, 8,000 requests", "cluster-10k", (), 6.0, 400.0),
     "cluster-10k served": Work(
         "the same with memory for every prompt, written through to the pools", "cluster-10k",
@@ -66,6 +71,8 @@ def command(work: Work, folder: Path) -> list[str]:
         str(ROOT / "configs" / "scenarios" / f"{work.scenario}.yaml"),
         "--output", str(folder / "sim.json"),
     ]  # fmt: skip
+    if not work.compiled:
+        line.append("--pure")
     for setting in work.sets:
         line += ["--set", setting]
     if work.logged:
@@ -73,11 +80,12 @@ def command(work: Work, folder: Path) -> list[str]:
     return line
 
 
-def measure(work: Work) -> tuple[float, float, float]:
-    """Wall s, CPU s and peak bytes of one run."""
+def measure(work: Work, cache: Path) -> tuple[float, float, float]:
+    """Wall s, CPU s and peak bytes of one run; `cache` has the compiled engine."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     with tempfile.TemporaryDirectory() as name:
         line = [sys.executable, "-c", _CHILD, *command(work, Path(name))]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     wall, cpu, peak = map(float, done.stdout.split())
     return wall, cpu, peak
@@ -85,25 +93,34 @@ def measure(work: Work) -> tuple[float, float, float]:
 
 def figures(runs: int = RUNS) -> list[Figure]:
     seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WORKS}
-    for _ in range(runs):
-        for name, work in WORKS.items():
-            seen[name].append(measure(work))
-            wall, cpu, peak = seen[name][-1]
-            print(f"{name:<20}{wall:7.2f} s wall{cpu:7.2f} s CPU{peak / 1e6:8.0f} MB", flush=True)
+    with tempfile.TemporaryDirectory() as cache:
+        subprocess.run(
+            [sys.executable, str(ROOT / "kv-cache.py"), "compile"], check=True,
+            env={**os.environ, "XDG_CACHE_HOME": cache},
+        )  # fmt: skip
+        for _ in range(runs):
+            for name, work in WORKS.items():
+                seen[name].append(measure(work, Path(cache)))
+                _tell(name, *seen[name][-1])
     return [_figure(WORKS[name], rows) for name, rows in seen.items()]
+
+
+def _tell(name: str, wall: float, cpu: float, peak: float) -> None:
+    print(f"{name:<20}{wall:7.2f} s wall{cpu:7.2f} s CPU{peak / 1e6:8.0f} MB", flush=True)
 
 
 def _figure(work: Work, rows: Sequence[tuple[float, float, float]]) -> Figure:
     walls = [wall for wall, _, _ in rows]
     cpu = statistics.median(cpu for _, cpu, _ in rows)
     wall, peak = statistics.median(walls), max(peak for _, _, peak in rows) / 1e6
-    limit = f", under {work.most_mb:g} MB" if work.most_mb else ""
+    wanted = [f"under {work.most_s:g} s"] if work.most_s else []
+    wanted += [f"under {work.most_mb:g} MB"] if work.most_mb else []
     return Figure(
         number="18",
         what=work.what,
-        wanted=f"under {work.most_s:g} s{limit}",
+        wanted=", ".join(wanted),
         seen=f"{wall:.2f} s ({min(walls):.2f} to {max(walls):.2f}; CPU {cpu:.2f}), {peak:.0f} MB",
-        met=wall < work.most_s and (not work.most_mb or peak < work.most_mb),
+        met=(not work.most_s or wall < work.most_s) and (not work.most_mb or peak < work.most_mb),
     )
 
 
