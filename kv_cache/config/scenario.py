@@ -160,8 +160,12 @@ class TierSection:
 
     capacity_gib: float = opt(0.0, "Capacity of one place of it", unit="GiB", low=0, high=1e9)
     scope: str = opt("node", "Who shares one place", choices=SCOPES)
-    read_gbytes_per_s: float = opt(25.0, "Read bandwidth of one place", unit="GB/s", above=0)
-    write_gbytes_per_s: float = opt(25.0, "Write bandwidth of one place", unit="GB/s", above=0)
+    read_gbytes_per_s: float = opt(
+        25.0, "Read bandwidth of one place", unit="GB/s", above=0, high=1e9
+    )
+    write_gbytes_per_s: float = opt(
+        25.0, "Write bandwidth of one place", unit="GB/s", above=0, high=1e9
+    )
     read_latency_us: float = opt(10.0, "Fixed time of a read", unit="us", low=0, high=1e9)
     write_latency_us: float = opt(10.0, "Fixed time of a write", unit="us", low=0, high=1e9)
     eviction: str = opt("lru", "Eviction policy", choices=tuple(EVICTION))
