@@ -128,13 +128,13 @@ def test_who_only_prefills_needs_memory_for_the_prompt_alone(reservation: str) -
         assert found.requests.rejected == {"larger-than-hbm": 1}
 
 
-def test_a_request_that_is_rejected_looks_nothing_up() -> None:
+def test_a_request_that_is_rejected_has_missed_all_of_its_blocks() -> None:
     chain = Chain()
     long, short = chain.fresh(ROOT, 20), chain.fresh(ROOT, 4)
     asks = [ask(n, n * S, *size) for n, size in enumerate([(320, 1, long), (64, 1, short)] * 2)]
     found = ran({"instances": {"gpu": rates(8)}}, asks, chain)
     assert found.requests.rejected == {"larger-than-hbm": 2}
-    assert (found.blocks.looked_up, found.blocks.ceiling) == (8, 3)
+    assert (found.blocks.looked_up, found.blocks.ceiling) == (48, 19 + 3)
     assert found.blocks.hit == 3
 
 

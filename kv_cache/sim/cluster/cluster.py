@@ -222,16 +222,13 @@ class Cluster:
                 self.began_ns = now
                 self.on_measuring()
             self.measured_arrived += 1
+            self.looked_up += ask.prompt_tokens // self.block_tokens
         if self._emit is not None:
             self._emit(now, "arrival", ask.number, -1)
-        self.phases[QUEUED] += 1
-        self._route(flight)
-        if flight.phase == ENDED:
-            return  # rejected: nobody looks for its prompt, nor computes it
-        if measured:
-            self.looked_up += ask.prompt_tokens // self.block_tokens
         if flight.path:
             self._look_at_ceiling(flight)
+        self.phases[QUEUED] += 1
+        self._route(flight)
 
     def _look_at_ceiling(self, flight: Flight) -> None:
         """What an unlimited cache would have had, which then has this prompt as well."""
