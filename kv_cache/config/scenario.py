@@ -264,7 +264,9 @@ class SeparationSection:
         choices=TRANSFERS,
     )  # fmt: skip
     pipelined: bool = opt(
-        True, "push only: each chunk goes when it is computed, not the whole at the end"
+        True,
+        "push only: each chunk goes when it is computed, not the whole at the end; none goes "
+        "before all of the prompt has memory (with reservation on-demand: its last chunk)",
     )
     chunk_blocks: int = opt(16, "Blocks that on-demand asks for at once", low=1, high=10**6)
 
