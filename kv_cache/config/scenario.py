@@ -160,8 +160,12 @@ class TierSection:
 
     capacity_gib: float = opt(0.0, "Capacity of one place of it", unit="GiB", low=0, high=1e9)
     scope: str = opt("node", "Who shares one place", choices=SCOPES)
-    read_gbytes_per_s: float = opt(25.0, "Read bandwidth of one place", unit="GB/s", above=0)
-    write_gbytes_per_s: float = opt(25.0, "Write bandwidth of one place", unit="GB/s", above=0)
+    read_gbytes_per_s: float = opt(
+        25.0, "Read bandwidth of one place", unit="GB/s", above=0, high=1e9
+    )
+    write_gbytes_per_s: float = opt(
+        25.0, "Write bandwidth of one place", unit="GB/s", above=0, high=1e9
+    )
     read_latency_us: float = opt(10.0, "Fixed time of a read", unit="us", low=0, high=1e9)
     write_latency_us: float = opt(10.0, "Fixed time of a write", unit="us", low=0, high=1e9)
     eviction: str = opt("lru", "Eviction policy", choices=tuple(EVICTION))
@@ -260,7 +264,9 @@ class SeparationSection:
         choices=TRANSFERS,
     )  # fmt: skip
     pipelined: bool = opt(
-        True, "push only: each chunk goes when it is computed, not the whole at the end"
+        True,
+        "push only: each chunk goes when it is computed, not the whole at the end; none goes "
+        "before all of the prompt has memory (with reservation on-demand: its last chunk)",
     )
     chunk_blocks: int = opt(16, "Blocks that on-demand asks for at once", low=1, high=10**6)
 

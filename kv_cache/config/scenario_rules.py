@@ -16,6 +16,7 @@ from kv_cache.config.scenario import (
     ModelSection,
     Scenario,
     TierSection,
+    TiersSection,
     TopologySection,
     WireSection,
 )
@@ -310,14 +311,25 @@ def unread(scenario: Scenario) -> dict[str, str]:
         found |= _given(work, "workload", ("rate_per_s",), "a closed loop (workload.concurrency)")
     elif work.source == "poisson":
         found |= _given(work, "workload", ("think_s",), "an open loop of single requests")
+    elif work.source != "trace" and work.turns[1] == 1:
+        found |= _given(work, "workload", ("think_s",), "an open loop of sessions of one turn")
+    if work.source == "agents" and work.turns[1] == 1:
+        found |= _given(work, "workload", ("reasoning_tokens",), "agents of one turn")
     if not _is_computed(scenario):
         weights = ("params_billion", "weight_bits")
         found |= _given(scenario.model, "model", weights, "instances without compute roofline")
+        if scenario.model.kv_bytes_per_token:
+            found |= _given(
+                scenario.model, "model", ("name",), "model.kv_bytes_per_token and rates"
+            )
     for name, group in scenario.instances.items():
         found |= _given(
             group, f"instances.{name}", _COMPUTED[group.compute], f"compute {group.compute}"
         )
-    return found | _unread_choices(scenario)
+    if all(group.max_num_seqs for group in scenario.instances.values()):
+        own = "instances that each have a max_num_seqs of their own"
+        found |= _given(scenario.scheduler, "scheduler", ("max_num_seqs",), own)
+    return found | _unread_choices(scenario) | _unread_tiers(scenario)
 
 
 def _unread_choices(scenario: Scenario) -> dict[str, str]:
@@ -344,8 +356,50 @@ def _unread_choices(scenario: Scenario) -> dict[str, str]:
     return found
 
 
-def _given(section: Any, path: str, names: tuple[str, ...], who: str) -> dict[str, str]:
-    default = type(section)()
+_DEVICE = ("read_gbytes_per_s", "write_gbytes_per_s", "read_latency_us", "write_latency_us")
+
+
+def _unread_tiers(scenario: Scenario) -> dict[str, str]:
+    """Tiers that nothing is ever written to, and what is never asked of those that are there."""
+    tiers, lower, rules = scenario.tiers, lower_tiers(scenario), scenario.scheduler
+    found: dict[str, str] = {}
+    swaps = rules.preemption == "swap"
+    if rules.reservation == "reserve-full":
+        swaps = False
+        found |= _given(rules, "scheduler", ("preemption",), "reservation reserve-full")
+    elif swaps and not lower:
+        found |= _given(rules, "scheduler", ("preemption",), "a cluster without a tier below HBM")
+    why = _why_not_written(scenario)
+    if why is not None:
+        written = "through" in why or swaps  # the first one is
+        for name in lower[written:]:
+            found |= _given(getattr(tiers, name), f"tiers.{name}", ("capacity_gib",), why)
+    if tiers.prefetch == "next-in-session" and scenario.workload.turns[1] == 1:
+        found |= _given(tiers, "tiers", ("prefetch",), "sessions of one turn")
+    for name in TIERS:
+        section = getattr(tiers, name)
+        if section.profile is not None:
+            default = getattr(TiersSection(), name)
+            found |= _given(section, f"tiers.{name}", _DEVICE, "a tier with a profile", default)
+    return found
+
+
+def _why_not_written(scenario: Scenario) -> str | None:
+    """Why no content comes to a tier below HBM, or below the first one where that is written
+    through; None where it does."""
+    policy = scenario.tiers.write_policy
+    if scenario.workload.source == "poisson":
+        return "single requests, which share nothing"
+    if policy == "back":
+        return None
+    only = "" if policy == "none" else ", which writes to the first tier below HBM alone"
+    return f"write policy {policy}{only}"
+
+
+def _given(
+    section: Any, path: str, names: tuple[str, ...], who: str, default: Any = None
+) -> dict[str, str]:
+    default = type(section)() if default is None else default
     return {
         f"{path}.{name}": f"is {show(value)}, which is not read by {who}; leave it out"
         for name in names

@@ -85,6 +85,11 @@ def _pace(work: WorkloadSection, opened: TraceWork) -> str | None:
         return f"workload.concurrency: the rows of {name} do not stand session by session; use " + (
             "workload.arrival_scale" if timed else "workload.rate_per_s"
         )
+    if work.concurrency and work.rate_per_s != WorkloadSection().rate_per_s:
+        return (
+            f"workload.rate_per_s: the sessions of {name} are those of users, one after the other "
+            "(workload.concurrency); leave one of the two out"
+        )
     if not grouped and timed and work.rate_per_s != WorkloadSection().rate_per_s:
         return (
             f"workload.rate_per_s: the rows of {name} have instants of their own; use "

@@ -192,7 +192,7 @@ def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
     tree = read_yaml(Path(source))
     if not isinstance(tree, Mapping):
         raise ConfigError(
-            f"{source}: a scenario is a mapping of sections; `kv-cache.py sim` shows one"
+            f"{source}: a scenario is a mapping of sections; `kv-cache.py sim --print` shows one"
         )
     known = (*_KEYS, *Scenario.__dataclass_fields__)
     for key in tree:

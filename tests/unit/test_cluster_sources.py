@@ -463,6 +463,7 @@ def test_rows_without_instants_come_at_the_rate_that_is_given() -> None:
         ("azure_sample.csv", 16, {"concurrency": 4}, "workload.concurrency: the rows of"),
         ("azure_sample.csv", 16, {"rate_per_s": 4.0}, "use workload.arrival_scale"),
         ("sharegpt_sample.json", 16, {"arrival_scale": 2.0}, "workload.concurrency"),
+        ("sharegpt_sample.json", 16, {"concurrency": 4, "rate_per_s": 2.0}, "one of the two"),
         ("azure_sample.csv", 16, {"warmup_requests": 400}, "so that nothing is measured"),
         ("azure_sample.csv", 16, {"trace_format": "mooncake"}, "azure_sample.csv"),
         ("no_such.csv", 16, {}, "there is no such trace"),

@@ -283,6 +283,8 @@ def test_a_scenario_that_is_not_there_is_refused_with_the_nearest_name() -> None
 
 
 WIRE = {"a": "instance:0", "b": "node:0"}
+ONE_TURN = {"workload.turns": [1, 1]}
+TWO_TIERS = {"tiers.dram.capacity_gib": 4, "tiers.nvme.capacity_gib": 4}
 TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample.jsonl"}
 
 
@@ -339,6 +341,56 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
         ({"separation.transfer": "pull"}, "not read by instances that all have role mixed"),
         ({"router.decode": "round-robin"}, "not read by instances that all have role mixed"),
         ({"router.kind": "round-robin", "router.w_load": 2}, "not read by router round-robin"),
+        ({**ONE_TURN, "workload.think_s": [1, 2]}, "not read by an open loop of sessions of one"),
+        (
+            {**ONE_TURN, "workload.source": "agents", "workload.reasoning_tokens": 5},
+            "not read by agents of one turn",
+        ),
+        (
+            {**ONE_TURN, **TWO_TIERS, "tiers.prefetch": "next-in-session"},
+            "tiers.prefetch is 'next-in-session', which is not read by sessions of one turn",
+        ),
+        (
+            {
+                "model.name": "qwen3-32b",
+                "model.kv_bytes_per_token": 5,
+                "instances.gpu.compute": "rate",
+            },
+            "model.name is 'qwen3-32b', which is not read by model.kv_bytes_per_token and rates",
+        ),
+        (
+            {"instances.gpu.max_num_seqs": 8, "scheduler.max_num_seqs": 9},
+            "scheduler.max_num_seqs is 9, which is not read by instances that each have",
+        ),
+        (
+            {"scheduler.reservation": "reserve-full", "scheduler.preemption": "abort"},
+            "not read by reservation reserve-full",
+        ),
+        ({"scheduler.preemption": "swap"}, "not read by a cluster without a tier below HBM"),
+        (
+            {**TWO_TIERS, "tiers.write_policy": "through"},
+            "tiers.nvme.capacity_gib is 4.0, which is not read by write policy through, which",
+        ),
+        (
+            {"tiers.dram.capacity_gib": 4, "tiers.write_policy": "none"},
+            "tiers.dram.capacity_gib is 4.0, which is not read by write policy none",
+        ),
+        (
+            {"tiers.dram.capacity_gib": 4, "workload.source": "poisson"},
+            "not read by single requests, which share nothing",
+        ),
+        (
+            {**TWO_TIERS, "workload.source": "poisson", "scheduler.preemption": "swap"},
+            "tiers.nvme.capacity_gib is 4.0, which is not read by single requests",
+        ),
+        (
+            {
+                "tiers.nvme.capacity_gib": 4,
+                "tiers.nvme.profile": "p.json",
+                "tiers.nvme.read_latency_us": 90,
+            },
+            "tiers.nvme.read_latency_us is 90.0, which is not read by a tier with a profile",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_in_one_sentence(
@@ -377,6 +429,18 @@ def test_settings_of_another_transfer_are_refused(values: dict[str, Any], messag
         {"tiers.rack_pool.scope": "device"},
         {"tiers.write_policy": "none"},
         {"tiers.write_policy": "through", "tiers.nvme.capacity_gib": 4},
+        {
+            "tiers.write_policy": "none",
+            "tiers.dram.capacity_gib": 4,
+            "scheduler.preemption": "swap",
+        },
+        {
+            "workload.source": "poisson",
+            "tiers.dram.capacity_gib": 4,
+            "scheduler.preemption": "swap",
+        },
+        {"tiers.nvme.capacity_gib": 4, "tiers.nvme.profile": "p.json"},
+        {**ONE_TURN, "workload.concurrency": 3, "workload.think_s": [1, 2]},
         {"scheduler.max_num_batched_tokens": 64},
         {"instances.gpu.hbm_gib": 0.001954},
         {"instances.gpu.compute": "rate", "instances.gpu.prefill_tokens_per_s": 5},

@@ -211,7 +211,9 @@ def bytes_explained(cluster: "Cluster") -> None:
     if cluster.scenario.scheduler.preemption == "swap":
         assert read["swap-in"] == written["swap-out"], "what was swapped out did not come back"
     assert read.keys() <= {"load", "prefetch", "swap-in"}, f"who read {set(read)}?"
-    assert written.keys() <= {"offload", "write-through", "prefetch", "swap-out"}
+    assert written.keys() <= {
+        "offload", "prefetch-offload", "write-through", "prefetch", "swap-out",
+    }  # fmt: skip
     stored = sum(place.stored for key, place in cluster.places.items() if key[0] == "hbm")
     loaded = read["load"]
     assert loaded == (stored - cluster.made) * block, (
@@ -263,7 +265,7 @@ def time(cluster: "Cluster") -> None:
 def _not_faster(instance: "Instance") -> None:
     """Tokens took the time that they take at the peak, at least."""
     compute = instance.compute
-    first = instance.requests  # at most: first tokens come with the prompt
+    first = instance.requests + instance.preemptions  # at most: these come with the prompt
     prompts, tokens = instance.prefill_tokens, max(0, instance.decode_tokens - first)
     if isinstance(compute, Rates):
         least = prompts * compute.prompt_ns + tokens * compute.token_ns
@@ -322,8 +324,8 @@ _LAW: Mapping[str, tuple[int, int]] = {
     for kind, before, more in (
         ("arrival", "", 0),
         ("route", "arrival", 0), ("admit", "route", 0), ("load", "route", 0),
-        ("prefill", "route", 0), ("first-token", "admit", 0), ("transfer", "admit", 0),
-        ("decode", "first-token", 0), ("preempt", "admit", 0), ("finish", "first-token", _ENDED),
+        ("first-token", "admit", 0), ("transfer", "admit", 0), ("decode", "first-token", 0),
+        ("preempt", "admit", 0), ("finish", "first-token", _ENDED),
         ("reject", "arrival", _ENDED), ("abort", "arrival", _ENDED),
     )
 }  # fmt: skip

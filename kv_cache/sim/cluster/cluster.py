@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
+from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.core.seed import Seed
 from kv_cache.metrics.histogram import bucket_of
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.asks import Ask, AskSource
 from kv_cache.sim.cluster.chain import Chain
-from kv_cache.sim.cluster.compute import Compute, make_compute, token_bytes
+from kv_cache.sim.cluster.compute import Compute, make_compute
 from kv_cache.sim.cluster.fleet import DecodeSide, PrefillSide
 from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, Rules
@@ -55,7 +56,7 @@ class Cluster:
         seed = Seed(scenario.seed)
         model = scenario.model
         self.block_tokens = model.block_tokens
-        self.token_bytes = token_bytes(model)
+        self.token_bytes = kv_bytes_per_token(model)
         self.block_bytes = self.block_tokens * self.token_bytes
         self.topology = Topology(scenario, profiles, self.block_bytes)
         self.network = Network(self.loop, scenario.network, seed.child("network"))
@@ -86,8 +87,9 @@ class Cluster:
         self.separated = any(role != "mixed" for role in roles)
         prefill = [i for i, role in enumerate(roles) if role != "decode"]
         decode = [i for i, role in enumerate(roles) if role != "prefill"]
-        self._most_prefill = max(self.capacity_of(i) for i in prefill) if prefill else 0
-        self._most_decode = max(self.capacity_of(i) for i in decode) if decode else 0
+        self._most_of = dict.fromkeys(roles, 0)  # blocks of the largest of each role
+        for number, role in enumerate(roles):
+            self._most_of[role] = max(self._most_of[role], self.capacity_of(number))
         self.prefill_side = PrefillSide(self, prefill)
         self._prefill_router = Router(
             section.kind, section, self.prefill_side, seed.child("router")
@@ -245,8 +247,7 @@ class Cluster:
             self.ceiling += min(had, (flight.ask.prompt_tokens - 1) // self.block_tokens)
 
     def _route(self, flight: Flight) -> None:
-        need = -(-flight.stored_tokens // self.block_tokens)
-        if need > self._most_prefill or (self.separated and need > self._most_decode):
+        if self._is_too_large(flight):
             self._reject(flight, "larger-than-hbm")
             return
         number = self._prefill_router.choose(flight)
@@ -263,6 +264,21 @@ class Cluster:
         instance.nudge()
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
             self._prefetch(instance, flight.path)
+
+    def _is_too_large(self, flight: Flight) -> bool:
+        """Whether nobody can prefill it, or nobody can decode it."""
+        mixed, prefill = self._most_of.get("mixed", 0), self._most_of.get("prefill", 0)
+        need = self.blocks_at("mixed", flight)
+        if need <= mixed:
+            return False
+        decode = self._most_of.get("decode", 0)
+        return need > decode or self.blocks_at("prefill", flight) > prefill
+
+    def blocks_at(self, role: str, flight: Flight) -> int:
+        """What it has in an instance of that role in the end: who only prefills never holds the
+        answer."""
+        tokens = flight.ask.prompt_tokens if role == "prefill" else flight.stored_tokens
+        return -(-tokens // self.block_tokens)
 
     def _expect_work(self, flight: Flight, instance: Instance) -> None:
         """What a flight will cost where it is sent, as far as one knows then."""
@@ -289,9 +305,11 @@ class Cluster:
     def admitted(self, instance: Instance, flight: Flight) -> None:
         """An instance has memory for a flight, and it is out of the queue."""
         now = self.loop.now_ns
-        instance.requests += 1
         if flight.admitted_ns < 0:
             flight.admitted_ns = now
+            instance.requests += 1
+        elif flight.landing is not None:
+            instance.requests += 1
         if self._emit is not None:
             self._emit(now, "admit", flight.ask.number, instance.number)
         if not self.separated:
@@ -325,8 +343,8 @@ class Cluster:
             for part in reversed(parts):
                 part.place.hit(part.piece)
                 self._note_use(part)
-            if part.tier > 1 and self._prefetch_kind != "none":
-                self._note_late(instance, part)
+                if part.tier > 1 and self._prefetch_kind != "none":
+                    self._note_late(instance, part)
             self._load(instance, flight, parts)
 
     def _note_use(self, part: Part) -> None:
@@ -702,11 +720,12 @@ class Cluster:
 
     # --- content going down and up -----------------------------------------------------------
 
-    def evicted(self, place: Place, runs: list[Run]) -> None:
-        """Blocks have left a place: what is below takes them, or they are dropped."""
+    def evicted(self, place: Place, runs: list[Run], cause: str = "offload") -> None:
+        """Blocks have left a place: what is below takes them, or they are dropped. `cause` of the
+        bytes that go down."""
         below = self._below.get(place)
         if below is not None and self.scenario.tiers.write_policy == "back":
-            self._copy_down(place, below, runs, "offload")
+            self._copy_down(place, below, runs, cause)
             return
         for node, start, end in runs:
             if below is None:
@@ -738,12 +757,12 @@ class Cluster:
                 evicted = below.make_room(blocks)
                 if evicted is None:
                     below.not_stored += blocks
-                    if cause == "offload":
+                    if cause != "write-through":
                         place.dropped += blocks
                     continue
                 pieces.append(below.add(run, ready=False, pinned=False))
                 if evicted:
-                    self.evicted(below, evicted)
+                    self.evicted(below, evicted, cause)
         if pieces:
             device = self.topology.device(TIERS[below.tier], below.index, "write")
             way = (*self.topology.path(place.vertex, below.vertex), device)
@@ -786,7 +805,7 @@ class Cluster:
                 part.place.pin(part.piece)  # until it is there
                 by_place.setdefault(part.place, []).append((part.piece, piece))
                 if evicted:
-                    self.evicted(target, evicted)
+                    self.evicted(target, evicted, "prefetch-offload")
         for part in parts:
             part.place.unpin(part.piece)
         for place, pairs in by_place.items():

@@ -13,12 +13,12 @@ rate plus decoded tokens over the decode rate. None: no time at all.
 It must never depend on more than batch and context, and is exact for a run of many decode steps.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
 from kv_cache.config.scenario import InstanceSection, ModelSection
-from kv_cache.core.model import MODELS, ModelShape
+from kv_cache.config.scenario_rules import kv_bytes_per_token, model_shape
 from kv_cache.core.units import NS_PER_S, NS_PER_US
 
 NEVER = 1 << 62
@@ -166,13 +166,11 @@ def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: in
         return NoTime()
     if section.compute == "rate":
         return Rates(
-            NS_PER_S / section.prefill_tokens_per_s,
-            NS_PER_S / section.decode_tokens_per_s,
-            overhead,
+            _each_ns(section.prefill_tokens_per_s), _each_ns(section.decode_tokens_per_s), overhead
         )
-    shape = MODELS[model.name]
-    flops_ns = NS_PER_S / (section.tflops * 1e12 * section.flops_share)
-    bytes_ns = NS_PER_S / (section.hbm_gbytes_per_s * 1e9 * section.bytes_share)
+    shape = model_shape(model)
+    flops_ns = _each_ns(section.tflops * 1e12 * section.flops_share)
+    bytes_ns = _each_ns(section.hbm_gbytes_per_s * 1e9 * section.bytes_share)
     params = model.params_billion * 1e9
     flop_token = 2 * params * flops_ns
     byte_weights = params * model.weight_bits / 8 * bytes_ns
@@ -180,21 +178,15 @@ def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: in
         flop_token=flop_token,
         flop_pair=4 * shape.num_layers * shape.num_heads * shape.head_dim * flops_ns,
         byte_weights=byte_weights,
-        byte_token=token_bytes(model) * bytes_ns,
+        byte_token=kv_bytes_per_token(model) * bytes_ns,
         overhead=overhead,
         token_ns=max(flop_token, (byte_weights + overhead) / max_num_seqs),
     )
 
 
-def token_bytes(model: ModelSection) -> int:
-    """Bytes of KV state of one token."""
-    if model.kv_bytes_per_token:
-        return model.kv_bytes_per_token
-    return shape_of(model).bytes_per_token
-
-
-def shape_of(model: ModelSection) -> ModelShape:
-    shape = MODELS[model.name]
-    if model.kv_dtype is None:
-        return shape
-    return replace(shape, dtype=model.kv_dtype)
+def _each_ns(per_s: float) -> float:
+    """The time of one token, FLOP or byte. Raises OverflowError where it would never end: sums of
+    such times are no numbers any more."""
+    if per_s * NEVER < NS_PER_S:
+        raise OverflowError(f"{per_s} a second")
+    return NS_PER_S / per_s

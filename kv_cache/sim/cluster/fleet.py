@@ -32,7 +32,7 @@ class _Side:
 
     def fits(self, instance: int, flight: Flight) -> bool:
         cluster = self._cluster
-        return -(-flight.stored_tokens // cluster.block_tokens) <= cluster.capacity_of(instance)
+        return cluster.blocks_at(cluster.roles[instance], flight) <= cluster.capacity_of(instance)
 
     def holders(self, flight: Flight, most: int) -> list[int]:
         """See `router.Fleet`."""

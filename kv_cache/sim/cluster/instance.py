@@ -274,8 +274,10 @@ class Instance:
         return -(-min(flight.target, tokens) // rules.block_tokens)
 
     def _reserved(self, flight: Flight) -> int:
-        """Blocks that a reservation takes, with those that are found."""
-        tokens = flight.stored_tokens if self.rules.reserve_all else flight.target
+        """Blocks that a reservation takes, with those that are found: of the answer too, where it
+        is given."""
+        answers = self.rules.reserve_all and self.role != "prefill"
+        tokens = flight.stored_tokens if answers else flight.target
         return -(-tokens // self.rules.block_tokens)
 
     def _take_transfer(self, flight: Flight) -> bool:

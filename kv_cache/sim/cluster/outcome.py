@@ -51,7 +51,8 @@ class Requests:
 
 @dataclass(slots=True, kw_only=True)
 class Blocks:
-    """Counted by block of the measured requests' prompts (whole blocks), at their first admission.
+    """Counted by block of the measured requests' prompts (whole blocks); hits at their first
+    admission, so that whoever is rejected has missed all.
 
     looked_up = hits of all tiers + missed; `ceiling` is what an unlimited cache with no delay would
     have had: blocks of the prompt whose content was asked for before, as a prefix, by anyone;
@@ -112,7 +113,7 @@ class Instances:
     role: list[str] = field(default_factory=list)
     node: "array[int]" = field(default_factory=_ns)
     rack: "array[int]" = field(default_factory=_ns)
-    requests: "array[int]" = field(default_factory=_ns)  # that it admitted for prefill or decode
+    requests: "array[int]" = field(default_factory=_ns)  # that it admitted, to prefill or decode
     finished: "array[int]" = field(default_factory=_ns)
     prefill_tokens: "array[int]" = field(default_factory=_ns)
     decode_tokens: "array[int]" = field(default_factory=_ns)

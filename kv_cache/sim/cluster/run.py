@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from kv_cache.config.scenario import Scenario
+from kv_cache.core.errors import ConfigError
 from kv_cache.sim.cluster.asks import AskSource
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.check import Log, broken_law, check, check_end
@@ -41,6 +42,24 @@ def simulate(
     """Serve all that `source` asks. `progress` is told how many requests have ended. Raises
     ConfigError where the scenario's parts do not go together, BrokenLawError where a law of the
     simulation is broken."""
+    try:
+        return _simulate(scenario, source, chain, on_event, progress, profiles or {})
+    except OverflowError as error:
+        raise ConfigError(
+            f"scenario {scenario.name}: it takes longer than the 292 years (2^63 ns) that virtual "
+            "time has; raise the rate, bandwidth or peak that is too small, or shorten what takes "
+            "so long"
+        ) from error
+
+
+def _simulate(
+    scenario: Scenario,
+    source: AskSource,
+    chain: Chain,
+    on_event: OnEvent | None,
+    progress: OnProgress | None,
+    profiles: Mapping[str, ProfileModel],
+) -> Outcome:
     log = None if on_event is None else Log(on_event)
     listener = None if log is None else log.hear
     cluster = Cluster(scenario, source, chain, on_event=listener, profiles=profiles)

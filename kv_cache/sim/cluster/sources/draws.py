@@ -11,6 +11,8 @@ import numpy.typing as npt
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
 
+_LONGEST_NS = 1 << 62  # of one gap: two of them are more than there is
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -51,7 +53,8 @@ def gaps_ns(shares: Floats, rate_per_s: float) -> Ints:
     """Gaps of a Poisson process; a rate of 0 has none."""
     if not rate_per_s:
         return np.zeros(len(shares), np.int64)
-    return np.rint(-np.log1p(-shares) * (NS_PER_S / rate_per_s)).astype(np.int64)
+    mean_ns = min(NS_PER_S / rate_per_s, float(_LONGEST_NS))
+    return np.rint(np.minimum(-np.log1p(-shares) * mean_ns, _LONGEST_NS)).astype(np.int64)
 
 
 class Zipf:

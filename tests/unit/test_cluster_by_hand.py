@@ -1,0 +1,226 @@
+"""Small cases of the cluster whose figures can be computed by hand, and input that has none."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.core.errors import ConfigError
+from kv_cache.sim.cluster.asks import Ask
+from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.facts import facts
+from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.run import simulate
+from tests.cluster import Plain, gib, scenario_of, serve
+
+BLOCK, MS, S = 16, 10**6, 10**9
+
+
+class Known:
+    """Requests at their instants, whatever becomes of them."""
+
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        self._asks = asks
+
+    def first(self) -> Iterator[Ask]:
+        return iter(self._asks)
+
+    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+        return ()
+
+
+def ask(number: int, at_ns: int, prompt: int, output: int = 1, leaf: int = ROOT) -> Ask:
+    return Ask(number, number, 0, at_ns, prompt, output, leaf, -1)
+
+
+def rates(blocks: int = 1000, **more: Any) -> Plain:
+    """1 ms for a token of a prompt, 10 ms for one of an answer."""
+    return {
+        "hbm_gib": gib(blocks, BLOCK),
+        "compute": "rate",
+        "prefill_tokens_per_s": 1000,
+        "decode_tokens_per_s": 100,
+        **more,
+    }
+
+
+def ran(values: Mapping[str, Any], asks: Sequence[Ask], chain: Chain | None = None) -> Outcome:
+    """Tokens of 1,000 bytes, blocks of 16."""
+    scenario = scenario_of(
+        {
+            "model": {"kv_bytes_per_token": 1000, "block_tokens": BLOCK},
+            "workload": {"source": "poisson", "requests": 100},
+            **values,
+        }
+    )
+    return simulate(scenario, Known(asks), chain or Chain())
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+
+def test_a_model_from_a_file_is_served_as_the_built_in_one(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(
+        '{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,'
+        ' "num_key_value_heads": 8, "hidden_size": 4096, "torch_dtype": "bfloat16"}'
+    )
+    found = []
+    for name in ("llama3.1-8b", str(file)):
+        values = {
+            "model": {"name": name, "params_billion": 8},
+            "workload": {"requests": 8},
+            "instances": {"gpu": {}},
+        }
+        found.append(serve(scenario_of(values)))
+    assert found[0].requests.e2e_ns == found[1].requests.e2e_ns
+    assert len(found[0].requests.e2e_ns) == 8
+
+
+# --- times that are none -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"instances": {"gpu": {"tflops": 1e-9}}},
+        {"instances": {"gpu": {"tflops": 1e-300, "flops_share": 1e-300}}},
+        {"instances": {"gpu": {"compute": "rate", "decode_tokens_per_s": 1e-308}}},
+        {"workload": {"rate_per_s": 1e-300}},
+        {"network": {"pcie": {"gbytes_per_s": 1e-300}}},
+        {"network": {"pcie": {"gbytes_per_s": 1e-300}, "discipline": "fair-share"}},
+    ],
+)
+def test_what_takes_longer_than_virtual_time_has_is_refused_in_one_sentence(values: Plain) -> None:
+    base: Plain = {
+        "workload": {"requests": 12, "context_tokens": 512, "think_s": [1, 1]},
+        "instances": {"gpu": {"hbm_gib": 0.2}},
+        "tiers": {"dram": {"capacity_gib": 4}},
+    }
+    for name, section in values.items():
+        base[name] = {**base.get(name, {}), **section}
+    with pytest.raises(ConfigError, match="longer than the 292 years") as refused:
+        serve(scenario_of(base))
+    assert "\n" not in str(refused.value)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def separate(prefill: int, decode: int, reservation: str) -> Plain:
+    return {
+        "instances": {
+            "p": rates(prefill, role="prefill"),
+            "d": rates(decode, role="decode"),
+        },
+        "scheduler": {"reservation": reservation},
+    }
+
+
+@pytest.mark.parametrize("reservation", ["reserve-full", "reserve-prompt", "on-demand"])
+def test_who_only_prefills_needs_memory_for_the_prompt_alone(reservation: str) -> None:
+    """4 blocks of prompt, 4 of answer: 4 are enough where it prefills, 8 where it decodes."""
+    one = [ask(0, 0, 64, 65)]
+    assert ran(separate(4, 8, reservation), one).requests.finished == 1
+    for prefill, decode in ((3, 8), (4, 7)):
+        found = ran(separate(prefill, decode, reservation), one)
+        assert found.requests.rejected == {"larger-than-hbm": 1}
+
+
+def test_a_request_that_is_rejected_has_missed_all_of_its_blocks() -> None:
+    chain = Chain()
+    long, short = chain.fresh(ROOT, 20), chain.fresh(ROOT, 4)
+    asks = [ask(n, n * S, *size) for n, size in enumerate([(320, 1, long), (64, 1, short)] * 2)]
+    found = ran({"instances": {"gpu": rates(8)}}, asks, chain)
+    assert found.requests.rejected == {"larger-than-hbm": 2}
+    assert (found.blocks.looked_up, found.blocks.ceiling) == (48, 19 + 3)
+    assert found.blocks.hit == 3
+
+
+def test_a_request_that_comes_back_after_preemption_is_one_request() -> None:
+    """Two answers of 40 tokens grow out of 10 blocks."""
+    found = ran({"instances": {"gpu": rates(10)}}, [ask(0, 0, 64, 40), ask(1, 0, 64, 40)])
+    assert found.requests.preemptions == 1
+    assert list(found.instances.requests) == [2]
+
+
+# --- prefetching ---------------------------------------------------------------------------------
+
+
+def prefetching(busy_ms: int) -> Outcome:
+    """A prompt of 4 blocks lies on a slow drive (16 ms a block) when it is asked for again, behind
+    another one that takes `busy_ms`."""
+    chain = Chain()
+    asked = chain.named(chain.named(ROOT, "a", 2), "b", 2)
+    others = [chain.fresh(ROOT, 7) for _ in range(2)]
+    asks = [
+        ask(0, 0, 65, 1, asked),
+        *(ask(n, n * S, 113, 1, leaf) for n, leaf in enumerate(others, 1)),
+        ask(3, 3 * S, busy_ms),
+        ask(4, 3 * S + MS, 65, 1, asked),
+    ]
+    fast = {"read_gbytes_per_s": 1, "write_gbytes_per_s": 1}
+    none = {"read_latency_us": 0, "write_latency_us": 0}
+    values: Plain = {
+        "instances": {"gpu": rates(8)},
+        "scheduler": {"max_num_seqs": 1},
+        "network": {"pcie": {"gbytes_per_s": 1000, "latency_us": 0}},
+        "tiers": {
+            "dram": {"capacity_gib": gib(8, BLOCK), **fast, **none},
+            "nvme": {"capacity_gib": gib(100, BLOCK), **fast, **none, "read_gbytes_per_s": 0.001},
+            "prefetch": "on-arrival",
+            "overlap_load": False,
+        },
+    }
+    return ran(values, asks, chain)
+
+
+def test_a_prefetch_in_time_is_useful_and_one_under_way_is_late_for_all_of_its_blocks() -> None:
+    in_time, late = prefetching(100), prefetching(20)
+    assert in_time.requests.ttft_ns[-1] == 99 * MS + 64_000 + MS  # wait, dram, the last token
+    assert late.requests.ttft_ns[-1] == (64 + 64 + 1) * MS  # behind it on the same drive
+    useful, missed = in_time.tiers[1], late.tiers[1]
+    assert (useful.prefetched, useful.prefetch_useful, useful.prefetch_late) == (4, 4, 0)
+    assert (missed.prefetched, missed.prefetch_useful, missed.prefetch_late) == (4, 0, 4)
+
+
+def test_what_a_prefetch_drives_out_is_charged_to_it() -> None:
+    """Each of the 4 blocks that come up drives one down that is not there yet."""
+    found = facts(prefetching(100))
+    moved = {kind: link["bytes_by_cause"] for kind, link in found["links"].items()}
+    assert moved["device:nvme:read"] == {"prefetch": 64_000}
+    assert moved["device:dram:write"]["prefetch"] == 64_000
+    down = moved["device:nvme:write"]
+    assert down["prefetch-offload"] + down["offload"] == found["tiers"]["nvme"]["stored"] * 16_000
+    assert down["prefetch-offload"] == 64_000
+
+
+# --- the event log -------------------------------------------------------------------------------
+
+
+def test_the_reference_names_the_events_that_there_are() -> None:
+    reference = Path(__file__).parents[2] / "docs" / "reference" / "sim.md"
+    (line,) = [t for t in reference.read_text().splitlines() if "Events: " in t]
+    named = set(line.partition("Events: ")[2].partition(".")[0].split(", "))
+    seen = set[str]()
+    kinds: list[Plain] = [
+        separate(10, 1000, "on-demand"),
+        {"instances": {"gpu": rates(10)}, "scheduler": {"preemption": "abort"}},
+        {"instances": {"gpu": rates(3)}},
+        {"instances": {"gpu": rates(8)}, "tiers": {"dram": {"capacity_gib": gib(80, BLOCK)}}},
+    ]
+    for values in kinds:
+        chain = Chain()
+        leaves = [chain.fresh(ROOT, 4) for _ in range(2)]
+        asks = [ask(n, n * MS, 64, 40, leaves[n % 2]) for n in range(6)]
+        asks += [ask(n, n * S, 65, 1, leaves[n % 2]) for n in range(6, 12)]
+        scenario = scenario_of(
+            {
+                "model": {"kv_bytes_per_token": 1000, "block_tokens": BLOCK},
+                "workload": {"source": "poisson", "requests": 100},
+                **values,
+            }
+        )
+        simulate(scenario, Known(asks), chain, on_event=lambda _, kind, *__: seen.add(kind))
+    assert seen == named
