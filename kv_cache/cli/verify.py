@@ -133,6 +133,7 @@ _RANKS = "kv-cache-ranks/"
 _ONLY_CHAINED = (
     *("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/"),
     *("kv-cache-sweep/", "kv-cache-mlperf/", "kv-cache-trace-stats/", "kv-cache-sim/"),
+    "kv-cache-lab/",
 )
 """Schemas of documents that are not one run's result: their chain can be checked, and the results
 that they name."""
@@ -141,6 +142,7 @@ _NOT_AGAIN: Mapping[str, str] = {
     "kv-cache-mlperf/": "numbers are not computed again: mlperf check looks at the whole tree",
     "kv-cache-trace-stats/": "numbers are not computed again: trace stats of the same trace does",
     "kv-cache-sim/": "numbers are not computed again: sim of the same scenario does",
+    "kv-cache-lab/": "numbers are not computed again: lab with the same words does",
 }
 
 
