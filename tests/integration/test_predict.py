@@ -166,6 +166,10 @@ def test_objects_outside_the_probed_sizes_are_refused_or_marked(
         (("calibrate", "--overlay=late.yaml", "--output=o.yaml"), "and today is"),
         (("calibrate", "--overlay=dram.yaml", "--output=o.yaml"), "dram was measured here"),
         (("calibrate", "--overlay=link.yaml", "--output=o.yaml"), "nvlink is given, but topology"),
+        (("calibrate", "--overlay=link.yaml", "--output=o.yaml"), "o.yaml with link.yaml: nvlink"),
+        (("calibrate", "--overlay=loop.yaml", "--output=o.yaml"), "inside of what it repeats"),
+        (("calibrate", "--no-dram", "--output=o.yaml"), "nothing would be in the profile"),
+        (("predict", "--profile=next.yaml"), "its schema is 'kv-cache-hardware/2', not kv-cache-h"),
         (("calibrate", "--output=small.yaml"), "a file of that name is there"),
         (("calibrate", "--read-shares=2", "--cache-dir=c", "--output=o.yaml"), "must be 0.01 to"),
         (("calibrate", "--probe=a=p", "--cache-dir=a=c", "--output=o.yaml"), "two drives are cal"),
@@ -186,6 +190,8 @@ def test_bad_input_is_one_sentence_and_nothing_is_made(
     )
     (place / "dram.yaml").write_text(head + "dram: {copy_bytes_per_s: 1}\n")
     (place / "link.yaml").write_text(head + "nvlink: {bytes_per_s: 1}\n")
+    (place / "loop.yaml").write_text(head + "gpus: &a {h100: *a}\n")
+    (place / "next.yaml").write_text(head.replace("/1", "/2"))
     before = sorted(p.name for p in place.iterdir())
     monkeypatch.chdir(place)
     code, told = main(args), capsys.readouterr()
