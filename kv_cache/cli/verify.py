@@ -46,9 +46,10 @@ What is looked at:
              the reference's keys, each covering all before it: what was changed is named
   numbers    what follows from the rest of the result is computed again: the verdict from the
              evidence, bandwidths from the ledger, percentiles from the histograms, the reference's
-             keys from our section. In a run's directory also ledger and histograms from the
-             records, and config.yaml and environment.json against what the result holds. Of
-             several ranks, each one's result like this, and the merge of them done again
+             keys from our section, a prediction's errors from what was measured. In a run's
+             directory also ledger and histograms from the records, and config.yaml and
+             environment.json against what the result holds. Of several ranks, each one's result
+             like this, and the merge of them done again
   verdict    valid, suspect or invalid, with the rule and the numbers behind each reason (!), what
              could not be judged (?), and thresholds that are not at their default (~)
 
