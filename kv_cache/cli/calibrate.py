@@ -155,6 +155,11 @@ def _checked(options: argparse.Namespace) -> _Plan:
             raise ConfigError(
                 f"two drives are called {name}; give each a name of its own (NAME=PATH)"
             )
+    if options.no_dram and not (directories or files or options.overlay):
+        raise ConfigError(
+            "--no-dram, and no drive and no overlay: nothing would be in the profile; give "
+            "--cache-dir, --probe or --overlay"
+        )
     overlays = tuple((text, read_sheet(Path(text))) for text in options.overlay)
     for text, sheet in overlays:
         _check_dates(sheet, text)
@@ -249,7 +254,8 @@ def _together(plan: _Plan, measured: Sheet, curves: Mapping[str, Profile]) -> Ha
         name=plan.base.name or sheet.name,
         description=plan.base.description or sheet.description,
     )
-    return hardware_of(named, str(plan.output), curves)
+    given = f" with {', '.join(text for text, _ in plan.overlays)}" if plan.overlays else ""
+    return hardware_of(named, f"{plan.output}{given}", curves)
 
 
 def _with(sheet: Sheet, name: str, storage: Storage) -> Sheet:

@@ -46,9 +46,10 @@ What is looked at:
              the reference's keys, each covering all before it: what was changed is named
   numbers    what follows from the rest of the result is computed again: the verdict from the
              evidence, bandwidths from the ledger, percentiles from the histograms, the reference's
-             keys from our section. In a run's directory also ledger and histograms from the
-             records, and config.yaml and environment.json against what the result holds. Of
-             several ranks, each one's result like this, and the merge of them done again
+             keys from our section, a prediction's errors from what was measured. In a run's
+             directory also ledger and histograms from the records, and config.yaml and
+             environment.json against what the result holds. Of several ranks, each one's result
+             like this, and the merge of them done again
   verdict    valid, suspect or invalid, with the rule and the numbers behind each reason (!), what
              could not be judged (?), and thresholds that are not at their default (~)
 
@@ -133,6 +134,7 @@ _RANKS = "kv-cache-ranks/"
 _ONLY_CHAINED = (
     *("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/"),
     *("kv-cache-sweep/", "kv-cache-mlperf/", "kv-cache-trace-stats/", "kv-cache-sim/"),
+    "kv-cache-lab/",
 )
 """Schemas of documents that are not one run's result: their chain can be checked, and the results
 that they name."""
@@ -141,6 +143,7 @@ _NOT_AGAIN: Mapping[str, str] = {
     "kv-cache-mlperf/": "numbers are not computed again: mlperf check looks at the whole tree",
     "kv-cache-trace-stats/": "numbers are not computed again: trace stats of the same trace does",
     "kv-cache-sim/": "numbers are not computed again: sim of the same scenario does",
+    "kv-cache-lab/": "numbers are not computed again: lab with the same words does",
 }
 
 

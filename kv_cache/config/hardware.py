@@ -306,6 +306,13 @@ def sheet_of(found: object, where: str) -> Sheet:
     plain = _plain({key: value for key, value in found.items() if key != "schema"})
     _check_units(Sheet, plain, f"hardware {where}", "")
     sheet = from_mapping(Sheet, plain, f"hardware {where}")
+    for section in ("gpus", "storage"):
+        for name in getattr(sheet, section):
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"hardware {where}: {section} has {show(name)}; a name has letters, digits, - "
+                    "and _, and no dot, which stands between sections"
+                )
     for path, section in _provenances(sheet):
         _check_provenance(section, f"hardware {where}: {path}")
     for name, storage in sheet.storage.items():
@@ -357,6 +364,7 @@ def _plain(value: object) -> object:
     return value
 
 
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _UNITS = ("_bytes_per_s", "_flop_per_s", "_bytes", "_us")
 _WRONG_UNIT = re.compile(
     r"(^|_)(gbps|gbits?|gbytes?_per_s|gb_per_s|gb_s|mb_per_s|mbps|tflops?|tflop_per_s|flops|gib|gb"

@@ -115,7 +115,9 @@ def read_yaml(path: Path) -> object:
 def yaml_value(text: str, path: str) -> object:
     """The plain values of YAML that stands in `path`. Raises ConfigError."""
     try:
-        return yaml.load(text, _StrictLoader)
+        found = yaml.load(text, _StrictLoader)
+        _check_aliases(found, path)
+        return found
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -129,6 +131,37 @@ def yaml_value(text: str, path: str) -> object:
         raise ConfigError(f"{path}: nested too deep; a configuration has few levels") from None
     except ValueError as error:  # an impossible date, a number of thousands of digits
         raise ConfigError(f"{path}: a value cannot be read ({error}); put it in quotes") from None
+
+
+_MOST_VALUES = 10_000_000
+
+
+def _check_aliases(found: object, path: str) -> None:
+    """What `*name` repeats must be finite, and not a bomb. Raises ConfigError."""
+    counted: dict[int, int] = {}  # values in a table or list, once it was gone through
+    within: set[int] = set()
+
+    def count(value: object) -> int:
+        if not isinstance(value, dict | list):
+            return 1
+        if (known := counted.get(id(value))) is not None:
+            return known
+        if id(value) in within:
+            raise ConfigError(
+                f"{path}: an alias (*) stands inside of what it repeats; write it out"
+            )
+        within.add(id(value))
+        inner = value.values() if isinstance(value, dict) else value
+        total = counted[id(value)] = 1 + sum(map(count, inner))
+        within.discard(id(value))
+        if total > _MOST_VALUES:
+            raise ConfigError(
+                f"{path}: its aliases (*) repeat more than {_MOST_VALUES:,} values; write out what "
+                "is meant"
+            )
+        return total
+
+    count(found)
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:

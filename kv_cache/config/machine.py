@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.hardware import SCHEMA as HARDWARE
 from kv_cache.config.hardware import HardwareProfile, Storage, read_hardware
 from kv_cache.config.load import read_yaml, shipped
 from kv_cache.config.profile import Profile, read_profile
 from kv_cache.core.errors import ConfigError
+
+_HARDWARE = "kv-cache-hardware/"  # of any version: which one it must be is said by who reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,4 +53,4 @@ def _is_hardware(file: Path) -> bool:
     if file.suffix == ".json":
         return True
     found = read_yaml(file)
-    return isinstance(found, Mapping) and found.get("schema") == HARDWARE
+    return isinstance(found, Mapping) and str(found.get("schema")).startswith(_HARDWARE)

@@ -33,7 +33,7 @@ class Named:
     numbers: tuple[tuple[str, Number], ...] = ()
 
     def __str__(self) -> str:
-        return ":".join((self.name, *(f"{name}={number:g}" for name, number in self.numbers)))
+        return ":".join((self.name, *(f"{name}={number:.12g}" for name, number in self.numbers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,10 @@ def _listed(
         if name not in known:
             raise ConfigError(f"{flag}: {name!r} is no {what}.{did_you_mean(name, known)}")
         named = Named(name, tuple(_number(flag, name, each, numbers_of(name)) for each in given))
+        changed = [key for key, _ in named.numbers]
+        for key in changed:
+            if changed.count(key) > 1:
+                raise ConfigError(f"{flag}: {part.strip()}: {key} stands twice; keep one")
         if named in found:
             raise ConfigError(f"{flag}: {named} stands twice; keep one")
         found.append(named)
@@ -116,9 +120,8 @@ def _numbers_of_policy(name: str) -> Mapping[str, type]:
 
 
 def _numbers_of_admission(name: str) -> Mapping[str, type]:
-    if name == ALWAYS:
-        return {}
-    return {each.name: type(each.default) for each in fields(AdmissionRules)}
+    own: Sequence[str] = getattr(ADMISSION[name], "NUMBERS", ())
+    return {each.name: type(each.default) for each in fields(AdmissionRules) if each.name in own}
 
 
 def _tried(arm: Arm, flags: tuple[str, str]) -> None:

@@ -16,8 +16,8 @@ from kv_cache.core.kinds import OpKind
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import request_numbers, reuse_numbers, tier_rows
 
-_PERCENTILES = ("p50", "p95", "p99")
-_NAMES = {OpKind.READ: "load", OpKind.WRITE: "store"}
+PERCENTILES = ("p50", "p95", "p99")
+NAMES = {OpKind.READ: "load", OpKind.WRITE: "store"}
 
 Numbers = Mapping[str, float | None]
 
@@ -33,7 +33,7 @@ def quantities(outcome: RunOutcome) -> dict[str, float | None]:
         "token_hit_ratio": reuse["achieved_token_ratio"],
     }
     for label, row in tier_rows(outcome).items():
-        for kind, name in _NAMES.items():
+        for kind, name in NAMES.items():
             side = row[kind.value]
             if label == "storage":
                 found[f"storage_{kind.value}_bytes_per_s"] = side["bytes_per_second"]
@@ -45,7 +45,7 @@ def quantities(outcome: RunOutcome) -> dict[str, float | None]:
 
 
 def _times(name: str, samples: int, row: Mapping[str, float]) -> dict[str, float | None]:
-    return {f"{name}_{p}_ms": _where(samples, row[p]) for p in _PERCENTILES}
+    return {f"{name}_{p}_ms": _where(samples, row[p]) for p in PERCENTILES}
 
 
 def _where(samples: int, value: float) -> float | None:

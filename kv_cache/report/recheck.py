@@ -33,6 +33,7 @@ from kv_cache.metrics.steady import Sample, trends
 from kv_cache.metrics.summary import LATENCIES, latency_ms, per_second, ratio
 from kv_cache.report.iotrace import figures_left
 from kv_cache.report.node import MisshapenError, Node
+from kv_cache.report.prediction import NAMES, PERCENTILES, error
 from kv_cache.tiers.payload import MISMATCH
 
 SECTION = "kv_cache"
@@ -453,6 +454,57 @@ def _reconciliation(root: Node) -> Iterator[str]:
             yield from _compare(row[f"{name}_to_claimed"], share, "its bytes give")
 
 
+def _twin(root: Node) -> Iterator[str]:
+    """What the twin was held against is what was measured, and its errors follow. The result of
+    `predict` is the twin's own: there the prediction is what stands beside it."""
+    own = root[SECTION]
+    twin = own.find("twin")
+    if twin is None:
+        return
+    stood, predicted = _quantities(own), twin["prediction"]
+    measured = twin.find("measurement")
+    if measured is None:
+        for name, node in predicted.items():
+            yield from _compare(node, stood.get(name), "the rest of the result gives")
+        return
+    for name, node in predicted.items():
+        yield from _compare(measured[name], stood.get(name), "the rest of the result gives")
+        both = (None if each.value is None else each.number() for each in (node, measured[name]))
+        off, stored = error(*both), twin["error"][name]
+        if off is None or stored.value is None:
+            yield from _compare(stored, off, "prediction and measurement give")
+            continue
+        for part, value in off.items():
+            yield from _compare(stored[part], value, "prediction and measurement give")
+
+
+def _quantities(own: Node) -> dict[str, Any]:
+    """Those of `report/prediction`, out of a document."""
+    seconds, every, reuse = own["window_s"].number(), own["measured"]["all"], own["reuse"]
+    completed = every["completed"].whole()
+    found: dict[str, Any] = {
+        "requests_per_s": completed / seconds if seconds else None,
+        "block_hit_ratio": reuse["reuse_hit_ratio"].value if reuse["looked_up"].whole() else None,
+        "token_hit_ratio": reuse["achieved_token_ratio"].value,
+    }
+
+    def times(name: str, samples: int, row: Node) -> None:
+        for percentile in PERCENTILES:
+            value = row[percentile].value if samples else None
+            found[f"{name}_{percentile}_ms"] = value
+
+    for label, tier in own["tiers"].items():
+        for kind, name in NAMES.items():
+            row = tier[kind.value]
+            operations = row["operations"].whole()
+            found[f"{label}_{kind.value}_bytes_per_s"] = row["bytes_per_second"].value
+            times(f"{label}_{name}_device", operations, row["device_ms"])
+            times(f"{label}_{name}", operations, row["total_ms"])
+    for name in ("ttft", "response"):
+        times(name, completed, every[f"{name}_ms"])
+    return found
+
+
 Check = Callable[[Node], Iterator[str]]
 
 CHECKS: Mapping[str, Check] = {
@@ -466,6 +518,7 @@ CHECKS: Mapping[str, Check] = {
     "requests add up": _requests,
     "the reference's keys follow from our section": _reference_keys,
     "reconciliation follows from the operations": _reconciliation,
+    "what the twin was held against was measured": _twin,
 }
 """What is computed again from a result alone."""
 

@@ -22,6 +22,8 @@ CASES = {
     "--config missing.yaml": ["missing.yaml"],
     "--config bad.yaml": ["num_user", "num_users"],
     "--config twice.yaml": ["stands twice", "line"],
+    "--config loop.yaml": ["loop.yaml", "alias"],
+    "--config bomb.yaml": ["bomb.yaml", "aliases", "10,000,000"],
     "--cache-dir /etc/kv": ["/etc"],
     "--cache-dir a --cache-dir ./a": ["twice"],
     "--cache-dir a --cache-dir b --layout arena": ["arena", "--layout file"],
@@ -73,6 +75,9 @@ def test_bad_input_ends_with_one_sentence_and_writes_nothing(line: str, tmp_path
         "talk.json": '[{"id": 1, "turns": []}]',
         "bad.yaml": "run: {num_user: 5}",
         "twice.yaml": "run:\n  seed: 1\n  seed: 2\n",
+        "loop.yaml": "run: &a {seed: *a}\n",
+        "bomb.yaml": "a0: &a0 [1, 1]\n"
+        + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),
         "T.csv": "Timestamp,Request tokens,Response tokens\n1,5,5\n",
         "empty.csv": "",
         "wrong.csv": "a,b\n1,2\n",

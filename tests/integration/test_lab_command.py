@@ -1,6 +1,7 @@
 """`kv-cache.py lab` as a user starts it, and the known answers of the real trace."""
 
 import csv
+import inspect
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from kv_cache.cli import main
 from kv_cache.core.seed import Seed
 from kv_cache.lab.arms import USUAL
 from kv_cache.lab.patterns import PATTERNS
+from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.samples import mooncake_lines
 from tests.cli import PROGRAM, ROOT
 from tests.traces import shared_trace
@@ -107,6 +109,18 @@ def test_a_document_rows_and_a_picture_are_written_and_the_picture_can_be_drawn_
     assert float(row["hit_ratio"]) == found["prefix"]["hit_ratio"]
 
 
+def test_a_document_that_was_changed_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab(capsys, "mooncake.jsonl", "--policies", "lru", "--capacities", "10%", "-o", "lab.json")
+    assert main(["verify", "lab.json"]) == 0
+    assert "lab with the same words does" in capsys.readouterr().out
+    found = json.loads((here / "lab.json").read_text())
+    found["kv_cache"]["policies"] = ["arc"]
+    (here / "lab.json").write_text(json.dumps(found))
+    assert main(["verify", "lab.json"]) == 2
+
+
 def test_objects_of_different_sizes_have_a_limit_beside_min(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +202,32 @@ def test_a_policy_can_be_held_against_itself_with_other_numbers(
     ]  # fmt: skip
     one, two = (found[name]["blocks"]["hits"] for name in list(found)[3:])
     assert one != two
+
+
+def test_regret_can_be_taken_out_of_regret_aware_and_changes_what_is_found(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("regret-aware", "regret-aware:regret_weight=0", "regret-aware:regret_weight=6")
+    own = lab(capsys, "--pattern", "adversarial_burst", "--policies", ",".join(names))
+    found = entries(own, capacity=1)
+    assert list(found)[2:] == list(names)
+    usual, without, same = (found[name]["blocks"]["ratios"] for name in names)
+    assert usual == same != without
+
+
+def numbers_of(name: str) -> dict[str, Any]:
+    told = inspect.signature(EVICTION[name]).parameters.values()
+    return {each.name: each.default for each in told if each.kind is each.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("name", [n for n in EVICTION if n != "learned" and numbers_of(n)])
+def test_the_numbers_of_a_policy_given_as_they_are_change_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    said = ":".join((name, *(f"{key}={value}" for key, value in numbers_of(name).items())))
+    own = lab(capsys, "mooncake.jsonl", "--capacities", "5%", "--policies", f"{name},{said}")
+    plain, given = [entry["blocks"] for entry in entries(own).values()][-2:]
+    assert plain == given
 
 
 # --- patterns --------------------------------------------------------------------------------
@@ -275,7 +315,15 @@ def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[st
         (["mooncake.jsonl", "--policies", "lru:x=1"], "lru has no 'x'; it has no numbers"),
         (["mooncake.jsonl", "--admission", "secondhit"], "Did you mean 'second-hit'?"),
         (["mooncake.jsonl", "--admission", "depth,depth"], "--admission: depth stands twice"),
-        (["mooncake.jsonl", "--admission", "depth:deep=1"], "has no 'deep'; it has max_bytes"),
+        (["mooncake.jsonl", "--admission", "depth:deep=1"], "has no 'deep'; it has max_depth"),
+        (["mooncake.jsonl", "--admission", "size:memory=9"], "has no 'memory'; it has max_bytes"),
+        (["mooncake.jsonl", "--admission", "frequency:memory=0"], "memory is 0; it must be from 1"),
+        (["mooncake.jsonl", "--admission", "frequency:memory=99999999999"], "from 1 to 67108864"),
+        (["mooncake.jsonl", "--policies", "regret-aware:regret_weight=-1"], "from 0 to 1000000"),
+        (["mooncake.jsonl", "--policies", "regret-aware:kept=nan"], "kept is nan; it must be"),
+        (["mooncake.jsonl", "--policies", "s3-fifo:to_main=4"], "to_main is 4; it must be from 1"),
+        (["mooncake.jsonl", "--policies", "windowed:window=1:window=2"], "window stands twice"),
+        (["mooncake.jsonl", "--policies", "learned:sample=0"], "sample is 0; it must be from 1"),
         (["mooncake.jsonl", "--admission", "depth:max_depth=x"], "max_depth= and a whole number"),
         (["mooncake.jsonl", "--capacities", "64Gib"], "which is none. Did you mean 'GiB'?"),
         (["mooncake.jsonl", "--capacities", "0%"], "'0%' is no room at all"),

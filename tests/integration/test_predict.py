@@ -14,6 +14,7 @@ import pytest
 from kv_cache.cli import main
 from kv_cache.config.hardware import HEADER, read_hardware
 from kv_cache.report.environment import Reader, filesystem
+from kv_cache.report.recheck import recheck
 from tests.cli import SMALL, command, environment, prepare, small, start
 from tests.cli import run as program
 
@@ -89,6 +90,14 @@ def test_a_run_holds_its_prediction_the_measurement_and_the_error(
     assert "storage read MB/s" in ran.out
     monkeypatch.chdir(place)
     assert main(["verify", "R.json"]) == 0
+    document = json.loads((place / "R.json").read_bytes())
+    twin = document["kv_cache"]["twin"]
+    twin["error"]["requests_per_s"]["relative"] = 0.0
+    assert "twin.error.requests_per_s.relative says 0.0" in recheck(document)[0]
+    twin["measurement"]["block_hit_ratio"] = 0.123
+    assert "twin.measurement.block_hit_ratio says 0.123" in "\n".join(recheck(document))
+    del twin["error"]
+    assert "twin has no error" in "\n".join(recheck(document))
     for form in ("md", "html"):
         assert main(["report", "R.json", f"--output=T.{form}"]) == 0
         assert "storage load device p50" in (place / f"T.{form}").read_text()
@@ -114,6 +123,9 @@ def test_predict_moves_nothing_and_says_the_same_in_every_process(
         assert document["kv_cache"]["driver"] == "virtual-time"
         sections.append((document["kv_cache"]["twin"], done.stdout))
     assert sections[0] == sections[1]
+    assert recheck(document) == []
+    document["kv_cache"]["twin"]["prediction"]["requests_per_s"] = 1e9
+    assert "twin.prediction.requests_per_s says" in recheck(document)[0]
     twin, told = sections[0]
     assert "measurement" not in twin
     assert twin["prediction"]["storage_write_bytes_per_s"] > 0
@@ -166,6 +178,10 @@ def test_objects_outside_the_probed_sizes_are_refused_or_marked(
         (("calibrate", "--overlay=late.yaml", "--output=o.yaml"), "and today is"),
         (("calibrate", "--overlay=dram.yaml", "--output=o.yaml"), "dram was measured here"),
         (("calibrate", "--overlay=link.yaml", "--output=o.yaml"), "nvlink is given, but topology"),
+        (("calibrate", "--overlay=link.yaml", "--output=o.yaml"), "o.yaml with link.yaml: nvlink"),
+        (("calibrate", "--overlay=loop.yaml", "--output=o.yaml"), "inside of what it repeats"),
+        (("calibrate", "--no-dram", "--output=o.yaml"), "nothing would be in the profile"),
+        (("predict", "--profile=next.yaml"), "its schema is 'kv-cache-hardware/2', not kv-cache-h"),
         (("calibrate", "--output=small.yaml"), "a file of that name is there"),
         (("calibrate", "--read-shares=2", "--cache-dir=c", "--output=o.yaml"), "must be 0.01 to"),
         (("calibrate", "--probe=a=p", "--cache-dir=a=c", "--output=o.yaml"), "two drives are cal"),
@@ -186,6 +202,8 @@ def test_bad_input_is_one_sentence_and_nothing_is_made(
     )
     (place / "dram.yaml").write_text(head + "dram: {copy_bytes_per_s: 1}\n")
     (place / "link.yaml").write_text(head + "nvlink: {bytes_per_s: 1}\n")
+    (place / "loop.yaml").write_text(head + "gpus: &a {h100: *a}\n")
+    (place / "next.yaml").write_text(head.replace("/1", "/2"))
     before = sorted(p.name for p in place.iterdir())
     monkeypatch.chdir(place)
     code, told = main(args), capsys.readouterr()

@@ -100,6 +100,8 @@ def test_json_and_yaml_with_and_without_quotes_around_the_day_are_the_same(tmp_p
         (gpu(bytes_per_s=True), "bytes_per_s is true"),
         (gpu(latency_us=-1), "latency_us is -1"),
         ({"nic": []}, "nic is .*must be a mapping"),
+        ({"gpus": {"a.b": {"hbm": {"capacity_bytes": 1}}}}, "gpus has 'a.b'; a name has letters"),
+        ({"storage": {"": {"read_bytes_per_s": 1}}}, "storage has '.*'; a name has letters"),
         ({"nic": {"bytes_per_s": 1, "provenance": {"date": "May"}}}, "date is 'May'; it must be a"),
         ({"nic": {"bytes_per_s": 1, "provenance": {"how": "guessed"}}}, "how is 'guessed'; it mus"),
         (

@@ -583,7 +583,7 @@ def test_verify_says_intact_with_each_ranks_fingerprint_or_what_was_changed(
     file = written(tmp_path / "R.json", document)
     assert verify_command([file]) == 0
     said = capsys.readouterr().out
-    assert "nothing was changed; 10 computations of each of 2 results" in said
+    assert "nothing was changed; 11 computations of each of 2 results" in said
     for row_ in document["kv_cache"]["ranks"]:
         assert row_["fingerprint"] in said
     document["kv_cache"]["requests"]["completed"] += 1

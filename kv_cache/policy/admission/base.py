@@ -47,9 +47,22 @@ class AdmissionRules:
     memory: int = 65_536  # second-hit and frequency: contents that are remembered
     floor: int = 1  # frequency: uses that are enough where nothing has to leave
 
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        for name, least, most in _BOUNDS:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"{name} is {value}; it must be from {least} to {most}")
+
+
+_BOUNDS = (
+    ("max_bytes", 0, 2**60), ("max_depth", 1, 10**9), ("memory", 1, 2**26), ("floor", 0, 15),
+)  # fmt: skip
+
 
 class Admission(Protocol):
     REASONS: ClassVar[tuple[str, ...]] = ()
+    NUMBERS: ClassVar[tuple[str, ...]] = ()  # of AdmissionRules: those that it goes by
     compares: ClassVar[bool] = False
     counts: ClassVar[bool] = False
 

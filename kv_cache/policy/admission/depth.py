@@ -14,6 +14,7 @@ TOO_DEEP = "too-deep"
 
 class Depth(Admission):
     REASONS = (TOO_DEEP,)
+    NUMBERS = ("max_depth",)
 
     def __init__(self, rules: AdmissionRules) -> None:
         self._most = rules.max_depth

@@ -19,6 +19,7 @@ INFREQUENT = "infrequent"
 
 class Frequency(Admission):
     REASONS = (INFREQUENT,)
+    NUMBERS = ("memory", "floor")
     compares = True
     counts = True
 

@@ -17,6 +17,7 @@ FIRST_TIME = "first-time"
 
 class SecondHit(Admission):
     REASONS = (FIRST_TIME,)
+    NUMBERS = ("memory",)
 
     def __init__(self, rules: AdmissionRules) -> None:
         self._most = rules.memory

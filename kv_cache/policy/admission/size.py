@@ -12,6 +12,7 @@ TOO_LARGE = "too-large"
 
 class Size(Admission):
     REASONS = (TOO_LARGE,)
+    NUMBERS = ("max_bytes",)
 
     def __init__(self, rules: AdmissionRules) -> None:
         self._most = rules.max_bytes

@@ -7,6 +7,7 @@ GreedyDual's does. O(log n) a call, on average."""
 
 from kv_cache.policy.eviction.base import Item
 from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
+from kv_cache.policy.eviction.numbers import MOST, check
 
 DEPTH_WEIGHT = 2.0
 DEPTH_DECAY = 0.01
@@ -15,9 +16,29 @@ MOST_USES = 20
 
 
 class Importance(GreedyDual):
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        depth_weight: float = DEPTH_WEIGHT,
+        depth_decay: float = DEPTH_DECAY,
+        use_weight: float = USE_WEIGHT,
+        most_uses: int = MOST_USES,
+    ) -> None:
+        check(
+            depth_weight=(depth_weight, 0, MOST),
+            depth_decay=(depth_decay, 0, MOST),
+            use_weight=(use_weight, 0, MOST),
+            most_uses=(most_uses, 1, MOST),
+        )
+        super().__init__(capacity_bytes)
+        self._depth_weight, self._depth_decay = depth_weight, depth_decay
+        self._use_weight, self._most_uses = use_weight, most_uses
+
     def worth(self, item: Item) -> float:
-        return DEPTH_WEIGHT / (1 + DEPTH_DECAY * item.depth)
+        return self._depth_weight / (1 + self._depth_decay * item.depth)
 
     def value(self, held: Held) -> float:
-        uses = held.uses if held.uses < MOST_USES else MOST_USES
-        return held.worth + USE_WEIGHT * uses / MOST_USES
+        most = self._most_uses
+        uses = held.uses if held.uses < most else most
+        return held.worth + self._use_weight * uses / most

@@ -31,6 +31,7 @@ from kv_cache.core.block import Key
 from kv_cache.core.errors import UsageError
 from kv_cache.policy.eviction.base import Eviction, Item
 from kv_cache.policy.eviction.histories import Histories, Matrix
+from kv_cache.policy.eviction.numbers import MOST, check
 
 SAMPLE = 32
 LEARN_EVERY = 8
@@ -72,6 +73,7 @@ class Learned(Eviction):
         sample: int = SAMPLE,
         first_training: int = FIRST_TRAINING,
     ) -> None:
+        check(sample=(sample, 1, MOST), first_training=(first_training, 1, MOST))
         self._lightgbm = _library()
         self.model: Any = None  # a Booster
         self._size = sample

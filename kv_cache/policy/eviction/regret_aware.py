@@ -11,6 +11,7 @@ from collections import OrderedDict
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Item
 from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
+from kv_cache.policy.eviction.numbers import MOST, check
 
 USE_WEIGHT = 1.5
 REGRET_WEIGHT = 6.0
@@ -19,10 +20,25 @@ LEAST_HORIZON = 24
 
 
 class RegretAware(GreedyDual):
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        use_weight: float = USE_WEIGHT,
+        regret_weight: float = REGRET_WEIGHT,
+        kept: float = KEPT,
+        least_horizon: int = LEAST_HORIZON,
+    ) -> None:
+        check(
+            use_weight=(use_weight, 0, MOST),
+            regret_weight=(regret_weight, 0, MOST),
+            kept=(kept, 0, 1),
+            least_horizon=(least_horizon, 1, MOST),
+        )
         super().__init__(capacity_bytes)
+        self._use_weight, self._regret_weight, self._kept = use_weight, regret_weight, kept
         self.ghosts: OrderedDict[Key, tuple[int, float]] = OrderedDict()  # evicted when, its regret
-        self._most = LEAST_HORIZON  # copies that were present when one went
+        self._most = least_horizon  # copies that were present when one went
 
     @property
     def horizon(self) -> int:
@@ -34,10 +50,10 @@ class RegretAware(GreedyDual):
             return 0.0
         evicted_at, before = self.ghosts.pop(item.key)
         gap = self._turns + 1 - evicted_at
-        return KEPT * before + max(0, self.horizon - gap + 1) / self.horizon
+        return self._kept * before + max(0, self.horizon - gap + 1) / self.horizon
 
     def value(self, held: Held) -> float:
-        return USE_WEIGHT * held.uses + REGRET_WEIGHT * held.worth
+        return self._use_weight * held.uses + self._regret_weight * held.worth
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         held = self._held[copy_id]

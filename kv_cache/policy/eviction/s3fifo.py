@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Eviction, Item
 from kv_cache.policy.eviction.ghosts import Ghosts
+from kv_cache.policy.eviction.numbers import check
 
 SMALL_SHARE = 0.1
 GHOST_SHARE = 0.9
@@ -24,14 +25,29 @@ TO_MAIN = 2  # hits in the small queue
 
 
 class S3Fifo(Eviction):
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        small_share: float = SMALL_SHARE,
+        ghost_share: float = GHOST_SHARE,
+        most_hits: int = MOST_HITS,
+        to_main: int = TO_MAIN,
+    ) -> None:
+        check(
+            small_share=(small_share, 0, 1),
+            ghost_share=(ghost_share, 0, 1),
+            most_hits=(most_hits, 1, 15),
+            to_main=(to_main, 1, most_hits),
+        )
+        self._most_hits, self._to_main = most_hits, to_main
         self._small: OrderedDict[int, int] = OrderedDict()  # hits
         self._main: OrderedDict[int, int] = OrderedDict()
         self._items: dict[int, Item] = {}
         self._small_bytes = 0
         unlimited = capacity_bytes is None
-        self._small_target = None if unlimited else int((capacity_bytes or 0) * SMALL_SHARE)
-        self.ghosts = Ghosts(None if unlimited else int((capacity_bytes or 0) * GHOST_SHARE))
+        self._small_target = None if unlimited else int((capacity_bytes or 0) * small_share)
+        self.ghosts = Ghosts(None if unlimited else int((capacity_bytes or 0) * ghost_share))
         self._has_evicted = False
 
     def expect(self, key: Key) -> None:
@@ -48,7 +64,7 @@ class S3Fifo(Eviction):
 
     def hit(self, copy_id: int) -> None:
         queue = self._small if copy_id in self._small else self._main
-        queue[copy_id] = min(queue[copy_id] + 1, MOST_HITS)
+        queue[copy_id] = min(queue[copy_id] + 1, self._most_hits)
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         if evicted:
@@ -79,7 +95,7 @@ class S3Fifo(Eviction):
                 copy_id, hits = next(small)
                 in_small -= 1
                 small_bytes -= self._items[copy_id].nbytes
-                if hits < TO_MAIN:
+                if hits < self._to_main:
                     yield copy_id
                 else:
                     back.append((copy_id, 0))
@@ -107,13 +123,13 @@ class S3Fifo(Eviction):
             front, hits = next(iter(self._small.items()))
             if front == copy_id:
                 return
-            if hits < TO_MAIN:
+            if hits < self._to_main:
                 self._small.move_to_end(front)
             else:
                 self._promote(front)
         while self._small and (self._small_is_full(self._small_bytes)):
             front, hits = next(iter(self._small.items()))
-            if hits < TO_MAIN:
+            if hits < self._to_main:
                 break
             self._promote(front)
         while True:

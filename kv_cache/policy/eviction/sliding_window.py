@@ -11,13 +11,18 @@ from collections.abc import Iterator
 
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.numbers import MOST, check
 
 LANDMARKS = 8  # blocks
 WINDOW = 32
 
 
 class SlidingWindow(Eviction):
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self, capacity_bytes: int | None = None, *, landmarks: int = LANDMARKS, window: int = WINDOW
+    ) -> None:
+        check(landmarks=(landmarks, 0, MOST), window=(window, 0, MOST))
+        self._landmarks, self._window = landmarks, window
         self._middle: OrderedDict[int, None] = OrderedDict()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._items: dict[int, Item] = {}
@@ -31,7 +36,7 @@ class SlidingWindow(Eviction):
         self._lines[item.key] = line
         self._items[item.copy_id] = item
         self._kept[item.copy_id] = None
-        if len(line) > WINDOW:
+        if len(line) > self._window:
             self._leave_window(line.popleft())
 
     def hit(self, copy_id: int) -> None:
@@ -61,6 +66,6 @@ class SlidingWindow(Eviction):
         return copy_id in self._items
 
     def _leave_window(self, copy_id: int) -> None:
-        if copy_id in self._kept and self._items[copy_id].depth >= LANDMARKS:
+        if copy_id in self._kept and self._items[copy_id].depth >= self._landmarks:
             del self._kept[copy_id]
             self._middle[copy_id] = None

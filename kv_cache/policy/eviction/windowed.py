@@ -13,13 +13,18 @@ from collections.abc import Iterator
 
 from kv_cache.policy.eviction.base import Eviction, Item
 from kv_cache.policy.eviction.counts import Counted, Counts
+from kv_cache.policy.eviction.numbers import MOST, check
 
 WINDOW = 2
 LEAST = 32
 
 
 class Windowed(Eviction):
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self, capacity_bytes: int | None = None, *, window: int = WINDOW, least: int = LEAST
+    ) -> None:
+        check(window=(window, 1, MOST), least=(least, 1, MOST))
+        self._for_each, self._least = window, least
         self._counts = Counts()
         self._window: deque[Counted] = deque()
 
@@ -46,7 +51,7 @@ class Windowed(Eviction):
     def _accessed(self, counted: Counted) -> None:
         window = self._window
         window.append(counted)
-        length = max(LEAST, WINDOW * len(self._counts))
+        length = max(self._least, self._for_each * len(self._counts))
         while len(window) > length:
             gone = window.popleft()
             if gone.bucket is not None:
