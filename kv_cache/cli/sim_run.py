@@ -13,6 +13,7 @@ from tqdm import tqdm
 from kv_cache.cli.interrupts import Interrupts
 from kv_cache.config.profile import read_profile
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
@@ -120,7 +121,9 @@ class _Given:
 
     def look_at(self, scenario: Scenario) -> None:
         """Raises UsageError where something cannot be read, or does not go together."""
-        Topology(scenario, self.profiles(scenario))
+        model = scenario.model
+        block_bytes = kv_bytes_per_token(model) * model.block_tokens
+        Topology(scenario, self.profiles(scenario), block_bytes)
         self.work(scenario)
 
     def work(self, scenario: Scenario) -> TraceWork | None:

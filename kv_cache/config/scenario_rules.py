@@ -57,10 +57,6 @@ def kv_bytes_per_token(model: ModelSection) -> int:
     return model.kv_bytes_per_token or model_shape(model).bytes_per_token
 
 
-def has_lower_tier(scenario: Scenario) -> bool:
-    return bool(lower_tiers(scenario))
-
-
 def lower_tiers(scenario: Scenario) -> list[str]:
     """Those below HBM that are there, the fastest first."""
     return [name for name in TIERS if getattr(scenario.tiers, name).capacity_gib > 0]
@@ -256,18 +252,7 @@ def _wire(scenario: Scenario, path: str, wire: WireSection) -> Iterator[str]:
 
 
 def _policies(scenario: Scenario) -> Iterator[str]:
-    tiers, network = scenario.tiers, scenario.network
-    lower = has_lower_tier(scenario)
-    if tiers.write_policy.startswith("through") and not lower:
-        yield (
-            f"tiers.write_policy is {tiers.write_policy}, but there is no tier below HBM to write "
-            "to; give one a capacity_gib, or use back"
-        )
-    if tiers.prefetch != "none" and len(lower_tiers(scenario)) < 2:
-        yield (
-            f"tiers.prefetch is {tiers.prefetch}, which brings blocks up to the first tier below "
-            "HBM, but there are no two below it; give another one a capacity_gib, or use none"
-        )
+    network = scenario.network
     if network.tail_probability and network.tail_multiplier == 1:
         yield (
             f"network.tail_probability is {network.tail_probability:g}, but the tail is no slower "
@@ -374,7 +359,17 @@ def _unread_tiers(scenario: Scenario) -> dict[str, str]:
         written = "through" in why or swaps  # the first one is
         for name in lower[written:]:
             found |= _given(getattr(tiers, name), f"tiers.{name}", ("capacity_gib",), why)
-    if tiers.prefetch == "next-in-session" and scenario.workload.turns[1] == 1:
+    if tiers.write_policy.startswith("through") and not lower:
+        found["tiers.write_policy"] = (
+            f"is {tiers.write_policy}, but there is no tier below HBM to write to; give one a "
+            "capacity_gib, or use back"
+        )
+    if tiers.prefetch != "none" and len(lower) < 2:
+        found["tiers.prefetch"] = (
+            f"is {tiers.prefetch}, which brings blocks up to the first tier below HBM, but there "
+            "are no two below it; give another one a capacity_gib, or use none"
+        )
+    elif tiers.prefetch == "next-in-session" and scenario.workload.turns[1] == 1:
         found |= _given(tiers, "tiers", ("prefetch",), "sessions of one turn")
     for name in TIERS:
         section = getattr(tiers, name)

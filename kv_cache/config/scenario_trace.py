@@ -43,7 +43,7 @@ def open_work(
     path = shipped("datasets", work.trace)
     trace = open_trace(str(path), work.trace_format or AUTO)
     found = survey(trace, progress=progress)
-    require_usable(trace, found)
+    require_usable(trace, found, "Correct the file; a scenario leaves no rows out")
     opened = TraceWork(trace=trace, found=found)
     for problem in (_content(scenario, opened), _pace(work, opened), _length(work, opened)):
         if problem is not None:

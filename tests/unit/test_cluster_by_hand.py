@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
 from kv_cache.sim.cluster.asks import Ask
 from kv_cache.sim.cluster.chain import ROOT, Chain
 from kv_cache.sim.cluster.facts import facts
 from kv_cache.sim.cluster.outcome import Outcome
 from kv_cache.sim.cluster.run import simulate
+from kv_cache.sim.profile import ProfileModel
 from tests.cluster import Plain, gib, scenario_of, serve
 
 BLOCK, MS, S = 16, 10**6, 10**9
@@ -45,7 +47,12 @@ def rates(blocks: int = 1000, **more: Any) -> Plain:
     }
 
 
-def ran(values: Mapping[str, Any], asks: Sequence[Ask], chain: Chain | None = None) -> Outcome:
+def ran(
+    values: Mapping[str, Any],
+    asks: Sequence[Ask],
+    chain: Chain | None = None,
+    profiles: Mapping[str, ProfileModel] | None = None,
+) -> Outcome:
     """Tokens of 1,000 bytes, blocks of 16."""
     scenario = scenario_of(
         {
@@ -54,7 +61,7 @@ def ran(values: Mapping[str, Any], asks: Sequence[Ask], chain: Chain | None = No
             **values,
         }
     )
-    return simulate(scenario, Known(asks), chain or Chain())
+    return simulate(scenario, Known(asks), chain or Chain(), profiles=profiles)
 
 
 # --- the model ---------------------------------------------------------------------------------
@@ -194,6 +201,42 @@ def test_what_a_prefetch_drives_out_is_charged_to_it() -> None:
     down = moved["device:nvme:write"]
     assert down["prefetch-offload"] + down["offload"] == found["tiers"]["nvme"]["stored"] * 16_000
     assert down["prefetch-offload"] == 64_000
+
+
+# --- measured devices --------------------------------------------------------------------------
+
+
+def test_a_measured_device_is_not_busier_than_it_can_be() -> None:
+    """Four instances load 4 blocks each, 10 ms a block, and compute for 1 ms."""
+    service = Service(operations=9, mean_ns=10 * MS, p50_ns=10 * MS, p99_ns=10 * MS)
+    cells = tuple(
+        Cell(
+            object_bytes=BLOCK * 1000, concurrency=depth, read_share=share, repeated=False,
+            bytes_per_s=1e9, in_flight=depth, reads=service if share else None,
+            writes=service if share < 1 else None,
+        )
+        for depth in (1, 4)
+        for share in (0.0, 1.0)
+    )  # fmt: skip
+    chain = Chain()
+    leaves = [chain.fresh(ROOT, 4) for _ in range(5)]
+    asks = [ask(n, n * S, 65, 1, leaf) for n, leaf in enumerate(leaves)]
+    asks += [ask(5 + n, 10 * S, 65, 1, leaf) for n, leaf in enumerate(leaves[:4])]
+    values: Plain = {
+        "workload": {"source": "poisson", "requests": 100, "warmup_requests": 5},
+        "instances": {"gpu": rates(5, count=4)},
+        "router": {"kind": "round-robin"},
+        "tiers": {
+            "nvme": {"capacity_gib": gib(80, BLOCK), "profile": "p.json"},
+            "write_policy": "through",
+            "overlap_load": False,
+        },
+        "network": {"pcie": {"gbytes_per_s": 10**9, "latency_us": 0}},
+    }
+    found = ran(values, asks, chain, {"nvme": ProfileModel(Profile(name="p", cells=cells))})
+    told = facts(found)["links"]["device:nvme:read"]
+    assert (told["servers"], told["transfers"]) == (4, 4)
+    assert told["utilisation"] == pytest.approx(4 * 40 / (4 * 41), rel=1e-6)
 
 
 # --- the event log -------------------------------------------------------------------------------

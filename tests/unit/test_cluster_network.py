@@ -404,6 +404,13 @@ def test_a_tier_with_a_profile_asks_the_profile() -> None:
     assert finishes([(0, (read, *places.path(places.node(0), 0)), MB)]) == {0: MB + 5000}
 
 
+def test_blocks_whose_size_was_not_measured_are_refused_before_anything_is_sent() -> None:
+    nvme = {"capacity_gib": 1.0, "profile": "p.yaml"}
+    Topology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 2 * MB)
+    with pytest.raises(OutsideProfileError, match="nothing is extrapolated"):
+        Topology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 5 * MB)
+
+
 @pytest.mark.parametrize("discipline", ["fifo", "fair-share"])
 def test_a_write_is_not_done_before_its_bytes_are_there(discipline: str) -> None:
     device = Link("d", "device", 1e9, 0, measured=Measured(measured_profile()), read=False)

@@ -478,6 +478,13 @@ def test_a_trace_that_cannot_be_carried_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value)
 
 
+def test_a_row_that_cannot_be_read_is_refused_with_a_way_out_that_there_is(tmp_path: Path) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,0,10\n")
+    with pytest.raises(TraceError, match="Correct the file; a scenario leaves no rows out"):
+        traced(file)
+
+
 def test_a_shipped_trace_is_found_by_its_name() -> None:
     of = scenario(512, source="trace", trace="datasets/mooncake_sample.jsonl", requests=5)
     assert Walk(of).numbers == [0, 1, 2, 3, 4]

@@ -472,6 +472,18 @@ def test_in_a_sweep_an_option_has_to_be_read_by_one_variant_at_least(tmp_path: P
         read(tmp_path, tree).check()
 
 
+def test_a_pool_of_0_turns_off_what_is_asked_of_it_in_a_sweep(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {
+        **LEAST,
+        "tiers": {"write_policy": "through", "dram": {"capacity_gib": 0}},
+        "vary": {"tiers.dram.capacity_gib": [0, 4]},
+    }
+    read(tmp_path, tree).check()
+    del tree["vary"]
+    with pytest.raises(ConfigError, match="there is no tier below HBM to write to"):
+        read(tmp_path, tree).check()
+
+
 def test_a_rule_that_one_variant_breaks_is_told_with_its_name(tmp_path: Path) -> None:
     tree = {**LEAST, "vary": {"instances.gpu.count": [8, 9]}}
     with pytest.raises(ConfigError, match=r"made\.yaml, gpu\.count=9: instances: 9 instances"):

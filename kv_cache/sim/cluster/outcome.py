@@ -1,8 +1,9 @@
 """What a simulation of a cluster found: counters and samples, no opinions.
 
-All of it leaves out the warm-up requests (`workload.warmup_requests`), but the conservation of
-requests and the capacities, which hold for all. Times are ns, sizes bytes; a block is
-`model.block_tokens` tokens.
+Samples and blocks are of the requests behind the warm-up (`workload.warmup_requests`); tiers, links
+and instances count from the first of these on; the conservation of requests, peaks, the longest
+queue, `concurrency_ns`, `events` and the series are of the whole run. Times are ns, sizes bytes; a
+block is `model.block_tokens` tokens.
 """
 
 from array import array
@@ -102,7 +103,7 @@ class LinkFacts:
     busy_ns: int
     busiest_ns: int  # of one link
     busiest: str  # its name
-    servers: int = 1
+    servers: int = 1  # of a measured device: the most operations at a time
 
 
 @dataclass(slots=True, kw_only=True)

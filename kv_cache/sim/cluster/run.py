@@ -249,7 +249,8 @@ class _Collector:
             if fact is None:
                 fact = found[link.family] = LinkFacts(
                     kind=link.family, links=0, transfers=0, bytes_by_cause=Counter(), busy_ns=0,
-                    busiest_ns=-1, busiest="", servers=link.servers,
+                    busiest_ns=-1, busiest="",
+                    servers=link.measured.depth if link.measured else link.servers,
                 )  # fmt: skip
             busy = link.busy_ns - base[1]
             fact.links += 1

@@ -58,7 +58,8 @@ class Topology:
         object_bytes: int = 0,
     ) -> None:
         """`profiles`: of the tiers that have one, by the tier's name; `object_bytes` as in
-        `Measured`. Raises ConfigError."""
+        `Measured`. Raises ConfigError, and OutsideProfileError where objects of that size were not
+        measured."""
         section = scenario.topology
         self._scenario = scenario
         self._profiles = profiles or {}
@@ -86,6 +87,7 @@ class Topology:
         self._edges_of: dict[int, list[Edge]] = {}
         self._ways = self._search() if self._wires else None
         self._refuse_gaps()
+        self._refuse_sizes()
 
     # --- places ----------------------------------------------------------------------------
 
@@ -335,6 +337,12 @@ class Topology:
         for prefill, decode in self._handovers():
             if self._way(prefill, decode) is None:
                 raise self._disconnected(prefill, decode, "handing over from prefill to decode")
+
+    def _refuse_sizes(self) -> None:
+        """Before anything runs, not when the first object goes there."""
+        for tier, profile in self._profiles.items():
+            if self._object_bytes and getattr(self._scenario.tiers, tier).capacity_gib:
+                profile.depth(self._object_bytes, self._object_bytes)
 
     def _handovers(self) -> Iterator[tuple[int, int]]:
         """Pairs that stand for all that may have to hand over; none where there is surely a way."""

@@ -650,13 +650,14 @@ def _sha256(files: tuple[Path, ...]) -> str:
     return digest.hexdigest()
 
 
-def require_usable(trace: Trace, found: Survey) -> None:
-    """Raises `TraceError` unless there is a good row and every bad one may be left out.
+def require_usable(trace: Trace, found: Survey, way_out: str = _WAY_OUT) -> None:
+    """Raises `TraceError` unless there is a good row and every bad one may be left out; `way_out`
+    of a bad one that may not.
 
     (An empty file and another header do not come so far: `survey` raises for them.)
     """
     if found.bad_rows and not trace.skip_bad_rows:
-        raise TraceError(f"{_bad_rows(trace, found)}. {_WAY_OUT}")
+        raise TraceError(f"{_bad_rows(trace, found)}. {way_out}")
     if found.rows:
         return
     if found.bad_rows:
