@@ -316,7 +316,7 @@ def _look_ahead(p: _Progress) -> Step:
     if ahead is None or request.once:
         return
     wanted = ahead.policy.asked(request.conversation, [b.key for b in request.blocks])
-    ahead.want(key for key in wanted if cache.can_rise(key))
+    ahead.want((key for key in wanted if cache.resident(key) is not None), cache.can_rise)
     while ahead.try_enter():
         done = yield Spawn(_prefetch(p.world, ahead))
         p.now_ns = done.at_ns
@@ -330,6 +330,8 @@ def _prefetch(world: World, ahead: Ahead) -> Life:
         if begun is not None:
             plan, source = begun
             yield from _copy(plan, [source], world, Cause.PREFETCH, Cause.PREFETCH)
+        elif not world.cache.can_rise(key):
+            ahead.given_up_blocks += 1
     ahead.leave()
 
 

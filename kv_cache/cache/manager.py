@@ -216,7 +216,10 @@ class CacheManager:
     def can_rise(self, key: Key) -> bool:
         """Whether `key` could be read faster than it can now, and nobody brings it up yet."""
         copy = self.resident(key)
-        return copy is not None and not any(self._entries[key][: self._index_of[copy.ref.tier]])
+        if copy is None:
+            return False
+        above = self._index_of[copy.ref.tier]
+        return above > 0 and not any(self._entries[key][:above])
 
     def arriving(self, key: Key) -> Token | None:
         """What to await where a prefetch is copying `key` up at this moment; None where it still

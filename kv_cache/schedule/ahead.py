@@ -4,7 +4,7 @@ Nobody ever waits for it. Where more is wanted than the queue holds, the oldest 
 they are the least likely to come in time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kv_cache.core.block import Key
 from kv_cache.policy.prefetch import Prefetch
@@ -27,9 +27,17 @@ class Ahead:
         self.wanted_blocks = 0
         self.given_up_blocks = 0
 
-    def want(self, keys: Iterable[Key]) -> None:
-        """Those that can be brought up, the most wanted first."""
-        for key, _ in zip(keys, range(self._most), strict=False):
+    def want(self, keys: Iterable[Key], rises: Callable[[Key], bool] = lambda _: True) -> None:
+        """The most wanted first. What `rises` denies is up already: it is remembered too, as it
+        may be gone when its turn comes, and takes no place of those that have to be brought."""
+        places = {True: self._most, False: self._most}
+        for key in keys:
+            below = rises(key)
+            if not places[below]:
+                if below:
+                    break
+                continue
+            places[below] -= 1
             self.wanted_blocks += 1
             if key in self._queue:
                 self.given_up_blocks += 1

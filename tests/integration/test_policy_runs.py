@@ -1,6 +1,7 @@
 """Admission, write policies and prefetch by name, on real files and in virtual time: the books are
 in order and say what was done."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,37 @@ def test_a_prefetch_policy_by_name(prefetch: str, how: tuple[str, ...], tmp_path
     up = sum(r["bytes"] for r in rows if (r["tier"], r["operation"]) == ("cpu", "write"))
     assert up == said["started"]["bytes"]
     assert f"prefetch  {prefetch}: {said['started']['blocks']} blocks" in ran.out
+
+
+def test_prefetch_pays_where_prompts_come_in_turn_and_the_next_one_has_just_gone(
+    tmp_path: Path,
+) -> None:
+    """The example of docs/reference/policies.md."""
+    rows = (
+        {
+            "timestamp": 500 * n, "input_length": 8192, "output_length": 20,
+            "hash_ids": [100 * (n % 4) + i for i in range(16)],
+        }
+        for n in range(60)
+    )  # fmt: skip
+    (tmp_path / "cycle.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = {}
+    for prefetch in ("none", "successor", "next-in-session"):
+        ran = run(
+            tmp_path, "run", "--virtual-time", "--semantics=serving", "--trace=cycle.jsonl",
+            "--model=tiny-1b", "--gpu-mem-gb=0", "--cpu-mem-gb=0.6", "--storage-capacity-gb=8",
+            "--generation-mode=fast", "--seed=1", f"--prefetch={prefetch}", "--output=R.json",
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        own = found[prefetch] = ran.own
+        assert own["requests"]["completed"] == 122
+    ttft = {name: own["measured"]["all"]["ttft_ms"] for name, own in found.items()}
+    assert ttft["successor"]["mean"] < 0.4 * ttft["none"]["mean"]
+    assert ttft["next-in-session"] == ttft["none"]
+    brought = found["successor"]["policies"]["prefetch"]
+    assert (brought["started"]["blocks"], brought["useful"]["blocks"]) == (1664, 1632)
+    read = {n: own["tiers"]["storage"]["read"]["operations"] for n, own in found.items()}
+    assert read == {"none": 1792, "successor": 1824, "next-in-session": 1792}
 
 
 def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:

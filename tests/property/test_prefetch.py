@@ -123,6 +123,13 @@ def test_the_most_frequent_come_first_and_the_rare_are_not_remembered() -> None:
 # --- the queue before it ------------------------------------------------------------------------
 
 
+def test_what_is_up_already_takes_no_place_of_what_has_to_be_brought() -> None:
+    ahead = Ahead(PREFETCH["none"](RULES), slots=2, most=2)
+    keys = [bytes([number]) * 16 for number in range(8)]
+    ahead.want(keys, lambda key: key in keys[3:])
+    assert [ahead.take() for _ in range(5)] == [*keys[:2], *keys[3:5], None]
+
+
 def test_a_full_queue_gives_up_the_oldest_wishes_and_no_more_than_slots_go_at_once() -> None:
     ahead = Ahead(PREFETCH["none"](RULES), slots=2, most=3)
     keys = [number.to_bytes(16, "little") for number in range(4 * QUEUE)]
