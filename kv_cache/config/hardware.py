@@ -313,8 +313,8 @@ def sheet_of(found: object, where: str) -> Sheet:
                     f"hardware {where}: {section} has {show(name)}; a name has letters, digits, - "
                     "and _, and no dot, which stands between sections"
                 )
-    for path, section in _provenances(sheet):
-        _check_provenance(section, f"hardware {where}: {path}")
+    for path, provenance in _provenances(sheet):
+        _check_provenance(provenance, f"hardware {where}: {path}")
     for name, storage in sheet.storage.items():
         _check_storage(storage, f"hardware {where}: storage.{name}")
     return sheet
