@@ -152,6 +152,62 @@ def test_a_request_that_comes_back_after_preemption_is_one_request() -> None:
     assert list(found.instances.requests) == [2]
 
 
+# --- transfers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("separation", "scheduler", "sent_us"),
+    [
+        ({"transfer": "push", "pipelined": False}, {}, 256 + 30),
+        ({"transfer": "pull"}, {}, 30 + 256 + 30),
+        ({"transfer": "on-demand", "chunk_blocks": 4}, {}, 4 * (30 + 64 + 30)),
+        ({"transfer": "push"}, {"max_num_batched_tokens": 64}, 64 + 30),
+    ],
+)
+def test_a_prompt_takes_latencies_once_and_its_bytes_over_the_slowest_link(
+    separation: Plain, scheduler: Plain, sent_us: int
+) -> None:
+    """256 tokens of 1 kB over 1 GB/s; pcie 5, nic 10, nic 10, pcie 5 us; then two tokens."""
+    values: Plain = {
+        **separate(1000, 1000, "reserve-prompt"),
+        "topology": {"nodes_per_rack": 2, "instances_per_node": 1},
+        "network": {
+            "nic": {"gbytes_per_s": 1, "latency_us": 10},
+            "pcie": {"gbytes_per_s": 100, "latency_us": 5},
+        },
+        "separation": separation,
+    }
+    values["scheduler"] |= scheduler
+    found = ran(values, [ask(0, 0, 256, 3)])
+    assert list(found.requests.ttft_ns) == [256 * MS]
+    assert list(found.requests.e2e_ns) == [256 * MS + sent_us * 1000 + 20 * MS]
+    assert facts(found)["links"]["nic"]["bytes_by_cause"] == {"pd-transfer": 2 * 256_000}
+
+
+def test_what_is_swapped_comes_back_over_the_device_and_the_bus() -> None:
+    """The second of two answers gives 5 blocks up when the first needs its 7th, and comes back when
+    that has ended: 80 us at 1 GB/s, 100 us of the device and 5 of the bus; then 24 tokens."""
+    values: Plain = {
+        "instances": {"gpu": rates(10)},
+        "scheduler": {"preemption": "swap"},
+        "network": {"pcie": {"gbytes_per_s": 2, "latency_us": 5}},
+        "tiers": {
+            "dram": {
+                "capacity_gib": gib(100, BLOCK),
+                "read_gbytes_per_s": 1,
+                "write_gbytes_per_s": 1,
+                "read_latency_us": 100,
+            }
+        },
+    }
+    found = ran(values, [ask(0, 0, 64, 40), ask(1, 0, 64, 40)])
+    first, second = found.requests.e2e_ns
+    assert second == first + 185_000 + 24 * 10 * MS
+    moved = facts(found)["links"]
+    assert moved["device:dram:read"]["bytes_by_cause"] == {"swap-in": 80_000}
+    assert moved["device:dram:write"]["bytes_by_cause"] == {"swap-out": 80_000}
+
+
 # --- prefetching ---------------------------------------------------------------------------------
 
 
