@@ -23,7 +23,8 @@ class _Side:
         self._cluster = cluster
         self.members = members
         self.loads = Loads(members, cluster.topology.instances)
-        self.equal = len({cluster.capacity_of(number) for number in members}) < 2
+        kinds = {(cluster.capacity_of(number), cluster.roles[number]) for number in members}
+        self.equal = len(kinds) < 2
         among = bytearray(cluster.topology.instances)
         for number in members:
             among[number] = 1

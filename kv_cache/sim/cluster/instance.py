@@ -434,8 +434,7 @@ class Instance:
 
     def _adopt(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
         """What has come here from others meanwhile is used in place of the own blocks, which are
-        given back: so all that is before a block in use is in use. Nobody asked for it: its turn
-        stays."""
+        given back: so all that is before a block in use is in use."""
         place, chain, found = self.place, self.cluster.chain, hold.shared
         for node in reversed(path):
             base = chain.depth[node]
@@ -444,6 +443,7 @@ class Instance:
                 if blocks <= 0:
                     continue
                 place.pin(piece)
+                place.hit(piece)
                 become_ready(piece)
                 hold.pins.append(piece)
                 hold.private -= blocks
