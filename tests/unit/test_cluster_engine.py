@@ -64,6 +64,9 @@ class PlainLru:
         self._make_room(need - found, set(used))
         for key in reversed(used):
             self.blocks.move_to_end(key)
+        for key in reversed(prompt[found:]):  # behind a gap: the copy that is here is used
+            if key in self.blocks:
+                self.blocks.move_to_end(key)
         self._store(prompt)
         if ask.answer_leaf >= 0:
             self._store(self._of(ask.answer_leaf))

@@ -90,6 +90,7 @@ class Cluster:
         self._most_of = dict.fromkeys(roles, 0)  # blocks of the largest of each role
         for number, role in enumerate(roles):
             self._most_of[role] = max(self._most_of[role], self.capacity_of(number))
+        self._most_mixed = self._most_of.get("mixed", 0)
         self.prefill_side = PrefillSide(self, prefill)
         self._prefill_router = Router(
             section.kind, section, self.prefill_side, seed.child("router")
@@ -247,7 +248,8 @@ class Cluster:
             self.ceiling += min(had, (flight.ask.prompt_tokens - 1) // self.block_tokens)
 
     def _route(self, flight: Flight) -> None:
-        if self._is_too_large(flight):
+        need = -(-flight.stored_tokens // self.block_tokens)
+        if need > self._most_mixed and self._is_too_large(flight, need):
             self._reject(flight, "larger-than-hbm")
             return
         number = self._prefill_router.choose(flight)
@@ -265,20 +267,11 @@ class Cluster:
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
             self._prefetch(instance, flight.path)
 
-    def _is_too_large(self, flight: Flight) -> bool:
-        """Whether nobody can prefill it, or nobody can decode it."""
-        mixed, prefill = self._most_of.get("mixed", 0), self._most_of.get("prefill", 0)
-        need = self.blocks_at("mixed", flight)
-        if need <= mixed:
-            return False
-        decode = self._most_of.get("decode", 0)
-        return need > decode or self.blocks_at("prefill", flight) > prefill
-
-    def blocks_at(self, role: str, flight: Flight) -> int:
-        """What it has in an instance of that role in the end: who only prefills never holds the
-        answer."""
-        tokens = flight.ask.prompt_tokens if role == "prefill" else flight.stored_tokens
-        return -(-tokens // self.block_tokens)
+    def _is_too_large(self, flight: Flight, need: int) -> bool:
+        """Whether nobody can prefill it, or nobody can decode it; no mixed one can."""
+        prompt = -(-flight.ask.prompt_tokens // self.block_tokens)
+        most = self._most_of
+        return need > most.get("decode", 0) or prompt > most.get("prefill", 0)
 
     def _expect_work(self, flight: Flight, instance: Instance) -> None:
         """What a flight will cost where it is sent, as far as one knows then."""

@@ -33,7 +33,9 @@ class _Side:
 
     def fits(self, instance: int, flight: Flight) -> bool:
         cluster = self._cluster
-        return cluster.blocks_at(cluster.roles[instance], flight) <= cluster.capacity_of(instance)
+        prompt_alone = cluster.roles[instance] == "prefill"  # it never holds the answer
+        tokens = flight.ask.prompt_tokens if prompt_alone else flight.stored_tokens
+        return -(-tokens // cluster.block_tokens) <= cluster.capacity_of(instance)
 
     def holders(self, flight: Flight, most: int) -> list[int]:
         """See `router.Fleet`."""
