@@ -345,6 +345,7 @@ def test_who_asks_for_what_is_on_its_way_waits_for_that_copy_alone() -> None:
 def test_what_is_up_already_when_its_turn_comes_is_given_up_and_had_room() -> None:
     """With promotion each request has brought up its own blocks itself."""
     run = cycle(prefetching("next-in-session"))
+    assert run.world is not None
     assert run.world.ahead is not None
     assert run.world.ahead.wanted_blocks == run.world.ahead.given_up_blocks > 0
     assert counted(run).no_room.blocks == counted(run).started.blocks == 0
