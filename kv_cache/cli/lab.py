@@ -14,8 +14,9 @@ from typing import Any
 from kv_cache.bench.place import check_output_file
 from kv_cache.cli.flags import parse
 from kv_cache.cli.parsing import CommandParser
-from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of
+from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
 from kv_cache.config.root import Config
+from kv_cache.config.root import options as known_options
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, TraceError, UsageError, did_you_mean
 from kv_cache.core.model import DTYPE_BITS
@@ -47,6 +48,7 @@ SEEDS = 10
 MOST_SEEDS = 1000
 BLOCK_KIB = 2048.0
 MOST_PAGES = MOST_LENGTH = 10_000_000
+MOST_GROUP = 1_000_000
 ALL = "all"
 OWN = "own"
 _PATTERN_BITS = 16
@@ -83,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(list(argv))
     asked = _checked(options)
     _check_places(options)
-    document = _patterns(options, asked, rest) if options.pattern else _trace(options, asked, rest)
+    made = _trace if options.pattern is None else _patterns
+    document = made(options, asked, rest)
     _write(options, document)
     return 0
 
@@ -187,7 +190,9 @@ class _Asked:
 
 def _checked(options: argparse.Namespace) -> _Asked:
     """Raises ConfigError."""
-    given = options.capacities or (OF_PATTERNS if options.pattern else CAPACITIES)
+    given = options.capacities
+    if given is None:
+        given = CAPACITIES if options.pattern is None else OF_PATTERNS
     if options.dequant_source and not options.dequant:
         raise ConfigError("--dequant-source tells where --dequant is from, which is not given")
     arms = arms_of(options.policies, options.admission, ("--policies", "--admission"))
@@ -211,8 +216,11 @@ def _names(text: str, known: Sequence[str], flag: str, what: str) -> list[str]:
 
 
 def _residencies(options: argparse.Namespace) -> list[Residency | None]:
-    if options.quant_group < 0:
-        raise ConfigError(f"--quant-group is {options.quant_group}; it must be at least 0")
+    if not 0 <= options.quant_group <= MOST_GROUP:
+        raise ConfigError(
+            f"--quant-group is {options.quant_group}; it must be at least 0 and at most "
+            f"{MOST_GROUP}"
+        )
     costs = _costs(options.dequant)
     if options.residency is None:
         if costs or options.quant_group:
@@ -287,6 +295,7 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is of patterns; give --pattern too")
     wanted = asked_of(options, rest)
+    _refuse_tiers(rest)
     _refuse_inputs(options, wanted.config)
     look = wanted.look()
     seed = look.config.run.seed or SEED
@@ -312,6 +321,17 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
         residencies=_told(asked, DTYPE_BITS[look.model.dtype]), cases=[case],
         config=to_mapping(look.config),
     )  # fmt: skip
+
+
+def _refuse_tiers(rest: Sequence[str]) -> None:
+    """A cache of the lab is none of the tiers of a run: its options would change nothing."""
+    for path in parse(path_in(rest)[1]).overrides:
+        if path.split(".")[0] in ("tiers", "policies"):
+            flag = known_options()[path].flag or path
+            raise ConfigError(
+                f"{flag} is of a run's tiers, and lab has none; give --policies, --admission and "
+                "--capacities"
+            )
 
 
 def _refuse_inputs(options: argparse.Namespace, config: Config) -> None:

@@ -340,7 +340,7 @@ class Asked:
 
 def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:
     """Raises UsageError for everything that is wrong before a file is read."""
-    path, flags = _path_in(rest)
+    path, flags = path_in(rest)
     invocation = parse(flags)
     logging.basicConfig(
         level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
@@ -377,7 +377,7 @@ def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:
     return Asked(config=replace(config, run=run, workload=work), requests=requests)
 
 
-def _path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+def path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """The word that is no option, at the beginning or at the end, and the others."""
     if rest and not rest[0].startswith("-"):
         return rest[0], rest[1:]

@@ -306,11 +306,11 @@ def sheet_of(found: object, where: str) -> Sheet:
     plain = _plain({key: value for key, value in found.items() if key != "schema"})
     _check_units(Sheet, plain, f"hardware {where}", "")
     sheet = from_mapping(Sheet, plain, f"hardware {where}")
-    for section in ("gpus", "storage"):
-        for name in getattr(sheet, section):
+    for kind in ("gpus", "storage"):
+        for name in getattr(sheet, kind):
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"hardware {where}: {section} has {show(name)}; a name has letters, digits, - "
+                    f"hardware {where}: {kind} has {show(name)}; a name has letters, digits, - "
                     "and _, and no dot, which stands between sections"
                 )
     for path, provenance in _provenances(sheet):

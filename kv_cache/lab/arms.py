@@ -100,7 +100,9 @@ def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple
     key, _, value = text.partition("=")
     if key not in known:
         has = f"it has {', '.join(known)}" if known else "it has no numbers to change"
-        raise ConfigError(f"{flag}: {name} has no {key!r}; {has}.{did_you_mean(key, known)}")
+        near = did_you_mean(key, known)
+        meant = near if near.startswith(" Did") else ""
+        raise ConfigError(f"{flag}: {name} has no {key!r}; {has}.{meant}")
     try:
         return key, known[key](value)
     except ValueError:

@@ -349,6 +349,11 @@ def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[st
         (["mooncake.jsonl", "-o", "mooncake.jsonl"], "mooncake.jsonl"),
         (["mooncake.jsonl", "-o", "a.json", "--csv", "gone/a.csv"], "there is no directory"),
         (["mooncake.jsonl", "--nonsense"], "--nonsense"),
+        (["mooncake.jsonl", "--eviction", "arc"], "--eviction is of a run's tiers"),
+        (["mooncake.jsonl", "--cpu-mem-gb=4"], "--cpu-mem-gb is of a run's tiers"),
+        (["mooncake.jsonl", "--capacities", ""], "'' is no capacity"),
+        (["--pattern", ""], "'' is no pattern"),
+        (["mooncake.jsonl", "--residency", "int4", "--quant-group", "9" * 30], "at most 1000000"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_nothing_is_written(

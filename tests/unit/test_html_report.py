@@ -107,6 +107,30 @@ def test_a_run_has_every_section_with_the_verdict_first() -> None:
     ]
 
 
+def test_policies_that_did_something_have_a_table_and_those_of_the_default_none() -> None:
+    def tally(blocks: int | None) -> Any:
+        return None if blocks is None else {"blocks": blocks, "bytes": blocks << 30}
+
+    def policies(blocks: int | None, **cpu: Any) -> dict[str, Any]:
+        ends = ("started", "useful", "late", "wasted", "failed", "no_room")
+        return {
+            "eviction": "lru",
+            "admission": {"name": "depth", "tiers": {"cpu": cpu}, "not_stored": tally(4)},
+            "write": {"name": "back", "written": None, "failed": None, "no_room": None},
+            "prefetch": {"name": "successor", **{end: tally(blocks) for end in ends}},
+        }
+
+    asked = {"asked": True, "admitted": tally(7), "not_admitted": {"too-deep": tally(5)}}
+    found = read(changed(policies=policies(9, **asked)))
+    assert "Policies" in found.headings
+    text = " ".join(found.text)
+    for words in ("cpu took", "cpu did not: too-deep", "no tier took", "no room"):
+        assert words in text
+    assert "written" not in text[text.index("What policies did") : text.index("no room")]
+    plain = read(changed(policies=policies(None, asked=False)))
+    assert "Policies" not in plain.headings
+
+
 def test_what_a_document_does_not_have_is_said_to_be_absent() -> None:
     bare = changed(series={}, operations=[], measured={}, reuse={}, passport={}, environment={},
                    config={})  # fmt: skip

@@ -39,7 +39,7 @@ from kv_cache.report.html.times import (
     time_charts,
     timeline,
 )
-from kv_cache.report.pictures.base import number, value_at, word
+from kv_cache.report.pictures.base import number, plain, value_at, word
 from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.reading import SECTION, histogram
 from kv_cache.report.trials import METRICS, Metric, number_at
@@ -113,6 +113,14 @@ def run_sections(run: Run, book: Book) -> Iterator[Section]:
         slug="reuse", title="Reuse", content=reuse_content(own),
         absent="Nothing is known of reuse: no request completed in the measured window.",
     )  # fmt: skip
+    policies = policy_rows(own)
+    if policies:
+        heads = ("policy", "which", "did", "blocks", "GiB")
+        yield Section(
+            slug="policies", title="Policies",
+            content=[table("What policies did, in the whole run", heads, policies, words=3)],
+            absent="Nothing is known of policies.",
+        )  # fmt: skip
     if isinstance(own.get("twin"), Mapping):
         yield Section(
             slug="twin", title="Predicted before the run", content=_twin(own["twin"]),
@@ -126,6 +134,42 @@ def _twin(section: Json) -> list[Html]:
     rows = prediction_rows(section)
     heads = ("quantity", "predicted", "measured", "error")
     return [table("The twin in virtual time beside the run", heads, rows)] if rows else []
+
+
+_ENDS = ("started", "useful", "late", "wasted", "failed", "no_room")
+
+
+def policy_rows(own: Json) -> list[tuple[str, ...]]:
+    """What policies did that are not the default; nothing where all are."""
+    said = value_at(own, "policies")
+    if not isinstance(said, Mapping):
+        return []
+    names = {
+        kind: word(own, f"policies.{kind}.name") for kind in ("admission", "write", "prefetch")
+    }
+    rows: list[tuple[str, ...]] = []
+
+    def row(kind: str, did: str, path: str) -> None:
+        blocks = number(own, f"policies.{path}.blocks")
+        if isfinite(blocks):
+            size = number(own, f"policies.{path}.bytes") / GIB
+            rows.append((kind, names[kind], plain(did), f"{blocks:,.0f}", figures(size)))
+
+    tiers = value_at(own, "policies.admission.tiers")
+    for tier, told in tiers.items() if isinstance(tiers, Mapping) else ():
+        if isinstance(told, Mapping) and told.get("asked") is True:
+            row("admission", f"{tier} took", f"admission.tiers.{tier}.admitted")
+            refused = told.get("not_admitted")
+            for why in refused if isinstance(refused, Mapping) else ():
+                row("admission", f"{tier} did not: {why}",
+                    f"admission.tiers.{tier}.not_admitted.{why}")  # fmt: skip
+    if rows:
+        row("admission", "no tier took", "admission.not_stored")
+    for did in ("written", "failed", "no_room"):
+        row("write", did.replace("_", " "), f"write.{did}")
+    for did in _ENDS:
+        row("prefetch", did.replace("_", " "), f"prefetch.{did}")
+    return rows
 
 
 def passport_section(own: Json) -> Section:
