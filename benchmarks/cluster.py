@@ -55,7 +55,8 @@ WORKS: Mapping[str, Work] = {
     "b13 python": Work("the same as Python", "b13", (), 0.0, 80.0, logged=True),
     "cluster-10k": Work("10,240 GPUs, 8,000 requests", "cluster-10k", (), 6.0, 400.0),
     "cluster-10k served": Work(
-        "the same with memory for every prompt, written through to the pools, compiled", "cluster-10k",
+        "the same with memory for every prompt, written through to the pools, compiled",
+        "cluster-10k",
         ("instances.gpu.hbm_gib=20", "tiers.write_policy=through"), 6.0, 400.0, compiled=True,
     ),
     "pd-10k": Work(
