@@ -3,12 +3,15 @@
 it was asked for. With blocks of one kind it is LRU. O(log n) a call, on average."""
 
 from kv_cache.policy.eviction.base import Item
-from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
+from kv_cache.policy.eviction.greedy_dual import GreedyDual
 
 
 class CostAware(GreedyDual):
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        super().__init__(capacity_bytes, most_uses=1)
+
     def worth(self, item: Item) -> float:
         return max(item.cost, 1) / max(item.nbytes, 1)
 
-    def value(self, held: Held) -> float:
-        return held.worth
+    def value(self, worth: float, uses: int) -> float:
+        return worth

@@ -4,12 +4,12 @@ the tokens to compute again. With blocks of one kind it is LFU that ages. O(log 
 average."""
 
 from kv_cache.policy.eviction.base import Item
-from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
+from kv_cache.policy.eviction.greedy_dual import GreedyDual
 
 
 class Gdsf(GreedyDual):
     def worth(self, item: Item) -> float:
         return max(item.cost, 1) / max(item.nbytes, 1)
 
-    def value(self, held: Held) -> float:
-        return held.uses * held.worth
+    def value(self, worth: float, uses: int) -> float:
+        return uses * worth

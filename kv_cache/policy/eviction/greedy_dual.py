@@ -4,10 +4,11 @@ goes; of equals, what was given its height first. The base of the policies that 
 worth: since heights count from the last victim's, a value that is not confirmed by hits sinks, and
 no time is looked at.
 
-Copies of one value stand in a line: as the last victim's height never falls, each that joins is at
-least as high as those before it. So a victim is the first of a line, and a heap of the lines finds
-the lowest. An entry of the heap may be of a first that has left its line; it is put right when it
-comes to the top. A hit is O(1), a victim O(log n) on average, n being the number of values."""
+Copies of one worth that were asked for as often stand in a line: as the last victim's height never
+falls, each that joins is at least as high as those before it. So a victim is the first of a line,
+and a heap of the lines finds the lowest. An entry of the heap may be of a first that has left its
+line; it is put right when it comes to the top. A line knows the one that a hit leads to, so that a
+hit is O(1) and weighs nothing; a victim is O(log n) on average, n being the number of lines."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -20,33 +21,37 @@ from kv_cache.policy.eviction.chain import Chain, Link, release
 
 
 class Held(Link):
-    """A present copy, how often it was asked for since it came (which counts), and the part of its
-    value that stays as it is. `turn` is the number of the call that gave the height."""
+    """A present copy. `turn` is the number of the call that gave the height."""
 
-    __slots__ = ("copy_id", "height", "key", "turn", "uses", "worth")
+    __slots__ = ("copy_id", "height", "key", "line", "turn")
 
-    def __init__(self, item: Item, worth: float) -> None:
+    def __init__(self, item: Item, line: "Line") -> None:
         self.copy_id = item.copy_id
         self.key: Key = item.key
-        self.uses = 1
-        self.worth = worth
+        self.line = line
         self.height = 0.0
         self.turn = 0
 
 
-class _Line(Chain):
-    __slots__ = ("value",)
+class Line(Chain):
+    """Copies that are worth the same and were asked for as often since they came (which counts)."""
 
-    def __init__(self, value: float) -> None:
+    __slots__ = ("filed", "higher", "uses", "value", "worth")
+
+    def __init__(self, worth: float, uses: int, value: float) -> None:
         super().__init__()
-        self.value = value
+        self.worth, self.uses, self.value = worth, uses, value
+        self.higher: Line | None = None  # where a hit leads to, once there was one
+        self.filed = True  # has an entry in the heap
 
 
 class GreedyDual(Eviction):
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, *, most_uses: int | None = None) -> None:
+        """More than `most_uses` do not count."""
+        self._most_uses = most_uses
         self._held: dict[int, Held] = {}
-        self._lines: dict[float, _Line] = {}  # each has one entry in the heap
-        self._heap: list[tuple[float, int, _Line]] = []
+        self._lines: dict[tuple[float, int], Line] = {}  # those that are filed
+        self._heap: list[tuple[float, int, Line]] = []
         self._floor = 0.0
         self._turns = 0
 
@@ -55,20 +60,25 @@ class GreedyDual(Eviction):
         """What a new copy is worth, as far as it does not depend on its uses."""
 
     @abstractmethod
-    def value(self, held: Held) -> float:
-        """What the copy is worth."""
+    def value(self, worth: float, uses: int) -> float:
+        """What a copy is worth."""
 
     def insert(self, item: Item) -> None:
-        held = self._held[item.copy_id] = Held(item, self.worth(item))
-        self._join(held)
+        line = self._line(self.worth(item), 1)
+        held = self._held[item.copy_id] = Held(item, line)
+        self._join(held, line)
 
     def hit(self, copy_id: int) -> None:
         held = self._held[copy_id]
-        held.uses += 1
         before, after = held.before, held.after  # take(held)
         before.after = after
         after.before = before
-        self._join(held)
+        old = held.line
+        line = old.higher
+        if line is None or not line.filed:
+            line = old.higher = self._line(old.worth, old.uses + 1)
+        held.line = line
+        self._join(held, line)
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         held = self._held.pop(copy_id)
@@ -82,20 +92,25 @@ class GreedyDual(Eviction):
         """Walks down the heap from its top: k victims are O(k log k)."""
         self._settle()
         heap = self._heap
+        if not heap:
+            return
+        link = heap[0][2].after
+        yield cast(Held, link).copy_id  # mostly, no other is asked for
         edge: list[tuple[float, int, int, Link]] = []  # entries of the heap, and copies (-1)
-        if heap:
-            edge.append((*heap[0][:2], 0, heap[0][2]))
+        _add_copy(edge, link.after)
+        _add_entries(edge, heap, 0)
         while edge:
             _, turn, at, link = heappop(edge)
-            held = cast(Held, link.after if at >= 0 else link)
-            current = at < 0 or (held is not link and held.turn == turn)
-            if current:
-                yield held.copy_id
-                held = cast(Held, held.after)
-            for below in range(2 * at + 1, min(2 * at + 3, len(heap))) if at >= 0 else ():
-                heappush(edge, (*heap[below][:2], below, heap[below][2]))
-            if not isinstance(held, _Line):
-                heappush(edge, (held.height, held.turn, -1, held))
+            if at >= 0:
+                _add_entries(edge, heap, at)
+                link = link.after
+                if (
+                    not isinstance(link, Held) or link.turn != turn
+                ):  # it has moved up since, or the line is empty
+                    _add_copy(edge, link)
+                    continue
+            yield cast(Held, link).copy_id
+            _add_copy(edge, link.after)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -103,15 +118,19 @@ class GreedyDual(Eviction):
     def __contains__(self, copy_id: object) -> bool:
         return copy_id in self._held
 
-    def _join(self, held: Held) -> None:
-        """The end of the line of its value."""
-        value = self.value(held)
-        height = held.height = self._floor + value
-        turn = held.turn = self._turns = self._turns + 1
-        line = self._lines.get(value)
+    def _line(self, worth: float, uses: int) -> Line:
+        """Whoever asks joins it."""
+        if self._most_uses is not None and uses > self._most_uses:
+            uses = self._most_uses
+        line = self._lines.get((worth, uses))
         if line is None:
-            line = self._lines[value] = _Line(value)
-            heappush(self._heap, (height, turn, line))
+            line = self._lines[worth, uses] = Line(worth, uses, self.value(worth, uses))
+            heappush(self._heap, (self._floor + line.value, self._turns + 1, line))
+        return line
+
+    def _join(self, held: Held, line: Line) -> None:
+        held.height = self._floor + line.value
+        held.turn = self._turns = self._turns + 1
         last = line.before  # append(held, line)
         held.before, held.after = last, line
         last.after = line.before = held
@@ -124,17 +143,38 @@ class GreedyDual(Eviction):
             first = line.after
             if first is line:
                 heappop(heap)
-                del self._lines[line.value]
+                self._close(line)
                 continue
             held = cast(Held, first)
             if held.turn == turn:
                 return
             heapreplace(heap, (held.height, held.turn, line))
 
+    def _close(self, empty: Line) -> None:
+        del self._lines[empty.worth, empty.uses]
+        empty.filed = False
+        empty.higher = None
+        release(empty)
+
     def _rebuild(self) -> None:
         """Without the lines that are empty."""
-        lines = [line for line in self._lines.values() if not line.empty]
-        firsts = [cast(Held, line.after) for line in lines]
-        self._lines = {line.value: line for line in lines}
-        self._heap = [(h.height, h.turn, line) for h, line in zip(firsts, lines, strict=True)]
+        for line in [line for line in self._lines.values() if line.empty]:
+            self._close(line)
+        firsts = [cast(Held, line.after) for line in self._lines.values()]
+        self._heap = [(held.height, held.turn, held.line) for held in firsts]
         heapify(self._heap)
+
+
+def _add_copy(edge: list[tuple[float, int, int, Link]], link: Link) -> None:
+    """Unless it is the end of its line."""
+    if isinstance(link, Held):
+        heappush(edge, (link.height, link.turn, -1, link))
+
+
+def _add_entries(
+    edge: list[tuple[float, int, int, Link]], heap: list[tuple[float, int, Line]], at: int
+) -> None:
+    """Those that are below the one at `at`."""
+    for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+        height, turn, line = heap[below]
+        heappush(edge, (height, turn, below, line))

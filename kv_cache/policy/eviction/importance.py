@@ -6,7 +6,7 @@ while nothing happens and every copy has to be looked at for each victim. Here t
 GreedyDual's does. O(log n) a call, on average."""
 
 from kv_cache.policy.eviction.base import Item
-from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
+from kv_cache.policy.eviction.greedy_dual import GreedyDual
 from kv_cache.policy.eviction.numbers import MOST, check
 
 DEPTH_WEIGHT = 2.0
@@ -31,14 +31,12 @@ class Importance(GreedyDual):
             use_weight=(use_weight, 0, MOST),
             most_uses=(most_uses, 1, MOST),
         )
-        super().__init__(capacity_bytes)
+        super().__init__(capacity_bytes, most_uses=most_uses)
         self._depth_weight, self._depth_decay = depth_weight, depth_decay
-        self._use_weight, self._most_uses = use_weight, most_uses
+        self._use_weight, self._most = use_weight, most_uses
 
     def worth(self, item: Item) -> float:
         return self._depth_weight / (1 + self._depth_decay * item.depth)
 
-    def value(self, held: Held) -> float:
-        most = self._most_uses
-        uses = held.uses if held.uses < most else most
-        return held.worth + self._use_weight * uses / most
+    def value(self, worth: float, uses: int) -> float:
+        return worth + self._use_weight * uses / self._most

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Item
-from kv_cache.policy.eviction.greedy_dual import GreedyDual, Held
+from kv_cache.policy.eviction.greedy_dual import GreedyDual
 from kv_cache.policy.eviction.numbers import MOST, check
 
 USE_WEIGHT = 1.5
@@ -52,8 +52,8 @@ class RegretAware(GreedyDual):
         gap = self._turns + 1 - evicted_at
         return self._kept * before + max(0, self.horizon - gap + 1) / self.horizon
 
-    def value(self, held: Held) -> float:
-        return self._use_weight * held.uses + self._regret_weight * held.worth
+    def value(self, worth: float, uses: int) -> float:
+        return self._use_weight * uses + self._regret_weight * worth
 
     def remove(self, copy_id: int, *, evicted: bool) -> None:
         held = self._held[copy_id]
@@ -61,6 +61,6 @@ class RegretAware(GreedyDual):
             self._most = len(self._held)
         super().remove(copy_id, evicted=evicted)
         if evicted:
-            self.ghosts[held.key] = (self._turns, held.worth)
+            self.ghosts[held.key] = (self._turns, held.line.worth)
             if len(self.ghosts) > self._most:
                 self.ghosts.popitem(last=False)
