@@ -56,13 +56,13 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     plan = io_path.plan_of(quick=quick, directory=directory)
     return {
         "12": ("looking at traces", trace_stats.figures),
-        "17": ("the policy lab", lambda: lab.figures(quick=quick)),
+        "17": ("the policy lab", lab.figures),
         "18": ("the cluster simulator", lambda: cluster.figures(3 if quick else 5)),
         "13": ("the page of an hour", lambda: report_page.figures(quick=quick)),
         "16": ("the live view", lambda: live.figures(LIVE_S, directory)),
         "20": (
             "eviction policies",
-            lambda: policies.figures(sizes=policies.SIZES[:: 2 if quick else 1]),
+            lambda: policies.figures(sizes=policies.SIZES[:1] if quick else policies.SIZES),
         ),
         "14": ("ranks that run together", lambda: ranks.figures(directory, quick=quick)),
         "15": ("object storage", lambda: _object_storage(2 if quick else 4)),

@@ -1,29 +1,21 @@
 """How fast the policy lab looks blocks up, and how much memory that takes (figure 17).
 
-    python benchmarks/lab.py [--requests N] [--times N] [--policies lru arc ...] [--sizes N ...]
+    python benchmarks/lab.py [--requests N] [--times N]
 
-The first work is that of the public simulator kvcache-sim on one node: 5,000 requests of sessions
+The work is that of the public simulator kvcache-sim on one node: 5,000 requests of sessions
 with 4 turns, 2.2 million block lookups, of which 69.4 % ask for a block that was asked for before.
 Timed is the replay of the accesses, which are numbers already; reading a trace is `trace stats`'
 figure. The hits of LRU are held against those of the stack distances, so that nothing fast is
 wrong.
-
-The second is each policy in the lab at 10^4, 10^5 and 10^6 resident blocks, with the work and by
-the rules of `benchmarks/policies.py`: a cache of N blocks that is full and warm is asked for a
-million blocks by Zipf's law. All go through the seam to the policies of the tiers, LRU and FIFO
-too, for which a study has shorter ways. Time is the processor's; a policy's cost is flat if it
-grows at most `MOST_GROWTH` times as much as that of FIFO, whose growth is the memory's.
 """
 
 import argparse
-import gc
 import json
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -32,16 +24,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, table
-from benchmarks.policies import CONTENTS, MOST_GROWTH, SEQUENCE, SIZES, WARM_UP
-from benchmarks.policies import LEAST_PER_S as LEAST_OF_POLICIES
-from benchmarks.policies import accesses as zipf
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB
-from kv_cache.lab.accesses import Accesses, Ints, accesses_of
+from kv_cache.lab.accesses import Accesses, Ints
 from kv_cache.lab.arms import USUAL, Arm, Named
 from kv_cache.lab.bounds import Min
 from kv_cache.lab.ground import Ground
-from kv_cache.lab.seam import Seam
 from kv_cache.lab.study import replay, study
 from kv_cache.workload.reuse import StackDistances
 
@@ -57,7 +45,6 @@ MOST_MIB = 300.0
 TIMES = 5
 PART_OF_STUDY = 20
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
-TIMED = 1_000_000
 
 
 def work(requests: int = REQUESTS) -> Accesses:
@@ -133,23 +120,6 @@ def measure_one_node(requests: int, times: int) -> dict[str, float]:
     return row
 
 
-def measure_policy(name: str, blocks: int) -> dict[str, float]:
-    """In this process: lookups a second of a cache of so many blocks that is full and warm."""
-    cold = (1 + WARM_UP) * blocks
-    asked = [*range(blocks), *zipf(blocks, WARM_UP * blocks + TIMED, SEQUENCE)]
-    given = accesses_of(asked, np.full(CONTENTS * blocks, BLOCK_BYTES, np.int64))
-    warm, timed = replace(given, begins=np.array([0, cold])).parts()
-    room, ground = blocks * BLOCK_BYTES, Ground(given, Seed(1))
-    cache = Seam(Arm(Named(name)).eviction(room, ground.seed), room, ground)
-    cache.blocks(warm)
-    gc.collect()
-    gc.freeze()
-    began = time.process_time()
-    misses = len(cache.blocks(timed))
-    took = time.process_time() - began
-    return {"per_s": TIMED / took, "hit_ratio": 1 - misses / TIMED, "mib": peak_mib()}
-
-
 def one_node(requests: int, times: int) -> list[Figure]:
     found = _in_a_process("--node", str(requests), str(times))
     lookups = found["lookups"]
@@ -175,36 +145,8 @@ def one_node(requests: int, times: int) -> list[Figure]:
     ]  # fmt: skip
 
 
-def policies(names: Sequence[str], sizes: Sequence[int]) -> list[Figure]:
-    """FIFO's growth first, which the others' is held against."""
-    seen = {
-        name: [_in_a_process("--policy", name, str(blocks)) for blocks in sizes]
-        for name in ("fifo", *names)
-    }
-    usual = _growth(seen["fifo"])
-    return [_figure(name, seen[name], usual, sizes) for name in names]
-
-
-def _growth(seen: Sequence[dict[str, float]]) -> float:
-    return seen[0]["per_s"] / seen[-1]["per_s"]
-
-
-def _figure(
-    name: str, seen: Sequence[dict[str, float]], usual: float, sizes: Sequence[int]
-) -> Figure:
-    rates, growth = [row["per_s"] for row in seen], _growth(seen) / usual
-    return Figure(
-        number="17", what=f"lab, {name}, lookups/s",
-        wanted=f">= {LEAST_OF_POLICIES:,} at {sizes[-1]:,} blocks, growth < {MOST_GROWTH:g} fifo's",
-        seen=f"{', '.join(f'{rate / 1000:.0f}' for rate in rates)} k/s; x {growth:.2f}; "
-        f"hits {seen[-1]['hit_ratio']:.3f}; {seen[-1]['mib']:.0f} MiB",
-        met=rates[-1] >= LEAST_OF_POLICIES and growth < MOST_GROWTH,
-    )  # fmt: skip
-
-
-def figures(*, quick: bool = False) -> Sequence[Figure]:
-    sizes = (SIZES[0], SIZES[-1]) if quick else SIZES
-    return [*one_node(REQUESTS, TIMES), *policies(USUAL, sizes)]
+def figures() -> Sequence[Figure]:
+    return one_node(REQUESTS, TIMES)
 
 
 def _in_a_process(*words: str) -> dict[str, float]:
@@ -218,19 +160,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--times", type=int, default=TIMES)
-    parser.add_argument("--policies", nargs="*", choices=USUAL, default=list(USUAL))
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="blocks, rising")
     parser.add_argument("--node", nargs=2, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--policy", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.node:
         print(json.dumps(measure_one_node(*options.node)))
         return
-    if options.policy:
-        print(json.dumps(measure_policy(options.policy[0], int(options.policy[1]))))
-        return
     rows = one_node(options.requests, options.times)
-    rows += policies(options.policies, options.sizes)
     print(f"\n{table(rows)}")
     sys.exit(0 if all(row.met for row in rows) else 1)
 

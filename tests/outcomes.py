@@ -112,5 +112,5 @@ def document(
     return sim_document(
         source="hand.yaml", argv=["sim", "hand.yaml"], scenario=scenario, varied=[varied],
         seeds=list(range(seeds)), planned=run + (interrupted is not None), variants=variants,
-        interrupted=interrupted, preset=None, compiled=False,
+        interrupted=interrupted, preset=None, engine="python",
     )  # fmt: skip

@@ -96,6 +96,9 @@ def _trace(argv: Sequence[str]) -> int:
 
 
 def _lab(argv: Sequence[str]) -> int:
+    from kv_cache.cli.compiled import use
+
+    use(argv)
     from kv_cache.cli.lab import main as lab
 
     return lab(argv)

@@ -1,9 +1,9 @@
-"""`kv-cache.py compile`: the engine of simulated clusters as machine code, four times as fast.
+"""`kv-cache.py compile`: the engine of sim and lab as machine code, two to four times as fast.
 
-The modules of the event loop are compiled from their own Python text by mypyc; there is no second
-source. What is compiled lies in the user's cache directory, under a digest of that text and of the
-interpreter, so that another version of the program never uses it; without it, or with `sim --pure`,
-the Python text itself runs and gives the same numbers.
+The event loop, the eviction policies and the lab's way to them are compiled from their own Python
+text by mypyc; there is no second source. What is compiled lies in the user's cache directory, under
+a digest of that text and of the interpreter, so that another version of the program never uses it;
+without it, or with `--pure`, the Python text itself runs and gives the same numbers.
 
 It must never write anywhere else, nor compile unasked.
 """
@@ -17,16 +17,28 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from kv_cache.core.errors import PlaceError, UsageError
 
-MODULES = (
-    "chain", "cluster", "compute", "fleet", "flight", "instance", "loop", "pieces", "router",
-    "stack",
-)  # fmt: skip
-INSIDE = Path("kv_cache", "sim", "cluster")
+MODULES: Mapping[str, Sequence[str]] = {
+    "kv_cache.sim.cluster": (
+        "chain", "cluster", "compute", "fleet", "flight", "instance", "loop", "pieces", "router",
+        "stack",
+    ),
+    "kv_cache.policy.eviction": (
+        "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",
+        "greedy_dual", "histories", "importance", "leaf_first", "learned", "lfu", "lru", "numbers",
+        "ranked", "regret_aware", "s3fifo", "sieve", "sliding_window", "windowed",
+    ),
+    "kv_cache.lab": ("chance", "seam"),
+}  # fmt: skip
+"""By package. Those that inherit from each other must all be here."""
 PURE = "--pure"
 
 _HOW_TO_GET_IT = "pip install 'kv-cache[fast]', and a C compiler (gcc or clang)"
@@ -41,7 +53,7 @@ setup(
 """
 _ROOT = Path(__file__).resolve().parents[2]
 _EPILOG = """examples:
-  kv-cache.py compile            once after each update; takes about half a minute
+  kv-cache.py compile            once after each update; takes about a minute
   kv-cache.py sim cluster-10k    uses it
   kv-cache.py compile --remove   deletes what was compiled, of all versions
 """
@@ -57,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         _remove()
         return 0
     folder = place()
-    if _complete(folder):
+    if folder.is_dir():
         print(f"compiled already: {folder}")
         return 0
     began = time.monotonic()
@@ -66,31 +78,57 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+class _Finder(MetaPathFinder):
+    """Finds what was compiled, before Python looks for the text."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.rpartition(".")
+        if name not in MODULES.get(package, ()):
+            return None
+        library = self._folder.joinpath(*fullname.split(".")).with_suffix(EXTENSION_SUFFIXES[0])
+        return spec_from_file_location(fullname, library)
+
+
 def use(argv: Sequence[str]) -> bool:
     """Let the modules be taken from what was compiled, if it is there; before they are imported."""
-    folder = place()
-    if PURE in argv or "kv_cache.sim.cluster.loop" in sys.modules or not _complete(folder):
+    if PURE in argv or any(name in sys.modules for name in _names()) or not _made():
         return False
-    import kv_cache.sim.cluster as package
-
-    package.__path__.insert(0, str(folder / INSIDE))
+    folder = place()
+    if not folder.is_dir():
+        return False
+    sys.meta_path.insert(0, _Finder(folder))
     sys.path.append(str(folder))  # what the modules share lies there
     return True
 
 
-def in_use() -> bool:
-    """Whether the engine that is imported is machine code."""
-    from kv_cache.sim.cluster import loop
-
-    return not (loop.__file__ or "").endswith(".py")
+def engine_name() -> str:
+    """`compiled` if what is imported of the engine is machine code, else `python`."""
+    loaded = [sys.modules[name] for name in _names() if name in sys.modules]
+    text = any((each.__file__ or "").endswith(".py") for each in loaded)
+    return "compiled" if loaded and not text else "python"
 
 
 def place() -> Path:
-    """Where the machine code of this text for this interpreter lies, or would."""
+    """Where the machine code of this text for this interpreter lies, or would. All texts of the
+    program count: what is compiled may hold constants of the others."""
     digest = hashlib.sha256(f"{sys.implementation.cache_tag} {sysconfig.get_platform()}".encode())
-    for module in MODULES:
-        digest.update((_ROOT / INSIDE / f"{module}.py").read_bytes())
+    for path in sorted((_ROOT / "kv_cache").rglob("*.py")):
+        digest.update(path.read_bytes())
     return _cache() / f"engine-{digest.hexdigest()[:16]}"
+
+
+def _names() -> list[str]:
+    return [f"{package}.{name}" for package, names in MODULES.items() for name in names]
+
+
+def _paths() -> list[Path]:
+    """Of the texts, below the root."""
+    return [Path(*name.split(".")).with_suffix(".py") for name in _names()]
 
 
 def build(folder: Path) -> None:
@@ -114,8 +152,8 @@ def _compile(work: Path, made: Path) -> None:
     shutil.copytree(
         _ROOT / "kv_cache", work / "kv_cache", ignore=shutil.ignore_patterns("__pycache__", "*.so")
     )
-    paths = [str(INSIDE / f"{module}.py") for module in MODULES]
-    (work / "setup.py").write_text(_SETUP.format(modules=paths))
+    texts = [str(path) for path in _paths()]
+    (work / "setup.py").write_text(_SETUP.format(modules=texts))
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
         cwd=work, capture_output=True, text=True, check=False,
@@ -124,14 +162,10 @@ def _compile(work: Path, made: Path) -> None:
     if done.returncode:
         last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
         raise UsageError(f"compile failed ({last}); it needs: {_HOW_TO_GET_IT}")
-    for library in (*work.glob("*.so"), *(work / INSIDE).glob("*.so")):
+    for library in (*work.glob("*.so"), *(work / "kv_cache").rglob("*.so")):
         target = made / library.relative_to(work)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(library, target)
-
-
-def _complete(folder: Path) -> bool:
-    return (folder / INSIDE).is_dir()
 
 
 def _cache() -> Path:
@@ -139,10 +173,15 @@ def _cache() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "kv-cache"
 
 
+def _made() -> list[Path]:
+    """What was compiled, of all versions."""
+    return sorted(_cache().glob("engine-*"))
+
+
 def _remove() -> None:
-    found = sorted(_cache().glob("engine-*"))
-    for folder in found:
+    made = _made()
+    for folder in made:
         shutil.rmtree(folder)
         print(f"removed   {folder}")
-    if not found:
+    if not made:
         print("nothing was compiled")

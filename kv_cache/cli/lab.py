@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from kv_cache.bench.place import check_output_file
+from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.flags import parse
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
@@ -156,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_of_patterns(parser)
     add("--json", action="store_true", help="print the whole document")
     add("-o", "--output", type=Path, metavar="FILE", help="write the document there")
+    add(PURE, action="store_true", help="do not use the compiled engine (see compile)")
     add("--csv", type=Path, metavar="FILE", help="write a row for each policy and capacity")
     add("--plot", type=Path, metavar="FILE", help="draw the curves: FILE.svg, .png or .pdf")
     return parser  # fmt: skip
@@ -315,7 +317,7 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
         DTYPE_BITS[look.model.dtype], pattern=False,
     )  # fmt: skip
     return lab_document(
-        seed=seed, source={"requests": accesses.requests, **source},
+        engine=engine_name(), seed=seed, source={"requests": accesses.requests, **source},
         policies=[str(arm) for arm in asked.arms],
         capacities=[each.text for each in asked.capacities],
         residencies=_told(asked, DTYPE_BITS[look.model.dtype]), cases=[case],
@@ -356,7 +358,8 @@ def _patterns(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -
     cases = [_case(name, list(_drawn(name, seed, shape)), asked, _PATTERN_BITS, pattern=True)
              for name in names]  # fmt: skip
     return lab_document(
-        seed=seed, source={"patterns": names, **shape}, policies=[str(arm) for arm in asked.arms],
+        engine=engine_name(), seed=seed, source={"patterns": names, **shape},
+        policies=[str(arm) for arm in asked.arms],
         capacities=[each.text for each in asked.capacities],
         residencies=_told(asked, _PATTERN_BITS), cases=cases, config=None,
     )  # fmt: skip

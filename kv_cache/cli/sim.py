@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from kv_cache.bench.place import check_output_file
-from kv_cache.cli.compiled import PURE, in_use
+from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.interrupts import interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.sim_run import Found, NothingEndedError, Streams, run_all
@@ -255,7 +255,7 @@ def _document(
         source=study.source, argv=argv, scenario=to_mapping(study.base), varied=study.paths,
         seeds=found.seeds, planned=study.size, variants=found.variants,
         interrupted=interrupted if found.ended < study.size else None,
-        preset=study.preset or None, compiled=in_use(),
+        preset=study.preset or None, engine=engine_name(),
     )  # fmt: skip
 
 
@@ -300,7 +300,9 @@ def _save(path: Path, flag: str, data: bytes) -> None:
 def _last_lines(options: argparse.Namespace, found: Found) -> Iterator[str]:
     """How long it took, and what was written where."""
     speed = found.events / found.took_s if found.took_s else 0.0
-    engine = "compiled" if in_use() else "python; see kv-cache.py compile"
+    engine = engine_name()
+    if engine == "python":
+        engine += "; see kv-cache.py compile"
     rate = f"{found.events:,} events, {speed:,.0f} a second"
     yield f"\ntook      {found.took_s:.1f} s: {rate} ({engine})"
     for name in _FLAGS:

@@ -4,7 +4,6 @@ somebody changed them. `regret-aware:regret_weight=0+second-hit:memory=1000` is 
 Numbers are those that the policies themselves take; nothing is known about them here.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -114,11 +113,8 @@ def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple
 def _numbers_of_policy(name: str) -> Mapping[str, type]:
     if name == RANDOM:
         return {}
-    return {
-        each.name: type(each.default)
-        for each in inspect.signature(EVICTION[name]).parameters.values()
-        if each.kind is each.KEYWORD_ONLY and type(each.default) in (int, float)
-    }
+    own: Sequence[tuple[str, Number]] = getattr(EVICTION[name], "NUMBERS", ())
+    return {key: type(usual) for key, usual in own}
 
 
 def _numbers_of_admission(name: str) -> Mapping[str, type]:

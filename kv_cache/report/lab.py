@@ -34,6 +34,7 @@ RULES = {
 
 def lab_document(
     *,
+    engine: str,
     seed: int,
     source: Mapping[str, Any],
     policies: Sequence[str],
@@ -42,11 +43,12 @@ def lab_document(
     cases: Sequence[Mapping[str, Any]],
     config: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The sealed document. `source` says what was asked, a case is a trace or a pattern with its
-    tables."""
+    """The sealed document. `engine` is what computed it, `source` says what was asked, a case is a
+    trace or a pattern with its tables."""
     own = {
         "schema": SCHEMA,
         "program_version": __version__,
+        "engine": engine,
         "seed": seed,
         "source": dict(source),
         "rules": RULES,

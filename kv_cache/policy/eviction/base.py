@@ -28,7 +28,7 @@ The caller stops iterating `victims` before it changes the policy.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from kv_cache.core.block import Key
 
@@ -49,6 +49,10 @@ class Item(NamedTuple):
 
 
 class Eviction(Protocol):
+    NUMBERS: ClassVar[tuple[tuple[str, int | float], ...]] = ()
+    """What may be changed of a policy, by the names of its arguments, and what it is if nobody
+    does. (Arguments themselves cannot be asked for where a policy is compiled.)"""
+
     def expect(self, key: Key) -> None:
         """Room for content that is not here is looked for now. Most policies need not know."""
         return

@@ -7,6 +7,7 @@ class Link:
     """`before` and `after` are there while it stands in a chain."""
 
     __slots__ = ("after", "before")
+    __deletable__ = ("after", "before")  # as mypyc wants to be told
     after: "Link"
     before: "Link"
 

@@ -16,6 +16,13 @@ MOST_USES = 20
 
 
 class Importance(GreedyDual):
+    NUMBERS = (
+        ("depth_weight", DEPTH_WEIGHT),
+        ("depth_decay", DEPTH_DECAY),
+        ("use_weight", USE_WEIGHT),
+        ("most_uses", MOST_USES),
+    )
+
     def __init__(
         self,
         capacity_bytes: int | None = None,

@@ -51,14 +51,14 @@ class LeafFirst(Eviction):
         self._at[item.key] = link
         if self._orphans:
             link.children = self._orphans.pop((link.key, link.last), 0)
-        link.rank = self._accesses
+        link.rank = float(self._accesses)
         if not link.children:
             self._leaves[item.copy_id] = link
 
     def hit(self, copy_id: int) -> None:
         self._accesses += 1
         link = self._links[copy_id]
-        link.rank = self._accesses
+        link.rank = float(self._accesses)
         if link.turn != GONE:
             self._again.discard(link)
             self._leaves[copy_id] = link

@@ -66,6 +66,8 @@ class _Note:
 
 
 class Learned(Eviction):
+    NUMBERS = (("sample", SAMPLE), ("first_training", FIRST_TRAINING))
+
     def __init__(
         self,
         capacity_bytes: int | None = None,

@@ -20,6 +20,13 @@ LEAST_HORIZON = 24
 
 
 class RegretAware(GreedyDual):
+    NUMBERS = (
+        ("use_weight", USE_WEIGHT),
+        ("regret_weight", REGRET_WEIGHT),
+        ("kept", KEPT),
+        ("least_horizon", LEAST_HORIZON),
+    )
+
     def __init__(
         self,
         capacity_bytes: int | None = None,
@@ -46,11 +53,12 @@ class RegretAware(GreedyDual):
 
     def worth(self, item: Item) -> float:
         """Its regret. There is a turn for each access."""
-        if item.key not in self.ghosts:
+        gone = self.ghosts.pop(item.key, None)
+        if gone is None:
             return 0.0
-        evicted_at, before = self.ghosts.pop(item.key)
-        gap = self._turns + 1 - evicted_at
-        return self._kept * before + max(0, self.horizon - gap + 1) / self.horizon
+        evicted_at, before = gone
+        horizon, gap = self.horizon, self._turns + 1 - evicted_at
+        return self._kept * before + max(0, horizon - gap + 1) / horizon
 
     def value(self, worth: float, uses: int) -> float:
         return self._use_weight * uses + self._regret_weight * worth

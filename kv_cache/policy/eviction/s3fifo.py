@@ -25,6 +25,13 @@ TO_MAIN = 2  # hits in the small queue
 
 
 class S3Fifo(Eviction):
+    NUMBERS = (
+        ("small_share", SMALL_SHARE),
+        ("ghost_share", GHOST_SHARE),
+        ("most_hits", MOST_HITS),
+        ("to_main", TO_MAIN),
+    )
+
     def __init__(
         self,
         capacity_bytes: int | None = None,

@@ -18,6 +18,8 @@ WINDOW = 32
 
 
 class SlidingWindow(Eviction):
+    NUMBERS = (("landmarks", LANDMARKS), ("window", WINDOW))
+
     def __init__(
         self, capacity_bytes: int | None = None, *, landmarks: int = LANDMARKS, window: int = WINDOW
     ) -> None:

@@ -20,6 +20,8 @@ LEAST = 32
 
 
 class Windowed(Eviction):
+    NUMBERS = (("window", WINDOW), ("least", LEAST))
+
     def __init__(
         self, capacity_bytes: int | None = None, *, window: int = WINDOW, least: int = LEAST
     ) -> None:

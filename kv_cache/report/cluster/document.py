@@ -89,11 +89,11 @@ def sim_document(
     variants: Sequence[Json],
     interrupted: str | None,
     preset: str | None,
-    compiled: bool,
+    engine: str,
 ) -> dict[str, Any]:
     """The sealed document. `scenario` is what all variants begin with, `planned` how many runs were
-    wanted, `interrupted` the signal that ended it before, `compiled` whether the engine was machine
-    code."""
+    wanted, `interrupted` the signal that ended it before, `engine` the name of what computed
+    them."""
     finished = sum(len(variant["runs"]) for variant in variants)
     own = {
         "schema": SCHEMA,
@@ -103,7 +103,7 @@ def sim_document(
             "orjson": orjson.__version__,
         },
         "driver": "virtual-time",
-        "engine": "compiled" if compiled else "python",
+        "engine": engine,
         "contains_performance": False,
         "name": scenario["name"],
         "question": scenario["question"],
