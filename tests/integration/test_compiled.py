@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from kv_cache.cli.compiled import MODULES
+from kv_cache.lab.arms import USUAL
+from kv_cache.policy import eviction
 from tests.cli import command, environment
 
 HARD = """\
@@ -48,6 +51,17 @@ def simulated(folder: Path, scenario: str, *words: str) -> tuple[Any, bytes]:
     return json.loads(done.stdout)["kv_cache"], told
 
 
+def studied(folder: Path, *words: str) -> Any:
+    """Every policy, and some with other numbers, before and behind an admission policy."""
+    policies = ",".join((*USUAL, "windowed:window=3", "s3-fifo:small_share=0.2:most_hits=1"))
+    done = run(
+        folder, "lab", "--users", "--requests", "300", "--policies", policies,
+        "--admission", "always,frequency", "--json", *words,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["kv_cache"]
+
+
 @compiles
 @has_mypyc
 def test_the_compiled_engine_gives_the_same_numbers_and_is_gone_when_removed(
@@ -63,9 +77,17 @@ def test_the_compiled_engine_gives_the_same_numbers_and_is_gone_when_removed(
         assert (fast["engine"], slow["engine"]) == ("compiled", "python")
         assert fast["variants"] == slow["variants"]
         assert fast_events == slow_events
+    fast, slow = studied(tmp_path), studied(tmp_path, "--pure")
+    assert (fast["engine"], slow["engine"]) == ("compiled", "python")
+    assert fast["cases"] == slow["cases"]
     assert run(tmp_path, "compile", "--remove").returncode == 0
     assert not list((tmp_path / "cache" / "kv-cache").iterdir())
     assert simulated(tmp_path, "hard.yaml")[0]["engine"] == "python"
+
+
+def test_all_eviction_policies_are_compiled_as_one_cannot_inherit_from_a_compiled_one() -> None:
+    texts = {path.stem for path in Path(eviction.__path__[0]).glob("*.py")} - {"__init__"}
+    assert texts == set(MODULES["kv_cache.policy.eviction"])
 
 
 def test_without_a_c_compiler_one_sentence_says_what_is_missing(tmp_path: Path) -> None:

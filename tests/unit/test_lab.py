@@ -1,6 +1,8 @@
 """When policies have an order, where they fail, what blocks of fewer bits weigh, and how requests
 become accesses."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ from kv_cache.lab.judge import (
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import study
+from kv_cache.policy.eviction import EVICTION
 
 
 def shares(policy: str, *values: float) -> Shares:
@@ -215,3 +218,12 @@ def test_a_block_of_fewer_bits_weighs_its_elements_and_its_scales(
 def test_widening_costs_what_the_caller_says_or_is_not_known() -> None:
     assert Residency(name="int4", cost_ns=0.5).seconds(4_000_000_000) == 2.0
     assert Residency(name="int4").seconds(4_000_000_000) is None
+
+
+@pytest.mark.parametrize("name", EVICTION)
+def test_the_numbers_of_a_policy_are_its_arguments_as_they_are_if_nobody_changes_them(
+    name: str,
+) -> None:
+    arguments = inspect.signature(EVICTION[name]).parameters.values()
+    usual = [(each.name, each.default) for each in arguments if each.kind is each.KEYWORD_ONLY]
+    assert list(getattr(EVICTION[name], "NUMBERS")) == usual  # noqa: B009

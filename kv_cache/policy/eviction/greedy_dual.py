@@ -46,7 +46,7 @@ class Line(Chain):
 
 
 class GreedyDual(Eviction):
-    def __init__(self, capacity_bytes: int | None = None, *, most_uses: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, most_uses: int | None = None) -> None:
         """More than `most_uses` do not count."""
         self._most_uses = most_uses
         self._held: dict[int, Held] = {}
