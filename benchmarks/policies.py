@@ -7,14 +7,14 @@ A cache of N blocks of one size, full and warmed up by 3N accesses, of which abo
 They come as those of prompts do, 64 blocks in their order; which 64 is drawn by Zipf's law
 (exponent 0.8 over 4N blocks) before the clock starts. All go through the lab's way to the policies
 of the tiers, LRU and FIFO too, for which a study has shorter ways. Five stretches of 200,000
-accesses are timed, and the median is told with the slowest and the fastest; each cache has a
-process of its own, and the engines take turns. Time is the processor's: what else runs beside it
-takes its share of the caches, but not of the clock. `--sequence 1` draws each block alone: as hard
-on the memory as can be, and like nothing that a KV cache is asked.
+accesses are timed, those of the sizes in turns, and the median is told with the slowest and the
+fastest; each policy has a process of its own for each engine. Time is the processor's: what else
+runs beside it takes its share of the caches, but not of the clock. `--sequence 1` draws each block
+alone: as hard on the memory as can be, and like nothing that a KV cache is asked.
 
 A policy's cost is flat if an access at the most blocks costs at most `MOST_GROWTH` times what it
-does at the fewest, or that many times as much more as FIFO's: FIFO does nothing on a hit, so that
-its growth is that of the memory, whose caches the tables no longer fit.
+does at the fewest (the median of the pairs), or that many times as much more as FIFO's: FIFO does
+nothing on a hit, so that its growth is that of the memory, whose caches the tables no longer fit.
 
 The learned policy asks a model for each victim, and is not held to the speed of the others: its
 first accesses with a model are timed.
@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -69,48 +70,54 @@ def accesses(blocks: int, count: int, sequence: int) -> list[int]:
     return asked
 
 
-def measure(name: str, blocks: int, sequence: int, engine: str) -> Row:
-    """In this process, which has imported nothing of the lab yet."""
+def measure(name: str, sizes: Sequence[int], sequence: int, engine: str) -> list[Row]:
+    """A row for each size. In this process, which has imported nothing of the lab yet."""
     from kv_cache.cli.compiled import engine_name, use
 
     if engine == "compiled":
         use(())
+    stretch = FEW if name == LEARNED else STRETCH
+    caches = [_warm(name, blocks, sequence, stretch) for blocks in sizes]
+    assert engine_name() == engine
+    gc.collect()
+    gc.freeze()
+    rows: list[Row] = [{"rates": [], "misses": 0} for _ in sizes]
+    for number in range(STRETCHES):
+        for (cache, parts), row in zip(caches, rows, strict=True):
+            began = time.process_time()
+            row["misses"] += len(cache.blocks(parts[number]))
+            row["rates"].append(stretch / (time.process_time() - began))
+    for row in rows:
+        row["hit_ratio"] = 1 - row["misses"] / (STRETCHES * stretch)
+    return rows
+
+
+def _warm(name: str, blocks: int, sequence: int, stretch: int) -> tuple[Any, list[Any]]:
+    """A cache that is full and warm, and what it is asked then."""
     from kv_cache.core.seed import Seed
     from kv_cache.lab.accesses import accesses_of
     from kv_cache.lab.arms import Arm, Named
     from kv_cache.lab.ground import Ground
     from kv_cache.lab.seam import Seam
 
-    assert engine_name() == engine
-    slow = name == LEARNED
-    stretch = FEW if slow else STRETCH
-    warm_up = 2 * blocks + FEW_WARM if slow else (1 + WARM_UP) * blocks
-    asked = [*range(blocks), *accesses(blocks, warm_up - blocks + STRETCHES * stretch, sequence)]
+    warm_up = blocks + FEW_WARM if name == LEARNED else WARM_UP * blocks
+    asked = [*range(blocks), *accesses(blocks, warm_up + STRETCHES * stretch, sequence)]
     given = accesses_of(asked, np.full(CONTENTS * blocks, BLOCK_BYTES, np.int64))
+    heads = np.flatnonzero(np.array(asked) % sequence == 0)
+    given = replace(given, begins=heads)
     room, ground = blocks * BLOCK_BYTES, Ground(given, Seed(1))
     cache = Seam(Arm(Named(name)).eviction(room, ground.seed), room, ground)
-    begins = [0, *(warm_up + number * stretch for number in range(STRETCHES))]
-    warm, *timed = _each(given, begins)
-    cache.blocks(warm)
-    gc.collect()
-    gc.freeze()
-    rates, misses = [], 0
-    for part in timed:
-        began = time.process_time()
-        misses += len(cache.blocks(part))
-        rates.append(stretch / (time.process_time() - began))
-    return {"rates": rates, "hit_ratio": 1 - misses / (STRETCHES * stretch)}
+    begins = [0, *(blocks + warm_up + number * stretch for number in range(STRETCHES))]
+    cold, *parts = _each(given, begins)
+    cache.blocks(cold)
+    return cache, parts
 
 
 def _each(given: Any, begins: Sequence[int]) -> list[Any]:
     """The stretches, each as one part."""
-    from dataclasses import replace
-
-    ends = [*begins[1:], given.lookups]
     found = []
-    for begin, end in zip(begins, ends, strict=True):
-        numbers = given.blocks[begin:end]
-        (part,) = replace(given, blocks=numbers, begins=np.array([0])).parts()
+    for begin, end in zip(begins, [*begins[1:], given.lookups], strict=True):
+        (part,) = replace(given, blocks=given.blocks[begin:end], begins=np.array([0])).parts()
         found.append(replace(part, begin=begin))
     return found
 
@@ -152,24 +159,24 @@ def _figure(name: str, engine: str, seen: Sequence[Row], memory: float) -> Figur
     )  # fmt: skip
 
 
-def _seen(name: str, sizes: Sequence[int], sequence: int, engine: str, cache: Path) -> list[Row]:
-    return [_in_a_process(name, blocks, sequence, engine, cache) for blocks in sizes]
-
-
 def _growth(seen: Sequence[Row]) -> float:
-    """Of the cost of an access, from the fewest blocks to the most."""
-    growth: float = median(seen[0]["rates"]) / median(seen[-1]["rates"])
+    """Of the cost of an access, from the fewest blocks to the most: of each pair of stretches that
+    stood beside each other."""
+    pairs = zip(seen[0]["rates"], seen[-1]["rates"], strict=True)
+    growth: float = median(few / many for few, many in pairs)
     return growth
 
 
-def _in_a_process(name: str, blocks: int, sequence: int, engine: str, cache: Path) -> Row:
+def _seen(name: str, sizes: Sequence[int], sequence: int, engine: str, cache: Path) -> list[Row]:
+    """In a process of its own."""
     command = [
-        sys.executable, __file__, "--one", name, str(blocks), engine, "--sequence", str(sequence),
+        sys.executable, __file__, "--one", name, engine, "--sequence", str(sequence),
+        "--sizes", *map(str, sizes),
     ]  # fmt: skip
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    row: Row = json.loads(done.stdout)
-    return row
+    rows: list[Row] = json.loads(done.stdout)
+    return rows
 
 
 def _known() -> Sequence[str]:
@@ -183,11 +190,11 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", metavar="NAME", help="[default: all]")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="blocks, rising")
     parser.add_argument("--sequence", type=int, default=SEQUENCE, help="blocks drawn together")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        name, blocks, engine = options.one
-        print(json.dumps(measure(name, int(blocks), options.sequence, engine)))
+        name, engine = options.one
+        print(json.dumps(measure(name, options.sizes, options.sequence, engine)))
         return
     rows = figures(options.policies, options.sizes, options.sequence)
     print(f"\n{table(rows)}")

@@ -29,7 +29,7 @@ from kv_cache.core.errors import PlaceError, UsageError
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
         "chain", "cluster", "compute", "fleet", "flight", "instance", "loop", "pieces", "router",
-        "stack",
+        "stack", "storage",
     ),
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",

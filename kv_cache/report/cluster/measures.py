@@ -97,8 +97,6 @@ SKEW = Measure(path="instances.skew", label="skew")
 JUDGED = (GOODPUT, GOOD_SHARE, *LATENCIES, FINISHED_RATE, TOKEN_RATE, HIT_RATIO)
 """Those by which variants may be called better."""
 
-EVERY = (*JUDGED, CEILING, BUSY, ACTIVE, SKEW)
-
 
 # --- facts as flat numbers -------------------------------------------------------------------
 

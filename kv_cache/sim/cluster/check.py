@@ -81,7 +81,7 @@ def capacity(cluster: "Cluster") -> None:
     a request that is alive."""
     owned = _owned(cluster)
     pins = _pins(cluster)
-    for (tier, index), place in cluster.places.items():
+    for (tier, index), place in cluster.storage.places.items():
         place.check()
         assert place.pinned <= place.cached, f"{tier} {index} has more pinned than there is"
         assert place.private == owned[place], (
@@ -90,8 +90,8 @@ def capacity(cluster: "Cluster") -> None:
         )
     for piece, count in pins.items():
         assert piece.pins >= count, "a request needs blocks that are not pinned for it"
-    for tier, watch in cluster.watches.items():
-        used = sum(place.used for key, place in cluster.places.items() if key[0] == tier)
+    for tier, watch in cluster.storage.watches.items():
+        used = sum(place.used for key, place in cluster.storage.places.items() if key[0] == tier)
         assert used == watch.total, f"{tier} has {used} blocks, but {watch.total} are counted"
 
 
@@ -147,7 +147,7 @@ def copies(cluster: "Cluster") -> None:
     the one before it."""
     if cluster.scenario.tiers.hbm_eviction != "leaf-first":
         return
-    for (tier, index), place in cluster.places.items():
+    for (tier, index), place in cluster.storage.places.items():
         if tier == "hbm":
             _closed(place, index)
 
@@ -182,7 +182,7 @@ def bytes_conserved(cluster: "Cluster") -> None:
     """On each link what began has ended or is on its way (`Network.check`), and in each place what
     came has left or is there."""
     cluster.network.check()
-    for (tier, index), place in cluster.places.items():
+    for (tier, index), place in cluster.storage.places.items():
         assert place.stored - place.evicted == place.cached, (
             f"{tier} {index} stored {place.stored} blocks and evicted {place.evicted}, but has "
             f"{place.cached}"
@@ -195,7 +195,7 @@ def bytes_explained(cluster: "Cluster") -> None:
     block = cluster.block_bytes
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
-    for (tier, index), place in cluster.places.items():
+    for (tier, index), place in cluster.storage.places.items():
         if tier == "hbm":
             continue
         reads = cluster.topology.device(tier, index, "read").bytes
@@ -214,7 +214,7 @@ def bytes_explained(cluster: "Cluster") -> None:
     assert written.keys() <= {
         "offload", "prefetch-offload", "write-through", "prefetch", "swap-out",
     }  # fmt: skip
-    stored = sum(place.stored for key, place in cluster.places.items() if key[0] == "hbm")
+    stored = sum(place.stored for key, place in cluster.storage.places.items() if key[0] == "hbm")
     loaded = read["load"]
     assert loaded == (stored - cluster.made) * block, (
         f"HBM has got {stored} blocks, {cluster.made} of them made there, but {loaded} bytes were "
@@ -291,7 +291,7 @@ def end(cluster: "Cluster") -> None:
     assert not cluster.alive, (
         f"{len(cluster.alive)} requests never ended, the first is {min(cluster.alive)}"
     )
-    for (tier, index), place in cluster.places.items():
+    for (tier, index), place in cluster.storage.places.items():
         assert place.private == place.pinned == 0, f"memory of {tier} {index} was left behind"
     assert cluster.network.in_flight == 0, "a transfer never ended"
     assert cluster.concurrency_ns == cluster.spent_ns, "Little's law is broken"

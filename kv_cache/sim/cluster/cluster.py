@@ -1,20 +1,19 @@
 """The whole cluster: instances, places, links, who asks, and what is counted.
 
 Decisions are in the parts; here they meet: an arrival is routed, admitted, its prefix is loaded,
-the rest computed, handed to who decodes, and ended; content moves between places. One clock, one
-thread, one order of events: the same scenario gives the same outcome in every process.
+the rest computed, handed to who decodes, and ended. One clock, one thread, one order of events: the
+same scenario gives the same outcome in every process.
 """
 
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 
-from kv_cache.config.scenario import Scenario, TierSection
+from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.core.seed import Seed
+from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import bucket_of
-from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.asks import Ask, AskSource
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.compute import Compute, make_compute
@@ -23,15 +22,12 @@ from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, Rules
 from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
 from kv_cache.sim.cluster.network import Network
-from kv_cache.sim.cluster.pieces import Piece, Place, Run, Watch, become_ready, blocks_of
+from kv_cache.sim.cluster.pieces import Piece, Place, Run, become_ready
 from kv_cache.sim.cluster.router import Router
-from kv_cache.sim.cluster.stack import Part, match
-from kv_cache.sim.cluster.topology import Topology, Way
+from kv_cache.sim.cluster.stack import Part
+from kv_cache.sim.cluster.storage import TIERS, Storage
+from kv_cache.sim.cluster.topology import Topology
 from kv_cache.sim.profile import ProfileModel
-
-GIB = 1 << 30
-TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
-_WIDTH = {"device": 0, "node": 1, "rack": 2, "cluster": 3}
 
 OnEvent = Callable[[int, str, int, int], None]
 
@@ -60,10 +56,7 @@ class Cluster:
         self.block_bytes = self.block_tokens * self.token_bytes
         self.topology = Topology(scenario, profiles, self.block_bytes)
         self.network = Network(self.loop, scenario.network, seed.child("network"))
-        self.watches = {name: Watch() for name in TIERS}
-        self.tiers = _tiers_of(scenario)
-        self._places: dict[tuple[str, int], Place] = {}
-        self._below: dict[Place, Place | None] = {}
+        self.storage = Storage(scenario, chain, self.topology, self.network, self.block_bytes)
         self._rules = _rules_of(scenario)
         self._computes: dict[str, Compute] = {}
         self._instances: dict[int, Instance] = {}
@@ -112,10 +105,8 @@ class Cluster:
         self.preemptions = 0
         self.looked_up = self.ceiling = self.recomputed = 0
         self.hits: Counter[str] = Counter()
-        self.prefetched: Counter[str] = Counter()
         self.prefetch_useful: Counter[str] = Counter()
         self.prefetch_late: Counter[str] = Counter()
-        self.finished_flights: list[Flight] = []
         self.ended_ns = 0
         self.began_ns = -1
         self.concurrency_ns = 0
@@ -123,10 +114,10 @@ class Cluster:
         self.spent_ns = 0
         self.made = 0  # blocks of content that came into HBM because they were computed, or sent
         self._changed_ns = 0
-        self.on_finish: Callable[[Flight], None] = self.finished_flights.append
+        self.on_finish: Callable[[Flight], None] = _ignored
         self.on_measuring: Callable[[], None] = _nothing
 
-    # --- places ----------------------------------------------------------------------------
+    # --- instances ----------------------------------------------------------------------------
 
     def instance(self, number: int) -> Instance:
         """Made when it is first used: a cluster of ten thousand may use few."""
@@ -140,23 +131,13 @@ class Cluster:
         """Those that were ever used, by number."""
         return self._instances
 
-    @property
-    def places(self) -> dict[tuple[str, int], Place]:
-        """Those that were ever used, by tier and index."""
-        return self._places
-
     def _new_instance(self, number: int) -> Instance:
         scenario, topology = self.scenario, self.topology
         name = topology.group_of(number)
         group = scenario.instances[name]
         most = group.max_num_seqs or scenario.scheduler.max_num_seqs
         compute = self._compute(name)
-        hbm = self._place(
-            "hbm", number, number, self._capacities[number], scenario.tiers.hbm_eviction
-        )
-        tiers = (hbm, *(self._tier_place(tier, number) for tier in self.tiers))
-        for upper, lower in pairwise(tiers):
-            self._below.setdefault(upper, lower)
+        tiers = self.storage.reach(number, self._capacities[number])
         return Instance(number, group.role, self, compute, tiers, self._rules, most)
 
     def compute_of(self, instance: int) -> Compute:
@@ -169,33 +150,6 @@ class Cluster:
             most = group.max_num_seqs or self.scenario.scheduler.max_num_seqs
             found = self._computes[name] = make_compute(group, self.scenario.model, most)
         return found
-
-    def _tier_place(self, tier: str, instance: int) -> Place:
-        section: TierSection = getattr(self.scenario.tiers, tier)
-        index, vertex = self.where(section.scope, instance)
-        capacity = int(section.capacity_gib * GIB) // self.block_bytes
-        return self._place(tier, index, vertex, capacity, section.eviction)
-
-    def where(self, scope: str, instance: int) -> tuple[int, int]:
-        """Index and vertex of the place of that scope which an instance reaches."""
-        topology = self.topology
-        node, rack = topology.place_of(instance)
-        if scope == "device":
-            return instance, instance
-        if scope == "node":
-            return node, topology.node(node)
-        if scope == "rack":
-            return rack, topology.rack(rack)
-        return 0, topology.core
-
-    def _place(self, tier: str, index: int, vertex: int, capacity: int, eviction: str) -> Place:
-        place = self._places.get((tier, index))
-        if place is None:
-            place = self._places[tier, index] = Place(
-                TIERS.index(tier), index, vertex, capacity, self.block_bytes, self.chain,
-                EVICTION[eviction], self.watches[tier],
-            )  # fmt: skip
-        return place
 
     # --- arrivals --------------------------------------------------------------------------
 
@@ -265,7 +219,7 @@ class Cluster:
         instance.enqueue(flight)
         instance.nudge()
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
-            self._prefetch(instance, flight.path)
+            self.storage.prefetch(instance.tiers, flight.path)
 
     def _is_too_large(self, flight: Flight, need: int) -> bool:
         """Whether nobody can prefill it, or nobody can decode it; no mixed one can."""
@@ -371,7 +325,7 @@ class Cluster:
             nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
             self._say("load", flight, instance.number)
             self.network.send(
-                self.down(place, instance.number), nbytes, "load", self._loaded,
+                self.storage.way_from(place, instance.number), nbytes, "load", self._loaded,
                 (instance, flight, place, pairs),
             )  # fmt: skip
 
@@ -399,11 +353,6 @@ class Cluster:
         elif not self._rules.overlap_load:
             instance.prefill(flight)
         instance.nudge()
-
-    def down(self, place: Place, instance: int) -> Way:
-        """The way of a load from a place to an instance."""
-        device = self.topology.device(TIERS[place.tier], place.index, "read")
-        return (device, *self.topology.path(place.vertex, instance))
 
     # --- computed --------------------------------------------------------------------------
 
@@ -582,6 +531,11 @@ class Cluster:
                 half_ns = now + (ask.arrival_ns - now) // 2
                 self.loop.at(half_ns, ENDS, self._prefetch_next, (flight.home, ask.leaf))
 
+    def _prefetch_next(self, what: tuple[int, int]) -> None:
+        """Half of the time to think is over: what the turn before left in HBM may be gone."""
+        home, leaf = what
+        self.storage.prefetch(self.instance(home).tiers, self.chain.path(leaf))
+
     def _let_go(self, flight: Flight) -> None:
         if flight.hold is not None:
             flight.hold.release()
@@ -679,11 +633,10 @@ class Cluster:
             return False
         host.take(blocks)
         if evicted:
-            self.evicted(host, evicted)
+            self.storage.evicted(host, evicted)
         flight.swapped = blocks
         flight.loads += 1
-        device = self.topology.device(TIERS[host.tier], host.index, "write")
-        way = (*self.topology.path(instance.number, host.vertex), device)
+        way = self.storage.way_into(host, instance.number)
         self.network.send(
             way, blocks * self.block_bytes, "swap-out", self._swapped_out, (instance, flight)
         )
@@ -699,8 +652,8 @@ class Cluster:
         host = instance.tiers[1]
         self.turn(flight, TRANSFER)
         self.network.send(
-            self.down(host, instance.number), flight.swapped * self.block_bytes, "swap-in",
-            self._swapped_in, (instance, flight),
+            self.storage.way_from(host, instance.number), flight.swapped * self.block_bytes,
+            "swap-in", self._swapped_in, (instance, flight),
         )  # fmt: skip
 
     def _swapped_in(self, what: tuple[Instance, Flight]) -> None:
@@ -711,117 +664,13 @@ class Cluster:
         instance.join(flight)
         instance.nudge()
 
-    # --- content going down and up -----------------------------------------------------------
-
-    def evicted(self, place: Place, runs: list[Run], cause: str = "offload") -> None:
-        """Blocks have left a place: what is below takes them, or they are dropped. `cause` of the
-        bytes that go down."""
-        below = self._below.get(place)
-        if below is not None and self.scenario.tiers.write_policy == "back":
-            self._copy_down(place, below, runs, cause)
-            return
-        for node, start, end in runs:
-            if below is None:
-                place.dropped += end - start
-            else:
-                place.dropped += blocks_of(below.missing(node, start, end))
-
-    def stored(self, place: Place, runs: list[Run]) -> None:
-        """New content is in HBM: write it through, if that is the policy."""
-        policy = self.scenario.tiers.write_policy
-        below = self._below.get(place)
-        if below is None or policy in ("none", "back"):
-            return
-        if policy == "through-selective":
-            runs = self._shallow(runs)
-        self._copy_down(place, below, runs, "write-through")
-
-    def _shallow(self, runs: Sequence[Run]) -> list[Run]:
-        most, depth = self.scenario.tiers.selective_depth_blocks, self.chain.depth
-        cut = (Run(node, start, min(end, most - depth[node])) for node, start, end in runs)
-        return [run for run in cut if run.end > run.start]
-
-    def _copy_down(self, place: Place, below: Place, runs: Sequence[Run], cause: str) -> None:
-        """What `below` has not; under way it can neither be read nor evicted there."""
-        pieces: list[Piece] = []
-        for node, start, end in runs:
-            for run in below.missing(node, start, end):
-                blocks = run.end - run.start
-                evicted = below.make_room(blocks)
-                if evicted is None:
-                    below.not_stored += blocks
-                    if cause != "write-through":
-                        place.dropped += blocks
-                    continue
-                pieces.append(below.add(run, ready=False, pinned=False))
-                if evicted:
-                    self.evicted(below, evicted, cause)
-        if pieces:
-            device = self.topology.device(TIERS[below.tier], below.index, "write")
-            way = (*self.topology.path(place.vertex, below.vertex), device)
-            nbytes = sum(p.end - p.start for p in pieces) * self.block_bytes
-            self.network.send(way, nbytes, cause, self._copied, (below, pieces))
-
-    def _copied(self, what: tuple[Place, list[Piece]]) -> None:
-        place, pieces = what
-        for piece in pieces:
-            become_ready(piece)
-            place.unpin(piece)
-
-    def _prefetch_next(self, what: tuple[int, int]) -> None:
-        """Half of the time to think is over: what the turn before left in HBM may be gone."""
-        home, leaf = what
-        self._prefetch(self.instance(home), self.chain.path(leaf))
-
-    def _prefetch(self, instance: Instance, path: Sequence[int]) -> None:
-        """Bring a sequence from far below up to the first tier below HBM, before it is asked
-        for."""
-        if len(instance.tiers) < 3 or not path:
-            return
-        target = instance.tiers[1]
-        parts = match(instance.tiers, path, self.chain, self.chain.end(path[-1]))
-        by_place: dict[Place, list[tuple[Piece, Piece]]] = {}
-        name = TIERS[target.tier]
-        parts = [part for part in parts if part.tier]
-        for part in parts:
-            part.place.pin(part.piece)  # also what is near already: it may not go to make room
-        for part in parts:
-            if part.place is target:
-                continue
-            for run in target.missing(part.node, part.start, part.end):
-                evicted = target.make_room(run.end - run.start)
-                if evicted is None:
-                    continue
-                piece = target.add(run, ready=False, pinned=False)
-                piece.fetched = True
-                self.prefetched[name] += run.end - run.start
-                part.place.pin(part.piece)  # until it is there
-                by_place.setdefault(part.place, []).append((part.piece, piece))
-                if evicted:
-                    self.evicted(target, evicted, "prefetch-offload")
-        for part in parts:
-            part.place.unpin(part.piece)
-        for place, pairs in by_place.items():
-            write = self.topology.device(name, target.index, "write")
-            read = self.topology.device(TIERS[place.tier], place.index, "read")
-            way = (read, *self.topology.path(place.vertex, target.vertex), write)
-            nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
-            self.network.send(way, nbytes, "prefetch", self._fetched, (place, target, pairs))
-
-    def _fetched(self, what: tuple[Place, Place, list[tuple[Piece, Piece]]]) -> None:
-        place, target, pairs = what
-        for old, new in pairs:
-            place.unpin(old)
-            become_ready(new)
-            target.unpin(new)
-
 
 def _nothing() -> None:
     """Nobody asked."""
 
 
-def _tiers_of(scenario: Scenario) -> tuple[str, ...]:
-    return tuple(t for t in TIERS[1:] if getattr(scenario.tiers, t).capacity_gib > 0)
+def _ignored(_flight: Flight) -> None:
+    """Nobody asked."""
 
 
 def _rules_of(scenario: Scenario) -> Rules:

@@ -40,7 +40,7 @@ class _Side:
     def holders(self, flight: Flight, most: int) -> list[int]:
         """See `router.Fleet`."""
         found: dict[int, None] = {}
-        watches, among = self._cluster.watches, self._among
+        watches, among = self._cluster.storage.watches, self._among
         hbm = watches["hbm"].holders
         for node in reversed(flight.path):
             able = (number for number in hbm.get(node, ()) if among[number])
@@ -59,7 +59,7 @@ class _Side:
     @property
     def below(self) -> Sequence[str]:
         """Tiers below HBM whose content is of use."""
-        return self._cluster.tiers
+        return self._cluster.storage.tiers
 
     def _near(self, tier: str, index: int) -> list[int]:
         """Who reaches a place; nobody in particular where all do."""
@@ -69,7 +69,7 @@ class _Side:
             scope = getattr(cluster.scenario.tiers, tier).scope
             near = []
             if scope != "cluster":
-                near = [i for i in self.members if cluster.where(scope, i)[0] == index]
+                near = [i for i in self.members if cluster.storage.where(scope, i)[0] == index]
             self._reaching[tier, index] = near
         return near
 
@@ -94,7 +94,7 @@ class PrefillSide(_Side):
         cluster = self._cluster
         compute = cluster.compute_of(instance)
         prompt = flight.ask.prompt_tokens
-        if instance not in cluster.instances and not cluster.tiers:
+        if instance not in cluster.instances and not cluster.storage.tiers:
             return compute.prefill_ns(prompt, 0), 0.0, prompt
         most = (prompt - 1) // cluster.block_tokens
         parts = match(cluster.instance(instance).tiers, flight.path, cluster.chain, most)
@@ -103,7 +103,7 @@ class PrefillSide(_Side):
             blocks = part.end - part.start
             have += blocks
             if part.tier:
-                way = cluster.down(part.place, instance)
+                way = cluster.storage.way_from(part.place, instance)
                 loading += cluster.network.estimate_ns(way, blocks * cluster.block_bytes)
         before = have * cluster.block_tokens
         missing = prompt - before

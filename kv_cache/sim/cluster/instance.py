@@ -251,7 +251,7 @@ class Instance:
         else:
             flight.hit_tokens = 0
         if evicted:
-            cluster.evicted(place, evicted)
+            cluster.storage.evicted(place, evicted)
         if rules.overlap_load or not flight.loads:
             self.prefill(flight)
         return True
@@ -306,7 +306,7 @@ class Instance:
         place.take(private)
         hold.private = private
         if evicted:
-            cluster.evicted(place, evicted)
+            cluster.storage.evicted(place, evicted)
         flight.sent = found * rules.block_tokens
         return True
 
@@ -320,7 +320,7 @@ class Instance:
         self.place.take(blocks)
         flight.hold.private = blocks
         if evicted:
-            self.cluster.evicted(self.place, evicted)
+            self.cluster.storage.evicted(self.place, evicted)
         flight.loads += 1
         self.cluster.swap_in(self, flight)
         return True
@@ -406,7 +406,7 @@ class Instance:
                 self.place.take(need)
                 hold.private += need
                 if evicted:
-                    self.cluster.evicted(self.place, evicted)
+                    self.cluster.storage.evicted(self.place, evicted)
                 return True
             victim = self._youngest()
             if victim is None or victim.order <= flight.order:
@@ -465,7 +465,7 @@ class Instance:
             hold.shared += blocks
             self.cluster.made += blocks
         if runs:
-            self.cluster.stored(place, runs)
+            self.cluster.storage.stored(place, runs)
 
     # --- runs of decode steps --------------------------------------------------------------
 
@@ -680,7 +680,7 @@ class Instance:
             assert evicted is not None, "a run of steps began without memory for it"
             place.take(need)
             if evicted:
-                self.cluster.evicted(place, evicted)
+                self.cluster.storage.evicted(place, evicted)
         return need
 
     def _preempt_for_growth(self) -> None:

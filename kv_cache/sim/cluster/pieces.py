@@ -197,12 +197,6 @@ class Place:
         if not piece.pins:
             self.pinned -= piece.end - piece.start
 
-    def drop(self, piece: Piece) -> None:
-        """A piece that never became ready goes again."""
-        assert piece.pins == 0, "a pinned piece was dropped"
-        self._remove(piece, evicted=False)
-        self.watch.total -= piece.end - piece.start
-
     # --- laws ------------------------------------------------------------------------------
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.sim.cluster.asks import AskSource
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.check import Log, broken_law, check, check_end
-from kv_cache.sim.cluster.cluster import TIERS, Cluster, OnEvent
+from kv_cache.sim.cluster.cluster import Cluster, OnEvent
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.outcome import (
@@ -22,6 +22,7 @@ from kv_cache.sim.cluster.outcome import (
 )
 from kv_cache.sim.cluster.pieces import Place
 from kv_cache.sim.cluster.series import Sampler
+from kv_cache.sim.cluster.storage import TIERS
 from kv_cache.sim.profile import ProfileModel
 
 _BATCH = 10_000
@@ -124,10 +125,10 @@ class _Collector:
             self._base_links[id(link)] = (link.transfers, link.busy_ns, Counter(link.bytes))
         for number, instance in cluster.instances.items():
             self._base_instances[number] = _counts(instance)
-        for key, place in cluster.places.items():
+        for key, place in cluster.storage.places.items():
             self._base_places[key] = _stores(place)
         cluster.preemptions = cluster.recomputed = 0
-        cluster.prefetched.clear()
+        cluster.storage.prefetched.clear()
         cluster.prefetch_useful.clear()
         cluster.prefetch_late.clear()
 
@@ -214,7 +215,7 @@ class _Collector:
         cluster, scenario = self._cluster, self._scenario
         facts = []
         for name in TIERS:
-            places = {key: p for key, p in cluster.places.items() if key[0] == name}
+            places = {key: p for key, p in cluster.storage.places.items() if key[0] == name}
             scope = "device" if name == "hbm" else getattr(scenario.tiers, name).scope
             if name != "hbm" and not getattr(scenario.tiers, name).capacity_gib:
                 continue
@@ -226,7 +227,7 @@ class _Collector:
                 capacity_blocks=max((p.capacity for p in places.values()), default=0),
                 used_blocks=sum(p.used for p in places.values()),
                 peak_blocks=max((p.peak for p in places.values()), default=0),
-                prefetched=cluster.prefetched[name],
+                prefetched=cluster.storage.prefetched[name],
                 prefetch_useful=cluster.prefetch_useful[name],
                 prefetch_late=cluster.prefetch_late[name],
             )

@@ -49,7 +49,7 @@ class Sampler:
         columns["prefilling"].append(phases[PREFILL])
         columns["decoding"].append(phases[DECODE])
         columns["transferring"].append(phases[TRANSFER])
-        columns["hbm_blocks"].append(cluster.watches["hbm"].total)
+        columns["hbm_blocks"].append(cluster.storage.watches["hbm"].total)
         now = (
             cluster.total_output_tokens,
             cluster.total_prefill_tokens,

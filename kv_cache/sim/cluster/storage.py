@@ -1,0 +1,193 @@
+"""Where the content of a cluster lies, and what moves while no request waits for it: what is
+evicted goes down, what is new is written through, what will be asked for is fetched.
+
+What a request waits for is the cluster's (cluster.py), and what a place keeps the place's own
+(pieces.py). Sizes are blocks wherever a name does not say bytes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from kv_cache.config.scenario import Scenario, TierSection
+from kv_cache.core.units import GIB
+from kv_cache.policy.eviction import EVICTION
+from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.network import Network
+from kv_cache.sim.cluster.pieces import Piece, Place, Run, Watch, become_ready, blocks_of
+from kv_cache.sim.cluster.stack import match
+from kv_cache.sim.cluster.topology import Topology, Way
+
+TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
+
+
+class Storage:
+    """All places of one run, by tier and index; each is made when it is first used."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        chain: Chain,
+        topology: Topology,
+        network: Network,
+        block_bytes: int,
+    ) -> None:
+        self._section = scenario.tiers
+        self._chain = chain
+        self._topology, self._network = topology, network
+        self._block_bytes = block_bytes
+        self.tiers = tuple(t for t in TIERS[1:] if getattr(scenario.tiers, t).capacity_gib > 0)
+        self.places: dict[tuple[str, int], Place] = {}
+        self.watches = {name: Watch() for name in TIERS}
+        self.prefetched: Counter[str] = Counter()
+        self._below: dict[Place, Place | None] = {}
+
+    # --- places ----------------------------------------------------------------------------
+
+    def reach(self, instance: int, hbm_blocks: int) -> tuple[Place, ...]:
+        """The places of an instance, its own memory first."""
+        hbm = self._place("hbm", instance, instance, hbm_blocks, self._section.hbm_eviction)
+        reached = (hbm, *(self._tier_place(tier, instance) for tier in self.tiers))
+        for upper, lower in pairwise(reached):
+            self._below.setdefault(upper, lower)
+        return reached
+
+    def _tier_place(self, tier: str, instance: int) -> Place:
+        section: TierSection = getattr(self._section, tier)
+        index, vertex = self.where(section.scope, instance)
+        capacity = int(section.capacity_gib * GIB) // self._block_bytes
+        return self._place(tier, index, vertex, capacity, section.eviction)
+
+    def where(self, scope: str, instance: int) -> tuple[int, int]:
+        """Index and vertex of the place of that scope which an instance reaches."""
+        topology = self._topology
+        node, rack = topology.place_of(instance)
+        if scope == "device":
+            return instance, instance
+        if scope == "node":
+            return node, topology.node(node)
+        if scope == "rack":
+            return rack, topology.rack(rack)
+        return 0, topology.core
+
+    def _place(self, tier: str, index: int, vertex: int, capacity: int, eviction: str) -> Place:
+        place = self.places.get((tier, index))
+        if place is None:
+            place = self.places[tier, index] = Place(
+                TIERS.index(tier), index, vertex, capacity, self._block_bytes, self._chain,
+                EVICTION[eviction], self.watches[tier],
+            )  # fmt: skip
+        return place
+
+    # --- ways ------------------------------------------------------------------------------
+
+    def way_from(self, place: Place, instance: int) -> Way:
+        """Of what an instance loads."""
+        device = self._topology.device(TIERS[place.tier], place.index, "read")
+        return (device, *self._topology.path(place.vertex, instance))
+
+    def way_into(self, place: Place, vertex: int) -> Way:
+        """Of what is written."""
+        device = self._topology.device(TIERS[place.tier], place.index, "write")
+        return (*self._topology.path(vertex, place.vertex), device)
+
+    # --- content going down ----------------------------------------------------------------
+
+    def evicted(self, place: Place, runs: list[Run], cause: str = "offload") -> None:
+        """Blocks have left a place: what is below takes them, or they are dropped. `cause` of the
+        bytes that go down."""
+        below = self._below.get(place)
+        if below is not None and self._section.write_policy == "back":
+            self._copy_down(place, below, runs, cause)
+            return
+        for node, start, end in runs:
+            if below is None:
+                place.dropped += end - start
+            else:
+                place.dropped += blocks_of(below.missing(node, start, end))
+
+    def stored(self, place: Place, runs: list[Run]) -> None:
+        """New content is in HBM: write it through, if that is the policy."""
+        policy = self._section.write_policy
+        below = self._below.get(place)
+        if below is None or policy in ("none", "back"):
+            return
+        if policy == "through-selective":
+            runs = self._shallow(runs)
+        self._copy_down(place, below, runs, "write-through")
+
+    def _shallow(self, runs: Sequence[Run]) -> list[Run]:
+        most, depth = self._section.selective_depth_blocks, self._chain.depth
+        cut = (Run(node, start, min(end, most - depth[node])) for node, start, end in runs)
+        return [run for run in cut if run.end > run.start]
+
+    def _copy_down(self, place: Place, below: Place, runs: Sequence[Run], cause: str) -> None:
+        """What `below` has not; under way it can neither be read nor evicted there."""
+        pieces: list[Piece] = []
+        for node, start, end in runs:
+            for run in below.missing(node, start, end):
+                blocks = run.end - run.start
+                evicted = below.make_room(blocks)
+                if evicted is None:
+                    below.not_stored += blocks
+                    if cause != "write-through":
+                        place.dropped += blocks
+                    continue
+                pieces.append(below.add(run, ready=False, pinned=False))
+                if evicted:
+                    self.evicted(below, evicted, cause)
+        if pieces:
+            nbytes = sum(p.end - p.start for p in pieces) * self._block_bytes
+            self._network.send(
+                self.way_into(below, place.vertex), nbytes, cause, self._copied, (below, pieces)
+            )
+
+    def _copied(self, what: tuple[Place, list[Piece]]) -> None:
+        place, pieces = what
+        for piece in pieces:
+            become_ready(piece)
+            place.unpin(piece)
+
+    # --- content fetched -------------------------------------------------------------------
+
+    def prefetch(self, tiers: Sequence[Place], path: Sequence[int]) -> None:
+        """Bring a sequence from far below up to the first tier below HBM, before it is asked
+        for."""
+        if len(tiers) < 3 or not path:
+            return
+        target = tiers[1]
+        parts = match(tiers, path, self._chain, self._chain.end(path[-1]))
+        by_place: dict[Place, list[tuple[Piece, Piece]]] = {}
+        name = TIERS[target.tier]
+        parts = [part for part in parts if part.tier]
+        for part in parts:
+            part.place.pin(part.piece)  # also what is near already: it may not go to make room
+        for part in parts:
+            if part.place is target:
+                continue
+            for run in target.missing(part.node, part.start, part.end):
+                evicted = target.make_room(run.end - run.start)
+                if evicted is None:
+                    continue
+                piece = target.add(run, ready=False, pinned=False)
+                piece.fetched = True
+                self.prefetched[name] += run.end - run.start
+                part.place.pin(part.piece)  # until it is there
+                by_place.setdefault(part.place, []).append((part.piece, piece))
+                if evicted:
+                    self.evicted(target, evicted, "prefetch-offload")
+        for part in parts:
+            part.place.unpin(part.piece)
+        for place, pairs in by_place.items():
+            write = self._topology.device(name, target.index, "write")
+            read = self._topology.device(TIERS[place.tier], place.index, "read")
+            way = (read, *self._topology.path(place.vertex, target.vertex), write)
+            nbytes = sum(new.end - new.start for _, new in pairs) * self._block_bytes
+            self._network.send(way, nbytes, "prefetch", self._fetched, (place, target, pairs))
+
+    def _fetched(self, what: tuple[Place, Place, list[tuple[Piece, Piece]]]) -> None:
+        place, target, pairs = what
+        for old, new in pairs:
+            place.unpin(old)
+            become_ready(new)
+            target.unpin(new)
