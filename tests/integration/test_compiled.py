@@ -53,7 +53,7 @@ def simulated(folder: Path, scenario: str, *words: str) -> tuple[Any, bytes]:
 
 def studied(folder: Path, *words: str) -> Any:
     """Every policy, and some with other numbers, before and behind an admission policy."""
-    policies = ",".join((*USUAL, "windowed:window=3", "s3-fifo:small_share=0.2:most_hits=1"))
+    policies = ",".join((*USUAL, "windowed:window=3", "s3-fifo:small_share=0.2"))
     done = run(
         folder, "lab", "--users", "--requests", "300", "--policies", policies,
         "--admission", "always,frequency", "--json", *words,
