@@ -155,6 +155,8 @@ def _tiers(rng: random.Random, block: int, size: int) -> Plain:
         }
     if len(SCOPES.keys() & tiers.keys()) > 1:
         tiers["prefetch"] = rng.choice(PREFETCHES)
+        if tiers["prefetch"] == "next-in-session":
+            tiers["prefetch_at"] = rng.choice((0.0, 0.5, 0.9, 1.0))
     return tiers
 
 

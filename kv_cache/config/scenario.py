@@ -210,9 +210,15 @@ class TiersSection:
     prefetch: str = opt(
         "none",
         "on-arrival: load while the request waits; next-in-session: bring what the next turn of "
-        "a session will want up, half-way through the time that it thinks",
+        "a session will want up, while it thinks",
         choices=PREFETCHES,
     )
+    prefetch_at: float = opt(
+        0.5,
+        "Share of the time to think after which next-in-session begins; a simulation knows when "
+        "the turn will come, an engine has to guess",
+        low=0, high=1,
+    )  # fmt: skip
     overlap_load: bool = opt(
         True, "Whether loading overlaps with the computation of what is missing, layer by layer"
     )

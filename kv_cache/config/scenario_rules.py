@@ -371,6 +371,8 @@ def _unread_tiers(scenario: Scenario) -> dict[str, str]:
         )
     elif tiers.prefetch == "next-in-session" and scenario.workload.turns[1] == 1:
         found |= _given(tiers, "tiers", ("prefetch",), "sessions of one turn")
+    if tiers.prefetch != "next-in-session":
+        found |= _given(tiers, "tiers", ("prefetch_at",), f"prefetch {tiers.prefetch}")
     for name in TIERS:
         section = getattr(tiers, name)
         if section.profile is not None:

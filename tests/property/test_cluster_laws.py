@@ -330,6 +330,32 @@ def test_prefetching_over_free_links_never_raises_the_mean_latency(
     assert found.tiers[1].prefetch_useful > 0 == without.tiers[1].prefetched
 
 
+def test_what_is_brought_up_shortly_before_a_turn_is_still_there_and_half_way_is_not() -> None:
+    """Near memory holds the sessions of half a minute, and a pause takes twice that."""
+    work: Plain = {
+        "requests": 800, "warmup_requests": 80, "rate_per_s": 1.0, "think_s": (10.0, 120.0),
+    }  # fmt: skip
+
+    def outcome(kind: str, at: float) -> Outcome:
+        far: Plain = {"dram": {"capacity_gib": 64.0}, "nvme": {"capacity_gib": 1024.0}}
+        values: Plain = {
+            "workload": work, "instances": {"gpu": {"count": 4, "hbm_gib": 16.0}},
+            "router": {"kind": "session-affinity"},
+            "tiers": far | {"prefetch": kind, "prefetch_at": at},
+        }  # fmt: skip
+        return serve(scenario_of(values))
+
+    without, early, late = (
+        outcome("none", 0.5),
+        *(outcome("next-in-session", a) for a in (0.5, 0.9)),
+    )
+    assert early.tiers[1].prefetch_useful < 0.1 * early.tiers[1].prefetched
+    assert late.tiers[1].prefetch_useful > 0.9 * late.tiers[1].prefetched
+    waited = [sum(found.requests.ttft_ns) for found in (late, without, early)]
+    assert waited == sorted(waited)
+    assert waited[0] < 0.9 * waited[1]
+
+
 def test_what_can_never_fit_is_rejected_with_the_reason_and_the_rest_is_served() -> None:
     values = small()
     values["workload"] = SINGLES | {"prompt_tokens": (1, 60 * 16 * 2)}

@@ -338,6 +338,10 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
         ),
         ({"instances.gpu.compute": "none", "instances.gpu.tflops": 5}, "read by compute none"),
         ({"tiers.selective_depth_blocks": 5}, "not read by write policy back"),
+        (
+            {**TWO_TIERS, "tiers.prefetch": "on-arrival", "tiers.prefetch_at": 0.9},
+            "tiers.prefetch_at is 0.9, which is not read by prefetch on-arrival",
+        ),
         ({"separation.transfer": "pull"}, "not read by instances that all have role mixed"),
         ({"router.decode": "round-robin"}, "not read by instances that all have role mixed"),
         ({"router.kind": "round-robin", "router.w_load": 2}, "not read by router round-robin"),

@@ -66,6 +66,7 @@ class Cluster:
             self._capacities.extend(array("q", (blocks,)) * group.count)
         self._warmup = scenario.workload.warmup_requests
         self._prefetch_kind = scenario.tiers.prefetch
+        self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
         self._build_routers(seed)
         self._seen = bytearray(1)
         self._arrivals: Iterator[Ask] = iter(())
@@ -528,11 +529,11 @@ class Cluster:
         for ask in self._source.after(flight.ask, now, answered=answered):
             self.loop.at(ask.arrival_ns, ARRIVES, self._arrive, ask)
             if self._prefetch_kind == "next-in-session" and ask.turn and flight.home >= 0:
-                half_ns = now + (ask.arrival_ns - now) // 2
-                self.loop.at(half_ns, ENDS, self._prefetch_next, (flight.home, ask.leaf))
+                begin_ns = now + (ask.arrival_ns - now) * self._prefetch_ppm // 1_000_000
+                self.loop.at(begin_ns, ENDS, self._prefetch_next, (flight.home, ask.leaf))
 
     def _prefetch_next(self, what: tuple[int, int]) -> None:
-        """Half of the time to think is over: what the turn before left in HBM may be gone."""
+        """A part of the time to think is over: what the turn before left in HBM may be gone."""
         home, leaf = what
         self.storage.prefetch(self.instance(home).tiers, self.chain.path(leaf))
 
