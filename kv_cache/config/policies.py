@@ -98,7 +98,14 @@ def guarded_tiers(given: PoliciesConfig, tiers: int) -> range:
     """Which of so many tiers ask the admission policy, counted from the fastest."""
     if given.admission == "always":
         return range(0)
-    return range({"all": 0, "lower": 1, "storage": tiers - 1}[given.admission_at], tiers)
+    first = {"all": 0, "lower": 1, "storage": tiers - 1}[given.admission_at]
+    # Written through, everything comes to storage. Were what leaves before its copy is made asked
+    # about, it would be the race between the two that decides.
+    return range(first, tiers - 1 if _writes_all(given, tiers) else tiers)
+
+
+def _writes_all(given: PoliciesConfig, tiers: int) -> bool:
+    return given.write == "through" and tiers > 1
 
 
 _ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -123,7 +130,13 @@ def policy_warnings(config: "Config") -> Iterator[str]:
     for name, (switch, values) in _ONLY_WITH.items():
         if getattr(given, name) != default[name] and getattr(given, switch) not in values:
             yield f"{_say(given, name)}: no effect, as {_say(given, switch)}"
-    if given.admission != "always" and not guarded_tiers(given, _tiers(config)):
+    asking = given.admission == "always" or bool(guarded_tiers(given, _tiers(config)))
+    if not asking and _writes_all(given, _tiers(config)):
+        yield (
+            f"{_say(given, 'admission')}: no effect, as {_say(given, 'write')}, which storage is "
+            "not asked about, and no other tier asks; use through-selective, or --admission-at all"
+        )
+    elif not asking:
         yield (
             f"{_say(given, 'admission')}: no effect, as storage is the only tier and "
             "policies.admission_at (--admission-at) is 'lower'; use --admission-at all"

@@ -197,3 +197,8 @@ def test_options_without_effect_are_told(tmp_path: Path) -> None:
     assert "storage is the only tier" in ran.err
     ran = run(tmp_path, *TRACE, "--write-policy=through-selective")
     assert "the same as through" in ran.err
+    through = ("--write-policy=through", "--admission=size", "--admission-at=storage")
+    ran = run(tmp_path, *TRACE, *through)
+    assert "no effect, as policies.write (--write-policy) is 'through'" in ran.err
+    assert ran.code == 0, ran.err
+    assert not any(row["asked"] for row in ran.own["policies"]["admission"]["tiers"].values())
