@@ -77,7 +77,7 @@ _EPILOG = """other commands, each with a --help of its own:
   compare       do results differ?            report     pages, tables, logs of results
   plot          pictures of results           sweep      a run for each cell of a grid
   lab           policies, without time        sim        clusters, in virtual time
-  compile       the engine of sim as machine code
+  compile       the engine of lab and sim as machine code
   mlperf        the official sequence: run, check, summarize
   trace         stats, plot, fit, convert     datasets   public traces
   config        the configuration in effect

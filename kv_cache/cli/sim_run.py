@@ -132,6 +132,7 @@ class _Given:
         key = (
             work.source, work.trace, work.trace_format, work.arrival_scale, work.concurrency,
             work.rate_per_s, work.warmup_requests, scenario.model.block_tokens,
+            scenario.tiers.prefetch,
         )  # fmt: skip
         if key not in self._works:
             self._works[key] = open_work(scenario)

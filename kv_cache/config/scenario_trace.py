@@ -45,7 +45,10 @@ def open_work(
     found = survey(trace, progress=progress)
     require_usable(trace, found, "Correct the file; a scenario leaves no rows out")
     opened = TraceWork(trace=trace, found=found)
-    for problem in (_content(scenario, opened), _pace(work, opened), _length(work, opened)):
+    for problem in (
+        _content(scenario, opened), _pace(work, opened), _length(work, opened),
+        _next_turns(scenario, opened),
+    ):  # fmt: skip
         if problem is not None:
             raise TraceError(problem)
     return opened
@@ -105,6 +108,16 @@ def _length(work: WorkloadSection, opened: TraceWork) -> str | None:
     return (
         f"workload.warmup_requests is {work.warmup_requests}, but {_name(opened.trace)} has "
         f"{rows} rows, so that nothing is measured; give fewer"
+    )
+
+
+def _next_turns(scenario: Scenario, opened: TraceWork) -> str | None:
+    if scenario.tiers.prefetch != "next-in-session" or opened.found.follows:
+        return None
+    of = opened.trace
+    return (
+        f"tiers.prefetch is next-in-session, but no row of {_name(of)} ({of.format_name}) waits "
+        "for the answer to another one, so that nobody knows of a next turn; use on-arrival or none"
     )
 
 

@@ -109,16 +109,31 @@ class Scenarios:
 
         Raises ConfigError.
         """
-        idle: dict[str, str] | None = None
+        found: list[tuple[Scenario, dict[str, str]]] = []
         for variant in self.variants():
             if variant.repeat:
                 continue
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
-            found = unread(variant.scenario)
-            idle = found if idle is None else {p: w for p, w in idle.items() if p in found}
-        for path, why in (idle or {}).items():
-            raise ConfigError(f"{self.source}: {path} {why}")
+            found.append((variant.scenario, unread(variant.scenario)))
+        for path, why in [told for _, idle in found for told in idle.items()]:
+            if not any(path not in idle and _gives(of, path) for of, idle in found):
+                raise ConfigError(f"{self.source}: {path} {why}")
+
+
+def _gives(scenario: Scenario, path: str) -> bool:
+    """Whether an option differs from its default. One that does not is not told as unread, which
+    does not mean that it is read."""
+    value: Any = scenario
+    default: Any = Scenario()
+    for name in path.split("."):
+        if isinstance(value, Mapping):
+            if name not in value:
+                return False
+            value, default = value[name], type(value[name])()
+        else:
+            value, default = getattr(value, name), getattr(default, name)
+    return bool(value != default)
 
 
 class _AsItIs:

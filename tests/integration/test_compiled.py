@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +83,12 @@ def test_the_compiled_engine_gives_the_same_numbers_and_is_gone_when_removed(
     fast, slow = studied(tmp_path), studied(tmp_path, "--pure")
     assert (fast["engine"], slow["engine"]) == ("compiled", "python")
     assert fast["cases"] == slow["cases"]
+    cache = tmp_path / "cache" / "kv-cache"
+    next(cache.rglob("arc.*.so")).unlink()
+    assert studied(tmp_path)["engine"] == "python", "what is not whole is not used"
+    (cache / "compiling-killed").mkdir()
     assert run(tmp_path, "compile", "--remove").returncode == 0
-    assert not list((tmp_path / "cache" / "kv-cache").iterdir())
+    assert not list(cache.iterdir())
     assert simulated(tmp_path, "hard.yaml")[0]["engine"] == "python"
 
 
@@ -98,3 +105,65 @@ def test_without_a_c_compiler_one_sentence_says_what_is_missing(tmp_path: Path) 
     assert done.returncode == 2
     assert "compile needs a C compiler" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@compiles
+@has_mypyc
+def test_a_compile_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "kv-cache"
+    compiling = subprocess.Popen(
+        command("compile"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**environment(), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    while not list(cache.glob("compiling-*/said.txt")):
+        assert compiling.poll() is None
+        time.sleep(0.01)
+    time.sleep(1.0)  # it has begun; how far it came is all the same
+    compiling.terminate()
+    out, err = compiling.communicate(timeout=60)
+    assert (compiling.returncode, out) == (143, "")
+    assert "SIGTERM: nothing was kept" in err
+    assert not list(cache.iterdir())
+    there = [Path(f"/proc/{pid}/cwd") for pid in os.listdir("/proc") if pid.isdigit()]
+    assert not [cwd for cwd in there if str(cache) in _target(cwd)], "the compiler goes on"
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("cache", [None, "locked"])
+def test_lab_and_sim_need_no_directory_for_what_was_compiled(
+    cache: str | None, tmp_path: Path
+) -> None:
+    """A user without a home, and one whose home is another's."""
+    words = (
+        "lab", "--pattern", "rag_burst", "--seeds", "2", "--length", "50", "--policies", "lru",
+        "--json",
+    )  # fmt: skip
+    inherited = {k: v for k, v in environment().items() if k not in ("HOME", "XDG_CACHE_HOME")}
+    if cache is not None:
+        (tmp_path / cache).write_text("no directory")
+        inherited["XDG_CACHE_HOME"] = str(tmp_path / cache)
+    code = (
+        "import pwd, sys\n"
+        "def unknown(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = unknown\n"
+        "from kv_cache.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    for argv, exits, said in (
+        (words, 0, '"engine": "python"'),
+        (("compile",), 2, "set XDG_CACHE_HOME"),
+        (("compile", "--remove"), 0 if cache else 2, "" if cache else "set XDG_CACHE_HOME"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *argv], cwd=tmp_path, capture_output=True, text=True,
+            check=False, env=inherited,
+        )  # fmt: skip
+        assert done.returncode == exits, done.stderr
+        assert said in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr

@@ -128,6 +128,10 @@ def parts_add_up(outcome: Outcome) -> None:
     assert sum(instances.preemptions) == requests.preemptions
     for peak, capacity in zip(instances.peak_blocks, instances.capacity_blocks, strict=True):
         assert peak <= capacity
+    for tier in outcome.tiers:
+        ends = tier.prefetch_useful + tier.prefetch_late + tier.prefetch_wasted
+        carried_over = outcome.scenario.workload.warmup_requests > 0
+        assert carried_over or ends <= tier.prefetched, "a block that was brought up ended twice"
     if not outcome.scenario.workload.warmup_requests:
         assert sum(instances.finished) == requests.finished
     for link in outcome.links:

@@ -1,6 +1,7 @@
 """The laws of `policy/eviction/base.py` over every policy of the table."""
 
 import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import islice
@@ -317,6 +318,28 @@ def spanning(copy_id: int, line: int, depth: int, end: int) -> Item:
     parent = content_key("block", line, depth - 1) if depth else None
     key = content_key("block", line, end - 1)
     return Item(copy_id, key, PAGE * (end - depth), 16, depth, parent, end - depth)
+
+
+@every_policy
+def test_hits_alone_take_no_memory(make: MakeEviction) -> None:
+    """A system prompt is asked for by every request, in a tier from which nothing has to leave."""
+    policy = make(None)
+    for number in range(CONTENTS):
+        policy.insert(item(number, number))
+
+    def hit(times: int) -> None:
+        for at in range(times):
+            policy.hit(0 if at % 2 else at % CONTENTS)
+
+    tracemalloc.start()
+    try:
+        hit(60_000)  # `learned` has what it learns from
+        before = tracemalloc.get_traced_memory()[0]
+        hit(20_000)
+        grown = tracemalloc.get_traced_memory()[0] - before
+        assert grown < 200_000, "a hit leaves something behind"
+    finally:
+        tracemalloc.stop()
 
 
 @every_policy

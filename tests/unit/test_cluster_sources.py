@@ -478,6 +478,25 @@ def test_a_trace_that_cannot_be_carried_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "known"),
+    [
+        ("mooncake_sample.jsonl", 512, False), ("azure_sample.csv", 16, False),
+        ("qwen_sample.jsonl", 16, True), ("sharegpt_sample.json", 16, True),
+    ],
+)  # fmt: skip
+def test_next_turns_cannot_be_brought_up_where_a_trace_has_none(
+    name: str, size: int, known: bool
+) -> None:
+    of = scenario(size, source="trace", trace=str(SAMPLES / name))
+    of = replace(of, tiers=replace(of.tiers, prefetch="next-in-session"))
+    if known:
+        assert open_work(of) is not None
+        return
+    with pytest.raises(TraceError, match=r"no row of .* waits for the answer to another one"):
+        open_work(of)
+
+
 def test_a_row_that_cannot_be_read_is_refused_with_a_way_out_that_there_is(tmp_path: Path) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,0,10\n")

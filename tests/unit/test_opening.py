@@ -421,6 +421,7 @@ def test_a_survey_counts_everything(tmp_path: Path, skip: bool) -> None:
         block_tokens=0,
         most_tokens=100,
         most_bytes=0,
+        follows=False,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
     )
     assert (found.failed_rows, found.backward_rows) == (4, 1)

@@ -507,3 +507,14 @@ def test_a_scenario_is_yaml_of_plain_values() -> None:
         tree = read_yaml(Path(__file__).parents[2] / "configs" / "scenarios" / f"{name}.yaml")
         assert isinstance(tree, dict)
         assert tree["name"] == name
+
+
+def test_what_varies_and_is_read_by_no_variant_is_refused_also_where_one_has_the_default(
+    tmp_path: Path,
+) -> None:
+    tiers = {"dram": {"capacity_gib": 4}, "nvme": {"capacity_gib": 4}, "prefetch": "on-arrival"}
+    tree = {**LEAST, "tiers": tiers, "vary": {"tiers.prefetch_at": [0.5, 0.9]}}
+    with pytest.raises(ConfigError, match=r"prefetch_at is 0\.9, which is not read by prefetch on"):
+        read(tmp_path, tree).check()
+    tree["vary"] |= {"tiers.prefetch": ["on-arrival", "next-in-session"]}
+    read(tmp_path, tree).check()

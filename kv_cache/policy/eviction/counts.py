@@ -102,3 +102,4 @@ def _insert(new: _Bucket, below: _Bucket) -> _Bucket:
 
 def _close(empty: _Bucket) -> None:
     empty.lower.higher, empty.higher.lower = empty.higher, empty.lower
+    release(empty)

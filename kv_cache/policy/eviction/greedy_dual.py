@@ -76,7 +76,9 @@ class GreedyDual(Eviction):
         old = held.line
         line = old.higher
         if line is None or not line.filed:
-            line = old.higher = self._line(old.worth, old.uses + 1)
+            line = self._line(old.worth, old.uses + 1)
+            if old.filed:
+                old.higher = line
         held.line = line
         self._join(held, line)
 
@@ -85,8 +87,7 @@ class GreedyDual(Eviction):
         if evicted and held.height > self._floor:
             self._floor = held.height
         release(held)
-        if len(self._heap) > 2 * len(self._held) + 64:
-            self._rebuild()
+        self._bound()
 
     def victims(self) -> Iterator[int]:
         """Walks down the heap from its top: k victims are O(k log k)."""
@@ -124,6 +125,7 @@ class GreedyDual(Eviction):
             uses = self._most_uses
         line = self._lines.get((worth, uses))
         if line is None:
+            self._bound()  # hits alone leave a line behind for each number of uses
             line = self._lines[worth, uses] = Line(worth, uses, self.value(worth, uses))
             heappush(self._heap, (self._floor + line.value, self._turns + 1, line))
         return line
@@ -156,8 +158,11 @@ class GreedyDual(Eviction):
         empty.higher = None
         release(empty)
 
-    def _rebuild(self) -> None:
-        """Without the lines that are empty."""
+    def _bound(self) -> None:
+        """Without the lines that are empty, once those are more than the copies: O(1) a call on
+        average, and no more memory than the copies take."""
+        if len(self._heap) <= 2 * len(self._held) + 64:
+            return
         for line in [line for line in self._lines.values() if line.empty]:
             self._close(line)
         firsts = [cast(Held, line.after) for line in self._lines.values()]

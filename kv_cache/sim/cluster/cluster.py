@@ -305,7 +305,8 @@ class Cluster:
         target = instance.tiers[1]
         coming = target.find(part.node, part.start)
         if coming is not None and coming.fetched:
-            self.prefetch_late[TIERS[target.tier]] += min(part.end, coming.end) - part.start
+            coming.fetched = False  # it has been asked for: late, and nothing else besides
+            self.prefetch_late[TIERS[target.tier]] += coming.end - coming.start
 
     def _load(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
         hold, hbm = flight.hold, instance.place

@@ -569,6 +569,8 @@ class Survey:
     """Of a row: its prompt, or its blocks, whole."""
     most_bytes: int
     """Of an object that a row names, where rows do."""
+    follows: bool
+    """A row may wait for the answer to another one: it is of a session, or names it."""
     sha256: str
     """Of the files' bytes as they lie on disk, one after the other: `cat files | sha256sum`."""
 
@@ -592,8 +594,10 @@ def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None 
     grouped = trace.format.grouped
     rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
     session: str | None = None
+    follows = False
     for row in islice(trace.every_row(tally), limit or None):
         rows += 1
+        follows = follows or row.session is not None or bool(row.after)
         prompt += row.prompt_tokens
         output += row.output_tokens
         span_ns = max(span_ns, row.at_ns)
@@ -623,6 +627,7 @@ def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None 
         block_tokens=block_tokens,
         most_tokens=most_tokens,
         most_bytes=most_bytes,
+        follows=follows,
         sha256=_sha256(trace.files),
     )
 
