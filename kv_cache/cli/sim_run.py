@@ -11,8 +11,11 @@ from typing import Any, BinaryIO
 from tqdm import tqdm
 
 from kv_cache.cli.interrupts import Interrupts
-from kv_cache.config.profile import read_profile
+from kv_cache.config.hardware import HardwareProfile
+from kv_cache.config.machine import read_described
+from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_hardware import described
 from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
@@ -30,7 +33,6 @@ from kv_cache.sim.cluster.sources import build_source
 from kv_cache.sim.cluster.topology import Topology
 from kv_cache.sim.profile import ProfileModel
 
-_MEASURED = ("dram", "rack_pool", "nvme", "remote")
 _LONGEST_NAME = 40
 
 Row = dict[str, Any]
@@ -117,13 +119,14 @@ class _Given:
 
     def __init__(self) -> None:
         self._works: dict[object, TraceWork | None] = {}
-        self._profiles: dict[str, ProfileModel] = {}
+        self._files: dict[str, Profile | HardwareProfile] = {}
+        self._models: dict[int, ProfileModel] = {}  # by the identity of what was read
 
     def look_at(self, scenario: Scenario) -> None:
         """Raises UsageError where something cannot be read, or does not go together."""
         model = scenario.model
         block_bytes = kv_bytes_per_token(model) * model.block_tokens
-        Topology(scenario, self.profiles(scenario), block_bytes)
+        Topology(*self.machine(scenario), block_bytes)
         self.work(scenario)
 
     def work(self, scenario: Scenario) -> TraceWork | None:
@@ -138,17 +141,18 @@ class _Given:
             self._works[key] = open_work(scenario)
         return self._works[key]
 
-    def profiles(self, scenario: Scenario) -> dict[str, ProfileModel]:
-        """The measured devices of the tiers that name one."""
-        found = {}
-        for tier in _MEASURED:
-            path = getattr(scenario.tiers, tier).profile
-            if path is None:
-                continue
-            if path not in self._profiles:
-                self._profiles[path] = ProfileModel(read_profile(path))
-            found[tier] = self._profiles[path]
-        return found
+    def machine(self, scenario: Scenario) -> tuple[Scenario, dict[str, ProfileModel]]:
+        """The scenario as what its tiers' profiles say, and the measured devices among them."""
+        meant, curves = described(scenario, self._read)
+        for curve in curves.values():
+            if id(curve) not in self._models:
+                self._models[id(curve)] = ProfileModel(curve)
+        return meant, {tier: self._models[id(curve)] for tier, curve in curves.items()}
+
+    def _read(self, path: str) -> Profile | HardwareProfile:
+        if path not in self._files:
+            self._files[path] = read_described(path)
+        return self._files[path]
 
 
 class _Runs:
@@ -244,10 +248,12 @@ class _Runs:
             if self._caught.came:
                 raise _StoppedError
 
+        source = build_source(scenario, chain, self._given.work(scenario))
+        meant, profiles = self._given.machine(scenario)
         outcome = simulate(
-            scenario, build_source(scenario, chain, self._given.work(scenario)), chain,
+            meant, source, chain,
             on_event=None if self._log is None else self._log.begin(self._ended + 1),
-            progress=progress, profiles=self._given.profiles(scenario),
+            progress=progress, profiles=profiles,
         )  # fmt: skip
         self._bar.update(before + scenario.workload.requests - self._bar.n)
         return outcome

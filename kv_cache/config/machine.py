@@ -29,12 +29,17 @@ class Machine:
         return found
 
 
-def read_machine(path: str | Path) -> Machine:
+def read_described(path: str | Path) -> Profile | HardwareProfile:
     """A checked file of either kind. Raises ConfigError."""
     file = shipped("configs", str(path))
-    if not _is_hardware(file):
-        return Machine(drive=read_profile(path))
-    hardware = read_hardware(file)
+    return read_hardware(file) if _is_hardware(file) else read_profile(path)
+
+
+def read_machine(path: str | Path) -> Machine:
+    """Of a file of either kind, with a measured drive. Raises ConfigError."""
+    hardware = read_described(path)
+    if isinstance(hardware, Profile):
+        return Machine(drive=hardware)
     if not hardware.curves:
         raise ConfigError(
             f"hardware {path}: no storage in it was measured, and virtual time of one node needs "
