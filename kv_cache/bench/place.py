@@ -23,7 +23,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,9 +84,9 @@ def check_space(path: Path, wanted_bytes: int) -> None:
     )
 
 
-def check_output_file(path: Path) -> None:
+def check_output_file(path: Path, schema: str | None = None) -> None:
     """Refuse a result file that could not be written, or that holds something else; an older result
-    may be overwritten."""
+    may be overwritten, where `schema` is given one whose own begins so."""
     where = f"output file {path}"
     check_name(path, where)
     real = _resolve(path, where)
@@ -100,9 +100,13 @@ def check_output_file(path: Path) -> None:
         _refuse_unwritable(base, fd, where)
     if found is not None and not os.access(real, os.W_OK, effective_ids=True):
         raise PlaceError(f"{where}: it is write-protected; name another file with --output")
-    if found is not None and found.st_size and not _is_ours(real, where):
+    if found is None or not found.st_size:
+        return
+    marks = _OURS if schema is None else (f'"schema": "{schema}'.encode(),)
+    if not _begins_with(marks, real, where):
+        which = "none of our results" if schema is None else f"no result of {schema[:-1]}"
         raise PlaceError(
-            f"{where}: a file of that name is there which is none of our results; name another "
+            f"{where}: a file of that name is there which is {which}; name another "
             "file, or move that one away"
         )
 
@@ -118,14 +122,14 @@ _OURS = (
 _LOOKED_AT = 1 << 16
 
 
-def _is_ours(path: Path, where: str) -> bool:
-    """Whether a file is one that this program, or the reference, has written."""
+def _begins_with(marks: Sequence[bytes], path: Path, where: str) -> bool:
+    """Whether one of the marks stands near the beginning."""
     try:
         with path.open("rb") as file:
             begins = file.read(_LOOKED_AT)
     except OSError as error:
         raise PlaceError(f"{where}: it cannot be read ({error.strerror}); name another") from None
-    return any(mark in begins for mark in _OURS)
+    return any(mark in begins for mark in marks)
 
 
 def check_name(path: Path, where: str) -> None:

@@ -7,7 +7,7 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -123,6 +123,18 @@ def parse(argv: Sequence[str]) -> Invocation:
         log_level=given.get("--log-level", "INFO"),
         given=frozenset(given),
     )
+
+
+def refuse_unknown(words: Sequence[str], of: argparse.ArgumentParser) -> None:
+    """For a command that has options of its own beside those of `run`: a flag that neither knows,
+    with the nearest of both. Raises ConfigError."""
+    known = tuple(build_parser()._option_string_actions)
+    for word in words:
+        flag = word.split("=")[0]
+        if not flag.startswith("--") or any(each.startswith(flag) for each in known):
+            continue
+        if flag not in _CPCS_FLAGS and not flag.startswith(_CPCS_PREFIXES):
+            raise _no_flag(flag, (*of._option_string_actions, *known))
 
 
 def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
@@ -304,7 +316,11 @@ def _unknown(extras: Sequence[str]) -> ConfigError:
         return ConfigError(f"{extras[0]!r} belongs to no flag; options start with --, see --help")
     if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES):
         return _no_cpcs(flag)
-    near = did_you_mean(flag, build_parser()._option_string_actions)
+    return _no_flag(flag, build_parser()._option_string_actions)
+
+
+def _no_flag(flag: str, known: Iterable[str]) -> ConfigError:
+    near = did_you_mean(flag, known)
     return ConfigError(
         f"{flag} is not a flag.{near if near.startswith(' Did') else ' See --help.'}"
     )

@@ -5,7 +5,7 @@ time. Nothing is measured and nothing is served.
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,8 @@ from typing import Any
 
 from kv_cache.bench.place import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
-from kv_cache.cli.flags import parse
+from kv_cache.cli.flags import parse, refuse_unknown
+from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
 from kv_cache.config.root import Config
@@ -77,19 +78,48 @@ examples:
 Options of run that change what is asked may follow (--block-tokens, --model, --trace-format,
 --skip-bad-rows, --seed, ...); with --pattern only --seed. See run --help.
 
-exit code: 0 done, 2 bad input
+exit code: 0 done, 2 bad input, 130 and 143 interrupted
 """
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit code. UsageError is the caller's to print."""
-    options, rest = _parser().parse_known_args(list(argv))
+    parser = _parser()
+    options, rest = parser.parse_known_args(list(argv))
+    refuse_unknown(rest, parser)
     asked = _checked(options)
     _check_places(options)
     made = _trace if options.pattern is None else _patterns
-    document = made(options, asked, rest)
-    _write(options, document)
-    return 0
+    with interrupts() as caught:
+        try:
+            document = _until(caught, lambda: made(options, asked, rest))
+        except _StoppedError:
+            print(f"kv-cache: lab: {caught.name}: nothing is written", file=sys.stderr)
+            return caught.exit_code
+        _write(options, document)
+        return caught.exit_code
+
+
+class _StoppedError(Exception):
+    """A signal came before there was anything to write."""
+
+
+def _until(caught: Interrupts, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What is made; there is nothing to put away on the way, so that a signal may end it at any
+    place. Raises _StoppedError."""
+
+    def stop() -> None:
+        caught.on_signal = _go_on  # the first one is enough
+        raise _StoppedError
+
+    caught.on_signal = stop
+    made = make()
+    caught.on_signal = _go_on
+    return made
+
+
+def _go_on() -> None:
+    """What is being written will be whole."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -269,7 +299,7 @@ def _check_places(options: argparse.Namespace) -> None:
     if len({path.resolve() for path in places.values()}) < len(places):
         raise PlaceError(f"{' and '.join(places)} name the same file; give each its own")
     if options.output is not None:
-        check_output_file(options.output)
+        check_output_file(options.output, "kv-cache-lab/")
     if options.csv is not None:
         if options.csv.suffix.lower() != ".csv":
             raise PlaceError(f"--csv {options.csv} does not end in .csv; name it so")

@@ -1,9 +1,12 @@
 """What the parsers of the commands beside `run` share."""
 
 import argparse
+import re
 from typing import NoReturn
 
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import ConfigError, did_you_mean
+
+_UNKNOWN = re.compile(r"unrecognized arguments: (-[^\s=]+)")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -11,4 +14,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.split()[-1]
-        raise ConfigError(f"{command}: {message}; see {command} --help")
+        raise ConfigError(f"{command}: {message}; see {command} --help.{self._near(message)}")
+
+    def _near(self, message: str) -> str:
+        found = _UNKNOWN.match(message)
+        near = did_you_mean(found[1], self._option_string_actions) if found else ""
+        return near if near.startswith(" Did") else ""

@@ -204,7 +204,7 @@ def _each_its_own(places: Mapping[str, Path], study: Scenarios) -> None:
 
 
 def _check_output(path: Path, flag: str) -> None:
-    check_output_file(path)
+    check_output_file(path, "kv-cache-sim/")
 
 
 def _check_table(path: Path, flag: str) -> None:

@@ -52,6 +52,7 @@ log = logging.getLogger("kv_cache")
 SEED = 0
 """Of what is drawn where no seed is given: who looks twice sees the same."""
 USERS_REQUESTS = 10_000
+MOST_USERS_REQUESTS = 10_000_000
 _STEP = 1024  # requests between two looks at the bar
 _WRITE_BYTES = 1 << 20
 
@@ -363,6 +364,11 @@ def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:
     requests: int | None = options.requests
     if requests is not None and requests < 1:
         raise ConfigError(f"--requests is {requests}; it must be at least 1")
+    if options.users and (requests or 0) > MOST_USERS_REQUESTS:
+        raise ConfigError(
+            f"--requests is {requests}; of synthetic users it must be {MOST_USERS_REQUESTS:,} at "
+            "most, as what they ask is kept"
+        )
     if requests is None and config.run.max_requests:
         requests = config.run.max_requests
     if requests is None and options.users:

@@ -269,7 +269,7 @@ def _exactly(
 
 def _number(value: object, at: _At, *, low: float = 0, high: float = 1e18) -> float:
     """Above 0 (with `high` 1: at least 0), or ConfigError."""
-    ends = "0 to 1" if high == 1 else "a number above 0"
+    ends = "0 to 1" if high == 1 else f"a number above 0, up to {high:g}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise at.error(value, ends)
     if not low <= value <= high or (high != 1 and value == 0):

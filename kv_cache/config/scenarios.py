@@ -387,6 +387,11 @@ def _require(path: object, value: Any, base: Scenario, source: str, key: str) ->
 def _require_named(table: str, inside: str, base: Scenario, where: str) -> None:
     there = base.instances if table == "instances" else base.network.wires
     name, dot, _ = inside.partition(".")
+    if inside == table:
+        raise ConfigError(
+            f"{where}: {table} is a table of sections; give {table}.NAME.OPTION, of: "
+            f"{', '.join(there) or 'none'}"
+        )
     if name not in there or not dot:
         raise ConfigError(
             f"{where}: {table} has no {show(name)}, or the option is missing; give "

@@ -4,8 +4,10 @@ import csv
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from kv_cache.lab.arms import USUAL
 from kv_cache.lab.patterns import PATTERNS
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.samples import mooncake_lines
-from tests.cli import PROGRAM, ROOT
+from tests.cli import PROGRAM, ROOT, start
 from tests.traces import shared_trace
 
 
@@ -349,6 +351,9 @@ def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[st
         (["mooncake.jsonl", "-o", "mooncake.jsonl"], "mooncake.jsonl"),
         (["mooncake.jsonl", "-o", "a.json", "--csv", "gone/a.csv"], "there is no directory"),
         (["mooncake.jsonl", "--nonsense"], "--nonsense"),
+        (["mooncake.jsonl", "--polices", "lru"], "Did you mean '--policies'?"),
+        (["--pattern", "rag_burst", "--capacity=5%"], "Did you mean '--capacities'?"),
+        (["--users", "--requests", "99999999999"], "it must be 10,000,000 at most"),
         (["mooncake.jsonl", "--eviction", "arc"], "--eviction is of a run's tiers"),
         (["mooncake.jsonl", "--cpu-mem-gb=4"], "--cpu-mem-gb is of a run's tiers"),
         (["mooncake.jsonl", "--capacities", ""], "'' is no capacity"),
@@ -367,3 +372,28 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert says in said.err
     assert said.err.count("\n") == 1
     assert {path.name: path.read_bytes() for path in here.iterdir()} == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_one_sentence_and_writes_nothing(
+    number: int, code: int, tmp_path: Path
+) -> None:
+    process = start(
+        tmp_path, ["lab", "--pattern", "all", "--seeds", "500", "-o", "L.json", "--csv", "l.csv"]
+    )
+    while not _catches_signals(process.pid):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert err == f"kv-cache: lab: {signal.Signals(number).name}: nothing is written\n"
+    assert not list(tmp_path.glob("[Ll].*"))
+
+
+def _catches_signals(pid: int) -> bool:
+    """SIGTERM, which Python leaves alone."""
+    with Path(f"/proc/{pid}/status").open() as lines:
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)

@@ -298,7 +298,12 @@ def test_a_signal_before_any_run_has_ended_leaves_nothing(here: Path) -> None:
         (("pool.yaml", "--html", "pool.yaml"), "the scenario's file"),
         (("pool.yaml", "--plot", "p.gif"), "does not end in .svg"),
         (("pool.yaml", "--csv", "none/r.csv"), "there is no directory none"),
-        (("pool.yaml", "--outptu", "x"), "sim --help"),
+        (("pool.yaml", "--outptu", "x"), "sim --help. Did you mean '--output'?"),
+        (("pool.yaml", "--set", "instances={}"), "instances is a table of sections; give"),
+        (
+            ("pool.yaml", "--set", "workload.turns=[1,10000]", "--set", "workload.think_s=[1,1e6]"),
+            "longer than the 292 years",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(
@@ -306,6 +311,40 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 ) -> None:
     assert says in refused(capsys, *words)
     assert [path.name for path in here.iterdir()] == ["pool.yaml"]
+
+
+def test_a_result_of_another_command_is_not_replaced(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "--pattern", "rag_burst", "--seeds", "2", "-o", "R.json"]) == 0
+    held = (here / "R.json").read_bytes()
+    assert "which is no result of kv-cache-sim" in refused(capsys, "pool.yaml", "-o", "R.json")
+    assert (here / "R.json").read_bytes() == held
+    assert main(["sim", "pool.yaml", "-o", "S.json"]) == 0
+    assert main(["sim", "pool.yaml", "-o", "S.json"]) == 0
+    assert main(["lab", "--pattern", "rag_burst", "--seeds", "2", "-o", "S.json"]) == 2
+    assert main(["lab", "--pattern", "rag_burst", "--seeds", "2", "-o", "R.json"]) == 0
+
+
+def test_a_tier_may_take_what_a_hardware_profile_says(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "m.yaml").write_text(
+        "schema: kv-cache-hardware/1\ndram: {copy_bytes_per_s: 3e9, latency_us: 20}\n"
+    )
+    given = [
+        "tiers.dram.read_gbytes_per_s=3", "tiers.dram.write_gbytes_per_s=3",
+        "tiers.dram.read_latency_us=20", "tiers.dram.write_latency_us=20",
+    ]  # fmt: skip
+    by_hand = sim(capsys, "pool.yaml", *(word for each in given for word in ("--set", each)))
+    by_file = sim(capsys, "pool.yaml", "--set", "tiers.dram.profile=m.yaml")
+    for one, other in zip(by_hand["variants"], by_file["variants"], strict=True):
+        assert one["runs"] == other["runs"]
+    assert by_file["variants"] != sim(capsys, "pool.yaml")["variants"]
+    assert "a tier nvme is one kind of drive" in refused(
+        capsys, "pool.yaml", "--set", "tiers.nvme.capacity_gib=9",
+        "--set", "tiers.nvme.profile=m.yaml",
+    )  # fmt: skip
 
 
 def test_a_trace_that_is_not_there_is_refused_before_anything_runs(
