@@ -17,7 +17,7 @@ from typing import Any
 
 from kv_cache.bench.place import check_output_file
 from kv_cache.bench.run import RealRun
-from kv_cache.cli.flags import parse
+from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import Job, prepare, refuse_given
@@ -95,7 +95,7 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Search; the exit code. UsageError is the caller's to print."""
-    options, rest = _parser().parse_known_args(argv)
+    options, rest = own_and_rest(_parser(), argv)
     plan = _plan(options, rest)
     for warning in plan.job.warnings:
         log.warning(warning)

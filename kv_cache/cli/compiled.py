@@ -88,7 +88,7 @@ def _make() -> int:
     began = time.monotonic()
     with interrupts() as caught:
         build(folder, caught)
-    if caught.came:
+    if caught.came and not _is_complete(folder):
         print(f"kv-cache: compile: {caught.name}: nothing was kept", file=sys.stderr)
         return caught.exit_code
     print(f"compiled  {folder}\ntook      {time.monotonic() - began:.0f} s")

@@ -125,16 +125,20 @@ def parse(argv: Sequence[str]) -> Invocation:
     )
 
 
-def refuse_unknown(words: Sequence[str], of: argparse.ArgumentParser) -> None:
-    """For a command that has options of its own beside those of `run`: a flag that neither knows,
-    with the nearest of both. Raises ConfigError."""
+def own_and_rest(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """For a command with options of its own beside those of `run`: its own, and what `run` is to
+    understand. A flag that neither knows is told with the nearest of both. Raises ConfigError."""
+    options, rest = parser.parse_known_args(list(argv))
     known = tuple(build_parser()._option_string_actions)
-    for word in words:
+    for word in rest:
         flag = word.split("=")[0]
         if not flag.startswith("--") or any(each.startswith(flag) for each in known):
             continue
         if flag not in _CPCS_FLAGS and not flag.startswith(_CPCS_PREFIXES):
-            raise _no_flag(flag, (*of._option_string_actions, *known))
+            raise _no_flag(flag, (*parser._option_string_actions, *known))
+    return options, rest
 
 
 def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kv_cache.bench.place import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
-from kv_cache.cli.flags import parse, refuse_unknown
+from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
@@ -84,9 +84,7 @@ exit code: 0 done, 2 bad input, 130 and 143 interrupted
 
 def main(argv: Sequence[str]) -> int:
     """The exit code. UsageError is the caller's to print."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(list(argv))
-    refuse_unknown(rest, parser)
+    options, rest = own_and_rest(_parser(), argv)
     asked = _checked(options)
     _check_places(options)
     made = _trace if options.pattern is None else _patterns

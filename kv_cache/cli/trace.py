@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.bench.place import check_output_file
-from kv_cache.cli.flags import build_parser, parse
+from kv_cache.cli.flags import build_parser, own_and_rest, parse
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import open_workload
 from kv_cache.cli.progress import bar_for, to
@@ -125,7 +125,7 @@ def _stats(argv: Sequence[str]) -> int:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the document there"
     )
-    options, rest = parser.parse_known_args(argv)
+    options, rest = own_and_rest(parser, argv)
     if options.output is not None:
         check_output_file(options.output)
     asked = asked_of(options, rest)
@@ -148,7 +148,7 @@ def _plot(argv: Sequence[str]) -> int:
         "-o", "--output", type=Path, metavar="FILE",
         help="FILE.svg, FILE.png or FILE.pdf [default: trace.svg, named after PATH]",
     )  # fmt: skip
-    options, rest = parser.parse_known_args(argv)
+    options, rest = own_and_rest(parser, argv)
     if not installed():
         raise UsageError(f"trace plot needs matplotlib, which is missing; get it: {HOW_TO_GET_IT}")
     asked = asked_of(options, rest)
@@ -172,7 +172,7 @@ def _convert(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--to", choices=("kv-cache",), default="kv-cache", help="the format [default kv-cache]"
     )
-    options, rest = parser.parse_known_args(argv)
+    options, rest = own_and_rest(parser, argv)
     require_own_name(options.output, "--output", _is_own_trace)
     asked = asked_of(options, rest)
     trace, found = asked.opened()
@@ -193,7 +193,7 @@ def _fit(argv: Sequence[str]) -> int:
         help="law of lengths and turns; best = lognormal where that is near enough, else what is "
         "nearest [default best]",
     )  # fmt: skip
-    options, rest = parser.parse_known_args(argv)
+    options, rest = own_and_rest(parser, argv)
     if options.output is not None:
         check_output_file(options.output)
     asked = asked_of(options, rest)

@@ -15,13 +15,11 @@ from typing import Any
 from kv_cache.config.hardware import HardwareProfile
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario, TierSection
+from kv_cache.config.scenario_rules import TIERS
 from kv_cache.core.errors import ConfigError
-
-BYTES_PER_GB = 1e9
+from kv_cache.core.units import BYTES_PER_GB
 
 Read = Callable[[str], Profile | HardwareProfile]
-
-_TIERS = ("dram", "rack_pool", "nvme", "remote")
 
 
 def described(scenario: Scenario, read: Read) -> tuple[Scenario, dict[str, Profile]]:
@@ -29,7 +27,7 @@ def described(scenario: Scenario, read: Read) -> tuple[Scenario, dict[str, Profi
     their tiers. Raises ConfigError."""
     curves: dict[str, Profile] = {}
     given: dict[str, Any] = {}
-    for name in _TIERS:
+    for name in TIERS:
         tier = getattr(scenario.tiers, name)
         if tier.profile is None:
             continue

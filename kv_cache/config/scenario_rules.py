@@ -24,6 +24,7 @@ from kv_cache.config.schema import show
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.units import GIB, s_to_ns
+from kv_cache.workload.formats.base import MAX_TIME_NS
 
 TIERS = ("dram", "rack_pool", "nvme", "remote")
 _ALLOWED_SCOPES: Mapping[str, tuple[str, ...]] = {
@@ -208,7 +209,7 @@ def _work(scenario: Scenario) -> Iterator[str]:
     if work.source == "trace" and work.trace is None:
         yield "workload.source is trace, but workload.trace is empty; give the path of a trace"
     drawn = work.source in ("sessions", "agents")
-    if drawn and (work.turns[1] - 1) * s_to_ns(work.think_s[1]) > _LAST_NS:
+    if drawn and (work.turns[1] - 1) * s_to_ns(work.think_s[1]) > MAX_TIME_NS:
         yield (
             f"workload.turns up to {work.turns[1]} with workload.think_s up to "
             f"{work.think_s[1]:g} s take longer than the 292 years (2^63 ns) that virtual time "
@@ -347,7 +348,6 @@ def _unread_choices(scenario: Scenario) -> dict[str, str]:
     return found
 
 
-_LAST_NS = 2**63 - 1
 _DEVICE = ("read_gbytes_per_s", "write_gbytes_per_s", "read_latency_us", "write_latency_us")
 
 

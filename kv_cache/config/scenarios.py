@@ -116,7 +116,8 @@ class Scenarios:
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
             found.append((variant.scenario, unread(variant.scenario)))
-        for path, why in [told for _, idle in found for told in idle.items()]:
+        reasons = {path: why for _, idle in reversed(found) for path, why in idle.items()}
+        for path, why in reasons.items():
             if not any(path not in idle and _gives(of, path) for of, idle in found):
                 raise ConfigError(f"{self.source}: {path} {why}")
 

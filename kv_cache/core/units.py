@@ -3,6 +3,7 @@
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+BYTES_PER_GB = 1e9
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000

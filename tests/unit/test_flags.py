@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.cli import COMMANDS
+from kv_cache.cli import COMMANDS, main
 from kv_cache.cli.flags import Invocation, build_parser, parse
 from kv_cache.config.load import load_config
 from kv_cache.config.root import options, value_at
@@ -296,3 +296,19 @@ def test_the_help_of_run_names_every_other_command(capsys: pytest.CaptureFixture
         parse(["--help"])
     told = capsys.readouterr().out.split("other commands")[1].split("examples:")[0]
     assert COMMANDS.keys() - {"run"} <= set(told.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("trace stats --users --requets=3", "'--requests'"),
+        ("trace fit x.csv --lawx=a", "'--law'"),
+        ("capacity --slo x --probee 3", "'--probe'"), ("lab --polices lru", "'--policies'"),
+        ("lab --users --block-token 3x --nm-users 5", "'--num-users'"),
+    ],
+)  # fmt: skip
+def test_a_command_with_options_of_its_own_knows_those_as_well(
+    line: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert f"is not a flag. Did you mean {near}?" in capsys.readouterr().err

@@ -18,14 +18,13 @@ from typing import NamedTuple, cast
 
 from kv_cache.config.scenario import LinkSection, Scenario, TierSection, WireSection
 from kv_cache.core.errors import ConfigError
-from kv_cache.core.units import MIB, NS_PER_US
+from kv_cache.core.units import BYTES_PER_GB, MIB, NS_PER_US
 from kv_cache.sim.cluster.links import Link as Link
 from kv_cache.sim.cluster.links import Measured
 from kv_cache.sim.cluster.links import Way as Way
 from kv_cache.sim.cluster.ways import MOST_VERTICES, Edge, Ways
 from kv_cache.sim.profile import ProfileModel
 
-BYTES_PER_GB = 1e9
 TIERS = ("dram", "rack_pool", "nvme", "remote")
 
 _MOST_WAYS = 1 << 16  # that are remembered, where they are searched
