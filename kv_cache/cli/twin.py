@@ -13,6 +13,7 @@ from typing import Any
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.place import CacheDir, check_cache_dir, obtainable_bytes
+from kv_cache.cli.aside import tied
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
@@ -37,7 +38,6 @@ EXIT_FAILED = 1
 
 _SHARD = "00"  # what is in it, and ends with .kv, is removed with the cache directory
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as our buffers have
-_PATIENCE_S = 10.0
 
 _ABOUT = """\
 Read a result, derive the fio job that does the same I/O as the run's storage tier did in its
@@ -226,7 +226,8 @@ def _other_device(twin: Twin, directories: Sequence[Path]) -> list[str]:
 def _fio(
     twin: Twin, job: str, scratch: Path, signals: Interrupts
 ) -> tuple[Answer | None, str | None]:
-    """fio's answer, or what went wrong. A signal ends fio."""
+    """fio's answer, or what went wrong. A signal kills fio: of one that was interrupted nothing is
+    wanted, and its own handler allocates memory, which deadlocks where it came within malloc."""
     file, report = scratch / "twin.fio", scratch / "report.json"
     file.write_text(job)
     command = ["fio", str(file), "--output-format=json", f"--output={report}", "--eta=never"]
@@ -234,7 +235,7 @@ def _fio(
         return None, None
     # In a session of its own: Ctrl-C in the terminal is for us, and we end fio.
     process = subprocess.Popen(
-        command,
+        tied(command),
         cwd=scratch,
         env={**os.environ, **_HUGE_PAGES},
         stdout=subprocess.PIPE,
@@ -244,29 +245,20 @@ def _fio(
         start_new_session=True,
     )
     try:
-        signals.on_signal = process.terminate
+        signals.on_signal = process.kill
         if signals.came:  # between the look and the line above
-            process.terminate()
+            process.kill()
         told, _ = process.communicate()
     finally:
         signals.on_signal = lambda: None
-        _end(process)
+        process.kill()  # does nothing to one that has ended
+        process.wait()
     if process.returncode != 0:
         return None, _last_line(told) or f"exit code {process.returncode}"
     try:
         return read_answer(twin, _report(report), read_logs(twin, scratch)), None
     except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
         return None, f"its report cannot be used ({error!r})"
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _report(path: Path) -> Mapping[str, Any]:

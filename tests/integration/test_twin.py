@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kv_cache.core.units import MIB, NS_PER_MS
@@ -77,14 +78,57 @@ def test_both_programs_stand_side_by_side_and_nothing_stays(tmp_path: Path, layo
 def test_a_signal_ends_fio_and_removes_what_it_made(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    with start(tmp_path, made(tmp_path), "--seconds=60") as process:
-        cache = tmp_path / "cache"
-        wait_for(lambda: any(cache.rglob("reads.*.kv")))
-        process.send_signal(number)
-        out, _ = process.communicate(timeout=30)
-        assert process.returncode == code
+    out = interrupted(tmp_path, number, code)
     assert "interrupted" in out
     assert tree(tmp_path) == ["R.json", "cache", "cache/mine.txt"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_also_a_fio_that_has_hung(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """fio's handler of SIGTERM allocates memory: where it comes within malloc, fio hangs."""
+    deaf = f"""#!/bin/sh
+trap '' TERM INT
+cd {tmp_path}/cache/kv-cache-run-*/00 && touch reads.0.0.kv && exec sleep 60
+"""
+    out = interrupted(tmp_path, number, code, env=with_fio(tmp_path, deaf))
+    assert "interrupted" in out
+    assert tree(tmp_path / "cache") == ["mine.txt"]
+
+
+@needs_fio
+@pytest.mark.fio
+def test_fio_does_not_outlive_a_comparison_that_is_killed(tmp_path: Path) -> None:
+    with start(tmp_path, made(tmp_path), "--seconds=60") as process:
+        try:
+            wait_for(lambda: any((tmp_path / "cache").rglob("writes.*.kv")))
+            [fio] = psutil.Process(process.pid).children()
+            assert fio.name() == "fio"
+        finally:
+            process.kill()
+    wait_for(lambda: not fio.is_running() or fio.status() == psutil.STATUS_ZOMBIE)
+
+
+def interrupted(cwd: Path, number: signal.Signals, code: int, **more: Any) -> str:
+    with start(cwd, made(cwd), "--seconds=60", **more) as process:
+        try:
+            wait_for(lambda: any((cwd / "cache").rglob("reads.*.kv")))
+            process.send_signal(number)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+        assert (process.returncode, err) == (code, "")
+    return out
+
+
+def with_fio(cwd: Path, script: str) -> dict[str, str]:
+    """An environment in which this is fio."""
+    place = cwd / "bin"
+    place.mkdir()
+    (place / "fio").write_text(script)
+    (place / "fio").chmod(0o755)
+    return {**environment(), "PATH": f"{place}:{environment()['PATH']}"}
 
 
 def wait_for(happened: Any) -> None:
@@ -96,11 +140,7 @@ def wait_for(happened: Any) -> None:
 
 def test_a_fio_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
     result = made(tmp_path)
-    broken = tmp_path / "bin"
-    broken.mkdir()
-    (broken / "fio").write_text("#!/bin/sh\necho 'fio: disk is full'\nexit 1\n")
-    (broken / "fio").chmod(0o755)
-    env = {**environment(), "PATH": f"{broken}:{environment()['PATH']}"}
+    env = with_fio(tmp_path, "#!/bin/sh\necho 'fio: disk is full'\nexit 1\n")
     code, out, _ = run(tmp_path, result, env=env)
     assert code == 1
     assert "fio failed: fio: disk is full" in out
