@@ -7,7 +7,6 @@ found, also after Ctrl-C.
 import argparse
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -286,19 +285,14 @@ def measure(
 ) -> tuple[Probed, Profile | None, str]:
     """Carry out a plan: what was found, as a profile that will be called `output`, and as text.
     No profile where nothing could be measured, or a signal came."""
-    stop = threading.Event()
-    signals.on_signal = stop.set
-    if signals.came:
-        stop.set()
     began_s, started = time.monotonic(), datetime.now(UTC)
     with CacheDir(directory, run="probe") as place:
         bar = _Bar()
         try:
-            with Probe(place.objects, plan, stop=stop, tick=bar.tick) as probe:
+            with Probe(place.objects, plan, stop=signals.stop, tick=bar.tick) as probe:
                 found = probe.run()
         finally:
             bar.close()
-            signals.on_signal = lambda: None
         removed = place.close()
     left = [f"  ! not removed: {path}" for path in (*removed.foreign, *removed.failed)]
     if signals.came:
