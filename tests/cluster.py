@@ -20,6 +20,7 @@ from kv_cache.config.scenario import (
 )
 from kv_cache.config.scenario_rules import check
 from kv_cache.config.schema import from_mapping
+from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.cluster import OnEvent
@@ -84,6 +85,24 @@ def random_values(seed: int) -> Plain:
     }
     values["topology"], values["instances"] = _instances(rng, block, size)
     return values
+
+
+def with_admission(values: Plain, seed: int) -> Plain:
+    """The same with admission policies where they are asked, from draws of their own: what a seed
+    has shown once it shows again."""
+    rng = random.Random(f"admission of {seed}")
+    tiers = dict(values["tiers"])
+    if tiers.get("write_policy") == "back":
+        for name in SCOPES:
+            if name in tiers:
+                tiers[name] = tiers[name] | {
+                    "admission": rng.choice(("always", *ADMISSION)),
+                    "admission_max_mib": rng.choice((1e-6, 16.0, 16.0)),
+                    "admission_max_depth": rng.choice((1, 4, 64)),
+                    "admission_memory": rng.choice((16, 1000)),
+                    "admission_floor": rng.choice((1, 2)),
+                }
+    return {**values, "tiers": tiers}
 
 
 def _work(rng: random.Random, block: int) -> Plain:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from kv_cache.config.admission import READ_WITH, TAKES, AdmissionConfig
 from kv_cache.config.schema import opt, show
-from kv_cache.core.units import MIB
-from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
+from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.prefetch import PREFETCH, PrefetchRules
 from kv_cache.schedule.ahead import Ahead
 
@@ -18,34 +18,14 @@ AT = ("lower", "all", "storage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoliciesConfig:
+class PoliciesConfig(AdmissionConfig):
     """What comes into a tier (which copy leaves it: tiers.eviction)."""
 
-    admission: str = opt(
-        "always",
-        "What a tier takes: everything; no object above admission_max_mib (size); what is offered "
-        "for the second time (second-hit); what was used more often than what leaves for it "
-        "(frequency); the first admission_max_depth blocks of a sequence (depth)",
-        choices=tuple(ADMISSION), flag="--admission",
-    )  # fmt: skip
+    admission: str = opt("always", TAKES, choices=tuple(ADMISSION), flag="--admission")
     admission_at: str = opt(
         "lower", "Tiers that ask it: all below the fastest, all, or storage alone", choices=AT,
         flag="--admission-at",
     )  # fmt: skip
-    admission_max_mib: float = opt(
-        16.0, "With size: the largest object that is admitted", unit="MiB", above=0, high=2**30
-    )
-    admission_max_depth: int = opt(
-        64, "With depth: blocks from the beginning of a sequence that are admitted", unit="blocks",
-        low=1, high=10**9,
-    )  # fmt: skip
-    admission_memory: int = opt(
-        65_536, "With second-hit and frequency: contents that a tier remembers", low=16,
-        high=2**26,
-    )  # fmt: skip
-    admission_floor: int = opt(
-        1, "With frequency: uses that are enough where nothing has to leave", low=1, high=15
-    )
     write: str = opt(
         "back",
         "When a block goes to storage: when its tier makes room (back); as soon as it is stored, "
@@ -85,14 +65,6 @@ class PoliciesConfig:
             memory=self.prefetch_memory,
         )
 
-    def admission_rules(self) -> AdmissionRules:
-        return AdmissionRules(
-            max_bytes=int(self.admission_max_mib * MIB),
-            max_depth=self.admission_max_depth,
-            memory=self.admission_memory,
-            floor=self.admission_floor,
-        )
-
 
 def guarded_tiers(given: PoliciesConfig, tiers: int) -> range:
     """Which of so many tiers ask the admission policy, counted from the fastest."""
@@ -109,10 +81,7 @@ def _writes_all(given: PoliciesConfig, tiers: int) -> bool:
 
 
 _ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "admission_max_mib": ("admission", ("size",)),
-    "admission_max_depth": ("admission", ("depth",)),
-    "admission_memory": ("admission", ("second-hit", "frequency")),
-    "admission_floor": ("admission", ("frequency",)),
+    **{name: ("admission", policies) for name, policies in READ_WITH.items()},
     "prefetch_to": ("prefetch", ("next-in-session", "successor")),
     "prefetch_blocks": ("prefetch", ("next-in-session", "successor")),
     "prefetch_in_flight": ("prefetch", ("next-in-session", "successor")),

@@ -9,6 +9,7 @@ that only one of the questions needs: questions are settings, not modes.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kv_cache.config.admission import AdmissionConfig
 from kv_cache.config.schema import opt
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.policy.eviction import EVICTION
@@ -155,8 +156,8 @@ class TopologySection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierSection:
-    """One tier below HBM. A capacity of 0 is a tier that is not there."""
+class PlaceSection:
+    """What a place of a tier is, and who reaches it."""
 
     capacity_gib: float = opt(0.0, "Capacity of one place of it", unit="GiB", low=0, high=1e9)
     scope: str = opt("node", "Who shares one place", choices=SCOPES)
@@ -173,6 +174,12 @@ class TierSection:
         None, "Hardware profile (of `probe` or `calibrate`) in place of bandwidths and latencies",
         metavar="PATH",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSection(AdmissionConfig, PlaceSection):
+    """One tier below HBM, and what it takes of what comes down or is prefetched. A capacity of 0 is
+    a tier that is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ may stay as it is. Whether links are there is for the topology to say.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from kv_cache.config.admission import READ_WITH
 from kv_cache.config.load import read_model
 from kv_cache.config.scenario import (
     ModelSection,
@@ -382,6 +383,11 @@ def _unread_tiers(scenario: Scenario) -> dict[str, str]:
         found |= _given(tiers, "tiers", ("prefetch_at",), f"prefetch {tiers.prefetch}")
     for name in TIERS:
         section = getattr(tiers, name)
+        if tiers.write_policy != "back":
+            who = f"write policy {tiers.write_policy}"
+            found |= _given(section, f"tiers.{name}", ("admission",), who)
+        numbers = [n for n, policies in READ_WITH.items() if section.admission not in policies]
+        found |= _given(section, f"tiers.{name}", numbers, f"admission {section.admission}")
         if section.profile is not None:
             default = getattr(TiersSection(), name)
             found |= _given(section, f"tiers.{name}", _DEVICE, "a tier with a profile", default)
@@ -401,7 +407,7 @@ def _why_not_written(scenario: Scenario) -> str | None:
 
 
 def _given(
-    section: Any, path: str, names: tuple[str, ...], who: str, default: Any = None
+    section: Any, path: str, names: Sequence[str], who: str, default: Any = None
 ) -> dict[str, str]:
     default = type(section)() if default is None else default
     return {

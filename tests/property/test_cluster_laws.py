@@ -21,7 +21,7 @@ from kv_cache.sim.cluster.compute import make_compute
 from kv_cache.sim.cluster.outcome import Outcome
 from kv_cache.sim.cluster.run import simulate
 from kv_cache.sim.cluster.sources import build_source
-from tests.cluster import Plain, gib, random_values, scenario_of, serve
+from tests.cluster import Plain, gib, random_values, scenario_of, serve, with_admission
 
 BATCHES, BATCH = 10, 42
 
@@ -69,7 +69,7 @@ def served(scenario: Scenario) -> tuple[Outcome, list[tuple[int, str, int, int]]
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
-        scenario = scenario_of(random_values(seed))
+        scenario = scenario_of(with_admission(random_values(seed), seed))
         outcome, events = served(scenario)
         assert all(outcome.checks[law] for law in (*LAWS, *AT_END)), "a law was not asked"
         every_request_ends_once(outcome, events)

@@ -139,7 +139,9 @@ def test_every_counter_of_an_outcome_is_told() -> None:
     """A counter that is added to an outcome has to be told, or left out on purpose here."""
     made = outcome()
     found, samples = facts(made), {f.name for f in fields(Requests)}
-    assert {f.name for f in fields(TierFacts)} - {"name"} == set(found["tiers"]["hbm"])
+    assert {f.name for f in fields(TierFacts)} - {"name"} == set(found["tiers"]["hbm"]) - {
+        "not_admitted_why"
+    }
     assert {f.name for f in fields(LinkFacts)} - {"kind"} - set(found["links"]["pcie"]) == {
         "busy_ns", "busiest_ns",  # as shares
     }  # fmt: skip
@@ -252,8 +254,16 @@ def test_what_is_the_same_everywhere_is_said_to_be() -> None:
     )
 
 
-def test_where_nothing_takes_time_hits_are_what_is_compared() -> None:
-    assert told(slower=(0.0, 0.0), requests=2000, promised=False)["by"] == HIT_RATIO.path
+def test_where_nothing_is_computed_hits_are_compared_and_latencies_are_not() -> None:
+    """A miss takes no time there and a hit that is loaded does: who finds least is the fastest."""
+    variants = document(slower=(1.0, 3.0), requests=2000, promised=False)["kv_cache"]["variants"]
+    assert verdict(variants, [])["by"] == P95
+    for variant in variants:
+        variant["numbers"]["instances.utilisation"]["mean"] = 0.0
+    found = verdict(variants, [])
+    assert found["by"] == HIT_RATIO.path
+    assert "a miss takes no time" in found["measures"][P95]["says"]
+    assert found["measures"][P95]["best"] is None
 
 
 def test_a_variant_without_a_number_keeps_all_from_being_ranked() -> None:

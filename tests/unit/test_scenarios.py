@@ -155,7 +155,8 @@ def test_every_shipped_scenario_asks_a_question_at_three_scales(name: str) -> No
 
 def test_shipped_scenarios_answer_the_questions_of_the_three_simulators() -> None:
     assert set(scenario_names()) == {
-        "single-node", "rack-pool", "eviction", "context-length", "unified-vs-separated",
+        "single-node", "admission", "rack-pool", "eviction", "context-length",
+        "unified-vs-separated",
         "pd-ratio", "transfer", "network-variance", "unequal-gpus", "b13", "cluster-10k", "pd-10k",
     }  # fmt: skip
 
@@ -338,6 +339,22 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
         ),
         ({"instances.gpu.compute": "none", "instances.gpu.tflops": 5}, "read by compute none"),
         ({"tiers.selective_depth_blocks": 5}, "not read by write policy back"),
+        (
+            {**TWO_TIERS, "tiers.nvme.admission_memory": 500},
+            "tiers.nvme.admission_memory is 500, which is not read by admission always",
+        ),
+        (
+            {**TWO_TIERS, "tiers.dram.admission": "depth", "tiers.dram.admission_floor": 2},
+            "tiers.dram.admission_floor is 2, which is not read by admission depth",
+        ),
+        (
+            {
+                "tiers.dram.capacity_gib": 4,
+                "tiers.dram.admission": "depth",
+                "tiers.write_policy": "through-selective",
+            },
+            "tiers.dram.admission is 'depth', which is not read by write policy through-selective",
+        ),
         (
             {**TWO_TIERS, "tiers.prefetch": "on-arrival", "tiers.prefetch_at": 0.9},
             "tiers.prefetch_at is 0.9, which is not read by prefetch on-arrival",

@@ -48,13 +48,14 @@ class Finding:
 
 def headline(variants: Sequence[Json]) -> Measure:
     """Goodput where something is promised, else the TTFT that 95 % of the requests keep; how many
-    finish where too many do not, and block hits where nothing takes any time."""
+    finish where too many do not, and block hits where nothing is computed."""
     if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
         return GOODPUT
     if _lost(variants) is not None:
         return FINISHED_RATE
-    ttft = next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
-    return ttft if any(number_of(v, ttft.path) for v in variants) else HIT_RATIO
+    if _uncomputed(variants) is not None:
+        return HIT_RATIO
+    return next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
 
 
 def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
@@ -123,6 +124,13 @@ def _lost(variants: Sequence[Json]) -> str | None:
     )
 
 
+def _uncomputed(variants: Sequence[Json]) -> str | None:
+    """Then who finds less loads less, and is faster."""
+    if any(number_of(variant, "instances.utilisation") for variant in variants):
+        return None
+    return "nothing is computed, so that a miss takes no time"
+
+
 def _least(variants: Sequence[Json], path: str) -> tuple[float, int] | None:
     """The smallest value of a number, with its variant."""
     values = [
@@ -140,7 +148,7 @@ def _the(found: tuple[float, int]) -> str:
 def _judged(
     measure: Measure, variants: Sequence[Json], varied: Sequence[str], why: str | None
 ) -> Finding:
-    why = why or (_lost(variants) if measure in LATENCIES else None)
+    why = why or (_lost(variants) or _uncomputed(variants) if measure in LATENCIES else None)
     why = why or (_compulsory(variants) if measure is HIT_RATIO else None)
     if why is None:
         return _ranked(measure, variants)

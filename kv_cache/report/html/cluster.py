@@ -382,8 +382,8 @@ def _every(variants: Sequence[Json]) -> Html:
 # --- places ----------------------------------------------------------------------------------
 
 _OF_A_TIER = (
-    "places", "capacity_blocks", "peak_blocks", "stored", "evicted", "dropped", "not_stored",
-    "prefetched", "prefetch_useful", "prefetch_late", "prefetch_wasted",
+    "places", "capacity_blocks", "peak_blocks", "stored", "evicted", "dropped", "not_admitted",
+    "not_stored", "prefetched", "prefetch_useful", "prefetch_late", "prefetch_wasted",
 )  # fmt: skip
 
 

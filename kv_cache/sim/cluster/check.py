@@ -187,6 +187,9 @@ def bytes_conserved(cluster: "Cluster") -> None:
             f"{tier} {index} stored {place.stored} blocks and evicted {place.evicted}, but has "
             f"{place.cached}"
         )
+        assert place.admission is None or place.admitted == place.stored, (
+            f"{tier} {index} stored {place.stored} blocks, but admitted {place.admitted}"
+        )
 
 
 def bytes_explained(cluster: "Cluster") -> None:

@@ -293,6 +293,7 @@ class Cluster:
                 self._note_use(part)
                 if part.tier > 1 and self._prefetch_kind != "none":
                     self._note_late(instance, part)
+            self.storage.used(instance.place, (Run(p.node, p.start, p.end) for p in parts))
             self._load(instance, flight, parts)
 
     def _note_use(self, part: Part) -> None:

@@ -213,10 +213,14 @@ def _blocks(outcome: Outcome) -> Plain:
 def _tier(tier: TierFacts) -> Plain:
     names = (
         "scope", "places", "possible", "capacity_blocks", "used_blocks", "peak_blocks", "stored",
-        "evicted", "dropped", "not_stored", "prefetched", "prefetch_useful", "prefetch_late",
-        "prefetch_wasted",
+        "evicted", "dropped", "not_stored", "admitted", "prefetched", "prefetch_useful",
+        "prefetch_late", "prefetch_wasted",
     )  # fmt: skip
-    return {name: getattr(tier, name) for name in names}
+    return {
+        **{name: getattr(tier, name) for name in names},
+        "not_admitted": tier.not_admitted.total(),
+        "not_admitted_why": dict(sorted(tier.not_admitted.items())),
+    }
 
 
 def _moving_s(outcome: Outcome) -> float:

@@ -86,6 +86,8 @@ class TierFacts:
     evicted: int = 0
     dropped: int = 0
     not_stored: int = 0  # offered, but did not fit
+    admitted: int = 0  # by an admission policy that was asked
+    not_admitted: Counter[str] = field(default_factory=Counter)  # by reason
     prefetched: int = 0
     prefetch_useful: int = 0
     prefetch_late: int = 0

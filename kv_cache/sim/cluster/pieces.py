@@ -9,9 +9,13 @@ Beside its pieces a place of HBM holds private blocks: of sequences that run, no
 others may use.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
+from kv_cache.core.block import Key
+from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
 from kv_cache.sim.cluster.chain import Chain
 
@@ -48,6 +52,8 @@ class Place:
         "_numbers",
         "_pieces",
         "_policy",
+        "admission",
+        "admitted",
         "block_bytes",
         "cached",
         "capacity",
@@ -59,6 +65,7 @@ class Place:
         "peak",
         "pinned",
         "private",
+        "refused",
         "stored",
         "tier",
         "vertex",
@@ -76,6 +83,7 @@ class Place:
         chain: Chain,
         eviction: MakeEviction,
         watch: "Watch",
+        admission: Admission | None = None,
     ) -> None:
         self.tier = tier
         self.index = index
@@ -86,6 +94,9 @@ class Place:
         self.watch = watch
         self.cached = self.private = self.pinned = 0
         self.peak = self.stored = self.evicted = self.dropped = self.not_stored = self.wasted = 0
+        self.admission = admission
+        self.admitted = 0
+        self.refused: Counter[str] = Counter()  # by reason
         self._policy: Eviction = eviction(capacity * block_bytes)
         self._pieces: dict[int, Piece] = {}
         self._by_node: dict[int, list[Piece]] = {}
@@ -133,6 +144,56 @@ class Place:
     def available(self) -> int:
         """Blocks that are free or could be made so."""
         return self.capacity - self.private - self.pinned
+
+    # --- coming in -------------------------------------------------------------------------
+
+    def offer(self, run: Run) -> tuple[list[Run], list[Run]]:
+        """What the admission policy takes of a run that is missing, and what it does not: block by
+        block, the first ones first, each against the one that would leave for it. What is taken is
+        decided by `take_in`."""
+        admission = self.admission
+        if admission is None:
+            return [run], []
+        node, start, end = run
+        depth, nbytes = self.chain.depth[node], self.block_bytes
+        free = self.capacity - self.cached - self.private
+        leaving = self._leaving()
+        rivals: tuple[Key, ...] = ()
+        taken: list[Run] = []
+        refused: list[Run] = []
+        for at in range(start, end):
+            if admission.compares and free <= 0 and not rivals:
+                rivals = tuple(islice(leaving, 1))
+            candidate = Candidate(_key(node, at + 1), nbytes, depth + at)
+            reason = admission.refusal(candidate, rivals)
+            if reason is None:
+                free -= 1
+                rivals = ()
+                _append(taken, node, at)
+            else:
+                self.refused[reason] += 1
+                _append(refused, node, at)
+        for part in refused:
+            self._decided(part, admitted=False)
+        return taken, refused
+
+    def take_in(self, runs: Sequence[Run]) -> tuple[list[Piece], list[Run]] | None:
+        """Runs that were `offer`ed come in, under way; and what left for them, the first to leave
+        first. None: there can be no room, and nothing was done."""
+        evicted = self.make_room(blocks_of(runs))
+        if evicted is None:
+            return None
+        if self.admission is not None:
+            for run in runs:
+                self._decided(run, admitted=True)
+                self.admitted += run.end - run.start
+        return [self.add(run, ready=False, pinned=False) for run in runs], evicted
+
+    def note_use(self, run: Run) -> None:
+        """Blocks were used, here or above: only for an admission policy that counts."""
+        if self.admission is not None and self.admission.counts:
+            for at in range(run.start, run.end):
+                self.admission.used(_key(run.node, at + 1))
 
     # --- changing --------------------------------------------------------------------------
 
@@ -219,6 +280,21 @@ class Place:
         assert len(self._policy) == len(self._pieces), "the policy lost track"
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _decided(self, run: Run, *, admitted: bool) -> None:
+        assert self.admission is not None
+        node, nbytes, depth = run.node, self.block_bytes, self.chain.depth[run.node]
+        for at in range(run.start, run.end):
+            candidate = Candidate(_key(node, at + 1), nbytes, depth + at)
+            self.admission.offered(candidate, admitted=admitted)
+
+    def _leaving(self) -> Iterator[Key]:
+        """The blocks that `_evict` would give up, in its order."""
+        for number in self._policy.victims():
+            piece = self._pieces[number]
+            if not piece.pins:
+                for end in range(piece.end, piece.start, -1):
+                    yield _key(piece.node, end)
 
     def _item(self, piece: Piece) -> Item:
         """A piece is known by its last block, and its parent is the block before its first."""
@@ -326,6 +402,14 @@ def _start(piece: Piece) -> int:
 
 def _key(node: int, end: int) -> bytes:
     return (node << 24 | end).to_bytes(8, "little")
+
+
+def _append(runs: list[Run], node: int, at: int) -> None:
+    """One more block of a node, behind all that are there."""
+    if runs and runs[-1].end == at:
+        runs[-1] = Run(node, runs[-1].start, at + 1)
+    else:
+        runs.append(Run(node, at, at + 1))
 
 
 def become_ready(piece: Piece) -> None:

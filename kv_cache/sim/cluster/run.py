@@ -115,6 +115,7 @@ class _Collector:
         self._base_links: dict[int, tuple[int, int, Counter[str]]] = {}
         self._base_instances: dict[int, tuple[int, ...]] = {}
         self._base_places: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._base_refused: dict[tuple[str, int], Counter[str]] = {}
 
     def measuring(self) -> None:
         """The first measured request arrives: what has been counted so far is warm-up."""
@@ -127,6 +128,7 @@ class _Collector:
             self._base_instances[number] = _counts(instance)
         for key, place in cluster.storage.places.items():
             self._base_places[key] = _stores(place)
+            self._base_refused[key] = Counter(place.refused)
         cluster.preemptions = cluster.recomputed = 0
         cluster.storage.prefetched.clear()
         cluster.prefetch_useful.clear()
@@ -232,13 +234,15 @@ class _Collector:
                 prefetch_late=cluster.prefetch_late[name],
             )
             for key, place in places.items():
-                base = self._base_places.get(key, (0, 0, 0, 0, 0))
+                base = self._base_places.get(key, (0, 0, 0, 0, 0, 0))
                 now = _stores(place)
                 fact.stored += now[0] - base[0]
                 fact.evicted += now[1] - base[1]
                 fact.dropped += now[2] - base[2]
                 fact.not_stored += now[3] - base[3]
                 fact.prefetch_wasted += now[4] - base[4]
+                fact.admitted += now[5] - base[5]
+                fact.not_admitted += place.refused - self._base_refused.get(key, Counter())
             facts.append(fact)
         return facts
 
@@ -305,4 +309,6 @@ def _counts(instance: Instance) -> tuple[int, ...]:
 
 
 def _stores(place: Place) -> tuple[int, ...]:
-    return place.stored, place.evicted, place.dropped, place.not_stored, place.wasted
+    return (
+        place.stored, place.evicted, place.dropped, place.not_stored, place.wasted, place.admitted,
+    )  # fmt: skip

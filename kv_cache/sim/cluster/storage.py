@@ -6,11 +6,12 @@ What a request waits for is the cluster's (cluster.py), and what a place keeps t
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.core.units import GIB
+from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.chain import Chain
 from kv_cache.sim.cluster.network import Network
@@ -41,12 +42,14 @@ class Storage:
         self.watches = {name: Watch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
         self._below: dict[Place, Place | None] = {}
+        sections = [getattr(scenario.tiers, tier) for tier in self.tiers]
+        self._counts = any(section.admission == "frequency" for section in sections)
 
     # --- places ----------------------------------------------------------------------------
 
     def reach(self, instance: int, hbm_blocks: int) -> tuple[Place, ...]:
         """The places of an instance, its own memory first."""
-        hbm = self._place("hbm", instance, instance, hbm_blocks, self._section.hbm_eviction)
+        hbm = self._place("hbm", instance, instance, hbm_blocks, None)
         reached = (hbm, *(self._tier_place(tier, instance) for tier in self.tiers))
         for upper, lower in pairwise(reached):
             self._below.setdefault(upper, lower)
@@ -56,7 +59,7 @@ class Storage:
         section: TierSection = getattr(self._section, tier)
         index, vertex = self.where(section.scope, instance)
         capacity = int(section.capacity_gib * GIB) // self._block_bytes
-        return self._place(tier, index, vertex, capacity, section.eviction)
+        return self._place(tier, index, vertex, capacity, section)
 
     def where(self, scope: str, instance: int) -> tuple[int, int]:
         """Index and vertex of the place of that scope which an instance reaches."""
@@ -70,12 +73,16 @@ class Storage:
             return rack, topology.rack(rack)
         return 0, topology.core
 
-    def _place(self, tier: str, index: int, vertex: int, capacity: int, eviction: str) -> Place:
+    def _place(
+        self, tier: str, index: int, vertex: int, capacity: int, section: TierSection | None
+    ) -> Place:
+        """`section` is None for HBM."""
         place = self.places.get((tier, index))
         if place is None:
+            eviction = self._section.hbm_eviction if section is None else section.eviction
             place = self.places[tier, index] = Place(
                 TIERS.index(tier), index, vertex, capacity, self._block_bytes, self._chain,
-                EVICTION[eviction], self.watches[tier],
+                EVICTION[eviction], self.watches[tier], _admission(section),
             )  # fmt: skip
         return place
 
@@ -106,8 +113,20 @@ class Storage:
             else:
                 place.dropped += blocks_of(below.missing(node, start, end))
 
+    def used(self, hbm: Place, runs: Iterable[Run]) -> None:
+        """Blocks are used by who owns this HBM: found anywhere, or just computed. Places that go
+        by it are told, whatever they have."""
+        if not self._counts:
+            return
+        runs, place = list(runs), self._below.get(hbm)
+        while place is not None:
+            for run in runs:
+                place.note_use(run)
+            place = self._below.get(place)
+
     def stored(self, place: Place, runs: list[Run]) -> None:
         """New content is in HBM: write it through, if that is the policy."""
+        self.used(place, runs)
         policy = self._section.write_policy
         below = self._below.get(place)
         if below is None or policy in ("none", "back"):
@@ -122,18 +141,25 @@ class Storage:
         return [run for run in cut if run.end > run.start]
 
     def _copy_down(self, place: Place, below: Place, runs: Sequence[Run], cause: str) -> None:
-        """What `below` has not; under way it can neither be read nor evicted there."""
+        """What `below` has not; under way it can neither be read nor evicted there. What it does
+        not admit is offered to the place below it."""
         pieces: list[Piece] = []
+        refused: list[Run] = []
         for node, start, end in runs:
             for run in below.missing(node, start, end):
-                blocks = run.end - run.start
-                evicted = below.make_room(blocks)
-                if evicted is None:
+                taken, others = below.offer(run)
+                refused += others
+                if not taken:
+                    continue
+                came = below.take_in(taken)
+                if came is None:
+                    blocks = blocks_of(taken)
                     below.not_stored += blocks
                     if cause != "write-through":
                         place.dropped += blocks
                     continue
-                pieces.append(below.add(run, ready=False, pinned=False))
+                new, evicted = came
+                pieces += new
                 if evicted:
                     self.evicted(below, evicted, cause)
         if pieces:
@@ -141,6 +167,12 @@ class Storage:
             self._network.send(
                 self.way_into(below, place.vertex), nbytes, cause, self._copied, (below, pieces)
             )
+        if refused:
+            lower = self._below.get(below)
+            if lower is None:
+                place.dropped += blocks_of(refused)
+            else:
+                self._copy_down(place, lower, refused, cause)
 
     def _copied(self, what: tuple[Place, list[Piece]]) -> None:
         place, pieces = what
@@ -166,14 +198,16 @@ class Storage:
             if part.place is target:
                 continue
             for run in target.missing(part.node, part.start, part.end):
-                evicted = target.make_room(run.end - run.start)
-                if evicted is None:
+                taken, _ = target.offer(run)
+                came = target.take_in(taken)
+                if came is None:
                     continue
-                piece = target.add(run, ready=False, pinned=False)
-                piece.fetched = True
-                self.prefetched[name] += run.end - run.start
-                part.place.pin(part.piece)  # until it is there
-                by_place.setdefault(part.place, []).append((part.piece, piece))
+                new, evicted = came
+                for piece in new:
+                    piece.fetched = True
+                    self.prefetched[name] += piece.end - piece.start
+                    part.place.pin(part.piece)  # until it is there
+                    by_place.setdefault(part.place, []).append((part.piece, piece))
                 if evicted:
                     self.evicted(target, evicted, "prefetch-offload")
         for part in parts:
@@ -191,3 +225,10 @@ class Storage:
             place.unpin(old)
             become_ready(new)
             target.unpin(new)
+
+
+def _admission(section: TierSection | None) -> Admission | None:
+    """None: everything is admitted, and nobody is asked."""
+    if section is None or section.admission == "always":
+        return None
+    return ADMISSION[section.admission](section.admission_rules())

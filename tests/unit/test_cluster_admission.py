@@ -1,0 +1,183 @@
+"""Places of a cluster that do not take everything: who is asked, who leaves, who goes on down."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from kv_cache.core.block import Key
+from kv_cache.policy.admission import Admission, Candidate
+from kv_cache.policy.eviction import EVICTION
+from kv_cache.sim.cluster.asks import Ask
+from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.cluster import Cluster
+from kv_cache.sim.cluster.pieces import Place, Run, Watch, become_ready, blocks_of
+from tests.cluster import Plain, gib
+from tests.unit.test_cluster_by_hand import rates
+from tests.unit.test_cluster_engine import BLOCK, one_instance, ran
+
+# --- one place -----------------------------------------------------------------------------------
+
+
+class Coin(Admission):
+    """Compares, tosses a coin, and keeps who was taken against whom."""
+
+    compares = True
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.taken: list[tuple[Key, Sequence[Key]]] = []
+        self.decisions: list[tuple[Key, bool]] = []
+
+    def refusal(self, candidate: Candidate, rivals: Sequence[Key] = ()) -> str | None:
+        if self._rng.random() < 0.4:
+            return "tails"
+        self.taken.append((candidate.key, rivals))
+        return None
+
+    def offered(self, candidate: Candidate, *, admitted: bool) -> None:
+        self.decisions.append((candidate.key, admitted))
+
+
+def keys(runs: Sequence[Run]) -> list[Key]:
+    """Block by block, as a place names them."""
+    return [(r.node << 24 | at + 1).to_bytes(8, "little") for r in runs for at in range(*r[1:])]
+
+
+@pytest.mark.parametrize("eviction", sorted(set(EVICTION) - {"learned"}))
+def test_who_was_compared_is_who_leaves_and_every_decision_is_told_once(eviction: str) -> None:
+    rng, chain = random.Random(eviction), Chain()
+    coin = Coin(rng)
+    place = Place(1, 0, 0, 40, 1000, chain, EVICTION[eviction], Watch(), coin)
+    nodes = [chain.fresh(ROOT, rng.randint(1, 12)) for _ in range(30)]
+    came = left = given_up = 0
+    for _ in range(600):
+        for piece in place.pieces:
+            if rng.random() < 0.2:
+                place.hit(piece)
+        node = rng.choice(nodes)
+        for run in place.missing(node, 0, chain.blocks[node]):
+            coin.taken.clear()
+            coin.decisions.clear()
+            free = place.capacity - place.cached
+            taken, refused = place.offer(run)
+            assert sorted(keys([run])) == sorted(keys([*taken, *refused]))
+            assert [key for key, _ in coin.taken] == keys(taken)
+            assert [rivals for _, rivals in coin.taken[: max(0, free)]] == [()] * len(
+                coin.taken[: max(0, free)]
+            )
+            rivals = [key for _, some in coin.taken for key in some]
+            found = place.take_in(taken)
+            told = [(key, False) for key in keys(refused)]
+            if found is None:
+                given_up += 1
+                assert coin.decisions == told, "what came to nothing is forgotten"
+                continue
+            assert coin.decisions == told + [(key, True) for key in keys(taken)]
+            pieces, evicted = found
+            assert sorted(rivals) == sorted(keys(evicted)), "somebody else left"
+            came, left = came + blocks_of(taken), left + blocks_of(evicted)
+            for piece in pieces:
+                become_ready(piece)
+                if rng.random() < 0.5:
+                    place.unpin(piece)
+            place.check()
+        if place.pinned > 35:
+            for piece in [piece for piece in place.pieces if piece.pins][:6]:
+                place.unpin(piece)
+    assert came == place.stored == place.admitted
+    assert came > left > 200
+    assert place.refused["tails"] > 200
+    assert given_up, "a place that is all in use was never met"
+
+
+# --- tiers ---------------------------------------------------------------------------------------
+
+
+def tiered(dram: Plain, nvme: Plain | None = None, hbm: int = 8) -> Plain:
+    """An instance of 8 blocks above 16 of DRAM (and a large drive)."""
+    tiers: Plain = {"dram": {"capacity_gib": gib(16, BLOCK)} | dram}
+    if nvme is not None:
+        tiers["nvme"] = {"capacity_gib": gib(1000, BLOCK)} | nvme
+    return one_instance(hbm) | {"instances": {"gpu": rates(hbm)}, "tiers": tiers}
+
+
+def asks_of(chain: Chain, names: str, blocks: int = 4) -> list[Ask]:
+    """One after the other, each letter a prompt of so many whole blocks of its own."""
+    leaves = [chain.named(ROOT, name, blocks) for name in names]
+    return [Ask(n, n, 0, 0, blocks * BLOCK + 1, 1, leaf) for n, leaf in enumerate(leaves)]
+
+
+def places(cluster: Cluster) -> dict[str, Place]:
+    return {tier: place for (tier, _), place in cluster.storage.places.items()}
+
+
+def depths(place: Place) -> set[int]:
+    return {place.chain.depth[p.node] + at for p in place.pieces for at in range(p.start, p.end)}
+
+
+def test_what_a_tier_does_not_take_goes_on_down_and_what_none_takes_is_dropped() -> None:
+    chain = Chain()
+    shallow = {"admission": "depth", "admission_max_depth": 1}
+    deeper = {"admission": "depth", "admission_max_depth": 3}
+    cluster, _ = ran(tiered(shallow, deeper), asks_of(chain, "abcdef"), chain)
+    at = places(cluster)
+    assert depths(at["dram"]) == {0}
+    assert depths(at["nvme"]) == {1, 2}
+    # A prompt has room for 8 - 5 blocks beside it: those of four have left, and the last of one.
+    assert at["hbm"].evicted == 17
+    assert (at["dram"].stored, at["nvme"].stored) == (4, 8)
+    assert at["dram"].refused == {"too-deep": 13}
+    assert at["nvme"].refused == {"too-deep": 5}
+    assert (at["hbm"].dropped, at["dram"].dropped) == (5, 0)
+
+
+def test_what_is_too_large_never_comes() -> None:
+    chain = Chain()
+    small = {"admission": "size", "admission_max_mib": 0.001}
+    cluster, found = ran(tiered(small), asks_of(chain, "abcdabcd"), chain)
+    at = places(cluster)
+    assert (at["dram"].stored, at["dram"].admitted) == (0, 0)
+    assert at["dram"].refused["too-large"] == at["hbm"].evicted == at["hbm"].dropped
+    assert not any(found.values())
+
+
+def test_on_the_second_hit_comes_what_is_offered_for_the_second_time() -> None:
+    chain = Chain()
+    second = {"admission": "second-hit"}
+    cluster, found = ran(tiered(second), asks_of(chain, "abcabca"), chain)
+    assert [found[n] for n in range(6)] == [0] * 6
+    assert found[6] == 4, "it has left HBM twice"
+    assert places(cluster)["dram"].refused == {"first-time": 3 * 4}
+
+
+def test_by_frequency_a_tier_hears_of_what_is_used_above_it() -> None:
+    """What was asked for again in HBM is worth a place below; what was computed once is not."""
+    chain = Chain()
+    often = {"admission": "frequency", "admission_floor": 2}
+    cluster, found = ran(tiered(often), asks_of(chain, "aaabcda"), chain)
+    assert found[6] == 4, "it is brought back from DRAM"
+    at = places(cluster)
+    assert {piece.node for piece in at["dram"].pieces} == {chain.named(ROOT, "a", 4)}
+    assert at["dram"].refused["infrequent"] > 0
+
+
+def test_by_frequency_nobody_leaves_for_what_was_used_less() -> None:
+    chain = Chain()
+    often = {"admission": "frequency"}
+    kept = "aaabbbcccddd"  # fills DRAM once it has left HBM
+    cluster, _ = ran(tiered(often), asks_of(chain, kept + "eeefff" + "ghijklmnop"), chain)
+    here = {piece.node for piece in places(cluster)["dram"].pieces}
+    assert here == {chain.named(ROOT, name, 4) for name in "abcd"}
+
+
+def test_a_prefetch_asks_as_well() -> None:
+    """What DRAM does not take is not brought up to it, but loaded from the drive when needed."""
+    chain = Chain()
+    shallow = {"admission": "depth", "admission_max_depth": 1}
+    values = tiered(shallow, {})
+    values["tiers"]["prefetch"] = "on-arrival"
+    cluster, found = ran(values, asks_of(chain, "abcdefghia"), chain)
+    assert found[9] == 4
+    assert depths(places(cluster)["dram"]) == {0}
+    assert cluster.storage.prefetched["dram"] <= 1
