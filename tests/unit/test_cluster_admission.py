@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,10 @@ from kv_cache.sim.cluster.asks import Ask
 from kv_cache.sim.cluster.chain import ROOT, Chain
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.pieces import Place, Run, Watch, become_ready, blocks_of
-from tests.cluster import Plain, gib
+from kv_cache.sim.cluster.stack import match
+from tests.cluster import Plain, gib, scenario_of, serve
 from tests.unit.test_cluster_by_hand import rates
-from tests.unit.test_cluster_engine import BLOCK, one_instance, ran
+from tests.unit.test_cluster_engine import BLOCK, OneByOne, one_instance, ran
 
 # --- one place -----------------------------------------------------------------------------------
 
@@ -50,7 +52,7 @@ def test_who_was_compared_is_who_leaves_and_every_decision_is_told_once(eviction
     coin = Coin(rng)
     place = Place(1, 0, 0, 40, 1000, chain, EVICTION[eviction], Watch(), coin)
     nodes = [chain.fresh(ROOT, rng.randint(1, 12)) for _ in range(30)]
-    came = left = given_up = 0
+    came = left = 0
     for _ in range(600):
         for piece in place.pieces:
             if rng.random() < 0.2:
@@ -59,22 +61,20 @@ def test_who_was_compared_is_who_leaves_and_every_decision_is_told_once(eviction
         for run in place.missing(node, 0, chain.blocks[node]):
             coin.taken.clear()
             coin.decisions.clear()
-            free = place.capacity - place.cached
-            taken, refused = place.offer(run)
-            assert sorted(keys([run])) == sorted(keys([*taken, *refused]))
+            free, without_room = max(0, place.capacity - place.cached), place.not_stored
+            taken, others = place.offer(run)
+            assert sorted(keys([run])) == sorted(keys([*taken, *others]))
             assert [key for key, _ in coin.taken] == keys(taken)
-            assert [rivals for _, rivals in coin.taken[: max(0, free)]] == [()] * len(
-                coin.taken[: max(0, free)]
-            )
-            rivals = [key for _, some in coin.taken for key in some]
+            assert not any(rivals for _, rivals in coin.taken[:free])
+            assert all(len(rivals) == 1 for _, rivals in coin.taken[free:])
+            without_room = place.not_stored - without_room
+            refused = keys(others)[: len(keys(others)) - without_room]
             found = place.take_in(taken)
-            told = [(key, False) for key in keys(refused)]
-            if found is None:
-                given_up += 1
-                assert coin.decisions == told, "what came to nothing is forgotten"
-                continue
-            assert coin.decisions == told + [(key, True) for key in keys(taken)]
+            assert found is not None, "there is room for what was compared"
             pieces, evicted = found
+            told = [(key, False) for key in refused] + [(key, True) for key in keys(taken)]
+            assert coin.decisions == told
+            rivals = [key for _, some in coin.taken for key in some]
             assert sorted(rivals) == sorted(keys(evicted)), "somebody else left"
             came, left = came + blocks_of(taken), left + blocks_of(evicted)
             for piece in pieces:
@@ -88,7 +88,7 @@ def test_who_was_compared_is_who_leaves_and_every_decision_is_told_once(eviction
     assert came == place.stored == place.admitted
     assert came > left > 200
     assert place.refused["tails"] > 200
-    assert given_up, "a place that is all in use was never met"
+    assert place.not_stored, "a place that is all in use was never met"
 
 
 # --- tiers ---------------------------------------------------------------------------------------
@@ -181,3 +181,83 @@ def test_a_prefetch_asks_as_well() -> None:
     assert found[9] == 4
     assert depths(places(cluster)["dram"]) == {0}
     assert cluster.storage.prefetched["dram"] <= 1
+
+
+def test_what_finds_no_room_goes_on_down_as_what_is_refused_does() -> None:
+    chain = Chain()
+    often = {"admission": "frequency"}
+    cluster = Cluster(scenario_of(tiered(often, {})), OneByOne([]), chain)
+    hbm, dram, nvme = cluster.instance(0).tiers
+    held = dram.take_in([Run(chain.fresh(ROOT, 16), 0, 16)])
+    assert held is not None
+    wanted = Run(chain.fresh(ROOT, 4), 0, 4)
+    for _ in range(3):
+        cluster.storage.used(hbm, [wanted])
+    cluster.storage.evicted(hbm, [wanted])
+    assert (dram.not_stored, hbm.dropped) == (4, 0)
+    assert nvme.missing(*wanted) == []
+
+
+def test_a_tier_that_is_written_through_takes_everything() -> None:
+    """The option is not read then, and may stand beside variants that read it."""
+    chain = Chain()
+    values = tiered({}, {})
+    values["tiers"]["write_policy"] = "through"
+    scenario = scenario_of(values)
+    dram = replace(scenario.tiers.dram, admission="depth", admission_max_depth=1)
+    scenario = replace(scenario, tiers=replace(scenario.tiers, dram=dram))
+    cluster = Cluster(scenario, OneByOne([]), chain)
+    hbm, dram_place, nvme = cluster.instance(0).tiers
+    run = Run(chain.fresh(ROOT, 4), 0, 4)
+    cluster.storage.stored(hbm, [run])
+    assert (dram_place.stored, nvme.stored, hbm.dropped) == (4, 0, 0)
+
+
+SINGLE = {
+    "source": "sessions", "requests": 60, "rate_per_s": 4, "turns": (1, 1), "context_tokens": 0,
+    "documents": 0, "system_prompts": 0, "tool_sets": 0, "prompt_tokens": (64, 128),
+}  # fmt: skip
+
+
+def admitted(values: Plain) -> tuple[int, int]:
+    """What a large DRAM takes that wants to have seen two uses, and preemptions."""
+    tiers = {"dram": {"capacity_gib": 1, "admission": "frequency", "admission_floor": 2}}
+    outcome = serve(scenario_of({"model": MODEL, "tiers": tiers} | values))
+    [_, dram] = outcome.tiers
+    assert dram.admitted + dram.not_admitted["infrequent"] > 100
+    assert outcome.blocks.hit == 0
+    return dram.admitted, outcome.requests.preemptions
+
+
+MODEL = {"kv_bytes_per_token": 1000, "block_tokens": BLOCK}
+
+
+@pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode")])
+def test_what_is_sent_to_who_decodes_was_computed_once(roles: tuple[str, str]) -> None:
+    values = {
+        "workload": SINGLE | {"output_tokens": (1, 8)},
+        "topology": {"instances_per_node": 2},
+        "instances": {str(n): rates(24) | {"role": role} for n, role in enumerate(roles)},
+    }
+    assert admitted(values) == (0, 0)
+
+
+def test_a_prefetch_under_way_that_begins_within_what_is_asked_for_is_late() -> None:
+    """The drive has six blocks; of these DRAM takes the last four, which it knows."""
+    chain = Chain()
+    node = chain.fresh(ROOT, 6)
+    values = tiered({"admission": "second-hit", "write_gbytes_per_s": 0.001}, {})
+    values["tiers"]["prefetch"] = "on-arrival"
+    cluster = Cluster(scenario_of(values), OneByOne([]), chain)
+    instance = cluster.instance(0)
+    _, dram, nvme = instance.tiers
+    piece = nvme.add(Run(node, 0, 6), ready=True, pinned=False)
+    dram.offer(Run(node, 2, 6))
+    cluster.storage.prefetch(instance.tiers, (node,))
+    [coming] = dram.pieces_of(node)
+    assert (coming.start, coming.end, coming.fetched) == (2, 6, True)
+    [part] = match(instance.tiers, (node,), chain, 6)
+    assert part.piece is piece
+    cluster._note_late(instance, part)
+    assert cluster.prefetch_late == {"dram": 4}
+    assert not coming.fetched

@@ -260,10 +260,25 @@ def test_where_nothing_is_computed_hits_are_compared_and_latencies_are_not() -> 
     assert verdict(variants, [])["by"] == P95
     for variant in variants:
         variant["numbers"]["instances.utilisation"]["mean"] = 0.0
+    assert verdict(variants, [])["by"] == P95, "they find the same"
+    variants[0]["numbers"][HIT_RATIO.path]["mean"] += 0.02
     found = verdict(variants, [])
     assert found["by"] == HIT_RATIO.path
-    assert "a miss takes no time" in found["measures"][P95]["says"]
-    assert found["measures"][P95]["best"] is None
+    for path in (P95, "rates.finished_per_s"):
+        assert "a miss takes no time" in found["measures"][path]["says"]
+        assert found["measures"][path]["best"] is None
+
+
+def test_a_promise_is_no_measure_where_misses_take_no_time() -> None:
+    variants = document(slower=(1.0, 3.0), requests=2000)["kv_cache"]["variants"]
+    for number, variant in enumerate(variants):
+        variant["numbers"]["instances.utilisation"]["mean"] = 0.0
+        variant["numbers"][HIT_RATIO.path]["mean"] = 0.5 + 0.1 * number
+    assert verdict(variants, [])["by"] == HIT_RATIO.path
+
+
+def test_where_nothing_takes_time_hits_are_what_is_compared() -> None:
+    assert told(slower=(0.0, 0.0), requests=2000, promised=False)["by"] == HIT_RATIO.path
 
 
 def test_a_variant_without_a_number_keeps_all_from_being_ranked() -> None:

@@ -31,6 +31,8 @@ MOST_COMPULSORY = 0.9
 """Of the misses of the variant with most of them: from here on caches have no order."""
 MOST_LOST = 0.01
 """Of the requests of any variant: if more were rejected or aborted, latencies have no order."""
+SAME_HITS = 0.01
+"""Of the blocks looked up: up to here variants load the same where nothing is computed."""
 SKEWED = 2.0
 """Times the mean: from here on the distribution of requests is worth a warning."""
 
@@ -48,14 +50,15 @@ class Finding:
 
 def headline(variants: Sequence[Json]) -> Measure:
     """Goodput where something is promised, else the TTFT that 95 % of the requests keep; how many
-    finish where too many do not, and block hits where nothing is computed."""
+    finish where too many do not, and block hits where nothing takes time, or misses take none."""
+    if _free_misses(variants) is not None:
+        return HIT_RATIO
     if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
         return GOODPUT
     if _lost(variants) is not None:
         return FINISHED_RATE
-    if _uncomputed(variants) is not None:
-        return HIT_RATIO
-    return next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
+    ttft = next(measure for measure in LATENCIES if measure.path == "ttft_ms.p95")
+    return ttft if any(number_of(v, ttft.path) for v in variants) else HIT_RATIO
 
 
 def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
@@ -124,9 +127,12 @@ def _lost(variants: Sequence[Json]) -> str | None:
     )
 
 
-def _uncomputed(variants: Sequence[Json]) -> str | None:
-    """Then who finds less loads less, and is faster."""
+def _free_misses(variants: Sequence[Json]) -> str | None:
+    """Where nothing is computed, who finds less loads less and is faster."""
     if any(number_of(variant, "instances.utilisation") for variant in variants):
+        return None
+    hits = [found for v in variants if (found := number_of(v, HIT_RATIO.path)) is not None]
+    if not hits or max(hits) - min(hits) <= SAME_HITS:
         return None
     return "nothing is computed, so that a miss takes no time"
 
@@ -148,7 +154,8 @@ def _the(found: tuple[float, int]) -> str:
 def _judged(
     measure: Measure, variants: Sequence[Json], varied: Sequence[str], why: str | None
 ) -> Finding:
-    why = why or (_lost(variants) or _uncomputed(variants) if measure in LATENCIES else None)
+    why = why or (_lost(variants) if measure in LATENCIES else None)
+    why = why or (_free_misses(variants) if measure is not HIT_RATIO else None)
     why = why or (_compulsory(variants) if measure is HIT_RATIO else None)
     if why is None:
         return _ranked(measure, variants)

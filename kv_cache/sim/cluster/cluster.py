@@ -279,6 +279,7 @@ class Cluster:
         assert hold is not None
         if flight.hit_tokens < 0:
             flight.hit_tokens = found = hold.shared * self.block_tokens
+            self.storage.used(instance.place, (Run(p.node, p.start, p.end) for p in parts))
             if found:
                 left = instance.compute.prefill_ns(flight.target - found, found)
                 self._prefill_left(flight, left)
@@ -293,7 +294,6 @@ class Cluster:
                 self._note_use(part)
                 if part.tier > 1 and self._prefetch_kind != "none":
                     self._note_late(instance, part)
-            self.storage.used(instance.place, (Run(p.node, p.start, p.end) for p in parts))
             self._load(instance, flight, parts)
 
     def _note_use(self, part: Part) -> None:
@@ -304,10 +304,10 @@ class Cluster:
     def _note_late(self, instance: Instance, part: Part) -> None:
         """A prefetch of it that has begun is not there yet, so it is loaded from afar."""
         target = instance.tiers[1]
-        coming = target.find(part.node, part.start)
-        if coming is not None and coming.fetched:
-            coming.fetched = False  # it has been asked for: late, and nothing else besides
-            self.prefetch_late[TIERS[target.tier]] += coming.end - coming.start
+        for coming in target.pieces_of(part.node):
+            if coming.fetched and coming.start < part.end and part.start < coming.end:
+                coming.fetched = False  # it has been asked for: late, and nothing else besides
+                self.prefetch_late[TIERS[target.tier]] += coming.end - coming.start
 
     def _load(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
         hold, hbm = flight.hold, instance.place
@@ -486,7 +486,7 @@ class Cluster:
         flight.hold, flight.landing = flight.landing, None
         flight.order = flight.landing_order
         decoder = self.instance(flight.decoder)
-        decoder.store_prompt(flight)
+        decoder.store_prompt(flight, computed=False)
         self._say("decode", flight, decoder.number)
         decoder.join(flight)
         decoder.nudge()

@@ -413,15 +413,16 @@ class Instance:
                 return False
             self._preempt(victim)
 
-    def store_prompt(self, flight: Flight) -> None:
-        """What is computed becomes content: the whole blocks of the sequence so far."""
+    def store_prompt(self, flight: Flight, *, computed: bool = True) -> None:
+        """What is computed, or was sent, becomes content: the whole blocks of the sequence so
+        far."""
         hold = flight.hold
         if not flight.path or hold is None:
             return
         depth = min(
             flight.target // self.rules.block_tokens, self.cluster.chain.end(flight.path[-1])
         )
-        self._share(hold, flight.path, depth)
+        self._share(hold, flight.path, depth, computed=computed)
 
     def store_answer(self, flight: Flight) -> None:
         """The whole blocks of prompt and answer become content."""
@@ -430,7 +431,7 @@ class Instance:
         if leaf < 0 or hold is None:
             return
         path = self.cluster.chain.path(leaf)
-        self._share(hold, path, self.cluster.chain.end(leaf))
+        self._share(hold, path, self.cluster.chain.end(leaf), computed=True)
 
     def _adopt(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
         """What has come here from others meanwhile is used in place of the own blocks, which are
@@ -450,7 +451,7 @@ class Instance:
                 hold.shared += blocks
                 place.give(blocks)
 
-    def _share(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
+    def _share(self, hold: Hold, path: tuple[int, ...], depth: int, *, computed: bool) -> None:
         """Private blocks become pieces, as far as the same content is not here already."""
         place = self.place
         runs = missing(place, path, self.cluster.chain, depth)
@@ -465,6 +466,8 @@ class Instance:
             hold.shared += blocks
             self.cluster.made += blocks
         if runs:
+            if computed:
+                self.cluster.storage.used(place, runs)
             self.cluster.storage.stored(place, runs)
 
     # --- runs of decode steps --------------------------------------------------------------

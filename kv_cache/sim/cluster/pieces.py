@@ -148,9 +148,9 @@ class Place:
     # --- coming in -------------------------------------------------------------------------
 
     def offer(self, run: Run) -> tuple[list[Run], list[Run]]:
-        """What the admission policy takes of a run that is missing, and what it does not: block by
-        block, the first ones first, each against the one that would leave for it. What is taken is
-        decided by `take_in`."""
+        """What of a run that is missing may come in (`take_in` then), and what may not: block by
+        block, the first ones first, each against the one that would leave for it. Where who would
+        leave counts and nobody can, as all is in use, there is no room for what is left."""
         admission = self.admission
         if admission is None:
             return [run], []
@@ -164,6 +164,9 @@ class Place:
         for at in range(start, end):
             if admission.compares and free <= 0 and not rivals:
                 rivals = tuple(islice(leaving, 1))
+                if not rivals:
+                    self.not_stored += end - at
+                    return taken, [*self._turned_away(refused), Run(node, at, end)]
             candidate = Candidate(_key(node, at + 1), nbytes, depth + at)
             reason = admission.refusal(candidate, rivals)
             if reason is None:
@@ -173,9 +176,7 @@ class Place:
             else:
                 self.refused[reason] += 1
                 _append(refused, node, at)
-        for part in refused:
-            self._decided(part, admitted=False)
-        return taken, refused
+        return taken, self._turned_away(refused)
 
     def take_in(self, runs: Sequence[Run]) -> tuple[list[Piece], list[Run]] | None:
         """Runs that were `offer`ed come in, under way; and what left for them, the first to leave
@@ -184,9 +185,8 @@ class Place:
         if evicted is None:
             return None
         if self.admission is not None:
-            for run in runs:
-                self._decided(run, admitted=True)
-                self.admitted += run.end - run.start
+            self._tell(runs, admitted=True)
+            self.admitted += blocks_of(runs)
         return [self.add(run, ready=False, pinned=False) for run in runs], evicted
 
     def note_use(self, run: Run) -> None:
@@ -281,12 +281,18 @@ class Place:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _decided(self, run: Run, *, admitted: bool) -> None:
+    def _turned_away(self, runs: list[Run]) -> list[Run]:
+        self._tell(runs, admitted=False)
+        return runs
+
+    def _tell(self, runs: Sequence[Run], *, admitted: bool) -> None:
+        """The admission policy what has been decided."""
         assert self.admission is not None
-        node, nbytes, depth = run.node, self.block_bytes, self.chain.depth[run.node]
-        for at in range(run.start, run.end):
-            candidate = Candidate(_key(node, at + 1), nbytes, depth + at)
-            self.admission.offered(candidate, admitted=admitted)
+        for node, start, end in runs:
+            depth = self.chain.depth[node]
+            for at in range(start, end):
+                candidate = Candidate(_key(node, at + 1), self.block_bytes, depth + at)
+                self.admission.offered(candidate, admitted=admitted)
 
     def _leaving(self) -> Iterator[Key]:
         """The blocks that `_evict` would give up, in its order."""

@@ -42,8 +42,7 @@ class Storage:
         self.watches = {name: Watch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
         self._below: dict[Place, Place | None] = {}
-        sections = [getattr(scenario.tiers, tier) for tier in self.tiers]
-        self._counts = any(section.admission == "frequency" for section in sections)
+        self._counts = False  # whether any place goes by uses
 
     # --- places ----------------------------------------------------------------------------
 
@@ -82,9 +81,17 @@ class Storage:
             eviction = self._section.hbm_eviction if section is None else section.eviction
             place = self.places[tier, index] = Place(
                 TIERS.index(tier), index, vertex, capacity, self._block_bytes, self._chain,
-                EVICTION[eviction], self.watches[tier], _admission(section),
+                EVICTION[eviction], self.watches[tier], self._admission(section),
             )  # fmt: skip
         return place
+
+    def _admission(self, section: TierSection | None) -> Admission | None:
+        """None: everything is admitted, and nobody is asked."""
+        if section is None or section.admission == "always" or self._section.write_policy != "back":
+            return None
+        admission = ADMISSION[section.admission](section.admission_rules())
+        self._counts = self._counts or admission.counts
+        return admission
 
     # --- ways ------------------------------------------------------------------------------
 
@@ -126,7 +133,6 @@ class Storage:
 
     def stored(self, place: Place, runs: list[Run]) -> None:
         """New content is in HBM: write it through, if that is the policy."""
-        self.used(place, runs)
         policy = self._section.write_policy
         below = self._below.get(place)
         if below is None or policy in ("none", "back"):
@@ -141,22 +147,23 @@ class Storage:
         return [run for run in cut if run.end > run.start]
 
     def _copy_down(self, place: Place, below: Place, runs: Sequence[Run], cause: str) -> None:
-        """What `below` has not; under way it can neither be read nor evicted there. What it does
-        not admit is offered to the place below it."""
+        """What `below` has not; under way it can neither be read nor evicted there. What it has an
+        admission policy for and does not take is offered to the place below it."""
         pieces: list[Piece] = []
-        refused: list[Run] = []
+        onward: list[Run] = []
         for node, start, end in runs:
             for run in below.missing(node, start, end):
                 taken, others = below.offer(run)
-                refused += others
+                onward += others
                 if not taken:
                     continue
                 came = below.take_in(taken)
                 if came is None:
-                    blocks = blocks_of(taken)
-                    below.not_stored += blocks
-                    if cause != "write-through":
-                        place.dropped += blocks
+                    below.not_stored += blocks_of(taken)
+                    if below.admission is not None:
+                        onward += taken
+                    elif cause != "write-through":
+                        place.dropped += blocks_of(taken)
                     continue
                 new, evicted = came
                 pieces += new
@@ -167,12 +174,12 @@ class Storage:
             self._network.send(
                 self.way_into(below, place.vertex), nbytes, cause, self._copied, (below, pieces)
             )
-        if refused:
+        if onward:
             lower = self._below.get(below)
             if lower is None:
-                place.dropped += blocks_of(refused)
+                place.dropped += blocks_of(onward)
             else:
-                self._copy_down(place, lower, refused, cause)
+                self._copy_down(place, lower, onward, cause)
 
     def _copied(self, what: tuple[Place, list[Piece]]) -> None:
         place, pieces = what
@@ -225,10 +232,3 @@ class Storage:
             place.unpin(old)
             become_ready(new)
             target.unpin(new)
-
-
-def _admission(section: TierSection | None) -> Admission | None:
-    """None: everything is admitted, and nobody is asked."""
-    if section is None or section.admission == "always":
-        return None
-    return ADMISSION[section.admission](section.admission_rules())
