@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "kv-cache.py"
@@ -84,6 +88,30 @@ def finish(process: "subprocess.Popen[str]", cwd: Path, timeout: float = 120) ->
     written = cwd / "R.json"
     result = json.loads(written.read_bytes()) if written.exists() else None
     return Ran(process.returncode, out, err, result)
+
+
+def wait_until_at_work(process: "subprocess.Popen[str]", cpu_s: float = 0.5) -> None:
+    """Until it has taken signals over, and used so much of the CPU since, however slow that is."""
+    while not _takes_signals(process.pid):
+        assert process.poll() is None, "it has ended before it took signals over"
+        time.sleep(0.01)
+    seen = psutil.Process(process.pid)
+    until_s = _cpu_s(seen) + cpu_s
+    while _cpu_s(seen) < until_s:
+        assert process.poll() is None, "it has ended before it was at work"
+        time.sleep(0.01)
+
+
+def _takes_signals(pid: int) -> bool:
+    """SIGTERM, which Python leaves alone."""
+    with Path(f"/proc/{pid}/status").open() as lines:
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return float(used.user + used.system)
 
 
 def small(cwd: Path, *args: str, timeout: float = 120) -> Ran:

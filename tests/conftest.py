@@ -1,9 +1,12 @@
 """What all tests have in common: no test fails because a machine was slow (timings are figures, and
-stand in `benchmarks/`), and simulations in this process run as Python, whatever was compiled."""
+stand in `benchmarks/`), what hypothesis tries is the same each time (`pytest
+--hypothesis-profile=explore` tries other things), and simulations in this process run as Python,
+whatever was compiled."""
 
 from hypothesis import settings
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
 
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
+settings.register_profile("explore", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile("same")

@@ -107,13 +107,15 @@ def _until(caught: Interrupts, make: Callable[[], Mapping[str, Any]]) -> Mapping
     place. Raises _StoppedError."""
 
     def stop() -> None:
-        caught.on_signal = _go_on  # the first one is enough
-        raise _StoppedError
+        raise _StoppedError  # each time: within a finaliser the first would be lost
 
     caught.on_signal = stop
-    made = make()
-    caught.on_signal = _go_on
-    return made
+    try:
+        if caught.came:
+            raise _StoppedError
+        return make()
+    finally:
+        caught.on_signal = _go_on
 
 
 def _go_on() -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ from typing import Any
 import pytest
 
 from kv_cache.cli import main
+from kv_cache.cli.interrupts import interrupts
+from kv_cache.cli.lab import _StoppedError, _until
 from kv_cache.core.seed import Seed
 from kv_cache.lab.arms import USUAL
 from kv_cache.lab.patterns import PATTERNS
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.samples import mooncake_lines
-from tests.cli import PROGRAM, ROOT, start
+from tests.cli import PROGRAM, ROOT, start, wait_until_at_work
 from tests.traces import shared_trace
 
 
@@ -381,10 +382,7 @@ def test_a_signal_ends_it_with_one_sentence_and_writes_nothing(
     process = start(
         tmp_path, ["lab", "--pattern", "all", "--seeds", "500", "-o", "L.json", "--csv", "l.csv"]
     )
-    while not _catches_signals(process.pid):
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.5)
+    wait_until_at_work(process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
@@ -392,8 +390,9 @@ def test_a_signal_ends_it_with_one_sentence_and_writes_nothing(
     assert not list(tmp_path.glob("[Ll].*"))
 
 
-def _catches_signals(pid: int) -> bool:
-    """SIGTERM, which Python leaves alone."""
-    with Path(f"/proc/{pid}/status").open() as lines:
-        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
-    return bool(caught >> (signal.SIGTERM - 1) & 1)
+def test_a_signal_that_came_before_the_work_began_ends_it_as_well() -> None:
+    with interrupts() as caught:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(_StoppedError):
+            _until(caught, lambda: pytest.fail("it began all the same"))
+        assert caught.exit_code == 130

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli import SMALL, Ran, finish, run, small, start
+from tests.cli import SMALL, Ran, finish, run, small, start, wait_until_at_work
 
 MODES = ("standard", "prefill-only", "decode-only")
 
@@ -351,9 +351,9 @@ def lines(path: Path) -> list[str]:
 
 def test_a_signal_ends_virtual_time_too(tmp_path: Path) -> None:
     process = start(tmp_path, [*SMALL, "--virtual-time", "--output=R.json", "--duration=86400"])
-    time.sleep(2)
+    wait_until_at_work(process, cpu_s=1.5)
     process.send_signal(signal.SIGINT)
-    ran = finish(process, tmp_path, timeout=30)
+    ran = finish(process, tmp_path)
     assert ran.code == 130, ran.err
     assert ran.own["status"] == "interrupted"
     assert ran.result["requests_completed"] > 0

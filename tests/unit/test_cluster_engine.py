@@ -219,8 +219,19 @@ ROOFLINES = st.builds(
 def test_a_run_of_decode_steps_is_the_sum_of_its_steps(
     compute: Compute, sequences: int, context: int, data: st.DataObject
 ) -> None:
+    is_the_sum_of_its_steps(compute, sequences, context, data.draw(st.integers(1, 300)))
+
+
+def test_lines_that_cross_beyond_all_numbers_are_added_up_as_well() -> None:
+    hardly = Roofline(
+        flop_token=1.0, flop_pair=2.3e-311, byte_weights=2.0, byte_token=0.0, overhead=0.0,
+        token_ns=0.0,
+    )  # fmt: skip
+    is_the_sum_of_its_steps(hardly, 1, 0, 300)
+
+
+def is_the_sum_of_its_steps(compute: Compute, sequences: int, context: int, steps: int) -> None:
     """Each step is rounded up by less than 1 ns, the run once."""
-    steps = data.draw(st.integers(1, 300))
     alone = sum(compute.step_ns(0, 0, 0, sequences, context + i * sequences) for i in range(steps))
     assert -2 <= alone - compute.run_ns(sequences, context, steps) <= steps + alone * 1e-9
 

@@ -115,7 +115,8 @@ class Roofline:
         change = sequences * (self.flop_pair - self.byte_token)
         turn = steps  # the first step at which the other one is longer
         if ahead and change and (ahead > 0) != (change > 0):
-            turn = min(steps, ceil(-ahead / change))
+            crossing = -ahead / change  # infinite where hardly anything changes
+            turn = ceil(crossing) if crossing < steps else steps
         first = _series(
             flops if ahead > 0 or (not ahead and change > 0) else nbytes,
             self._growth(sequences, ahead > 0 or (not ahead and change > 0)),
