@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -70,9 +71,14 @@ class Screen:
         return told
 
 
+_DRAWING = re.compile(r".*?\x1b\[J(?:\x1b\[\d+A)?\r?|.+$", re.DOTALL)
+"""All up to where the rest of the screen is cleared, and the way back to the first line."""
+_DRAWN = re.compile(r"\x1b\[J(?:\x1b\[\d+A)?\r$")
+
+
 class Terminal:
     """Runs a command with stderr, or stdout too, on a terminal. `told` is all that it wrote
-    there, `frames` what the screen showed after each piece of it."""
+    there, `frames` what the screen showed after each drawing, however many came at once."""
 
     def __init__(
         self,
@@ -112,11 +118,26 @@ class Terminal:
                 data = os.read(self._master, 65536)
             except OSError:  # the other end is closed
                 return False
-            text = data.decode()
-            self.told += text
-            self.screen.feed(text)
-            self.frames.append(self.screen.text)
+            for text in _DRAWING.findall(data.decode()):
+                self.told += text
+                self.screen.feed(text)
+                self.frames.append(self.screen.text)
         return True
+
+    def resize_between_drawings(self, columns: int, lines: int) -> None:
+        """What was drawn for the old size is read before, as long as the program stands still."""
+        while True:
+            self.process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+            while select.select([self._master], [], [], 0)[0]:
+                before = len(self.told)
+                self.until(lambda t, before=before: len(t.told) > before)  # type: ignore[misc]
+            whole = _DRAWN.search(self.told) is not None
+            if whole:
+                self.resize(columns, lines)
+            self.process.send_signal(signal.SIGCONT)
+            if whole:
+                return
 
     def finish(self, seconds: float = 60) -> tuple[int, str]:
         """The exit code, and stdout where it is no terminal."""

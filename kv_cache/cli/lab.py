@@ -98,8 +98,9 @@ def main(argv: Sequence[str]) -> int:
         return caught.exit_code
 
 
-class _StoppedError(Exception):
-    """A signal came before there was anything to write."""
+class _StoppedError(BaseException):
+    """A signal came before there was anything to write. Nobody on the way takes it for an error of
+    what it was doing."""
 
 
 def _until(caught: Interrupts, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cli import SMALL, Ran, command, environment, finish, prepare, small, start
+from tests.cli import SMALL, Ran, anything, command, environment, finish, prepare, small, start
 
 SMALLER = [
     *(arg for arg in SMALL if not arg.startswith("--storage-capacity")),
@@ -53,7 +53,7 @@ def children_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 
 def leaves_nothing(place: Path) -> bool:
-    return not any(place.glob("cache/rank_*/*"))
+    return not anything(place, "cache/rank_*/*")
 
 
 # --- all is well -------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from kv_cache.cli.wrapper import read as read_call
 from kv_cache.config.load import load_config
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
-from tests.cli import PROGRAM, ROOT, small
+from tests.cli import PROGRAM, ROOT, anything, small
 
 WRAPPER = ROOT / "mlperf_wrapper.py"
 STAMP = "20260401_120000"
@@ -506,7 +506,7 @@ def test_ranks_that_mpirun_kills_leave_their_results_in_time(place: Path) -> Non
     wait_for(lambda: len(results(place)) == 2, ABORT_S)
     process.communicate(timeout=30)
     assert {read(path)["kv_cache"]["status"] for path in results(place)} == {"interrupted"}
-    wait_for(lambda: not any(place.glob("cache/rank_*")), 20)
+    wait_for(lambda: not anything(place, "cache/rank_*"), 20)
 
 
 def test_the_exit_code_passes_mpirun(place: Path) -> None:

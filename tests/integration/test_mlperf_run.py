@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -130,7 +131,8 @@ def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -
     directory.rmdir()  # it cannot write its result then
     out, err = finish(process, 1)
     assert "INVALID: option 1; valid: option 3" in out
-    assert "option 1 is given up: rank 1 ended with exit code 1" in err
+    # The other one may have been ended in the middle of its last words.
+    assert re.search("option 1 is given up: .*rank 1 ended with exit code 1", err)
     assert [(r["option"], r["trial"], r["complete"]) for r in own(place / "tree")["trials"]] == [
         (1, 0, False), (3, 0, True), (3, 1, True),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli import PROGRAM, command, environment, prepare, run, start
+from tests.cli import PROGRAM, anything, command, environment, prepare, run, start
 
 VIRTUAL = """
 config: small.yaml
@@ -131,7 +131,7 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on_later(tmp_path: Path
     (tmp_path / "grid.yaml").write_text(grid)
     process = start(tmp_path, ["sweep", "grid.yaml", "--results-dir=D"])
     wait_for(lambda: any((tmp_path / "D").glob("cell-001*/trial1/exit_code")))
-    wait_for(lambda: any((tmp_path / "cache").glob("kv-cache-run-*/*")))
+    wait_for(lambda: anything(tmp_path / "cache", "kv-cache-run-*/*"))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -157,10 +157,10 @@ def test_a_sweep_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
         grid.replace("run.duration_s: 3", "run.duration_s: 60").replace("{repeat}", "1")
     )
     process = start(tmp_path, ["sweep", "grid.yaml", "--results-dir=D"])
-    wait_for(lambda: any((tmp_path / "cache").glob("kv-cache-run-*/*")))
+    wait_for(lambda: anything(tmp_path / "cache", "kv-cache-run-*/*"))
     process.kill()
     process.communicate()
-    wait_for(lambda: not any((tmp_path / "cache").glob("kv-cache-run-*")))
+    wait_for(lambda: not anything(tmp_path / "cache", "kv-cache-run-*"))
     assert own(tmp_path)["status"] == "interrupted"
 
 

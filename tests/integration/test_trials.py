@@ -3,6 +3,7 @@ all, and what two of these say of each other."""
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -129,14 +130,22 @@ def start_trials(cwd: Path, *args: str) -> "subprocess.Popen[str]":
 
 
 def gone_and_back(cache: Path, process: "subprocess.Popen[str]") -> None:
-    """Until the second trial has stored something."""
-    result = cache.parent / "R.trial1.json"
-    while not result.exists() or cache.exists():
+    """Until the second trial has stored something: it has a directory of another name."""
+    result, first = cache.parent / "R.trial1.json", set[str]()
+    while not result.exists():
         assert process.poll() is None, process.communicate()
-        time.sleep(0.002)
-    while not anything(cache, "*/*/*.kv"):
+        first |= names_in(cache)
+        time.sleep(0.02)
+    while not any(anything(cache / name, "*/*.kv") for name in names_in(cache) - first):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
+
+
+def names_in(directory: Path) -> set[str]:
+    try:
+        return set(os.listdir(directory))
+    except FileNotFoundError:
+        return set()
 
 
 def assert_ended_early(cwd: Path, own: Any) -> None:

@@ -1,5 +1,6 @@
 """Messages between a rank and the coordinator, over real sockets."""
 
+import select
 import socket
 import threading
 import time
@@ -223,3 +224,27 @@ def test_ranks_of_a_coordinator_that_breaks_are_told_to_end() -> None:
     assert second is not None
     assert (first["what"], second["what"]) == ("stop", "bye")
     assert "RuntimeError" in first["why"]
+
+
+def test_a_rank_that_dies_as_it_comes_is_nobody_s_wire_any_more() -> None:
+    """It has said who it is, and is gone before it is answered."""
+    listener = Listener(KEY, everywhere=False)
+    address = ("127.0.0.1", listener.port)
+    plan = Plan(
+        how="clients", wanted=1, config=Config(), output=Path("R.json"), addresses=[address],
+        key=KEY,
+    )  # fmt: skip
+    rank = connect([address], KEY)
+    near = listener.next(5)
+    assert near is not None
+    coordinator = Coordinator(plan, listener)
+    coordinator._strangers = [near]
+    rank.send("join", rank=0, ranks=1)
+    near.send("unread")  # so that its end is a reset
+    for wire in (near, rank):
+        assert select.select([wire], [], [], 5)[0]
+    rank.close()
+    for _ in range(3):
+        coordinator._pump(0.1)
+    assert coordinator._ranks[0].wire is None
+    coordinator.close()

@@ -380,6 +380,7 @@ class Coordinator:
 
     def _gone(self, wire: Wire, rank: _Rank | None, error: Gone) -> None:
         wire.close()
+        rank = rank or next((one for one in self._ranks if one.wire is wire), None)
         if rank is None:
             self._strangers = [other for other in self._strangers if other is not wire]
             return
