@@ -79,7 +79,7 @@ def _rate(pairs: list[tuple["np.ndarray", "np.ndarray"]]) -> float:
         gate.wait()
         np.copyto(target, source)
 
-    workers = [threading.Thread(target=copy, args=pair) for pair in pairs]
+    workers = [threading.Thread(target=copy, args=pair, daemon=True) for pair in pairs]
     for worker in workers:
         worker.start()
     gate.wait()

@@ -546,6 +546,9 @@ class RealRun:
             self.phase = "drain"
             self._drive.close()
             self._drain(tick)
+        except BaseException:
+            self._abort.set()  # else who waits for what is ended now waits for ever
+            raise
         finally:
             self._drive.stop(self._stop.is_set)
             self._witness.stop()

@@ -18,22 +18,23 @@ from types import FrameType
 
 _TIED = """\
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 15)
+number = int(sys.argv[2])
+ctypes.CDLL(None).prctl(1, number)
 if os.getppid() != int(sys.argv[1]):
-    sys.exit(143)
+    sys.exit(128 + number)
 try:
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[3], sys.argv[3:])
 except OSError as error:
-    sys.exit(f"{sys.argv[2]} cannot be started: {error.strerror}")
+    sys.exit(f"{sys.argv[3]} cannot be started: {error.strerror}")
 """
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 
-def tied(command: Sequence[str]) -> list[str]:
-    """The command, such that it is sent SIGTERM when the thread that starts it is gone: what a
+def tied(command: Sequence[str], number: int = signal.SIGTERM) -> list[str]:
+    """The command, such that it is sent a signal when the thread that starts it is gone: what a
     driver started does not outlive it when it is killed, and disturbs nobody who goes on."""
-    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), str(int(number)), *command]
 
 
 def step_aside() -> None:

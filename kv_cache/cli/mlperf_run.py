@@ -412,7 +412,7 @@ def _wait(
     """Until all have ended; the exit codes. After a signal, or once one has failed, the others are
     ended: their trial cannot become complete any more."""
     began, ended = time.monotonic(), None
-    while any(child.poll() is None for child in children):
+    while None in [child.poll() for child in children]:  # all are looked at
         elapsed = time.monotonic() - began
         _show(sequence, f"{title}: {elapsed:.0f} s of about {sequence.plan.window_s(option):g} s",
               elapsed, option)  # fmt: skip

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -235,7 +236,7 @@ def _fio(
         return None, None
     # In a session of its own: Ctrl-C in the terminal is for us, and we end fio.
     process = subprocess.Popen(
-        tied(command),
+        tied(command, signal.SIGKILL),
         cwd=scratch,
         env={**os.environ, **_HUGE_PAGES},
         stdout=subprocess.PIPE,

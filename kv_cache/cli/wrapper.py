@@ -8,6 +8,7 @@ file of such a name there (launchers read any that matches), keeps its objects b
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -187,8 +188,9 @@ def _run(asked: Asked, rank: MpiRank) -> int:
     try:
         return launch(invocation(asked), start_of(asked, rank, directory))
     except UsageError:
-        if created and not any(directory.iterdir()):
-            directory.rmdir()
+        if created:
+            with contextlib.suppress(OSError):  # there is something in it, or somebody was faster
+                directory.rmdir()
         raise
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kv_cache.cli.mlperf import main
@@ -126,7 +127,7 @@ def wait_for(condition: Any) -> None:
 
 def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -> None:
     process = start(place, f"--shorten 3 --option 1 --option 3 --trials 2 --clients 2 -- {FLAGS}")
-    wait_for(lambda: anything(place, "tree/**/option_1/trial_0/rank_1"))
+    wait_for(lambda: anything(place, "cache/rank_1/*/*/*.kv"))
     (directory,) = (place / "tree").rglob("option_1/trial_0/rank_1")
     directory.rmdir()  # it cannot write its result then
     out, err = finish(process, 1)
@@ -136,6 +137,18 @@ def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -
     assert [(r["option"], r["trial"], r["complete"]) for r in own(place / "tree")["trials"]] == [
         (1, 0, False), (3, 0, True), (3, 1, True),
     ]  # fmt: skip
+
+
+def test_any_rank_that_dies_ends_the_others_of_its_trial_at_once(place: Path) -> None:
+    process = start(place, f"--shorten 60 --option 1 --trials 1 --clients 2 -- {FLAGS}")
+    for rank in range(2):
+        wait_for(lambda rank=rank: anything(place, f"cache/rank_{rank}/*/*/*.kv"))
+    clients = {psutil.Process(pid).environ()["PMI_RANK"]: pid for pid in children_of(process.pid)}
+    os.kill(clients["1"], signal.SIGKILL)
+    _, err = finish(process, 1)
+    assert re.search("option 1 is given up: .*rank 1", err)
+    (path,) = (place / "tree").rglob("rank_0/kvcache_results_*.json")
+    assert json.loads(path.read_bytes())["kv_cache"]["status"] == "interrupted"
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.cli import SMALL, Ran, finish, run, small, start, wait_until_at_work
+from tests.cli import (
+    SMALL,
+    Ran,
+    environment,
+    finish,
+    prepare,
+    run,
+    small,
+    start,
+    wait_until_at_work,
+)
 
 MODES = ("standard", "prefill-only", "decode-only")
 
@@ -463,3 +474,44 @@ def test_every_promised_percentile_of_a_class_is_judged(tmp_path: Path) -> None:
     assert batch["completed"] > 0
     met = {name: promise["met"] for name, promise in batch["promises"].items()}
     assert met == {"p95": False, "p99": False, "p999": True, "p9999": True}
+
+
+DEFECT = """
+import functools, sys
+import kv_cache.cli, kv_cache.cli.run as command
+from kv_cache.core.kinds import Tier
+from kv_cache.tiers.wrappers import Throttled
+
+def slow(store):
+    return Throttled(store, bytes_per_second=20_000_000) if store.tier is Tier.NVME else store
+
+def tick(self, run):
+    if run.phase == "measure":
+        seen.append(run)
+        if len(seen) == 3:
+            raise RuntimeError("a defect")
+
+seen = []
+command.Progress.tick = tick
+command.RealRun = functools.partial(command.RealRun, wrap=slow)
+kv_cache.cli.main(sys.argv[1:])
+"""
+
+
+def test_a_defect_in_the_midst_of_a_run_ends_it_loudly_and_never_hangs(tmp_path: Path) -> None:
+    """Requests wait for stores that are written behind, and these are given up."""
+    prepare(tmp_path)
+    (tmp_path / "behind.yaml").write_text(
+        (tmp_path / "small.yaml").read_text()
+        + "semantics: {write_behind: true, write_behind_queue: 2}\n"
+    )
+    args = [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60", "--num-users=24",
+            "--semantics=serving", "--block-tokens=64", "--cpu-mem-gb=0",
+            "--storage-capacity-gb=0.1", "--config=behind.yaml"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", DEFECT, *args],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "RuntimeError: a defect" in done.stderr
+    assert not (tmp_path / "cache").exists()

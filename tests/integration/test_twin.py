@@ -102,7 +102,7 @@ cd {tmp_path}/cache/kv-cache-run-*/00 && touch reads.0.0.kv && exec sleep 60
 def test_fio_does_not_outlive_a_comparison_that_is_killed(tmp_path: Path) -> None:
     with start(tmp_path, made(tmp_path), "--seconds=60") as process:
         try:
-            wait_for(lambda: any((tmp_path / "cache").rglob("writes.*.kv")))
+            wait_for(lambda: any((tmp_path / "cache").rglob("reads.*.kv")))
             [fio] = psutil.Process(process.pid).children()
             assert fio.name() == "fio"
         finally:

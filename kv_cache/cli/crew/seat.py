@@ -186,7 +186,7 @@ class Seat:
 
     def _end(self, why: str) -> None:
         """As a signal would, and where the run is not yet, or no longer, in one's hand, by one."""
-        if self._done or self.ended is not None:
+        if self._done or self.ended is not None or self._refused is not None:
             return
         self.ended = why
         if not self._welcome.is_set():
