@@ -3,4 +3,4 @@
 Start reading at `docs/architecture.md`, then `kv_cache/lifecycle.py`.
 """
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"

@@ -38,7 +38,7 @@ from kv_cache.report.passport import passport
 from kv_cache.report.validation import ValidationTrace, compare
 from kv_cache.report.writing import write_atomically
 
-SCHEMA = "kv-cache-result/6"
+SCHEMA = "kv-cache-result/7"
 SECTION = "kv_cache"
 
 
