@@ -13,7 +13,6 @@ import platform
 import re
 import resource
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import psutil
 
 import kv_cache
+from kv_cache.core.mounts import Mount, mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
 PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson")
@@ -284,55 +284,6 @@ def _variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in VARIABLES)
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
-    """One line of /proc/self/mountinfo."""
-
-    major_minor: str
-    root: str
-    point: str
-    options: str
-    kind: str
-    source: str
-    super_options: str
-
-
-def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """The lines of a mountinfo, as proc(5) describes them."""
-    return tuple(_mount(line) for line in text.splitlines() if " - " in line)
-
-
-def _mount(line: str) -> Mount:
-    left, _, right = line.partition(" - ")
-    _, _, major_minor, root, point, options, *_ = left.split(" ")
-    kind, source, super_options = (*right.split(" ", 2), "", "")[:3]
-    return Mount(
-        major_minor=major_minor,
-        root=_unescape(root),
-        point=_unescape(point),
-        options=options,
-        kind=kind,
-        source=_unescape(source),
-        super_options=super_options,
-    )
-
-
-def _unescape(text: str) -> str:
-    """The kernel writes blanks and backslashes as three octal digits."""
-    return re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits.group(1), 8)), text)
-
-
-def mount_of(path: str, major_minor: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that a resolved path lies on: the deepest, of two on one point the later.
-
-    Those of the file's own device go first, because a mount can be hidden under another; btrfs
-    gives files a device number that no mount has.
-    """
-    holding = [mount for mount in mounts if Path(path).is_relative_to(mount.point)]
-    same = [mount for mount in holding if mount.major_minor == major_minor] or holding
-    return max(reversed(same), key=lambda mount: len(mount.point), default=None)
 
 
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:

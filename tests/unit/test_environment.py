@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.report.environment import (
     DEVICE_KEYS,
     Reader,
@@ -15,8 +16,6 @@ from kv_cache.report.environment import (
     cgroup_places,
     cpu_model,
     git_commit,
-    mount_of,
-    parse_mounts,
     selected,
 )
 
