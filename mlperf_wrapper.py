@@ -1,6 +1,17 @@
 #!/usr/bin/env python3
 """What newer MLPerf Storage launchers start for each rank; they look for it beside kv-cache.py."""
 
+import sys
+
+import kv_cache
+
+if getattr(kv_cache, "DISTRIBUTION", None) != "kv-cache-bench":
+    sys.stderr.write(
+        f"kv-cache: {kv_cache.__file__} is another project's package of the name kv_cache, and was "
+        f"found before this program's; remove it: {sys.executable} -m pip uninstall kv-cache\n"
+    )
+    sys.exit(2)
+
 from kv_cache.cli import console
 from kv_cache.cli.wrapper import main
 

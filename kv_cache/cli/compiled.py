@@ -28,6 +28,7 @@ from types import ModuleType
 
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.installing import install_hint
 
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
@@ -46,7 +47,6 @@ PURE = "--pure"
 
 _LOOK_S = 0.2
 _PATIENCE_S = 3.0
-_HOW_TO_GET_IT = "pip install 'kv-cache[fast]', and a C compiler (gcc or clang)"
 _SETUP = """
 from mypyc.build import mypycify
 from setuptools import setup
@@ -177,7 +177,7 @@ def _paths() -> list[Path]:
 def build(folder: Path, caught: Interrupts) -> None:
     """Compile into `folder`, whole or not at all. Raises UsageError, OSError."""
     if shutil.which("gcc") is None and shutil.which("clang") is None:
-        raise UsageError(f"compile needs a C compiler, which is missing; get it: {_HOW_TO_GET_IT}")
+        raise UsageError("compile needs a C compiler, which is missing; install gcc or clang")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder.parent) as name:
         made = Path(name, "made")
@@ -215,7 +215,10 @@ def _compile(work: Path, made: Path, caught: Interrupts) -> None:
         return
     if compiler.returncode:
         last = (said.read_text(errors="replace").strip() or "nothing was said").splitlines()[-1]
-        raise UsageError(f"compile failed ({last}); it needs: {_HOW_TO_GET_IT}")
+        raise UsageError(
+            f"compile failed ({last}); it needs gcc or clang and mypy's compiler: "
+            f"{install_hint('fast')}"
+        )
     for library in (*work.glob("*.so"), *(work / "kv_cache").rglob("*.so")):
         target = made / library.relative_to(work)
         target.parent.mkdir(parents=True, exist_ok=True)

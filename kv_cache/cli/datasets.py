@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
+from kv_cache.installing import install_hint
 from kv_cache.report.writing import write_atomically
 from kv_cache.workload.catalogue import markdown, text
 from kv_cache.workload.samples import SAMPLE_SEED, SAMPLES, sample_bytes
@@ -163,8 +164,7 @@ def _zstd() -> Callable[[bytes], bytes]:
         zstandard = importlib.import_module("zstandard")
     except ImportError:
         raise UsageError(
-            "--pack zst needs the package `zstandard`: install `kv-cache-bench[zstd]`, or use "
-            "--pack gz"
+            f"--pack zst needs the package `zstandard`: {install_hint('zstd')}, or use --pack gz"
         ) from None
     compress: Callable[[bytes], bytes] = zstandard.ZstdCompressor(level=3).compress
     return compress

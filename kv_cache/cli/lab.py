@@ -24,6 +24,7 @@ from kv_cache.core.errors import ConfigError, PlaceError, TraceError, UsageError
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB
+from kv_cache.installing import install_hint
 from kv_cache.lab.accesses import Accesses, gathered
 from kv_cache.lab.arms import ADMISSIONS, ALWAYS, USUAL, Arm, arms_of
 from kv_cache.lab.capacity import Capacity, capacities_of
@@ -34,7 +35,6 @@ from kv_cache.lab.table import table_of
 from kv_cache.report.lab import CSV_HEAD, lab_csv, lab_document, lab_text, source_name
 from kv_cache.report.plot import (
     FORMATS,
-    HOW_TO_GET_IT,
     draw,
     installed,
     require_ours,
@@ -316,7 +316,9 @@ def _check_picture(path: Path) -> None:
             f"--plot {path} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
         )
     if not installed():
-        raise UsageError(f"--plot needs matplotlib, which is missing; get it: {HOW_TO_GET_IT}")
+        raise UsageError(
+            f"--plot needs matplotlib, which is missing; get it: {install_hint('plot')}"
+        )
     require_ours(path)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, UsageError, did_you_mean
+from kv_cache.installing import install_hint
 from kv_cache.report.plot import (
     FORMATS,
-    HOW_TO_GET_IT,
     draw,
     installed,
     picture_of,
@@ -33,7 +33,7 @@ examples:
   kv-cache.py plot capacity.json --output capacity.png
   kv-cache.py plot runs/*
 
-needs matplotlib: {HOW_TO_GET_IT}
+needs matplotlib: {install_hint("plot")}
 
 exit code: 0 done, 2 bad input or no matplotlib
 """
@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
     """Draw all, or write nothing; the exit code. UsageError is the caller's to print."""
     options = _parser().parse_args(list(argv))
     if not installed():
-        raise UsageError(f"plot needs matplotlib, which is not installed; get it: {HOW_TO_GET_IT}")
+        raise UsageError(
+            f"plot needs matplotlib, which is not installed; get it: {install_hint('plot')}"
+        )
     targets = _targets([Path(name) for name in options.results], options.output)
     for target in targets:
         require_ours(target)

@@ -27,6 +27,7 @@ from kv_cache.config.scenarios import (
 )
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
+from kv_cache.installing import install_hint
 from kv_cache.report.cluster.document import sim_document
 from kv_cache.report.cluster.events import LINES
 from kv_cache.report.cluster.tables import RUNS_MARK, runs_csv
@@ -222,7 +223,7 @@ def _check_page(path: Path, flag: str) -> None:
 
 
 def _check_picture(path: Path, flag: str) -> None:
-    from kv_cache.report.plot import FORMATS, HOW_TO_GET_IT, installed, require_ours
+    from kv_cache.report.plot import FORMATS, installed, require_ours
 
     form = path.suffix[1:].lower()
     if form not in FORMATS:
@@ -230,7 +231,9 @@ def _check_picture(path: Path, flag: str) -> None:
             f"{flag} {path} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
         )
     if not installed():
-        raise UsageError(f"{flag} needs matplotlib, which is missing; get it: {HOW_TO_GET_IT}")
+        raise UsageError(
+            f"{flag} needs matplotlib, which is missing; get it: {install_hint('plot')}"
+        )
     require_ours(path)
 
 

@@ -43,6 +43,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import print_config, show
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.seed import fresh_seed
+from kv_cache.installing import install_hint
 from kv_cache.report.chain import check, file_digest
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import SECTION, require_intact, result_bytes
@@ -63,7 +64,6 @@ from kv_cache.report.writing import write_atomically
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
 MOST_JOBS = 256
-HOW_TO_GET_MPI = "pip install 'kv-cache-bench[mpi]'"
 _LOCK = ".kv-cache-sweep.lock"
 _CONFIG, _RESULT, _LOG, _CODE = "cell.yaml", "result.json", "log.txt", "exit_code"
 _WRITE_S = 2.0  # the document is written again at most so often while runs go on
@@ -423,7 +423,7 @@ def _mpi(rank: int) -> Callable[[Sequence[str]], int] | None:
             return None
         raise UsageError(
             f"sweep was started as several ranks, but mpi4py cannot be used ({error}); get it with "
-            f"{HOW_TO_GET_MPI}, or start one process and give --jobs"
+            f"{install_hint('mpi')}, or start one process and give --jobs"
         ) from None
     if served:
         return lambda argv: _as_root(argv, futures.MPIPoolExecutor())

@@ -25,9 +25,9 @@ from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_me
 from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
+from kv_cache.installing import install_hint
 from kv_cache.report.plot import (
     FORMATS,
-    HOW_TO_GET_IT,
     draw,
     installed,
     require_ours,
@@ -150,7 +150,9 @@ def _plot(argv: Sequence[str]) -> int:
     )  # fmt: skip
     options, rest = own_and_rest(parser, argv)
     if not installed():
-        raise UsageError(f"trace plot needs matplotlib, which is missing; get it: {HOW_TO_GET_IT}")
+        raise UsageError(
+            f"trace plot needs matplotlib, which is missing; get it: {install_hint('plot')}"
+        )
     asked = asked_of(options, rest)
     target = options.output or asked.picture
     form = target.suffix[1:].lower()

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.installing import install_hint
 from kv_cache.report import capacity, lab, precondition, sweep, tracestats, trials
 from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
@@ -47,8 +48,6 @@ FORMATS = ("svg", "png", "pdf")
 MARK = "kv-cache plot"
 """In the metadata of each picture: one that says so may be replaced."""
 
-HOW_TO_GET_IT = "pip install 'kv-cache-bench[plot]'"
-
 PICTURES: Mapping[str, Callable[[Json], Picture]] = {
     capacity.SCHEMA: capacity_picture,
     precondition.SCHEMA: precondition_picture,
@@ -73,7 +72,7 @@ _EDGE_BYTES = 4096  # of a file, in which its metadata stand
 def plot_beside(document: Mapping[str, Any], result: Path) -> Path | None:
     """The picture of a document beside its file; None where there is none, which is logged."""
     if not installed():
-        log.info("no picture: matplotlib is missing; get it with %s", HOW_TO_GET_IT)
+        log.info("no picture: matplotlib is missing; get it with %s", install_hint("plot"))
         return None
     target = picture_of(result)
     try:
@@ -162,7 +161,7 @@ def _matplotlib() -> ModuleType:
     except ImportError as error:
         raise UsageError(
             f"pictures are drawn by matplotlib, which cannot be used here ({error}); get it: "
-            f"{HOW_TO_GET_IT}"
+            f"{install_hint('plot')}"
         ) from None
 
 

@@ -19,6 +19,7 @@ import orjson
 from kv_cache.core.effect import Move, OpDone
 from kv_cache.core.errors import PlaceError, TraceError
 from kv_cache.core.record import RequestRecord
+from kv_cache.installing import install_hint
 from kv_cache.workload.formats.opening import open_lines
 
 PARTIAL = ".partial"
@@ -48,8 +49,8 @@ def packing(path: Path, flag: str) -> Packing | None:
         zstd = importlib.import_module("zstandard")
     except ImportError:
         raise PlaceError(
-            f"{flag} {path}: packing with zstd needs the package `zstandard`: install "
-            "`kv-cache-bench[zstd]`, or use a name without .zst, or with .gz"
+            f"{flag} {path}: packing with zstd needs the package `zstandard`: "
+            f"{install_hint('zstd')}, or use a name without .zst, or with .gz"
         ) from None
     packed: Packing = zstd.ZstdCompressor(level=3).compressobj()
     return packed

@@ -18,6 +18,7 @@ from typing import Any
 from kv_cache.config.root import DEFAULT_DURATION_S
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import Qos
+from kv_cache.installing import install_hint
 from kv_cache.metrics.tracing import HISTOGRAMS
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.writing import write_atomically
@@ -26,7 +27,6 @@ Json = Mapping[str, Any]
 Cell = str | int | float | bool | None
 
 FLAG = "--xlsx-output"
-HOW_TO_GET_IT = "pip install 'kv-cache-bench[xlsx]'"
 MARK = "kv-cache sheets"
 """In the properties of each workbook: one that says so may be replaced."""
 
@@ -397,7 +397,7 @@ def _xlsxwriter() -> Any:
     except ImportError as error:
         raise UsageError(
             f"an .xlsx file is written by XlsxWriter, which cannot be used here ({error}); get it: "
-            f"{HOW_TO_GET_IT}, or write a .csv file"
+            f"{install_hint('xlsx')}, or write a .csv file"
         ) from None
 
 
@@ -421,7 +421,7 @@ def target_of(asked: Path) -> Target:
         return Target(path=asked)
     if suffix == ".xlsx":
         path = asked.with_suffix(".csv")
-        why = f"XlsxWriter is not installed; get it: {HOW_TO_GET_IT}"
+        why = f"XlsxWriter is not installed; get it: {install_hint('xlsx')}"
     else:
         path = asked.with_name(f"{asked.name}.csv")
         why = "it does not end in .xlsx"

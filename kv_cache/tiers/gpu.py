@@ -14,6 +14,7 @@ import numpy as np
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.units import human_bytes
+from kv_cache.installing import install_hint
 from kv_cache.tiers.base import Capability
 from kv_cache.tiers.buffers import Bytes
 from kv_cache.tiers.memory import ArenaStore
@@ -164,7 +165,7 @@ def find_devices(count: int) -> tuple[list[Callable[[], Device]], str]:
     try:
         import torch
     except ImportError:
-        found.append("torch is not installed (pip install 'kv-cache-bench[cuda]')")
+        found.append(f"torch is not installed ({install_hint('cuda')})")
     else:
         cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if cards >= count:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache.installing import install_hint
 from tests.cli import SMALL, environment, prepare, small
 
 
@@ -69,5 +70,5 @@ def test_without_its_library_the_learned_policy_is_refused_in_a_sentence(tmp_pat
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
     assert "--eviction learned" in ran.stderr
-    assert "kv-cache-bench[learned]" in ran.stderr
+    assert install_hint("learned") in ran.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"small.yaml"}

@@ -20,6 +20,7 @@ from kv_cache.bench.bucket import RUNS, RunPrefix, check_bucket, machine
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB
+from kv_cache.installing import install_hint
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.objects import Client, ObjectStore
 from kv_cache.tiers.payload import MISMATCH
@@ -289,7 +290,7 @@ def test_without_the_library_the_line_that_installs_it_is_told(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "pip install 'kv-cache-bench[s3]'" in done.stderr
+    assert install_hint("s3") in done.stderr
 
 
 def test_a_server_that_never_answers_is_given_up(s3: S3Server) -> None:

@@ -195,7 +195,7 @@ def test_without_the_package_zst_is_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(PlaceError, match=r"--io-trace-log .*ops\.csv\.zst.*kv-cache-bench\[zstd\]"):
+    with pytest.raises(PlaceError, match=r"--io-trace-log .*ops\.csv\.zst.*\[zstd\]"):
         check_io_trace(tmp_path / "ops.csv.zst")
 
 

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 import tracemalloc
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.errors import TraceError, UsageError
+from kv_cache.installing import install_hint
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats import opening as opening_module
 from kv_cache.workload.formats.base import Reading
@@ -162,7 +164,7 @@ def test_zstd_without_its_package_says_what_to_install(
     path = tmp_path / "t.csv.zst"
     path.write_bytes(zstd(b"x"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(TraceError, match=r"install `kv-cache-bench\[zstd\]`"):
+    with pytest.raises(TraceError, match=re.escape(install_hint("zstd"))):
         list(open_lines(path))
 
 

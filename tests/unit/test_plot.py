@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.installing import install_hint
 from kv_cache.report.chain import seal
 from kv_cache.report.pictures.base import (
     BadDocumentError,
@@ -367,8 +369,8 @@ def test_without_matplotlib_one_line_names_the_extra(
         assert plot_beside({"kv_cache": EACH["capacity"]}, tmp_path / "R.json") is None
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "kv-cache-bench[plot]" in record.getMessage()
-    with pytest.raises(UsageError, match="kv-cache-bench"):
+    assert install_hint("plot") in record.getMessage()
+    with pytest.raises(UsageError, match=re.escape(install_hint("plot"))):
         drawn(EACH["capacity"])
 
 

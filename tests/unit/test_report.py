@@ -1,6 +1,7 @@
 """`report`: the forms, and Markdown above all."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from kv_cache.cli.report import main
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
+from kv_cache.installing import install_hint
 from kv_cache.report.formats import DEFAULT, FORMATS
 from tests.trials import GB, of, result, series, windows
 
@@ -212,6 +214,6 @@ def test_without_xlsxwriter_a_workbook_is_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     one = write(tmp_path / "R.json", result(1))
-    with pytest.raises(UsageError, match=r"kv-cache-bench\[xlsx\]"):
+    with pytest.raises(UsageError, match=re.escape(install_hint("xlsx"))):
         main([str(one), "--output", str(tmp_path / "x.xlsx")])
     assert not (tmp_path / "x.xlsx").exists()

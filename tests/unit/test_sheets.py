@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kv_cache.core.errors import PlaceError
+from kv_cache.installing import install_hint
 from kv_cache.report.sheets import (
     COLUMNS,
     METRICS,
@@ -228,7 +229,7 @@ def test_without_xlsxwriter_the_summary_goes_to_a_csv_of_the_same_stem(
     target = target_of(Path("a/S.v2.XLSX"))
     assert target.path == Path("a/S.v2.csv")
     assert target.note is not None
-    assert "kv-cache-bench[xlsx]" in target.note
+    assert install_hint("xlsx") in target.note
 
 
 def test_only_files_of_ours_are_replaced(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from kv_cache.config.load import load_config
 from kv_cache.core.errors import ConfigError
+from kv_cache.installing import install_hint
 from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.tokens import Chars, cache_dir, open_tokens
 
@@ -55,7 +57,7 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, wanted: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"install `kv-cache-bench\[{package}\]`, or use chars"):
+    with pytest.raises(ConfigError, match=f"{re.escape(install_hint(package))}, or use chars"):
         open_tokens(wanted)
 
 

@@ -18,8 +18,8 @@ import orjson
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import MpiRank
+from kv_cache.installing import install_hint
 
-INSTALL = "pip install 'kv-cache-bench[mpi]'"
 PATIENCE_S = 120.0
 _NO_LIBRARY = 3
 _EXPLAINED = "--mpi apart runs each rank by itself"
@@ -34,7 +34,7 @@ class NoMpi(Exception):  # noqa: N818
 def look_for_mpi() -> None:
     """Raises NoMpi where there is no mpi4py; without loading it."""
     if find_spec("mpi4py") is None:
-        raise NoMpi(f"mpi4py is not installed ({INSTALL})")
+        raise NoMpi(f"mpi4py is not installed ({install_hint('mpi')})")
 
 
 def meet(rank: MpiRank, telling: Telling | None, patience_s: float = PATIENCE_S) -> Telling:

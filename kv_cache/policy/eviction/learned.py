@@ -29,6 +29,7 @@ import numpy as np
 
 from kv_cache.core.block import Key
 from kv_cache.core.errors import UsageError
+from kv_cache.installing import install_hint
 from kv_cache.policy.eviction.base import Eviction, Item
 from kv_cache.policy.eviction.histories import Histories, Matrix
 from kv_cache.policy.eviction.numbers import MOST, check
@@ -53,7 +54,6 @@ MODEL: Mapping[str, Any] = {
     "num_threads": 1,
     "verbosity": -1,
 }
-INSTALL = "pip install 'kv-cache-bench[learned]'"
 _MIX = 0x9E3779B97F4A7C15  # multiplies a count into a number that looks like chance
 
 
@@ -244,5 +244,5 @@ def _library() -> Any:
     except ImportError as error:
         raise UsageError(
             f"--eviction learned needs LightGBM, which cannot be imported ({error}); "
-            f"{INSTALL}, or choose another policy"
+            f"{install_hint('learned')}, or choose another policy"
         ) from error

@@ -22,6 +22,7 @@ import numpy as np
 
 from kv_cache.core.errors import StoreError
 from kv_cache.core.units import MIB, PAGE_BYTES
+from kv_cache.installing import install_hint
 from kv_cache.tiers.base import Span
 from kv_cache.tiers.buffers import Bytes
 
@@ -38,7 +39,7 @@ _local = threading.local()
 def uring_missing() -> str | None:
     """Why io_uring cannot be used here; None if it can."""
     if importlib.util.find_spec("liburing") is None:
-        return "it needs the package liburing; install kv-cache-bench[uring], or use direct"
+        return f"it needs the package liburing; {install_hint('uring')}, or use direct"
     try:
         _Ring(()).close()
     except OSError as error:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 from kv_cache.core.effect import VANISHED
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import KIB
+from kv_cache.installing import install_hint
 from kv_cache.tiers.objects.account import account_of
 from kv_cache.tiers.objects.place import ObjectPlace
 
 CONNECT_S = 5.0
-INSTALL = "pip install 'kv-cache-bench[s3]'"
 RETRIED = frozenset({"slow-down", "server-error", "timed-out", "unreachable", "connection-lost"})
 NO_BUCKET = "no-such-bucket"
 
@@ -204,7 +204,7 @@ def _library() -> Any:
     except ImportError:
         raise PlaceError(
             "--cache-dir s3://…: the library obstore speaks to object stores, and is not "
-            f"installed; {INSTALL}"
+            f"installed; {install_hint('s3')}"
         ) from None
     return obstore
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from kv_cache.core.errors import TraceError, did_you_mean
+from kv_cache.installing import install_hint
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import (
     BrokenDocumentError,
@@ -220,8 +221,8 @@ class _Unzstd(io.RawIOBase):
         except ImportError:
             packed.close()
             raise TraceError(
-                f"{path}: packed with zstd, which needs the package `zstandard`: install "
-                "`kv-cache-bench[zstd]`, or unpack the file first with `zstd -d`"
+                f"{path}: packed with zstd, which needs the package `zstandard`: "
+                f"{install_hint('zstd')}, or unpack the file first with `zstd -d`"
             ) from None
         self._frame = self._new_frame()
         self._inside = False

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.installing import install_hint
 
 CHARS = "chars"
 KINDS = (CHARS, "tiktoken:<encoding or file>", "hf:<tokenizer.json or its directory>")
@@ -93,7 +94,7 @@ def _library(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError:
         raise ConfigError(
-            f"{_OPTION} needs the package `{name}`: install `kv-cache-bench[{name}]`, or use "
+            f"{_OPTION} needs the package `{name}`: {install_hint(name)}, or use "
             f"{CHARS}, which counts characters"
         ) from None
 
