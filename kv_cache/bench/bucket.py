@@ -26,6 +26,7 @@ import orjson
 from kv_cache.bench.place import OWNER_NAME, is_alive, run_identity
 from kv_cache.core.effect import VANISHED
 from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.text import to_json
 from kv_cache.tiers.objects import Client, ObjectPlace, ObjectStore
 from kv_cache.tiers.objects.client import NO_BUCKET
 
@@ -171,7 +172,7 @@ class RunPrefix:
 
     def _write_owner(self, *, kept: bool) -> None:
         record = {**run_identity(self._run), "machine": machine(), "kept": kept}
-        self._client.put(self.path.key(f"{self.directory}/{OWNER_NAME}"), orjson.dumps(record))
+        self._client.put(self.path.key(f"{self.directory}/{OWNER_NAME}"), to_json(record))
 
     def _clear(self, directory: str) -> None:
         """All objects of a run, then its owner file; what is foreign stays."""

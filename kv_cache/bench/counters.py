@@ -15,6 +15,7 @@ from typing import Any, Self
 import psutil
 
 from kv_cache.bench.place import nearest_existing
+from kv_cache.bench.probes import text_of
 from kv_cache.core.units import KIB
 
 SECTOR_BYTES = 512
@@ -160,7 +161,4 @@ def _kib(value: str | None) -> int | None:
 
 def _text(path: str) -> str:
     """Empty where the kernel was built without the file or hides it."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+    return text_of(Path(path)) or ""

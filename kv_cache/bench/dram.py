@@ -18,6 +18,7 @@ from statistics import median
 import numpy as np
 
 from kv_cache.bench.memory import available_ram_bytes, usable_bytes
+from kv_cache.bench.probes import text_of
 from kv_cache.core.units import MIB, human_bytes
 
 PASSES = 9
@@ -94,10 +95,7 @@ def _last_level_cache_bytes() -> int:
     """0 where the kernel does not say."""
     found = [0]
     for file in _CACHE_SIZES.glob("index*/size"):
-        try:
-            text = file.read_text().strip()
-        except OSError:
-            continue
+        text = (text_of(file) or "").strip()
         unit = {"K": 1024, "M": MIB}.get(text[-1:], 0)
         if unit and text[:-1].isdigit():
             found.append(int(text[:-1]) * unit)

@@ -26,6 +26,7 @@ from typing import Any
 
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.place import nearest_existing, obtainable_bytes
+from kv_cache.bench.probes import text_of
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import PlaceError, StoreError
@@ -448,11 +449,8 @@ def _place_error(directory: Path, written: int, error: OSError | StoreError) -> 
 def discards(directory: Path) -> bool | None:
     """Whether deleting files there tells the drive that their blocks are free (mount option
     `discard`); None where no mount is found."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text()
-    except OSError:
-        return None
-    options = mount_options(mounts, os.path.realpath(directory))
+    mounts = text_of(Path("/proc/self/mountinfo"))
+    options = None if mounts is None else mount_options(mounts, os.path.realpath(directory))
     if options is None:
         return None
     return any(option == "discard" or option.startswith("discard=") for option in options)

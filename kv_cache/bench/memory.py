@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 
+from kv_cache.bench.probes import text_of
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, human_bytes
 
@@ -86,7 +87,7 @@ def available_ram_bytes() -> int:
 
 def _left_in_cgroups() -> list[int]:
     """What each cgroup with a limit leaves, from this process's own up to the topmost visible."""
-    cgroups, mounts = _text(Path("/proc/self/cgroup")), _text(Path("/proc/self/mountinfo"))
+    cgroups, mounts = text_of(Path("/proc/self/cgroup")), text_of(Path("/proc/self/mountinfo"))
     version, directories = cgroup_directories("memory", cgroups or "", mounts or "")
     left = _left_v1 if version == 1 else _left_v2
     return [found for name in directories if (found := left(Path(name))) is not None]
@@ -94,16 +95,16 @@ def _left_in_cgroups() -> list[int]:
 
 def _left_v1(directory: Path) -> int | None:
     return left_under_limit(
-        _text(directory / "memory.limit_in_bytes"),
-        _text(directory / "memory.usage_in_bytes"),
-        _text(directory / "memory.stat"),
+        text_of(directory / "memory.limit_in_bytes"),
+        text_of(directory / "memory.usage_in_bytes"),
+        text_of(directory / "memory.stat"),
     )
 
 
 def _left_v2(directory: Path) -> int | None:
-    usage, statistics = _text(directory / "memory.current"), _text(directory / "memory.stat")
+    usage, statistics = text_of(directory / "memory.current"), text_of(directory / "memory.stat")
     # Above `high` the kernel slows the process down: for a benchmark as good as a limit.
-    limits = [_text(directory / name) for name in ("memory.max", "memory.high")]
+    limits = [text_of(directory / name) for name in ("memory.max", "memory.high")]
     left = [left_under_limit(limit, usage, statistics) for limit in limits]
     return min((found for found in left if found is not None), default=None)
 
@@ -163,10 +164,3 @@ def _upwards(path: str, root: str, point: str) -> tuple[str, ...]:
     inside = path.removeprefix(root.rstrip("/")) if path.startswith(root) else ""
     parts = [part for part in inside.split("/") if part]
     return tuple("/".join([point, *parts[:depth]]) for depth in range(len(parts), -1, -1))
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None  # no such controller or file: no limit from there

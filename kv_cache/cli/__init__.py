@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 
 from kv_cache.cli.aside import step_aside
 from kv_cache.cli.ranks import COORDINATOR, rank_of
@@ -181,13 +182,31 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_BROKEN
 
 
+def _refuse_other_than_utf8(argv: Sequence[str]) -> int:
+    """A path of other bytes would work as a path, and could not be written into a result."""
+    from kv_cache.core.text import in_utf8, is_utf8
+
+    for word in argv:
+        if not is_utf8(word):
+            print(
+                f"kv-cache: the argument '{in_utf8(word)}' is not UTF-8, which results are "
+                "written in; rename what it names, or reach it by a link",
+                file=sys.stderr,
+            )
+            return EXIT_USAGE
+    return 0
+
+
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = entry(sys.argv[1:])
+        code = _refuse_other_than_utf8(sys.argv[1:]) or entry(sys.argv[1:])
         sys.stdout.flush()
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:

@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, did_you_mean
@@ -167,7 +166,7 @@ def _check(argv: Sequence[str]) -> int:
             "division": tree.division,
             "rules": [finding.to_json() for finding in findings],
         }
-        sys.stdout.write(as_json(_in_utf8(told)).decode())
+        sys.stdout.write(as_json(told).decode())
     else:
         tell(check_text(findings, summarize(tree)))
     return EXIT_FALLS_SHORT if any(f.status is Status.FALLS_SHORT for f in findings) else 0
@@ -189,19 +188,10 @@ def _summarize(argv: Sequence[str]) -> int:
 
     summary = summarize(read_tree(given.tree))
     if given.json:
-        sys.stdout.write(as_json(_in_utf8(summary)).decode())
+        sys.stdout.write(as_json(summary).decode())
     else:
         tell(summary_markdown(summary) if given.markdown else summary_text(summary))
     return 0 if summary["complete"] else EXIT_FALLS_SHORT
-
-
-def _in_utf8(value: Any) -> Any:
-    """Names of files can be any bytes; JSON cannot."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {_in_utf8(key): _in_utf8(inner) for key, inner in value.items()}
-    return [_in_utf8(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def tell(text: str) -> None:

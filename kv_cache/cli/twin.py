@@ -165,6 +165,11 @@ def _check_room(twin: Twin, directories: Sequence[Path], seconds: float) -> None
         if not directory.is_dir():
             raise PlaceError(f"--dir {directory}: there is no such directory; create it first")
         check_cache_dir(directory)
+        if not os.path.realpath(directory).isprintable():
+            raise PlaceError(
+                f"--dir {directory}: its real path holds bytes that a job file of fio cannot name; "
+                "rename it, or name another directory on that device"
+            )
         free = obtainable_bytes(directory)
         if each > free:
             raise PlaceError(

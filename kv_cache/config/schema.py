@@ -20,6 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.text import is_utf8
 
 T = TypeVar("T")
 
@@ -241,7 +242,9 @@ def _typed(kind: type, rule: Rule, raw: object) -> Any:
     if kind is str:
         if raw is False and rule.choices and "off" in rule.choices:
             return "off"  # YAML reads a bare `off` as false
-        return raw if isinstance(raw, str) and raw and "\0" not in raw else None
+        if not isinstance(raw, str) or not raw or "\0" in raw:
+            return None
+        return raw if is_utf8(raw) else None
     if kind is bool or isinstance(raw, bool):
         return raw if kind is bool and isinstance(raw, bool) else None
     if kind is int:

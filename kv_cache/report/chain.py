@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from kv_cache.core.text import to_json
+
 SECTION = "kv_cache"
 CHAIN = "chain"
 FILE = "file:"
@@ -35,7 +37,7 @@ def seal(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any
 
     The answer holds plain JSON values only, such as a reader of the file will have.
     """
-    plain: dict[str, Any] = orjson.loads(orjson.dumps(document))
+    plain: dict[str, Any] = orjson.loads(to_json(document))
     digests = {**_digests(plain), **{f"{FILE}{name}": sha for name, sha in files.items()}}
     links, before = [], ""
     for name in sorted(digests):

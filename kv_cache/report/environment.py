@@ -57,7 +57,7 @@ class Reader:
     def text(self, key: str, path: str, *, optional: bool = False) -> str | None:
         """The stripped content. `optional`: that the file is absent says something by itself."""
         try:
-            return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
+            return (self.root / path.lstrip("/")).read_text(errors="surrogateescape").strip()
         except OSError as err:
             if not (optional and isinstance(err, FileNotFoundError)):
                 self.note(key, f"{path} ({err.strerror})")

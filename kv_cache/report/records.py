@@ -14,11 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
 from kv_cache.core.effect import Move, OpDone
 from kv_cache.core.errors import PlaceError, TraceError
 from kv_cache.core.record import RequestRecord
+from kv_cache.core.text import to_json
 from kv_cache.installing import install_hint
 from kv_cache.workload.formats.opening import open_lines
 
@@ -57,7 +56,7 @@ def packing(path: Path, flag: str) -> Packing | None:
 
 
 def json_line(row: Any) -> bytes:
-    return orjson.dumps(to_row(row)) + b"\n"
+    return to_json(to_row(row)) + b"\n"
 
 
 def require_own_name(

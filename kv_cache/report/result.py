@@ -13,6 +13,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.kinds import Qos
 from kv_cache.core.model import ModelShape
+from kv_cache.core.text import to_json
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import Status
@@ -90,7 +91,7 @@ def write_result(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def as_json(document: Any) -> bytes:
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return to_json(document, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _own_section(

@@ -9,8 +9,12 @@ from pathlib import Path
 
 
 def text_of(path: Path) -> str | None:
-    """The content of a small file of /proc or /sys; None where it is absent or hidden."""
+    """The content of a small file of /proc or /sys; None where it is absent or hidden.
+
+    Names in it are any bytes, as in a path that Python gives: a mount point of anybody's that is
+    not UTF-8 breaks no run, and equals the same path.
+    """
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(errors="surrogateescape")
     except OSError:
         return None

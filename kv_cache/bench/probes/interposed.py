@@ -159,7 +159,7 @@ def _provider(loader: ctypes.CDLL, name: str, loaded: Collection[str]) -> str | 
 
 
 def _defines(loader: ctypes.CDLL, path: str, name: str) -> bool:
-    handle = loader.dlopen(path.encode(), _RTLD_LAZY_NOLOAD)
+    handle = loader.dlopen(os.fsencode(path), _RTLD_LAZY_NOLOAD)
     if handle is None:
         return False  # the kernel's vdso
     try:

@@ -21,6 +21,8 @@ from typing import Any
 import orjson
 import psutil
 
+from kv_cache.core.text import to_json
+
 Message = Mapping[str, Any]
 Address = tuple[str, int]
 
@@ -51,7 +53,7 @@ class Wire:
         with self._sending:
             try:
                 more = {} if attached is None else {"attached": len(attached)}
-                self._connection.send_bytes(orjson.dumps({"what": what, **told, **more}))
+                self._connection.send_bytes(to_json({"what": what, **told, **more}))
                 if attached is not None:
                     self._connection.send_bytes(attached)
             except (OSError, ValueError) as error:
