@@ -59,6 +59,8 @@ SYSTEM_DIRS = tuple(
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NEUTRAL = frozenset({"lost+found"})  # in every new ext4 file system
+RESULT_NAMES = ("benchmark_results_", "precondition_")
+"""Beginnings of the names that results have where none is given."""
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 _TEMPORARY = "kv_cache_"
 _RECORD_BYTES = 4096  # more than a lock or owner file of ours can have
@@ -84,9 +86,12 @@ def check_space(path: Path, wanted_bytes: int) -> None:
     )
 
 
-def check_output_file(path: Path, schema: str | None = None) -> None:
+def check_output_file(
+    path: Path, schema: str | None = None, *, makes_parents: bool = False
+) -> None:
     """Refuse a result file that could not be written, or that holds something else; an older result
-    may be overwritten, where `schema` is given one whose own begins so."""
+    may be overwritten, where `schema` is given one whose own begins so. `makes_parents`: its
+    directory is made when it is written."""
     where = f"output file {path}"
     check_name(path, where)
     real = _resolve(path, where)
@@ -95,7 +100,7 @@ def check_output_file(path: Path, schema: str | None = None) -> None:
         # Replacing it would turn a device or a pipe into a plain file, or fail after the run.
         raise PlaceError(f"{where}: it is not a regular file; name a file with --output")
     with _nearest(real.parent) as (base, fd):
-        if base != real.parent or not _is_directory(fd):
+        if not _is_directory(fd) or (base != real.parent and not makes_parents):
             raise PlaceError(f"{where}: there is no directory {real.parent}; create it first")
         _refuse_unwritable(base, fd, where)
     if found is not None and not os.access(real, os.W_OK, effective_ids=True):
@@ -288,10 +293,15 @@ def _refuse_unwritable(directory: Path, fd: int, where: str) -> None:
         )
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether it is a run's directory, or a result (or its picture) under a name that we give."""
+    return path.name.startswith(RESULT_NAMES) or (path / RUN_MARK).is_file()
+
+
 def _first_foreign(directory: Path, where: str) -> str | None:
     try:
         names = sorted(set(os.listdir(directory)) - _NEUTRAL)
-        return next((name for name in names if not (directory / name / RUN_MARK).is_file()), None)
+        return next((name for name in names if not _is_ours(directory / name)), None)
     except OSError as err:
         raise PlaceError(f"{where}: it cannot be listed ({err.strerror})") from err
 

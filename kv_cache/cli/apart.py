@@ -48,7 +48,8 @@ def own_file(path: Path, rank: MpiRank, *, together: bool = False) -> Path:
 
 def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False) -> Config:
     """What all ranks were given, made this rank's: directories below those that were given, files
-    beside them, the seed plus the rank, and its share of free space. `output` is its own result.
+    beside them, the seed plus the rank, and its share of free space. `output` is its own result,
+    if that has no place in a directory of results.
     """
     told, tiers = config.output, config.tiers
     files: dict[str, Any] = {
@@ -57,6 +58,7 @@ def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False
         if (given := getattr(told, name)) is not None
     }
     results = None if told.results_dir is None else str(Path(told.results_dir) / rank.directory)
+    inside = told.output is None and results is not None  # the record of the rank holds its result
     directories = tiers.cache_dir
     if directories is not None:
         directories = tuple(below(name, rank.directory) for name in directories)
@@ -70,7 +72,11 @@ def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False
             free_share=tiers.free_share / _sharers(rank, tiers.cache_dir),
         ),
         output=replace(
-            told, output=str(output), results_dir=results, metrics_port=_port(told, rank), **files
+            told,
+            output=None if inside else str(output),
+            results_dir=results,
+            metrics_port=_port(told, rank),
+            **files,
         ),
     )
 

@@ -15,7 +15,6 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.place import check_output_file
 from kv_cache.bench.run import RealRun
 from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
@@ -244,7 +243,6 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
         _require_somebody(job, promises)
     fewest = _fewest(job, promises, round(highest)) if by_users else 0
     rules = _rules(options, by_users, fewest, highest)
-    check_output_file(job.output)
     return Plan(
         job=job,
         promises=promises,

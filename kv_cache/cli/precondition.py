@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from kv_cache.bench.run import RealRun
@@ -80,10 +79,8 @@ def main(argv: Sequence[str]) -> int:
         level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
     )
     given: Mapping[str, Any] = invocation.overrides
-    ours: dict[str, Any] = {"precondition.enabled": True}
-    if "output.output" not in given:
-        ours |= {"output.output": f"precondition_{datetime.now():%Y%m%d_%H%M%S}.json"}
-    job = prepare(replace(invocation, overrides={**given, **ours}), quick=False)
+    asked = {**given, "precondition.enabled": True}
+    job = prepare(replace(invocation, overrides=asked), quick=False, name="precondition")
     for warning in job.warnings:
         log.warning(warning)
     with interrupts() as caught:

@@ -31,12 +31,13 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.fio import HEADER
 from kv_cache.report.hdr import check_hdr_log
 from kv_cache.report.iotrace import check_io_trace
-from kv_cache.report.reading import require_replaceable
+from kv_cache.report.reading import RESULT_FILE, require_replaceable
 from kv_cache.report.recording import (
     as_recorded,
     check_recording,
     recording_notes,
 )
+from kv_cache.report.rundir import new_run_directory
 from kv_cache.report.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
 from kv_cache.workload.asking import History
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from kv_cache.cli.foresee import Foresight
 
 QUICK = Path("quick")
+RESULTS = Path("results")
+"""Where results go that are given no place, below the working directory."""
 
 log = logging.getLogger("kv_cache")
 
@@ -69,6 +72,7 @@ class Job:
     build: "Build"  # the same load again, for a configuration that differs
     specs: tuple[TierSpec, ...]
     output: Path
+    run_directory: Path | None  # for the whole record of the run, which makes it
     directories: tuple[Place, ...]  # of the storage tier, or the temporary directory's parent
     warnings: tuple[str, ...]
     trace: Trace | None = None
@@ -99,8 +103,15 @@ class Build(Protocol):
     def __call__(self, config: Config, salt: str = "") -> Load: ...
 
 
-def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) -> Job:
-    """Check everything that was asked for, and build what is pure. Raises UsageError."""
+def prepare(
+    invocation: Invocation,
+    *,
+    quick: bool,
+    start: Start | None = None,
+    name: str = "benchmark_results",
+) -> Job:
+    """Check everything that was asked for, and build what is pure. `name`: how a result begins that
+    is given none. Raises UsageError."""
     start = start or Start()
     path = QUICK if quick and invocation.config_path is None else invocation.config_path
     config = load_config(path, invocation.overrides)
@@ -111,12 +122,14 @@ def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) 
     config = replace(config, run=replace(config.run, seed=seed))
     trace, found = open_workload(config)
     config = as_recorded(config, trace)
-    output = output_of(config)
-    check_output_file(output)
+    output, place = output_of(config, name), None
+    if config.run.trials == 1:
+        place, output = places_of_run(config, seed, output)
+    check_output(config, output)
     if config.output.results_dir is not None:
         check_results_dir(Path(config.output.results_dir))
     for number in range(1, config.run.trials + 1) if config.run.trials > 1 else ():
-        check_output_file(numbered(output, number))
+        check_output(config, numbered(output, number))
     for asked in (config.output.latency_dump, config.output.fio_export):
         if asked is not None:
             check_output_file(Path(asked))
@@ -147,6 +160,7 @@ def prepare(invocation: Invocation, *, quick: bool, start: Start | None = None) 
         build=build,
         specs=specs,
         output=output,
+        run_directory=place,
         directories=storage_places(config),
         validation=compared,
         trace=trace,
@@ -260,10 +274,28 @@ def open_workload(config: Config) -> tuple[Trace | None, Survey | None]:
     return trace, found
 
 
-def output_of(config: Config) -> Path:
-    if config.output.output is not None:
-        return Path(config.output.output)
-    return Path(f"benchmark_results_{datetime.now():%Y%m%d_%H%M%S}.json")
+def output_of(config: Config, name: str = "benchmark_results") -> Path:
+    """Where the result of all goes: as given, else into the directory of results."""
+    told = config.output
+    if told.output is not None:
+        return Path(told.output)
+    place = RESULTS if told.results_dir is None else Path(told.results_dir)
+    return place / f"{name}_{datetime.now():%Y%m%d_%H%M%S}.json"
+
+
+def check_output(config: Config, output: Path) -> None:
+    """Refuse a result that could not be written. A directory that nobody named is made for it."""
+    check_output_file(output, makes_parents=config.output.output is None)
+
+
+def places_of_run(config: Config, seed: int, output: Path) -> tuple[Path | None, Path]:
+    """The directory for one run's record, if any, and the file for its result: `output`, or the
+    one in that directory where no other was asked for."""
+    told = config.output
+    if told.results_dir is None:
+        return None, output
+    place = new_run_directory(Path(told.results_dir), seed)
+    return place, output if told.output is not None else place / RESULT_FILE
 
 
 def _check_recordings(config: Config, output: Path, trace: Trace | None) -> None:

@@ -34,6 +34,7 @@ from kv_cache.cli.prepare import (
     numbered,
     output_of,
     own_files,
+    places_of_run,
     prepare,
     warnings_of,
 )
@@ -165,7 +166,8 @@ def _run_trials(job: Job, caught: Interrupts) -> int:
         if _changed_ns(trial.output) != before:  # else it was not written
             data = trial.output.read_bytes()
             documents.append(orjson.loads(data))
-            files[trial.output.name] = hashlib.sha256(data).hexdigest()
+            name = os.path.relpath(trial.output, job.output.parent)
+            files[name] = hashlib.sha256(data).hexdigest()
     if not documents:
         return code or caught.exit_code
     document = aggregate(
@@ -194,12 +196,15 @@ def _changed_ns(path: Path) -> int | None:
 def _trial(job: Job, number: int) -> Job:
     """The job of one trial: another seed, and files of its own."""
     seed = trial_seed(job.seed, number)
-    output = numbered(job.output, number)
+    place, output = places_of_run(job.config, seed, numbered(job.output, number))
     files = replace(own_files(job.config, number), output=str(output))
     config = replace(job.config, run=replace(job.config.run, seed=seed), output=files)
     load = job.build(config)
     warnings = warnings_of(config, load, job.trace, job.found)
-    return replace(job, config=config, seed=seed, output=output, load=load, warnings=warnings)
+    return replace(
+        job, config=config, seed=seed, output=output, run_directory=place, load=load,
+        warnings=warnings,
+    )  # fmt: skip
 
 
 # --- running ---------------------------------------------------------------------------------
@@ -375,8 +380,9 @@ def _keep(
     )
     try:
         write_result(job.output, document)
-        if watchers.run_directory is not None:
-            watchers.run_directory.end(document)
+        kept = watchers.run_directory
+        if kept is not None and kept.result != job.output:
+            kept.end(document)
     except OSError as error:
         return document, error
     return document, None

@@ -45,8 +45,8 @@ class Watchers:
     def open(self, begun_unix_s: float = 0.0) -> None:
         """`begun_unix_s`: the run's origin; virtual time begins with the epoch."""
         output = self._job.config.output
-        if output.results_dir is not None:
-            self.run_directory = RunDirectory(Path(output.results_dir), self._job.seed)
+        if self._job.run_directory is not None:
+            self.run_directory = RunDirectory(self._job.run_directory)
             self.run_directory.begin(print_config(self._job.config), self.environment)
         if self.run_directory is not None and output.records:
             self._requests = LineWriter(self.run_directory.path / "requests.jsonl")

@@ -496,8 +496,8 @@ class OutputConfig:
     """Where results go."""
 
     output: str | None = opt(
-        None, "Result JSON; if not given, benchmark_results_<date>_<time>.json",
-        flag="--output", metavar="PATH",
+        None, "Result JSON; if not given, results/benchmark_results_<date>_<time>.json, or in "
+        "results_dir alone", flag="--output", metavar="PATH",
     )  # fmt: skip
     results_dir: str | None = opt(
         None, "Directory for the whole record of the run", flag="--results-dir", metavar="DIR"

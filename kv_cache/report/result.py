@@ -87,6 +87,8 @@ def _targets(config: Config) -> Targets:
 
 
 def write_result(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document, and the directory that it belongs in. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, as_json(document))
 
 

@@ -11,7 +11,9 @@ Never a file named `summary.json` or `*_metadata.json`: the MLPerf launcher take
 holds one for a run of its own.
 """
 
+import itertools
 import logging
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,28 +32,35 @@ PAGE_FILE = "report.html"
 log = logging.getLogger("kv_cache")
 
 
-class RunDirectory:
-    """`<results dir>/run-<UTC time>-seed<seed>`, made when a run begins."""
+def new_run_directory(results: Path, seed: int) -> Path:
+    """`<results dir>/run-<UTC time>-seed<seed>`, with a number where that is taken. Makes none."""
+    name = f"run-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-seed{seed}"
+    numbers = itertools.count(2)
+    path = results / name
+    while os.path.lexists(path):
+        path = results / f"{name}-{next(numbers)}"
+    return path
 
-    def __init__(self, results: Path, seed: int) -> None:
-        results.mkdir(parents=True, exist_ok=True)
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        name, number = f"run-{stamp}-seed{seed}", 1
-        while True:
-            self.path = results / (name if number == 1 else f"{name}-{number}")
-            try:
-                self.path.mkdir()
-            except FileExistsError:
-                number += 1
-            else:
-                return
+
+class RunDirectory:
+    """The directory of one run, made when it begins."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: as `new_run_directory` named it. Raises OSError."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
 
     def begin(self, config_yaml: str, environment: Mapping[str, Any]) -> None:
         write_atomically(self.path / "config.yaml", config_yaml.encode())
         write_atomically(self.path / "environment.json", as_json(dict(environment)))
 
+    @property
+    def result(self) -> Path:
+        return self.path / RESULT_FILE
+
     def end(self, document: Mapping[str, Any]) -> None:
-        write_atomically(self.path / "result.json", as_json(document))
+        write_atomically(self.result, as_json(document))
 
     def report(self, document: Mapping[str, Any]) -> Path | None:
         """Write the page of a document that stands here; None, which is logged, if that fails,

@@ -576,7 +576,7 @@ def test_a_number_has_four_figures_that_count(value: float, text: str) -> None:
 
 
 def test_a_runs_directory_gets_the_page_of_its_result(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path, 1)
+    directory = RunDirectory(tmp_path / "run")
     directory.end(RUN)
     written = directory.report(RUN)
     assert written == directory.path / "report.html"
@@ -586,7 +586,7 @@ def test_a_runs_directory_gets_the_page_of_its_result(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_harms_no_result(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = RunDirectory(tmp_path, 1)
+    directory = RunDirectory(tmp_path / "run")
     directory.end(RUN)
     (directory.path / "report.html").mkdir()
     assert directory.report(RUN) is None

@@ -81,7 +81,9 @@ def test_no_two_ranks_have_a_file_a_directory_or_a_seed_in_common(numbers: list[
     config = Config(
         run=RunConfig(seed=2**32 - 1),
         tiers=TiersConfig(cache_dir=("/tmp/a", "/tmp/b")),
-        output=OutputConfig(latency_dump="d.jsonl", record="t.jsonl.zst", results_dir="runs"),
+        output=OutputConfig(
+            output="R.json", latency_dump="d.jsonl", record="t.jsonl.zst", results_dir="runs"
+        ),
     )
     owned = []
     for number in numbers:

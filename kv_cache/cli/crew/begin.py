@@ -12,13 +12,12 @@ from collections.abc import MutableMapping, Sequence
 
 import orjson
 
-from kv_cache.bench.place import check_output_file
 from kv_cache.cli.crew.coordinator import Coordinator, Plan
 from kv_cache.cli.crew.rendezvous import NoMpi, look_for_mpi, meet
 from kv_cache.cli.crew.seat import Seat
 from kv_cache.cli.crew.wire import Gone, Listener, addresses_of_this_machine, connect
 from kv_cache.cli.flags import Invocation
-from kv_cache.cli.prepare import output_of
+from kv_cache.cli.prepare import check_output, output_of
 from kv_cache.cli.ranks import COORDINATOR, KEY
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
@@ -113,7 +112,7 @@ def _of_job(config: Config, rank: MpiRank) -> "Seat | Coordinator":
 
 def _coordinator(how: str, wanted: int, config: Config, *, everywhere: bool) -> Coordinator:
     output = output_of(config)
-    check_output_file(output)
+    check_output(config, output)
     key, port = secrets.token_bytes(_KEY_BYTES), config.run.clients_port
     try:
         listener = Listener(key, everywhere=everywhere, port=port)
