@@ -30,9 +30,10 @@ class Counters:
 
     `process_*_bytes` reached (or were read from) the block layer for this process; `rchar` and
     `wchar` are bytes of its read and write calls, the page cache's included. `device_*` count
-    everybody's. `device_io_ms` is the time in which the device had something to do. `host_*` add up
-    all cores, `network_*` all interfaces but the loopback. The two
-    `rss` values and `device` are levels: a difference carries the later snapshot's.
+    everybody's, and `foot_*` those of the disks at the bottom of its stack. `device_io_ms` is the
+    time in which the device had something to do. `host_*` add up all cores, `network_*` all
+    interfaces but the loopback. The two `rss` values and `device` are levels: a difference carries
+    the later snapshot's.
     """
 
     process_read_bytes: int | None
@@ -46,6 +47,8 @@ class Counters:
     device_reads: int | None
     device_writes: int | None
     device_io_ms: int | None
+    foot_read_bytes: int | None
+    foot_write_bytes: int | None
     process_cpu_ns: int
     process_user_s: float
     process_system_s: float
@@ -69,15 +72,15 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
     return None if after is None or before is None else after - before
 
 
-def read_counters(devices: Sequence[str]) -> Counters:
+def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters:
     """The counters now; `devices` as `device_of` names them, each once; their counts add up. None
-    given = no device is counted."""
+    given = no device is counted. `disks`: those at the feet of the stack, likewise."""
     io = parse_pairs(_text("/proc/self/io"))
     own, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
     total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
-    stats = _text("/proc/diskstats") if devices else ""
-    disk = added_up([parse_diskstats(stats, device) for device in devices])
+    stats = _text("/proc/diskstats") if devices or disks else ""
+    disk, foot = (added_up([parse_diskstats(stats, d) for d in each]) for each in (devices, disks))
     status = parse_pairs(_text("/proc/self/status"))
     rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
     return Counters(
@@ -92,6 +95,8 @@ def read_counters(devices: Sequence[str]) -> Counters:
         device_reads=disk.get("reads"),
         device_writes=disk.get("writes"),
         device_io_ms=disk.get("io_ms"),
+        foot_read_bytes=foot.get("read_bytes"),
+        foot_write_bytes=foot.get("write_bytes"),
         process_cpu_ns=time.process_time_ns(),
         process_user_s=own.user,
         process_system_s=own.system,

@@ -21,6 +21,7 @@ from kv_cache.bench.probes.link import link_of
 from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.probes.sample import examine
+from kv_cache.bench.probes.stack import stack_of
 from kv_cache.config.passport import PassportConfig
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
@@ -54,7 +55,7 @@ class Witness:
         found = [device_of(directory) for directory in directories]
         self._accounted = bool(found) and all(device is not None for device in found)
         self._devices = tuple(dict.fromkeys(device for device in found if device is not None))
-        self._limited_by = {disk for device in self._devices for disk in disks_of(device)}
+        self._stack = stack_of(directories)
         self.page_cache = PageCacheSampler(config.sample_every)
         self._canary = LagCanary()
         self._settled_s = 0.0
@@ -67,13 +68,16 @@ class Witness:
         self._throttles = throttles.read_throttles()
         self._began = (time.time(), self._clock.now_ns())
         self._canary.start()
-        self._before = read_counters(self._devices)
+        self._before = self._counters()
         self._opened = self._closed = self._before
         self._ended = self._began
         self._lags = self._canary.mark()
         self._neighbours: list[Any] = []
         self._around = self._others()
         self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
+
+    def _counters(self) -> Counters:
+        return read_counters(self._devices, self._stack.disks)
 
     def _others(self) -> foreign.Snapshot:
         return foreign.snapshot(own={os.getpid(), *self._siblings})
@@ -82,10 +86,10 @@ class Witness:
         self._around = self._others()
         self._kin = foreign.snapshot_of(self._siblings)
         self._canary.mark()
-        self._opened = read_counters(self._devices)
+        self._opened = self._counters()
 
     def close_window(self) -> None:
-        self._closed = read_counters(self._devices)
+        self._closed = self._counters()
         self._lags = self._canary.mark()
         self._kin_then = foreign.snapshot_of(self._siblings)
         moved = foreign.culprits(self._around, self._others())
@@ -106,12 +110,12 @@ class Witness:
         so they are given a while to get there."""
         deadline = time.monotonic() + self._config.settle_s
         began = time.monotonic()
-        self._after = read_counters(self._devices)
+        self._after = self._counters()
         while not self._caught_up(read_bytes, write_bytes):
             if stopped() or time.monotonic() >= deadline:
                 break
             time.sleep(_SETTLE_STEP_S)
-            self._after = read_counters(self._devices)
+            self._after = self._counters()
         self._settled_s = time.monotonic() - began
         self._ended = (time.time(), self._clock.now_ns())
         limits = throttles.between(self._throttles, throttles.read_throttles())
@@ -119,10 +123,11 @@ class Witness:
         self._limits = {**limits, "io_limits": ours}
 
     def _is_of_ours(self, limit: str) -> bool:
-        """A limit's text begins with the device's name. Where no device is known, any may be."""
+        """A limit's text begins with the device's name; a partition has its disk's, and a volume
+        those of its parts. Where no device is known, any may be."""
         if self._server_here is not None:
             return False
-        return not self._accounted or limit.split()[0] in self._limited_by
+        return not self._accounted or limit.split()[0] in self._stack.devices
 
     def _caught_up(self, read_bytes: int, write_bytes: int) -> bool:
         moved = self._after - self._before
@@ -176,6 +181,7 @@ class Witness:
             "settle_s": self._settled_s,
             "server_here": self._server_here,
             "accounted": self._accounted,
+            "stack": self._stack.to_json(),
             "cores": throttles.usable_cores(),
         }
 
@@ -185,16 +191,6 @@ class Witness:
         moved = foreign.moved(self._kin, self._kin_then)
         told = foreign.section(_foreign(window, moved or (0, 0)), self._neighbours)
         return {**told, "siblings": foreign.siblings_row(self._siblings, moved)}
-
-
-def disks_of(device: str, sysfs: Path = Path("/sys")) -> set[str]:
-    """The device and all that it lies on: a partition has its disk's limits, a device of the
-    mapper those of its parts."""
-    own = (sysfs / "class/block" / device).resolve()
-    below = [path.name for path in own.glob("slaves/*")]
-    if (own / "partition").exists():
-        below.append(own.parent.name)
-    return {device}.union(*(disks_of(name, sysfs) for name in below))
 
 
 def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, int | None]:

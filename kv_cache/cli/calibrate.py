@@ -22,6 +22,7 @@ from kv_cache.bench.memory import check_ram
 from kv_cache.bench.place import check_cache_dir, check_name, obtainable_bytes
 from kv_cache.bench.probe import ProbePlan
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.probe import EXIT_BROKEN, add_options, measure, plan_of, refuse_memory
 from kv_cache.config.hardware import (
@@ -43,7 +44,6 @@ from kv_cache.config.profile import HEADER as PROBE_HEADER
 from kv_cache.config.profile import Profile, profile_text, read_profile
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import PAGE_BYTES
-from kv_cache.report.environment import capture
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.writing import write_atomically
 from kv_cache.tiers.objects import is_object_url
@@ -306,7 +306,7 @@ def _measured(
     name: str, directory: Path, plan: ProbePlan, file: Path, signals: Interrupts
 ) -> tuple[Profile | None, bool]:
     """One drive, with its probe written; and whether nothing failed."""
-    found, profile, report = measure(directory, plan, capture(directory), file, signals)
+    found, profile, report = measure(directory, plan, captured(directory), file, signals)
     if signals.came:
         return None, False
     print(f"{name}: {report}")

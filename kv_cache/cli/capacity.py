@@ -18,6 +18,7 @@ from typing import Any
 from kv_cache.bench.run import RealRun
 from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import Progress
@@ -38,7 +39,6 @@ from kv_cache.report.capacity import (
     client_bound,
     probe_of,
 )
-from kv_cache.report.environment import capture
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.result import build_result, write_result
 from kv_cache.schedule.capacity import (
@@ -415,7 +415,7 @@ def _ignore(_: object) -> None:
 def _search(plan: Plan, caught: Interrupts) -> int:
     """The document is written after each probe, so that nothing is lost with the next."""
     search = CapacitySearch(plan.rules)
-    environment = capture(*plan.job.directories)
+    environment = captured(*plan.job.directories)
     probes: list[Probe] = []
     died: str | None = None
     while True:

@@ -12,11 +12,11 @@ from typing import Any
 from kv_cache.bench.run import RealRun
 from kv_cache.cli.flags import parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import Progress
 from kv_cache.cli.run import EXIT_BROKEN, fill_first, load_of_rounds
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.report.environment import capture
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.precondition import precondition_document, precondition_text
 from kv_cache.report.result import write_result
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _precondition(job: Job, caught: Interrupts) -> int:
-    environment = capture(*job.directories)
+    environment = captured(*job.directories)
     outcome = replace(_done(job, caught), interrupted=caught.name)
     document = precondition_document(job.config, outcome, environment)
     try:

@@ -15,6 +15,7 @@ from kv_cache.bench.run import drive_capacities
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.foresee import Foresight, foresee
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import bar_for, to
 from kv_cache.config.load import load_config
@@ -23,7 +24,6 @@ from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import GIB, PAGE_BYTES
-from kv_cache.report.environment import capture
 from kv_cache.report.prediction import prediction_lines
 from kv_cache.report.result import as_json, build_result, write_result
 
@@ -124,7 +124,9 @@ def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
         print("interrupted; nothing is predicted")
         return caught.exit_code
     section = foresight.section(outcome)
-    document = build_result(job.config, job.model, outcome, capture(*job.directories), twin=section)
+    document = build_result(
+        job.config, job.model, outcome, captured(*job.directories), twin=section
+    )
     told = job.config.output.json
     if told:
         print(as_json(section).decode(), end="")

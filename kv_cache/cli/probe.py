@@ -29,11 +29,13 @@ from kv_cache.bench.probe import (
     table,
 )
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.config.profile import HEADER, Profile, profile_text
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
-from kv_cache.report.environment import Reader, capture, filesystem
+from kv_cache.metrics.passport import found_below
+from kv_cache.report.environment import Reader, filesystem
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.writing import write_atomically
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
@@ -84,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     check_cache_dir(directory)
     refuse_memory(directory)
     plan = plan_of(options, directory)
-    environment = capture(directory)
+    environment = captured(directory)
     output = _output(options.profile, environment)
     require_replaceable(output, HEADER, "--profile")
     check_ram({"buffers": plan.memory_bytes()})
@@ -348,8 +350,7 @@ def _notes(found: Probed, environment: Mapping[str, Any]) -> Iterator[str]:
     device, counted = environment["device"], found.counted
     if device["name"] is None:
         yield f"no device accounts for what was moved: {device['reason']}"
-    elif _backed_by_memory(device["backing_file"]):
-        yield f"{device['name']} is a file in memory ({device['backing_file']}): no storage is it"
+    yield from found_below(environment["drives"][0]["stack"])
     for kind in ("read", "write"):
         claimed, process = counted[f"claimed_{kind}_bytes"], counted[f"process_{kind}_bytes"]
         if claimed and process is not None and abs(process / claimed - 1) > _ENOUGH:
@@ -364,12 +365,6 @@ def _notes(found: Probed, environment: Mapping[str, Any]) -> Iterator[str]:
             f"{'faster' if faster > 1 else 'slower'} (median): "
             + ("a cache below this machine holds it" if faster > 1 else "the device is not steady")
         )
-
-
-def _backed_by_memory(backing_file: object) -> bool:
-    if not isinstance(backing_file, str):
-        return False
-    return filesystem(Reader(), Path(backing_file))["type"] in _IN_MEMORY
 
 
 def _repeated_over_first(found: Probed) -> float | None:
@@ -397,6 +392,7 @@ def _facts(
         "cache_dir": str(nearest_existing(directory)),
         "device": dict(environment["device"]),
         "filesystem": mount,
+        "stack": dict(environment["drives"][0]["stack"]),
         "kernel": environment["os"]["kernel"],
         "io": {**found.store, "verify": "stamps", "buffer_bytes": BUFFER_BYTES},
         "probe": {

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job
 from kv_cache.config.schema import print_config
 from kv_cache.core.effect import Leg, Op, OpDone
@@ -13,7 +14,6 @@ from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.report.environment import capture
 from kv_cache.report.hdr import HdrLog
 from kv_cache.report.iotrace import IoTrace
 from kv_cache.report.recording import (
@@ -38,7 +38,7 @@ class Watchers:
         self._io_trace: IoTrace | None = None
         self._hdr_log: HdrLog | None = None
         self.run_directory: RunDirectory | None = None
-        self.environment = capture(*job.directories)
+        self.environment = captured(*job.directories)
         self.written_bytes = 0
         self.files: dict[str, str] = {}  # SHA-256 of the records, by name, once they are closed
 

@@ -4,7 +4,7 @@ A pure function of evidence that the result carries, so that anybody who has the
 again. The evidence is gathered while the program runs; the rules stand in `metrics.rules`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -78,6 +78,14 @@ def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     found = {finding.status for finding in findings}
     worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in found), VALID)
     return Verdict(verdict=worst, findings=findings, changed_thresholds=thresholds.changed())
+
+
+def found_below(stack: Mapping[str, Any]) -> Iterator[str]:
+    """What V27 and V28 find in a stack (`bench/probes/stack`) alone, in the words of a verdict."""
+    facts = Evidence({"stack": stack})
+    for finding in (_find(rule, facts, Thresholds()) for rule in ("V27", "V28")):
+        if finding.status in (Status.INVALID, Status.SUSPECT):
+            yield f"{finding.status.value}: {finding}"
 
 
 def _find(rule: str, facts: Evidence, thresholds: Thresholds) -> Finding:

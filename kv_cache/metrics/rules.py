@@ -24,6 +24,7 @@ from kv_cache.metrics.evidence import (
     unknown,
     well,
 )
+from kv_cache.metrics.rules_stack import durability, memory_foot, unseen_foot
 from kv_cache.metrics.steady import (
     ROUNDS,
     Steadiness,
@@ -63,6 +64,9 @@ _ON_OBJECTS: Mapping[str, str] = {
     "V5": "object storage: no device of this machine counts the bytes; V6 compares them with the "
     "network, and the server's own counters can stand beside the result",
     "V19": "object storage: there is no device of this machine to count the bytes",
+    "V27": "object storage: what lies below the server is not this machine's to see",
+    "V28": "object storage: the server is the end that is measured",
+    "V31": "object storage: when an object is durable is the server's word",
     "V23": "object storage: what others ask of the server cannot be seen from here",
 }
 """Rules about files and devices, and why they have nothing to say."""
@@ -992,6 +996,9 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "V24": ("throttled host", _throttled),
     "V25": ("harness lag", _harness),
     "V26": ("real I/O", real_io),
+    "V27": ("memory under the storage", _of_files("V27", memory_foot)),
+    "V28": ("unseen foot", _of_files("V28", unseen_foot)),
+    "V31": ("durability", _of_files("V31", durability)),
 }
 """Every rule by its number. V7 to V10, V16, V17 and V20 are faults of a benchmark's making and
 not of a run; where this program avoids them stands in `docs/reference/passport.md`."""

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,11 +73,13 @@ class Reader:
         return int(text)
 
 
-def capture(*places: Path | ObjectPlace) -> dict[str, Any]:
+def capture(
+    *places: Path | ObjectPlace, stack: Callable[[Path], Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
     """Everything about the machine, the program and the storage behind the places; that of the
-    first stands by itself, all are in `drives`."""
+    first stands by itself, all are in `drives`. `stack` looks at what lies below a directory."""
     reader = Reader()
-    drives = [_drive(reader, place) for place in places]
+    drives = [_drive(reader, place, stack) for place in places]
     found: dict[str, Any] = {
         "hostname": platform.node(),
         "program": _program(reader),
@@ -96,10 +98,16 @@ def capture(*places: Path | ObjectPlace) -> dict[str, Any]:
     return found | {"unreadable": reader.unreadable}
 
 
-def _drive(reader: Reader, place: Path | ObjectPlace) -> dict[str, Any]:
+def _drive(
+    reader: Reader,
+    place: Path | ObjectPlace,
+    stack: Callable[[Path], Mapping[str, Any]] | None,
+) -> dict[str, Any]:
     if isinstance(place, ObjectPlace):
         return _bucket(reader, place)
+    below = {} if stack is None else {"stack": dict(stack(place))}
     return {
+        **below,
         "cache_dir": str(place),
         "filesystem": filesystem(reader, place),
         "device": _device_behind(reader, place),

@@ -41,6 +41,7 @@ def gather(
         "verification": _verification(config, outcome, flows),
         "ledger": _ledger(outcome, flows, environment),
         "engines": _engines(config, outcome),
+        "stack": said.get("stack"),
         "page_cache": said.get("page_cache"),
         "link": _link(outcome, flows),
         "amplification": _amplification(outcome, flows),
@@ -110,6 +111,7 @@ def _ledger(outcome: RunOutcome, flows: Flows, environment: Mapping[str, Any]) -
             "claimed_bytes": flows.all_bytes(Tier.NVME, kind),
             "process_bytes": kernel.get(f"process_{kind.value}_bytes"),
             "device_bytes": kernel.get(f"device_{kind.value}_bytes"),
+            "foot_bytes": kernel.get(f"foot_{kind.value}_bytes"),
             "calls_bytes": kernel.get(calls[kind]),
         }
         for kind in calls
@@ -141,6 +143,7 @@ def _engines(config: Config, outcome: RunOutcome) -> dict[str, Any]:
     return {
         "wanted": config.io.engine,
         "write_wanted": config.io.write_engine,
+        "fsync": config.fsync(),
         "note": store.get("engine_note"),
         "rows": [
             {"operation": kind, "engine": engine, "operations": n, "bytes": nbytes}

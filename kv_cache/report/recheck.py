@@ -185,6 +185,7 @@ def _evidence(root: Node) -> Iterator[str]:
         ),
         "engines.wanted": own["config"]["io"]["engine"].value,
         "engines.write_wanted": own["config"]["io"]["write_engine"].value,
+        "engines.fsync": own["semantics"]["fsync"].value,
     }
     sums = _ledger(own)
     cpu_ns = own.find("kernel_counters.window.process_cpu_ns")
@@ -202,6 +203,7 @@ def _evidence(root: Node) -> Iterator[str]:
         for name, counter in (
             ("process", f"process_{kind}_bytes"),
             ("device", f"device_{kind}_bytes"),
+            ("foot", f"foot_{kind}_bytes"),
             ("calls", calls),
             ("network", f"network_{'rx' if kind == 'read' else 'tx'}_bytes"),
         ):
@@ -213,6 +215,19 @@ def _evidence(root: Node) -> Iterator[str]:
     for path, value in expected.items():
         node = evidence.find(path) or Node(None, f"{evidence.path}.{path}")
         yield from _compare(node, value, "the rest of the result gives")
+
+
+def _stack(root: Node) -> Iterator[str]:
+    """What lies below the directories stands in the environment too, by directory."""
+    told = root[SECTION].find("passport.evidence.stack")
+    drives = root[SECTION]["environment"].find("drives")
+    below = [] if drives is None else [row.find("stack") for row in drives.rows()]
+    if told is None or None in below:
+        return  # virtual time; an object store
+    for name in ("feet", "not_compared", "no_barrier"):
+        listed = [row.value for stack in below if stack is not None for row in stack[name].rows()]
+        if told[name].value != [row for n, row in enumerate(listed) if row not in listed[:n]]:
+            yield f"{told.path}.{name} is not what the environment says of the directories"
 
 
 def _steady(root: Node) -> Iterator[str]:
@@ -510,6 +525,7 @@ Check = Callable[[Node], Iterator[str]]
 CHECKS: Mapping[str, Check] = {
     "the verdict follows from the evidence": _verdict,
     "the evidence is of this run": _evidence,
+    "the stack is that of the environment": _stack,
     "the steady state follows from windows and rounds": _steady,
     "window and seed": _window,
     "latencies of operations follow from their histograms": _operations,

@@ -18,6 +18,13 @@ from kv_cache.metrics.passport import RULES, VALID, Finding, Status, Thresholds,
 DEFAULTS = Thresholds()
 
 
+def foot(kind: str, *path: str, reason: str | None = None, cached_by: Any = ()) -> dict[str, Any]:
+    return {
+        "name": path[-1], "kind": kind, "path": list(path), "reason": reason,
+        "cached_by": list(cached_by),
+    }  # fmt: skip
+
+
 def healthy() -> dict[str, Any]:
     """30 s on ext4 with direct I/O: 60 GiB read, 20 GiB written."""
     read, written = 60 * GIB, 20 * GIB
@@ -38,19 +45,25 @@ def healthy() -> dict[str, Any]:
             "read": {
                 "claimed_bytes": read, "process_bytes": read + 3 * MIB,
                 "device_bytes": read + 9 * MIB, "calls_bytes": read + 5 * MIB,
+                "foot_bytes": read + 10 * MIB,
             },
             "write": {
                 "claimed_bytes": written, "process_bytes": written + 4 * MIB,
                 "device_bytes": written + 60 * MIB, "calls_bytes": written + 4 * MIB,
+                "foot_bytes": written + 61 * MIB,
             },
             "settle_s": 0.1, "device": "nvme0n1", "accounted": True, "filesystem": "ext4",
         },
         "engines": {
-            "wanted": "auto", "write_wanted": None, "note": None,
+            "wanted": "auto", "write_wanted": None, "fsync": "object", "note": None,
             "rows": [
                 {"operation": "read", "engine": "direct", "operations": 1920, "bytes": read},
                 {"operation": "write", "engine": "direct", "operations": 640, "bytes": written},
             ],
+        },
+        "stack": {
+            "feet": [foot("disk", "ext4 /data", "nvme0n1p2", "nvme0n1")],
+            "not_compared": [], "no_barrier": [],
         },
         "page_cache": {
             "sampled_objects": 60, "pages": 491_520, "resident_before": 12, "resident_after": 12,
@@ -277,6 +290,27 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V25", "suspect", {"client.harness_lag_p99_ms": 15.0}, "15.00 ms"),
     "the harness is slow throughout": (
         "V25", "suspect", {"client.harness_lag_p50_ms": 3.0}, "3.00 ms"),
+    "a loop device buffers": ("V27", "invalid", {"stack.feet": [foot(
+        "unseen", "ext4 /m", "loop3", "fuse /nbd", reason="FUSE",
+        cached_by=["loop3 (loop without direct I/O: dio 0)"])]}, "losetup --direct-io=on"),
+    "a RAM disk": ("V27", "invalid", {"stack.feet": [foot(
+        "ram", "ext4 /m", "zram0", reason="it compresses into RAM")]}, "zram0 is memory"),
+    "one drive of two is memory": ("V27", "invalid", {"stack.feet": [
+        foot("disk", "ext4 /a", "sda"), foot("ram", "ext4 /b", "loop0", "tmpfs /dev/shm")]},
+        "tmpfs /dev/shm is memory"),
+    "reads do not reach the foot": ("V27", "invalid", {
+        "ledger.read.foot_bytes": 1 * MIB}, "counted only 0.0 %"),
+    "some writes do not reach the foot": ("V27", "suspect", {
+        "ledger.write.foot_bytes": 15 * GIB}, "counted only 75.0 %"),
+    "a process stands below the loop device": ("V28", "suspect", {"stack.feet": [foot(
+        "unseen", "ext4 /m", "loop3", "fuse /nbd", reason="a process answers")]},
+        "what lies below fuse /nbd cannot be seen: a process answers"),
+    "a target on another host": ("V28", "suspect", {"stack.feet": [foot(
+        "unseen", "xfs /m", "nvme4n1", reason="NVMe/TCP to 10.0.0.2")]}, "NVMe/TCP to 10.0.0.2"),
+    "a mount without barriers": ("V31", "suspect", {
+        "stack.no_barrier": ["ext4 /data"]}, "ext4 /data is mounted without barriers"),
+    "a batch on a mount without barriers": ("V31", "suspect", {
+        "stack.no_barrier": ["ext4 /data"], "engines.fsync": "batch"}, "--fsync batch"),
     "nothing is real": ("V26", "invalid", {"driver": "virtual-time"}, "virtual time"),
 }  # fmt: skip
 
@@ -366,6 +400,11 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
     "noise has a trend that may be none": {
         "steady.stationarity.bandwidth_trend": 0.5, "steady.stationarity.bandwidth_t": 3.0,
         "steady.stationarity.backlog_growth_share": 0.2, "steady.stationarity.backlog_t": 1.0},
+    "a mirror moves other bytes": {
+        "stack.not_compared": ["md0 is md raid1"], "ledger.write.foot_bytes": 40 * GIB,
+        "ledger.read.foot_bytes": None},
+    "nobody syncs on a mount without barriers": {
+        "stack.no_barrier": ["ext4 /data"], "engines.fsync": "never"},
     "a trend is certain and small": {
         "steady.stationarity.bandwidth_trend": 0.1, "steady.stationarity.bandwidth_t": 100.0},
 }  # fmt: skip

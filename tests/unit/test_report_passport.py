@@ -191,6 +191,7 @@ def busy() -> Recorder:
 KERNEL: Mapping[str, Any] = {
     "run": {
         "device": "vda", "process_read_bytes": 1, "device_read_bytes": 2, "rchar": 3,
+        "foot_read_bytes": 7, "foot_write_bytes": 8,
         "process_write_bytes": 4, "device_write_bytes": 5, "wchar": 6,
     },
     "window": {"process_cpu_ns": NS_PER_S // 2},
@@ -201,9 +202,11 @@ def test_the_ledger_claims_the_bytes_of_the_whole_run_on_storage() -> None:
     made = evidence(busy(), kernel=KERNEL)["ledger"]
     assert made["read"] == {
         "claimed_bytes": 3 * MIB, "process_bytes": 1, "device_bytes": 2, "calls_bytes": 3,
+        "foot_bytes": 7,
     }  # fmt: skip
     assert made["write"] == {
         "claimed_bytes": 5 * MIB, "process_bytes": 4, "device_bytes": 5, "calls_bytes": 6,
+        "foot_bytes": 8,
     }  # fmt: skip
     assert (made["device"], made["filesystem"]) == ("vda", "ext4+xfs")
 

@@ -13,8 +13,9 @@ from kv_cache.bench import witness
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.probes import throttles
+from kv_cache.bench.probes.stack import Stack
 from kv_cache.bench.probes.throttles import Throttles
-from kv_cache.bench.witness import Witness, disks_of
+from kv_cache.bench.witness import Witness
 from kv_cache.config.passport import PassportConfig
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
@@ -56,7 +57,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *looks: Counters) -> "count[int]":
     """The counters of the next looks; the last is seen for ever. Answers how often it was."""
     seen, turn = chain(looks, repeat(looks[-1])), count()
 
-    def look(_: Sequence[str]) -> Counters:
+    def look(*_: Sequence[str]) -> Counters:
         next(turn)
         return next(seen)
 
@@ -183,38 +184,9 @@ def test_a_clock_that_was_set_shows_beside_the_other(
 # --- limits ----------------------------------------------------------------------------------
 
 
-def tree(root: Path) -> Path:
-    """/sys of a disk with a partition, a volume on that, and a RAID of two other disks."""
-    block, devices = root / "class/block", root / "devices"
-    block.mkdir(parents=True)
-    for place in ("pci/sda", "pci/sda/sda1", "pci/sdb", "pci/sdc", "pci/nvme0n1",
-                  "pci/nvme0n1/nvme0n1p1", "virtual/dm-0", "virtual/md0"):  # fmt: skip
-        (devices / place).mkdir(parents=True)
-        (block / Path(place).name).symlink_to(devices / place)
-    for place in ("pci/sda/sda1", "pci/nvme0n1/nvme0n1p1"):
-        (devices / place / "partition").write_text("1\n")
-    for upper, lower in (("dm-0", "sda1"), ("md0", "sdb"), ("md0", "sdc")):
-        slaves = devices / "virtual" / upper / "slaves"
-        slaves.mkdir(exist_ok=True)
-        (slaves / lower).symlink_to(block / lower)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("device", "disks"),
-    [
-        ("sda", {"sda"}),
-        ("sda1", {"sda1", "sda"}),
-        ("nvme0n1p1", {"nvme0n1p1", "nvme0n1"}),
-        ("dm-0", {"dm-0", "sda1", "sda"}),
-        ("md0", {"md0", "sdb", "sdc"}),
-        ("none", {"none"}),
-    ],
-)
-def test_a_device_is_limited_by_all_that_it_lies_on(
-    device: str, disks: set[str], tmp_path: Path
-) -> None:
-    assert disks_of(device, tree(tmp_path)) == disks
+def ends_on(device: str | None) -> Stack:
+    devices = frozenset() if device is None else frozenset({device, "md7"})
+    return Stack(feet=(), devices=devices, not_compared=(), no_barrier=())
 
 
 LIMITS = ("vda read_bps=5 (/a)", "vdaa read_bps=5 (/a)", "vdb write_iops=7 (/)")
@@ -239,6 +211,7 @@ def test_limits_of_other_devices_are_left_out_where_ours_is_known(
         turbo=None,
     )
     monkeypatch.setattr(witness, "device_of", lambda _: device)
+    monkeypatch.setattr(witness, "stack_of", lambda _: ends_on(device))
     monkeypatch.setattr(throttles, "read_throttles", lambda: limits)
     assert ended(begun(made, tmp_path))["throttles"]["io_limits"] == told
 

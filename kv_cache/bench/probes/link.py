@@ -27,7 +27,7 @@ def link_of(device: str | None, sysfs: Path = Path("/sys")) -> tuple[float, str]
     """
     if device is None or not _NVME.fullmatch(device):
         return None
-    links = [_narrowest(path) for path in _controllers(sysfs / "class/block" / device)]
+    links = [_narrowest(path) for path in controllers_of(sysfs / "class/block" / device)]
     known = [link for link in links if link is not None]
     if not known or len(known) < len(links):
         return None
@@ -48,7 +48,7 @@ def bytes_per_second(speed: str | None, width: str | None) -> float | None:
     return transfers * 1e9 * int(lanes) * share / 8
 
 
-def _controllers(link: Path) -> Iterable[Path]:
+def controllers_of(link: Path) -> Iterable[Path]:
     """Directories to walk up from. With multipath, a disk hangs below a subsystem that exists in
     the kernel only, beside links to its controllers."""
     own = Path(os.path.realpath(link))

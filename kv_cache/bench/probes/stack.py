@@ -1,0 +1,359 @@
+"""Where the bytes of a directory end: the file systems and devices below it, down to each foot.
+
+A foot is a disk, memory, or something that this machine cannot look into. Followed are partitions,
+device mapper and md (their members), loop devices (their file and its file system), btrfs (its
+devices), and NVMe over fabrics whose target is this machine's own nvmet.
+
+It reads sysfs, configfs and mountinfo below a root, so a recorded tree of another machine can be
+read as well. Sources: kernel documentation ABI/testing/sysfs-block*, sysfs-block-loop,
+sysfs-fs-btrfs, and drivers/nvme/target/configfs.c.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kv_cache.bench.probes import text_of
+from kv_cache.bench.probes.link import controllers_of
+from kv_cache.bench.probes.network import is_here
+from kv_cache.core.mounts import Mount, mount_of, parse_mounts
+
+_MOST_LEVELS = 24  # of one way down: a path of another mount namespace can lead in circles
+_MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"})
+_MEMORY_DEVICES = {
+    re.compile(r"zram\d+"): "it compresses into RAM",
+    re.compile(r"ram\d+"): "it is a RAM disk (brd)",
+    re.compile(r"nullb\d+"): "it keeps bytes in RAM or nowhere (null_blk)",
+}
+_UNSEEN_DEVICES = {
+    re.compile(r"nbd\d+(p\d+)?"): "a server of network block devices is behind it",
+    re.compile(r"ublkb\d+"): "a process is behind it",
+    re.compile(r"rbd\d+"): "a Ceph cluster is behind it",
+    re.compile(r"drbd\d+"): "another host has a copy of it",
+    re.compile(r"zd\d+"): "ZFS is behind it, with a cache of its own in RAM",
+}
+_PLAIN_MD = frozenset({"raid0", "linear", "multipath"})
+_PLAIN_DM = ("CRYPT-", "LVM-", "mpath-", "part")
+_NO_BARRIER = re.compile(r"nobarrier|barrier=0|fsync_mode=nobarrier")
+_TRADDR = re.compile(r"(?:^|,)traddr=([^,\s]+)")
+_NVMET = "sys/kernel/config/nvmet/subsystems"
+
+
+class FootKind(StrEnum):
+    DISK = "disk"  # it has counters here, and what it is lies below what this machine sees
+    RAM = "ram"
+    UNSEEN = "unseen"  # another process or another host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foot:
+    """One end of the stack. `path` leads from the directory's file system down to `name`; `reason`
+    says why it is memory or cannot be seen; `cached_by` names what on the way answers from the
+    page cache."""
+
+    name: str
+    kind: FootKind
+    path: tuple[str, ...]
+    reason: str | None = None
+    cached_by: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind.value,
+            "path": list(self.path),
+            "reason": self.reason,
+            "cached_by": list(self.cached_by),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """All that lies below some directories.
+
+    `devices` are the block devices on the way, feet included. `not_compared` says where the bytes
+    of the feet are not those of the directories by construction. `no_barrier` names the mounts
+    that do not wait for a device's write cache.
+    """
+
+    feet: tuple[Foot, ...]
+    devices: frozenset[str]
+    not_compared: tuple[str, ...]
+    no_barrier: tuple[str, ...]
+
+    @property
+    def disks(self) -> tuple[str, ...]:
+        """The disks that all bytes end on, each once; none where some end elsewhere."""
+        if any(foot.kind is not FootKind.DISK for foot in self.feet):
+            return ()
+        return tuple(dict.fromkeys(foot.name for foot in self.feet))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "feet": [foot.to_json() for foot in self.feet],
+            "not_compared": list(self.not_compared),
+            "no_barrier": list(self.no_barrier),
+        }
+
+
+def stack_of(
+    directories: Sequence[Path],
+    root: Path = Path("/"),
+    *,
+    here: Callable[[str], bool | None] = is_here,
+) -> Stack:
+    """The stack below these directories, or where they will be made. `root` is where /proc and
+    /sys are; `here` says whether a URL's host is this machine."""
+    walk = _Walk(root, here)
+    feet = [foot for directory in directories for foot in walk.file(directory, _Way((), ()))]
+    return Stack(
+        feet=tuple(dict.fromkeys(feet)),
+        devices=frozenset(walk.devices),
+        not_compared=tuple(dict.fromkeys(walk.not_compared)),
+        no_barrier=tuple(dict.fromkeys(walk.no_barrier)),
+    )
+
+
+class _Way(NamedTuple):
+    """From a directory down to where the walk is."""
+
+    path: tuple[str, ...]
+    cached_by: tuple[str, ...]
+
+    def down(self, name: str) -> "_Way":
+        return self._replace(path=(*self.path, name))
+
+    def through_cache(self, what: str) -> "_Way":
+        return self._replace(cached_by=(*self.cached_by, what))
+
+    def foot(self, kind: FootKind, reason: str | None = None) -> Foot:
+        return Foot(
+            name=self.path[-1], kind=kind, path=self.path, reason=reason, cached_by=self.cached_by
+        )
+
+    def unseen(self, reason: str) -> Foot:
+        return self.foot(FootKind.UNSEEN, reason)
+
+
+class _Walk:
+    """One look at a machine: yields feet, and notes what it passes on the way."""
+
+    def __init__(self, root: Path, here: Callable[[str], bool | None]) -> None:
+        self._root = root
+        self._here = here
+        self._mounts = parse_mounts(_path_in(root / "proc/self/mountinfo") or "")
+        self.devices: set[str] = set()
+        self.not_compared: list[str] = []
+        self.no_barrier: list[str] = []
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def file(self, path: Path, way: _Way) -> Iterator[Foot]:
+        """Feet of the file system that holds `path`."""
+        real, number = self._look_up(path)
+        mount = mount_of(real, number, self._mounts)
+        if mount is None:
+            yield way.down(_shown(real)).unseen("no mount of this process holds it")
+            return
+        way = way.down(f"{mount.kind} {_shown(mount.point)}")
+        if _without_barrier(mount):
+            self.no_barrier.append(way.path[-1])
+        if mount.kind in _MEMORY_FILESYSTEMS:
+            yield way.foot(FootKind.RAM, "it is a file system in RAM")
+        elif mount.kind.startswith("fuse"):  # fuseblk has a device, behind a process
+            yield way.unseen("a process answers for this file system (FUSE)")
+        elif mount.kind == "btrfs":
+            yield from self._btrfs(mount, way)
+        elif (device := self._numbered(mount.major_minor)) is not None:
+            yield from self.device(device, way)
+        else:
+            yield way.unseen("this file system has no block device of this machine")
+
+    def _look_up(self, path: Path) -> tuple[str, str]:
+        """The path without symbolic links, or its nearest ancestor that is there, and the number
+        of its device. A recorded tree has no such files: there the path stands as it is."""
+        if self._root != Path("/") or "\0" in str(path):
+            return str(path), ""
+        real = os.path.realpath(path)
+        while real != "/" and not os.path.exists(real):
+            real = os.path.dirname(real)
+        try:
+            number = os.stat(real).st_dev
+        except OSError:
+            return real, ""  # it is gone since
+        return real, f"{os.major(number)}:{os.minor(number)}"
+
+    def _btrfs(self, mount: Mount, way: _Way) -> Iterator[Foot]:
+        """All devices of the file system that the mount's source is one of."""
+        source = Path(mount.source).name
+        for directory in sorted((self._root / "sys/fs/btrfs").glob("*/devices")):
+            members = sorted(path.name for path in directory.iterdir())
+            if source in members:
+                self.not_compared.append(f"{way.path[-1]} copies on write")
+                for member in members:
+                    yield from self.device(member, way)
+                return
+        yield way.unseen("its devices are not in /sys/fs/btrfs")
+
+    # --- devices -------------------------------------------------------------------------------
+
+    def device(self, name: str, way: _Way) -> Iterator[Foot]:
+        """Feet of a block device."""
+        way = way.down(name)
+        own = self._sysfs(name)
+        if own is None:
+            yield way.unseen("/sys does not show it")
+        elif len(way.path) > _MOST_LEVELS:
+            yield way.unseen(f"it lies more than {_MOST_LEVELS} levels down")
+        else:
+            self.devices.add(name)
+            yield from self._below(name, own, way)
+
+    def _below(self, name: str, own: Path, way: _Way) -> Iterator[Foot]:
+        backing = _path_in(own / "loop/backing_file")
+        members = sorted(path.name for path in own.glob("slaves/*"))
+        if (own / "partition").exists():
+            yield from self.device(own.parent.name, way)
+        elif backing is not None:
+            yield from self._loop(name, own, backing, way)
+        elif members:
+            self.not_compared.extend(self._changes_bytes(name, own, members))
+            for member in members:
+                yield from self.device(member, way)
+        elif (why := _known(name, _MEMORY_DEVICES) or _scsi_debug(own)) is not None:
+            yield way.foot(FootKind.RAM, why)
+        elif (why := _known(name, _UNSEEN_DEVICES)) is not None:
+            yield way.unseen(why)
+        elif name.startswith("dm-"):
+            yield way.unseen("it lies on no device that /sys names")
+        elif any(re.fullmatch(r"session\d+", parent.name) for parent in own.parents):
+            yield way.unseen("an iSCSI target is behind it")
+        else:
+            yield from self._disk(own, way)
+
+    def _loop(self, name: str, own: Path, backing: str, way: _Way) -> Iterator[Foot]:
+        if (text_of(own / "loop/dio") or "").strip() != "1":
+            way = way.through_cache(f"{name} (loop without direct I/O: dio 0)")
+        yield from self._file_or_device(backing, way)
+
+    def _file_or_device(self, path: str, way: _Way) -> Iterator[Foot]:
+        """What a loop device or a target gives out."""
+        node = self._node(path)
+        if node is not None:
+            yield from self.device(node, way)
+        elif self._root == Path("/") and not os.path.exists(path):
+            yield way.down(_shown(path)).unseen("its file is not to be found from here")
+        else:
+            yield from self.file(Path(path), way)
+
+    def _changes_bytes(self, name: str, own: Path, members: Sequence[str]) -> Iterator[str]:
+        """Why bytes of the members do not add up to those of the device; nothing if they do."""
+        level = (text_of(own / "md/level") or "").strip()
+        uuid = text_of(own / "dm/uuid")
+        if level:
+            if level not in _PLAIN_MD:
+                yield f"{name} is md {level}"
+        elif uuid is None:
+            yield f"{name} lies on {', '.join(members)} in a way that is not known"
+        elif not uuid.startswith(_PLAIN_DM):
+            yield f"{name} is a device mapper target that is not known"
+        elif uuid.startswith("LVM-") and any(self._is_part_of_volume(m) for m in members):
+            yield f"{name} is a logical volume with parts (mirror, RAID, thin, cache or snapshot)"
+
+    def _is_part_of_volume(self, name: str) -> bool:
+        """LVM makes plain volumes of physical ones, and all others of hidden volumes."""
+        own = self._sysfs(name)
+        return own is not None and (text_of(own / "dm/uuid") or "").startswith("LVM-")
+
+    # --- NVMe ----------------------------------------------------------------------------------
+
+    def _disk(self, own: Path, way: _Way) -> Iterator[Foot]:
+        """A disk, unless it is an NVMe namespace that lies beyond a fabric."""
+        found = [_controller(path) for path in controllers_of(own)]
+        fabrics = [c for c in found if c is not None and text_of(c / "transport") != "pcie\n"]
+        if not fabrics:
+            yield way.foot(FootKind.DISK)
+            return
+        away = [word for c in fabrics if (word := self._elsewhere(c)) is not None]
+        nqn, nsid = (text_of(p) for p in (fabrics[0] / "subsysnqn", own / "nsid"))
+        target = self._root / _NVMET / (nqn or "").strip() / "namespaces" / (nsid or "").strip()
+        backing = _path_in(target / "device_path")
+        if away:
+            yield way.unseen(away[0])
+        elif not nqn or not nsid or not backing:
+            yield way.unseen("its target is on this machine, but not in the kernel's nvmet")
+        else:
+            if (text_of(target / "buffered_io") or "").strip() == "1":
+                way = way.through_cache(f"{way.path[-1]} (nvmet with buffered_io 1)")
+            yield from self._file_or_device(backing, way)
+
+    def _elsewhere(self, controller: Path) -> str | None:
+        """Why the target cannot be looked into; None where it is on this machine."""
+        transport = (text_of(controller / "transport") or "").strip()
+        address = _TRADDR.search(text_of(controller / "address") or "")
+        if transport == "loop":
+            return None
+        if transport in ("tcp", "rdma") and address is not None:
+            host = address[1]
+            url = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
+            return None if self._here(url) else f"NVMe/{transport.upper()} to {host}"
+        return f"NVMe over {transport or 'an unknown fabric'}"
+
+    # --- names ---------------------------------------------------------------------------------
+
+    def _sysfs(self, name: str) -> Path | None:
+        link = self._root / "sys/class/block" / name
+        return Path(os.path.realpath(link)) if link.exists() else None
+
+    def _numbered(self, major_minor: str) -> str | None:
+        link = self._root / "sys/dev/block" / major_minor
+        return os.path.basename(os.path.realpath(link)) if link.exists() else None
+
+    def _node(self, path: str) -> str | None:
+        """The block device whose node this is."""
+        if self._root == Path("/"):
+            try:
+                found = os.stat(path)
+            except (OSError, ValueError):
+                return None
+            if not stat.S_ISBLK(found.st_mode):
+                return None
+            return self._numbered(f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}")
+        name = path.removeprefix("/dev/")
+        return name if path.startswith("/dev/") and self._sysfs(name) is not None else None
+
+
+def _path_in(path: Path) -> str | None:
+    """The text of a file that holds paths: bytes, decoded as Python decodes those that it opens."""
+    try:
+        return os.fsdecode(path.read_bytes()).rstrip("\n")
+    except OSError:
+        return None
+
+
+def _shown(path: str) -> str:
+    return os.fsencode(path).decode(errors="replace")
+
+
+def _without_barrier(mount: Mount) -> bool:
+    words = f"{mount.options},{mount.super_options}".split(",")
+    return any(_NO_BARRIER.fullmatch(word) for word in words)
+
+
+def _known(name: str, table: Mapping[re.Pattern[str], str]) -> str | None:
+    return next((why for pattern, why in table.items() if pattern.fullmatch(name)), None)
+
+
+def _scsi_debug(own: Path) -> str | None:
+    model = (text_of(own / "device/model") or "").strip()
+    return "it is a RAM disk (scsi_debug)" if model == "scsi_debug" else None
+
+
+def _controller(path: Path) -> Path | None:
+    """The NVMe controller at or above a directory of sysfs."""
+    return next((p for p in (path, *path.parents) if (p / "transport").exists()), None)
