@@ -27,6 +27,7 @@ MS = 1_000_000
 def outcome(
     seed: int = 1, *, slower: float = 1.0, requests: int = 40, instances: int = 4,
     hits: int = 500, only: int | None = None, promised: bool = True,
+    lost: int = 2,
 ) -> Outcome:  # fmt: skip
     """Requests whose times are drawn around 100 ms x `slower`; `only` so many instances work."""
     rng = Seed(seed).child("outcome").rng()
@@ -37,7 +38,7 @@ def outcome(
     some, series = Requests(arrived=requests + 3, finished=requests + 1), Series()
     each = Instances()
     some.rejected, some.aborted = Counter({"queue full": 1}), Counter({"preempted": 1})
-    some.measured_arrived, some.measured_finished = requests + 2, requests
+    some.measured_arrived, some.measured_finished = requests + lost, requests
     gaps: Counter[int] = Counter()
     for number in range(requests):
         ttft = round(rng.uniform(80, 120) * slower * MS)

@@ -42,8 +42,8 @@ from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import MIB, NS_PER_S, human_bytes, s_to_ns
-from kv_cache.metrics.histogram import Histogram
+from kv_cache.core.units import MIB, MISSING, NS_PER_S, human_bytes, s_to_ns
+from kv_cache.metrics.histogram import Histogram, supported
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.nvme import choose_engine, open_storage
 from kv_cache.tiers.payload import Payload
@@ -529,9 +529,9 @@ def _service(device_ns: Sequence[int]) -> Service | None:
     return Service(
         operations=times.count,
         mean_ns=max(1, round(times.mean or 0)),
-        p50_ns=max(1, round(times.percentile(50) or 0)),
-        p99_ns=max(1, round(times.percentile(99) or 0)),
-        quantiles_ns=tuple(max(1, round(times.percentile(p) or 0)) for p in QUANTILES),
+        p50_ns=max(1, round(times.at_rank(50) or 0)),
+        p99_ns=max(1, round(times.at_rank(99) or 0)),
+        quantiles_ns=tuple(max(1, round(times.at_rank(p) or 0)) for p in QUANTILES),
     )
 
 
@@ -563,14 +563,15 @@ def table(probed: Probed) -> str:
 
 
 def _speed(cell: Cell | None, width: int) -> str:
-    return f"{'-':>{width}}" if cell is None else f"{cell.bytes_per_s / 1e6:>{width},.0f}"
+    return f"{MISSING:>{width}}" if cell is None else f"{cell.bytes_per_s / 1e6:>{width},.0f}"
 
 
 def _times(cell: Cell | None, kind: OpKind) -> str:
     service = None if cell is None else cell.of(kind)
-    if service is None:
-        return f"{'-':>9}{'-':>9}"
-    return f"{service.p50_ns / 1e6:>9.2f}{service.p99_ns / 1e6:>9.2f}"
+    told = {} if service is None else {50: service.p50_ns, 99: service.p99_ns}
+    known = {p: ns for p, ns in told.items() if service and supported(service.operations, p)}
+    cells = (f"{known[p] / 1e6:.2f}" if p in known else MISSING for p in (50, 99))
+    return "".join(f"{cell:>9}" for cell in cells)
 
 
 def _size(nbytes: int) -> str:

@@ -64,12 +64,13 @@ from kv_cache.core.units import (
     s_to_ns,
 )
 from kv_cache.lifecycle import populate
+from kv_cache.metrics.histogram import supported
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Failure, Recorder
 from kv_cache.metrics.slo import Promise
 from kv_cache.metrics.steady import Round, proof
 from kv_cache.metrics.summary import Flows
-from kv_cache.metrics.window import OnLatencies, Totals, Window
+from kv_cache.metrics.window import Latency, OnLatencies, Totals, Window
 from kv_cache.schedule.autoscale import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, nobody
@@ -273,23 +274,27 @@ def _close(store: Store) -> None:
 
 
 def _round_of(windows: Sequence[Window]) -> Round:
-    """A p95 is the median of the windows', as percentiles do not add up."""
+    """A p95 is the median of the windows', as percentiles do not add up, where the round has enough
+    operations for one."""
     sides = {
         kind: [w.ops[Tier.NVME, kind] for w in windows if (Tier.NVME, kind) in w.ops]
         for kind in (OpKind.READ, OpKind.WRITE)
     }
-    p95 = {
-        kind: [ns_to_ms(ops.latency.p95_ns) for ops in seen if ops.latency.p95_ns is not None]
-        for kind, seen in sides.items()
-    }
+    p95 = {kind: _median_p95_ms([ops.latency for ops in seen]) for kind, seen in sides.items()}
     return Round(
         seconds=sum(window.seconds for window in windows),
         read_bytes=sum(ops.bytes for ops in sides[OpKind.READ]),
         write_bytes=sum(ops.bytes for ops in sides[OpKind.WRITE]),
-        read_p95_ms=median(p95[OpKind.READ]) if p95[OpKind.READ] else None,
-        write_p95_ms=median(p95[OpKind.WRITE]) if p95[OpKind.WRITE] else None,
+        read_p95_ms=p95[OpKind.READ],
+        write_p95_ms=p95[OpKind.WRITE],
         completed=sum(window.completed for window in windows),
     )
+
+
+def _median_p95_ms(latencies: Sequence[Latency]) -> float | None:
+    seen = [each.rank95_ns for each in latencies if each.rank95_ns is not None]
+    enough = supported(sum(each.count for each in latencies), 95)
+    return ns_to_ms(median(seen)) if enough and seen else None
 
 
 class RealRun:

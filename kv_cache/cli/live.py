@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tqdm.utils import disp_len, disp_trim
 
-from kv_cache.core.units import GIB, ns_to_ms
+from kv_cache.core.units import GIB, MISSING, ns_to_ms
 from kv_cache.metrics.window import NO_LATENCY, Latency
 
 _GAP = 3  # columns between tables side by side
@@ -187,7 +187,7 @@ def _promise(row: PromiseNow) -> str:
 def _ms(ns: float | None) -> str:
     """Three digits that count, where there are not more before the point."""
     if ns is None:
-        return "-"
+        return MISSING
     ms = max(0.0, ns_to_ms(ns))
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
 

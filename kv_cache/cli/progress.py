@@ -27,7 +27,6 @@ from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.units import GIB, ns_to_ms
 from kv_cache.metrics.slo import Measure, Promise
 from kv_cache.metrics.window import Latency, Totals, Window
-from kv_cache.schedule.saturation import storage_p95_ns
 
 REDRAW_S = 0.5  # at most twice a second, and at once in a new phase
 _DUMB = ("", "dumb", "unknown")
@@ -292,7 +291,7 @@ def _now(window: Window) -> list[str]:
     seconds = max(window.seconds, 1e-9)
     told = []
     for kind in (OpKind.READ, OpKind.WRITE):
-        p95_ns = storage_p95_ns(window, kind)
+        p95_ns = window.storage_p95_ns(kind)
         late = "" if p95_ns is None else f" (p95 {ns_to_ms(p95_ns):.0f} ms)"
         told.append(f"{kind} {window.storage_bytes(kind) / seconds / GIB:.2f} GiB/s{late}")
     if window.gauges.users is not None:

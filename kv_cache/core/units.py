@@ -9,6 +9,9 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+MISSING = "\u2013"
+"""What people are shown instead of a number that there is not: an en dash."""
+
 PAGE_BYTES = 4096
 """Stored objects are whole pages: direct I/O needs it, and the payload has one stamp a page."""
 

@@ -217,7 +217,8 @@ def _now(window: Window) -> Iterator[Family]:
         )
         if ns is not None
     )
-    yield Family(name="window_operation_seconds", kind="gauge", says=says, samples=percentiles)
+    if percentiles:  # too few operations support none
+        yield Family(name="window_operation_seconds", kind="gauge", says=says, samples=percentiles)
 
 
 def _levels(gauges: Gauges) -> Iterator[Family]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
-from kv_cache.core.units import GIB, ns_to_ms
+from kv_cache.core.units import GIB, NS_PER_MS, ns_to_ms
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.intervals import share_interval
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Flow, OpStats, RequestStats, StepFlow
 
@@ -18,6 +20,9 @@ PERCENTILES: Mapping[str, float] = {
     "p999": 99.9,
     "p9999": 99.99,
 }
+
+PROMISE_CONFIDENCE = 0.95
+"""Of the interval of the share of requests that kept a promise."""
 
 NETWORK: Mapping[OpKind, str] = {
     OpKind.READ: "network_rx_bytes",
@@ -44,10 +49,21 @@ class Targets:
 
 
 def latency_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -> dict[str, Any]:
-    """Mean and percentiles in milliseconds; 0 throughout where there are no samples."""
+    """Mean and percentiles in milliseconds; None where there are too few values for one."""
+    names = tuple(percentiles)
+    found = [histogram.mean, *histogram.percentiles([PERCENTILES[name] for name in names])]
+    return {
+        name: None if ns is None else ns_to_ms(ns)
+        for name, ns in zip(("mean", *names), found, strict=True)
+    }
+
+
+def reference_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -> dict[str, Any]:
+    """The same as the reference's keys have it: the value at a percentile's rank however few values
+    there are, and 0 throughout where there are none."""
     result = {"mean": ns_to_ms(histogram.mean or 0)}
     for name in percentiles:
-        result[name] = ns_to_ms(histogram.percentile(PERCENTILES[name]) or 0)
+        result[name] = ns_to_ms(histogram.at_rank(PERCENTILES[name]) or 0)
     return result
 
 
@@ -143,15 +159,29 @@ def request_numbers(stats: RequestStats) -> dict[str, Any]:
 
 
 def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> dict[str, Any]:
-    """Each promised percentile of a class beside the actual one; `met` is None without samples."""
+    """Each promised percentile of a class beside the actual one, where there are enough values for
+    it, and beside the share of requests that kept to it. The share is what is judged: `met` is None
+    where its interval holds what was promised, as there are too few requests to say."""
     actual = latency_ms(end_to_end)
     return {
         name: {
             "target_ms": target,
             "actual_ms": actual[name],
-            "met": actual[name] <= target if end_to_end.count else None,
+            **_kept(end_to_end, target, Fraction(str(PERCENTILES[name])) / 100),
         }
         for name, target in promised_ms.items()
+    }
+
+
+def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str, Any]:
+    within, count = end_to_end.counts_at_most([round(target_ms * NS_PER_MS)])
+    low, high = share_interval(within, count, PROMISE_CONFIDENCE)
+    return {
+        "requests": count,
+        "within": within,
+        "share_low": low,
+        "share_high": high,
+        "met": True if low >= wanted else False if high < wanted else None,
     }
 
 

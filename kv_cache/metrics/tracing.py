@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from kv_cache.core.units import KIB, NS_PER_S, NS_PER_US
+from kv_cache.metrics.histogram import supported
 
 READ, WRITE = "read", "write"
 
@@ -335,7 +336,10 @@ class Traced:
             "description": description,
             "events": histogram.count,
             "mean": self._mean(name, unit),
-            **{f"p{percent}": _bounds(histogram.percentile(percent)) for percent in _PERCENTS},
+            **{
+                f"p{p}": _bounds(histogram.percentile(p)) if supported(histogram.count, p) else None
+                for p in _PERCENTS
+            },
             "lowest": _bounds(next((b for b in histogram.buckets if b.count), None)),
             "highest": _bounds(next((b for b in reversed(histogram.buckets) if b.count), None)),
         }

@@ -22,13 +22,16 @@ _PERCENTS = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Percentiles in ns; `highest_ns` is exact. All None where nothing ended."""
+    """Percentiles in ns, None where too few ended for one; `highest_ns` is exact. `rank95_ns` is
+    the value at the rank of the p95 however few ended: what the autoscaler follows, which takes
+    the median of several windows. It is shown to nobody."""
 
     count: int
     p50_ns: float | None
     p95_ns: float | None
     p99_ns: float | None
     highest_ns: int | None
+    rank95_ns: float | None = None
 
 
 NO_LATENCY = Latency(count=0, p50_ns=None, p95_ns=None, p99_ns=None, highest_ns=None)
@@ -119,6 +122,11 @@ class Window:
         """Of these kinds, or of reads and writes."""
         wanted = kinds or (OpKind.READ, OpKind.WRITE)
         return sum(w.bytes for (t, k), w in self.ops.items() if t is Tier.NVME and k in wanted)
+
+    def storage_p95_ns(self, kind: OpKind) -> float | None:
+        """Device time; None where too few operations of the kind ended well."""
+        ops = self.ops.get((Tier.NVME, kind))
+        return None if ops is None else ops.latency.p95_ns
 
 
 class _Ops:
@@ -323,8 +331,9 @@ def _latency(histogram: Histogram) -> Latency:
         return NO_LATENCY
     p50, p95, p99 = histogram.percentiles(_PERCENTS)
     return Latency(
-        count=histogram.count, p50_ns=p50, p95_ns=p95, p99_ns=p99, highest_ns=histogram.highest
-    )
+        count=histogram.count, p50_ns=p50, p95_ns=p95, p99_ns=p99, highest_ns=histogram.highest,
+        rank95_ns=histogram.at_rank(95),
+    )  # fmt: skip
 
 
 # --- the series ------------------------------------------------------------------------------
@@ -423,11 +432,16 @@ def _larger(parts: Iterable[Latency]) -> Latency:
         return NO_LATENCY
     return Latency(
         count=sum(p.count for p in some),
-        p50_ns=max(p.p50_ns or 0.0 for p in some),
-        p95_ns=max(p.p95_ns or 0.0 for p in some),
-        p99_ns=max(p.p99_ns or 0.0 for p in some),
+        p50_ns=_most(p.p50_ns for p in some),
+        p95_ns=_most(p.p95_ns for p in some),
+        p99_ns=_most(p.p99_ns for p in some),
         highest_ns=max(p.highest_ns or 0 for p in some),
+        rank95_ns=_most(p.rank95_ns for p in some),
     )
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 # --- as a result tells it --------------------------------------------------------------------

@@ -28,6 +28,7 @@ from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.report.chain import seal
 from kv_cache.report.model import model_section
+from kv_cache.report.table import ms_shown
 from kv_cache.schedule.capacity import (
     CapacityAnswer,
     CapacitySearch,
@@ -94,7 +95,7 @@ def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
 def _latency_ns(outcome: RunOutcome, promise: Promise) -> float:
     stats = outcome.recorder.classes[promise.qos]
     histogram = stats.ttft if promise.measure is Measure.TTFT else stats.response
-    return histogram.percentile(promise.percent) or 0.0
+    return histogram.at_rank(promise.percent) or 0.0
 
 
 def _cores_share(pressure: Pressure) -> float:
@@ -126,7 +127,7 @@ def capacity_document(
         CurvePoint(
             load=row["load"],
             throughput_per_s=row["completed_per_s"],
-            response_ns=row["response_ms"]["mean"] * NS_PER_MS,
+            response_ns=(row["response_ms"]["mean"] or 0) * NS_PER_MS,
         )
         for row in rows
     )
@@ -274,7 +275,7 @@ def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
         utilisation=evidence.get("device_utilisation"),
         cores_used=evidence.get("process_cores"),
         cores=evidence.get("cores") or 1.0,
-        lateness_p99_ns=outcome.recorder.all.lateness.percentile(99),
+        lateness_p99_ns=outcome.recorder.all.lateness.at_rank(99),
         limit_ns=min((p.limit_ns for p in promises), default=1),
         rejected_share=rejected / ended if ended else 0.0,
         memory_stall_share=evidence.get("memory_pressure_some"),
@@ -435,9 +436,9 @@ def _curve(own: Mapping[str, Any]) -> list[str]:
         moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / 1e9
         busy = row["machine"].get("device_utilisation")
         response = row["response_ms"]
+        times = "".join(f"{ms_shown(response[p], 1):>10}" for p in ("p50", "p95", "p99"))
         lines.append(
-            f"{row['load']:>10g}{row['offered_per_s']:>9.2f}{row['completed_per_s']:>9.2f}"
-            f"{response['p50']:>10.1f}{response['p95']:>10.1f}{response['p99']:>10.1f}"
+            f"{row['load']:>10g}{row['offered_per_s']:>9.2f}{row['completed_per_s']:>9.2f}{times}"
             f"{moved:>8.2f}{'' if busy is None else f'{busy:.0%}':>6}  "
             f"{row['probe']} {'inside' if row['inside'] else _outside(row)}"
         )

@@ -29,6 +29,7 @@ import orjson
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase
+from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import Interval, mean_interval, ratio_interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report import trials
@@ -697,8 +698,8 @@ def _table(comparison: Comparison, other: Input) -> Iterator[str]:
 
 def _line(row: Row) -> str:
     metric, interval = row.metric, row.interval
-    ratio = "-" if row.ratio is None else _times(row.ratio)
-    between = "-" if interval is None else f"{_times(interval.low)} to {_times(interval.high)}"
+    ratio = MISSING if row.ratio is None else _times(row.ratio)
+    between = MISSING if interval is None else f"{_times(interval.low)} to {_times(interval.high)}"
     text = (
         f"{metric.label:<28}{metric.shown_unit:<6}{metric.shown(row.baseline):>11}"
         f"{metric.shown(row.value):>11}{ratio:>9}   {between:<18}{_said(row)}"

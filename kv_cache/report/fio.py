@@ -27,15 +27,17 @@ from kv_cache.core.units import (
     GIB,
     KIB,
     MIB,
+    MISSING,
     NS_PER_MS,
     NS_PER_S,
     NS_PER_US,
     PAGE_BYTES,
     human_bytes,
+    ns_to_ms,
     round_up,
 )
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
+from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged, supported
 from kv_cache.report.reading import entry, histogram, part
 from kv_cache.tiers.nvme.store import FSYNC_BATCH
 
@@ -542,7 +544,7 @@ class Measured:
     """One side as either program measured it."""
 
     bytes_per_s: float
-    latency_ns: Mapping[float, float]
+    latency_ns: Mapping[float, float | None]  # None where there are too few for a percentile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -557,7 +559,7 @@ class Answer:
 def ours(side: Side, window_s: float) -> Measured:
     return Measured(
         bytes_per_s=side.nbytes / window_s,
-        latency_ns={p: side.device.percentile(p) or 0.0 for p in PERCENTILES},
+        latency_ns={p: side.device.percentile(p) for p in PERCENTILES},
     )
 
 
@@ -579,15 +581,20 @@ def read_answer(
         if side.kind in logs:
             latency = _object_percentiles(logs[side.kind], side.calls)
         else:
-            told = numbers["clat_ns"]["percentile"]
-            latency = {p: float(told[f"{p:.6f}"]) for p in PERCENTILES}
+            told = numbers["clat_ns"]
+            latency = {
+                p: float(told["percentile"][f"{p:.6f}"]) if supported(int(told["N"]), p) else None
+                for p in PERCENTILES
+            }
         found[side.kind] = Measured(bytes_per_s=float(numbers["bw_bytes"]), latency_ns=latency)
     return Answer(
         version=str(report["fio version"]), sides=found, cpu_ns_per_gib=cpu_ns / (moved / GIB)
     )
 
 
-def _object_percentiles(threads: Sequence[Sequence[int]], calls: int) -> Mapping[float, float]:
+def _object_percentiles(
+    threads: Sequence[Sequence[int]], calls: int
+) -> Mapping[float, float | None]:
     """Of objects, from the latencies of their calls."""
     objects = Histogram()
     for latencies in threads:
@@ -595,7 +602,7 @@ def _object_percentiles(threads: Sequence[Sequence[int]], calls: int) -> Mapping
             objects.add(sum(latencies[first : first + calls]))
     if not objects.count:
         raise ValueError("fio finished no object")
-    return {p: objects.percentile(p) or 0.0 for p in PERCENTILES}
+    return {p: objects.percentile(p) for p in PERCENTILES}
 
 
 def read_logs(twin: Twin, logs: Path) -> Mapping[OpKind, Sequence[Sequence[int]]]:
@@ -623,7 +630,7 @@ def comparison(twin: Twin, answer: Answer) -> str:
         for percent in PERCENTILES:
             name = f"{side.kind} p{percent:.0f} ms"
             own_ns, fio_ns = mine.latency_ns[percent], theirs.latency_ns[percent]
-            lines.append(_row(name, own_ns / NS_PER_MS, fio_ns / NS_PER_MS))
+            lines.append(_row(name, _ms(own_ns), _ms(fio_ns)))
     if twin.cpu_ns is not None:
         own_cpu = twin.cpu_ns / (moved / GIB)
         lines.append(
@@ -632,9 +639,14 @@ def comparison(twin: Twin, answer: Answer) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, mine: float, theirs: float, digits: int = 2) -> str:
-    ratio = f"{mine / theirs:>10.3f}" if theirs else f"{'-':>10}"
-    return f"{name:<22}{mine:>12.{digits}f}{theirs:>12.{digits}f}{ratio}"
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns_to_ms(ns)
+
+
+def _row(name: str, mine: float | None, theirs: float | None, digits: int = 2) -> str:
+    ratio = f"{mine / theirs:.3f}" if theirs and mine is not None else MISSING
+    told = (MISSING if value is None else f"{value:.{digits}f}" for value in (mine, theirs))
+    return f"{name:<22}" + "".join(f"{cell:>12}" for cell in told) + f"{ratio:>10}"
 
 
 def what_it_does(twin: Twin) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
-from kv_cache.core.units import human_bytes
+from kv_cache.core.units import MISSING, human_bytes
 from kv_cache.report.chain import seal
 
 SCHEMA = "kv-cache-lab/1"
@@ -124,7 +124,7 @@ def _cell(column: Mapping[str, Any], place: int, *, both: bool) -> str:
     star = _star(column["order"], entry)
     if not both:
         return f"{found:>14}{star}"
-    prefix = "-" if entry["prefix"] is None else _rate(entry["prefix"])
+    prefix = MISSING if entry["prefix"] is None else _rate(entry["prefix"])
     return f"{found:>7}{star}{prefix:>6}{_star(column['prefix_order'], entry)}"
 
 

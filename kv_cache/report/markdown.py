@@ -11,7 +11,7 @@ from kv_cache import __version__
 from kv_cache.config.root import options
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Qos
-from kv_cache.core.units import GIB
+from kv_cache.core.units import GIB, MISSING
 from kv_cache.metrics.intervals import Interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report.compare import Comparison, Finding, Input, Row, compare, require_comparable
@@ -78,7 +78,7 @@ def _number(value: Any, path: str) -> float | None:
 
 
 def _known(value: Any, unit: str = "") -> str:
-    return "-" if value is None else f"{plain(value)}{unit}"
+    return MISSING if value is None else f"{plain(value)}{unit}"
 
 
 # --- what it is ------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _heading(inputs: Sequence[Input]) -> Iterator[list[str]]:
         yield [name, *(_known(_at(given.own, path)) for given in inputs)]
     yield ["schedule", *(", ".join(plain(s[:12]) for s in given.schedules) for given in inputs)]
     yield ["file", *(plain(given.path) for given in inputs)]
-    yield ["fingerprint", *((given.fingerprint or "-")[:16] for given in inputs)]
+    yield ["fingerprint", *((given.fingerprint or MISSING)[:16] for given in inputs)]
 
 
 def _status(given: Input) -> str:
@@ -125,7 +125,7 @@ def _status(given: Input) -> str:
 def _books(given: Input) -> str:
     books = _at(given.own, "requests")
     if not isinstance(books, Mapping):
-        return "-"
+        return MISSING
     names = ("completed_in_window", "failed", "rejected", "unfinished")
     told = ("completed", *names[1:])
     parts = (f"{_known(books.get(n))} {t}" for n, t in zip(names, told, strict=True))
@@ -177,7 +177,7 @@ def _metric_rows(
 ) -> Iterator[list[str]]:
     for metric in METRICS.values():
         cells = [_value(given, metric) for given in inputs]
-        if any(cell != "-" for cell in cells):
+        if any(cell != MISSING for cell in cells):
             ratios = [_ratio(rows.get((metric.name, o.label))) for o in others if rows]
             yield [metric.label, metric.shown_unit, *cells, *ratios]
 
@@ -196,7 +196,7 @@ def _value(given: Input, metric: Metric) -> str:
 
 def _ratio(row: Row | None) -> str:
     if row is None or row.ratio is None:
-        return "-"
+        return MISSING
     between = "" if row.interval is None else f" ({_between(row.interval)})"
     if row.better is None:
         return f"{row.ratio:.3f}{between}"
@@ -320,7 +320,7 @@ def _tier_rows(own: Json) -> Iterator[list[str]]:
 
 
 def _scaled(value: float | None, scale: float) -> str:
-    return "-" if value is None else f"{value / scale:,.2f}"
+    return MISSING if value is None else f"{value / scale:,.2f}"
 
 
 _CLASS_HEADS = (
@@ -356,11 +356,12 @@ def _class_rows(own: Json) -> Iterator[list[str]]:
 
 def _promise(kept: Any) -> str:
     """Promises are of the end-to-end latency."""
-    target, actual = (_number(kept, n) for n in ("target_ms", "actual_ms"))
-    if target is None or actual is None:
-        return "-"
-    word = "kept" if _at(kept, "met") else "broken"
-    return f"{word}: {actual:,.1f} of {target:,.0f} ms"
+    target, count, within = (_number(kept, n) for n in ("target_ms", "requests", "within"))
+    if target is None or within is None or not count:
+        return MISSING
+    met = _at(kept, "met")
+    word = "kept" if met is True else "missed" if met is False else "too few to say"
+    return f"{word}: {within:,.0f} of {count:,.0f} within {target:,.0f} ms"
 
 
 # --- where and how ---------------------------------------------------------------------------
@@ -398,7 +399,7 @@ def _where(inputs: Sequence[Input]) -> list[str]:
             rows.append([name, *(_known(value) for value in found)])
     memory = [number_at(given.own, "environment.memory.total_bytes") for given in inputs]
     if any(memory):
-        shown = ("-" if n is None else f"{n / GIB:.1f} GiB" for n in memory)
+        shown = (MISSING if n is None else f"{n / GIB:.1f} GiB" for n in memory)
         rows.insert(3, ["memory", *shown])
     return _table(_heads(inputs), rows)
 

@@ -6,7 +6,7 @@ from typing import Any
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.units import GIB
+from kv_cache.core.units import GIB, MISSING
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.chain import seal
 
@@ -111,4 +111,4 @@ def _rounds(done: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return MISSING if value is None else f"{value:.1f}"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import MISSING
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import request_numbers, reuse_numbers, tier_rows
 
@@ -37,15 +38,15 @@ def quantities(outcome: RunOutcome) -> dict[str, float | None]:
             side = row[kind.value]
             if label == "storage":
                 found[f"storage_{kind.value}_bytes_per_s"] = side["bytes_per_second"]
-                found |= _times(f"storage_{name}_device", side["operations"], side["device_ms"])
-            found |= _times(f"{label}_{name}", side["operations"], side["total_ms"])
+                found |= _times(f"storage_{name}_device", side["device_ms"])
+            found |= _times(f"{label}_{name}", side["total_ms"])
     for name in ("ttft", "response"):
-        found |= _times(name, completed, every[f"{name}_ms"])
+        found |= _times(name, every[f"{name}_ms"])
     return found
 
 
-def _times(name: str, samples: int, row: Mapping[str, float]) -> dict[str, float | None]:
-    return {f"{name}_{p}_ms": _where(samples, row[p]) for p in PERCENTILES}
+def _times(name: str, row: Numbers) -> dict[str, float | None]:
+    return {f"{name}_{p}_ms": row[p] for p in PERCENTILES}
 
 
 def _where(samples: int, value: float) -> float | None:
@@ -109,9 +110,9 @@ def prediction_rows(section: Mapping[str, Any]) -> list[tuple[str, str, str, str
         value, found = predicted.get(name), measured.get(name)
         if not isinstance(value, int | float):
             continue
-        shown = _shown(name, found) if isinstance(found, int | float) else "-"
+        shown = _shown(name, found) if isinstance(found, int | float) else MISSING
         wrong = errors.get(name)
-        far = _error_shown(name, wrong) if _is_error(wrong) else "-"
+        far = _error_shown(name, wrong) if _is_error(wrong) else MISSING
         rows.append((_label(name), _shown(name, value), shown, far))
     return rows
 
@@ -157,7 +158,7 @@ def _label(name: str) -> str:
 
 def _shown(name: str, value: float | None) -> str:
     if value is None:
-        return "-"
+        return MISSING
     if name.endswith("_bytes_per_s"):
         return f"{value / 1e6:.1f}"
     if name.endswith("_ratio"):
@@ -168,8 +169,8 @@ def _shown(name: str, value: float | None) -> str:
 def _error_shown(name: str, found: Mapping[str, float | None] | None) -> str:
     """Of a ratio in points, of all else in percent of the measurement."""
     if found is None:
-        return "-"
+        return MISSING
     if name.endswith("_ratio"):
         return f"{100 * (found.get('absolute') or 0):+.2f} pt"
     relative = found.get("relative")
-    return "-" if relative is None else f"{100 * relative:+.1f} %"
+    return MISSING if relative is None else f"{100 * relative:+.1f} %"

@@ -30,8 +30,18 @@ from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.passport import Verdict, judge
 from kv_cache.metrics.recorder import Edges
 from kv_cache.metrics.steady import Sample, trends
-from kv_cache.metrics.summary import LATENCIES, latency_ms, per_second, ratio
+from kv_cache.metrics.summary import (
+    LATENCIES,
+    kept_promises,
+    latency_ms,
+    per_second,
+    ratio,
+    reference_ms,
+)
+from kv_cache.metrics.summary import PERCENTILES as NAMED
 from kv_cache.report.iotrace import figures_left
+from kv_cache.report.mlperf import LATENCIES as KEYS
+from kv_cache.report.mlperf import unsupported
 from kv_cache.report.node import MisshapenError, Node
 from kv_cache.report.prediction import NAMES, PERCENTILES, error
 from kv_cache.tiers.payload import MISMATCH
@@ -346,6 +356,20 @@ def _requests(root: Node) -> Iterator[str]:
         for latency in LATENCIES:
             histogram = measured[name][f"histogram_{latency}"].histogram()
             yield from _latencies(measured[name][f"{latency}_ms"], histogram)
+    for qos in Qos:
+        yield from _promises(measured[qos.value])
+
+
+def _promises(row: Node) -> Iterator[str]:
+    """Whether promises were kept follows from all that was answered."""
+    promises, histogram = row["promises"], row["histogram_end_to_end"].histogram()
+    targets = {name: node["target_ms"].number() for name, node in promises.items()}
+    unknown = targets.keys() - NAMED.keys()
+    if unknown:
+        raise MisshapenError(f"{promises.path} has {show(min(unknown))}, which is no percentile")
+    for name, again in kept_promises(histogram, targets).items():
+        for part, value in again.items():
+            yield from _compare(promises[name][part], value, "the histogram gives")
 
 
 def _reference_keys(root: Node) -> Iterator[str]:
@@ -358,7 +382,7 @@ def _reference_keys(root: Node) -> Iterator[str]:
         for one, two in (("hits", "decode_hits"), ("looked_up", "decode_looked_up"))
     )
     completed, tokens = done["completed"].whole(), done["output_tokens"].whole()
-    end_to_end = done["end_to_end_ms"]
+    end_to_end = reference_ms(done["histogram_end_to_end"].histogram())
     if own.find("config.output.io_trace_log") is not None:
         for name in figures_left(root.value):
             yield f"{name} is a figure, though the run only wrote a trace of its operations"
@@ -370,8 +394,8 @@ def _reference_keys(root: Node) -> Iterator[str]:
         "multi_turn_cache_hits": reuse["history_hits"].value,
         "multi_turn_cache_misses": reuse["history_looked_up"].whole()
         - reuse["history_hits"].whole(),
-        "avg_latency_ms": end_to_end["mean"].value,
-        "p99_latency_ms": end_to_end["p99"].value,
+        "avg_latency_ms": end_to_end["mean"],
+        "p99_latency_ms": end_to_end["p99"],
         "throughput_req_per_sec": per_second(completed, seconds),
         "storage_throughput_mbps": per_second(moved, seconds) / 1e6,
         "cache_hit_rate": ratio(hits, lookups),
@@ -379,6 +403,8 @@ def _reference_keys(root: Node) -> Iterator[str]:
     for name, value in expected.items():
         yield from _compare(root[name], value, "section kv_cache gives")
     yield from _passed(root, own)
+    if own["reference_keys_unsupported"].value != unsupported(own):
+        yield "kv_cache.reference_keys_unsupported does not follow from the counts"
     if completed:
         yield from _summary(root["summary"], own, sums)
     elif "summary" in root.value:
@@ -414,13 +440,9 @@ def _summary(summary: Node, own: Node, sums: Mapping[tuple[str, str], _Sums]) ->
     }
     for name, value in expected.items():
         yield from _compare(summary[name], value, "section kv_cache gives")
-    for name, latency in (
-        ("end_to_end_latency_ms", "end_to_end_ms"),
-        ("storage_io_latency_ms", "storage_ms"),
-        ("generation_latency_ms", "compute_ms"),
-    ):
-        for key, node in done[latency].items():
-            yield from _compare(summary[name][key], node.value, f"{node.path} is")
+    for name, latency in KEYS.items():
+        for key, value in reference_ms(done[f"histogram_{latency}"].histogram()).items():
+            yield from _compare(summary[name][key], value, "the histogram gives")
     yield from _cache_stats(summary["cache_stats"], seconds, sums)
 
 
@@ -448,8 +470,9 @@ def _cache_stats(
 
 def _percentiles(stats: Node, prefix: str, histogram: Histogram) -> Iterator[str]:
     if histogram.count:
-        values = {name: value for name, value in latency_ms(histogram).items() if name != "mean"}
-        for name, value in values.items():
+        for name, value in reference_ms(histogram).items():
+            if name == "mean":
+                continue
             yield from _compare(stats[f"{prefix}_{name}_ms"], value, "the histograms give")
 
 
@@ -503,20 +526,17 @@ def _quantities(own: Node) -> dict[str, Any]:
         "token_hit_ratio": reuse["achieved_token_ratio"].value,
     }
 
-    def times(name: str, samples: int, row: Node) -> None:
-        for percentile in PERCENTILES:
-            value = row[percentile].value if samples else None
-            found[f"{name}_{percentile}_ms"] = value
+    def times(name: str, row: Node) -> None:
+        found.update({f"{name}_{p}_ms": row[p].value for p in PERCENTILES})
 
     for label, tier in own["tiers"].items():
         for kind, name in NAMES.items():
             row = tier[kind.value]
-            operations = row["operations"].whole()
             found[f"{label}_{kind.value}_bytes_per_s"] = row["bytes_per_second"].value
-            times(f"{label}_{name}_device", operations, row["device_ms"])
-            times(f"{label}_{name}", operations, row["total_ms"])
+            times(f"{label}_{name}_device", row["device_ms"])
+            times(f"{label}_{name}", row["total_ms"])
     for name in ("ttft", "response"):
-        times(name, completed, every[f"{name}_ms"])
+        times(name, every[f"{name}_ms"])
     return found
 
 

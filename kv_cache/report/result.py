@@ -33,8 +33,9 @@ from kv_cache.metrics.summary import (
 from kv_cache.metrics.window import window_row
 from kv_cache.report.chain import seal
 from kv_cache.report.iotrace import without_figures
-from kv_cache.report.mlperf import mlperf_keys
+from kv_cache.report.mlperf import mlperf_keys, unsupported
 from kv_cache.report.model import model_section, stored_bytes_per_token
+from kv_cache.report.node import Node
 from kv_cache.report.passport import passport
 from kv_cache.report.validation import ValidationTrace, compare
 from kv_cache.report.writing import write_atomically
@@ -66,6 +67,7 @@ def build_result(
         judge_hits=not config.lifecycle_semantics(synthetic=True).reuse_prefix,
     )
     own = document[SECTION] = _own_section(config, model, outcome, targets, environment)
+    own["reference_keys_unsupported"] = unsupported(Node(own, SECTION))
     own["recordings"] = [dict(row) for row in recordings]
     if validation is not None:
         document["validation"] = compare(validation, outcome)

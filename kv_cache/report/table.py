@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from kv_cache.core.units import GIB
+from kv_cache.core.units import GIB, MISSING
 from kv_cache.report.prediction import prediction_lines
 
 _OPS = ("read", "write")
@@ -188,10 +188,15 @@ def tier_lines(own: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{name if op == 'read' else '':<22}{op:<6}"
                 f"{row['bytes_per_second'] / GIB:>7.2f} {row['bytes'] / GIB:>8.2f} "
-                f"{row['operations']:>8} {latency['p50']:>9.2f} {latency['p95']:>9.2f} "
-                f"{latency['p99']:>9.2f}"
+                f"{row['operations']:>8} {ms_shown(latency['p50'], 2):>9} "
+                f"{ms_shown(latency['p95'], 2):>9} {ms_shown(latency['p99'], 2):>9}"
             )
     return lines
+
+
+def ms_shown(ms: float | None, digits: int = 0) -> str:
+    """Milliseconds; a percentile that too few values support is missing."""
+    return MISSING if ms is None else f"{ms:.{digits}f}"
 
 
 def _metadata(own: Mapping[str, Any]) -> list[str]:
@@ -199,14 +204,14 @@ def _metadata(own: Mapping[str, Any]) -> list[str]:
     if not own["contains_performance"]:
         return []
     here = [r for r in own["metadata"] if r["phase"] == "measure" and r["tier"] == "storage"]
-    costs = [(f"{r['operation']} {r['step']}", r["ms"]["p50"]) for r in here]
+    costs = [(f"{r['operation']} {r['step']}", r["ms"]["p50"] or 0) for r in here]
     costs += [
-        (row["engine"], row["total_ms"]["p50"])
+        (row["engine"], row["total_ms"]["p50"] or 0)
         for row in own["operations"]
         if (row["phase"], row["tier"], row["operation"]) == ("measure", "storage", "delete")
         and row["operations"]
     ]
-    most = sorted(costs, key=lambda cost: -cost[1])[:4]
+    most = sorted((cost for cost in costs if cost[1]), key=lambda cost: -cost[1])[:4]
     told = ", ".join(f"{name} {ms:.2f} ms" for name, ms in most)
     return [f"metadata  {told} (p50)"] if told else []
 
@@ -246,8 +251,8 @@ def _requests(own: Mapping[str, Any]) -> list[str]:
     check, books = own["verification"], own["reconciliation"]
     felt = (
         f"requests  {done['completed'] / seconds:.2f}/s, {done['output_tokens'] / seconds:,.0f} "
-        f"tokens/s; TTFT p50 {ttft['p50']:.0f} p95 {ttft['p95']:.0f} ms; "
-        f"response p50 {response['p50']:.0f} p95 {response['p95']:.0f} ms"
+        f"tokens/s; TTFT p50 {ms_shown(ttft['p50'])} p95 {ms_shown(ttft['p95'])} ms; "
+        f"response p50 {ms_shown(response['p50'])} p95 {ms_shown(response['p95'])} ms"
     )
     found = (
         f"reuse     {reuse['hits']} of {reuse['looked_up']} blocks looked up were hits "

@@ -17,7 +17,7 @@ from typing import Any
 from kv_cache import __version__
 from kv_cache.core.kinds import Qos
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import GIB
+from kv_cache.core.units import GIB, MISSING
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import coefficient_of_variation, mean_interval
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
@@ -59,7 +59,7 @@ class Metric:
     def shown(self, value: float | None) -> str:
         """Four digits that count, in the unit for people."""
         if value is None:
-            return "-"
+            return MISSING
         number = value / self.scale
         digits = 3 - floor(log10(abs(number))) if number else 0
         return f"{number:,.{min(max(digits, 0), 6)}f}"
@@ -480,13 +480,13 @@ def _table(metrics: Json) -> list[str]:
 
 def _row(metric: Metric, numbers: Json) -> str:
     interval, spread = numbers["interval"], numbers["coefficient_of_variation"]
-    between = "-"
+    between = MISSING
     if interval is not None:
         between = f"{metric.shown(interval['low'])} to {metric.shown(interval['high'])}"
     return (
         f"{metric.label:<28}{metric.shown_unit:<6}{metric.shown(numbers['median']):>10}"
         f"{metric.shown(numbers['mean']):>10}{between:>25}"
-        f"{'-' if spread is None else f'{100 * spread:.1f} %':>8}"
+        f"{MISSING if spread is None else f'{100 * spread:.1f} %':>8}"
     )
 
 

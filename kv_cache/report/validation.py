@@ -273,12 +273,12 @@ def compare(trace: ValidationTrace, outcome: RunOutcome) -> dict[str, Any]:
     }
 
 
-def _row(benchmark: float | None, trace: float) -> dict[str, Any]:
+def _row(benchmark: float | None, trace: float | None) -> dict[str, Any]:
     """The error is relative to the trace; there is none where one side says nothing."""
     error: float | None = None
     if benchmark is not None and trace:
         error = 100 * abs(benchmark - trace) / trace
-    elif benchmark == trace:
+    elif benchmark is not None and benchmark == trace:
         error = 0.0
     return {
         "benchmark": benchmark,
@@ -332,7 +332,7 @@ def _latencies(
         return
     said, found = latency_ms(theirs, _PERCENTILES), latency_ms(mine, _PERCENTILES)
     for part, value in said.items():
-        yield f"{name}_{part}_ms", _row(found[part] if mine.count else None, value)
+        yield f"{name}_{part}_ms", _row(found[part], value)
 
 
 def _moved(

@@ -31,7 +31,7 @@ from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
 from kv_cache.metrics.slo import Promise
 from kv_cache.metrics.window import Window
-from kv_cache.schedule.saturation import SaturationState, saturation_row, storage_p95_ns
+from kv_cache.schedule.saturation import SaturationState, saturation_row, storage_rank95_ns
 
 
 class ScaleMode(StrEnum):
@@ -259,7 +259,7 @@ class Pool:
         self._batches[-1].add(window, self._promises)
         self.windows += 1
         for kind, latest in self._p95.items():
-            if (p95_ns := storage_p95_ns(window, kind)) is not None:
+            if (p95_ns := storage_rank95_ns(window, kind)) is not None:
                 latest.append(p95_ns)
 
     def _make_room(self) -> None:

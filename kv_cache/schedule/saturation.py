@@ -92,16 +92,17 @@ class Saturation:
 
 def _signals(window: Window) -> dict[str, float | None]:
     return {
-        READS: storage_p95_ns(window, OpKind.READ),
-        WRITES: storage_p95_ns(window, OpKind.WRITE),
+        READS: storage_rank95_ns(window, OpKind.READ),
+        WRITES: storage_rank95_ns(window, OpKind.WRITE),
         QUEUE: window.gauges.queued,
     }
 
 
-def storage_p95_ns(window: Window, kind: OpKind) -> float | None:
-    """Device time; None where no operation of the kind ended well."""
+def storage_rank95_ns(window: Window, kind: OpKind) -> float | None:
+    """Device time at the rank of the p95, of however few operations; None where none of the kind
+    ended well. Decisions follow it; to people the window's p95 is told."""
     ops = window.ops.get((Tier.NVME, kind))
-    return None if ops is None else ops.latency.p95_ns
+    return None if ops is None else ops.latency.rank95_ns
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -15,6 +15,7 @@ from kv_cache.metrics.histogram import (
     bucket_bounds,
     bucket_of,
     merged,
+    supported,
 )
 from kv_cache.metrics.summary import PERCENTILES
 
@@ -48,7 +49,7 @@ def at_rank(samples: list[int], percent: float) -> int:
 def test_a_percentile_is_the_sample_at_its_rank_within_the_bound(
     samples: list[int], percent: float
 ) -> None:
-    found, exact = of(samples).percentile(percent), at_rank(samples, percent)
+    found, exact = of(samples).at_rank(percent), at_rank(samples, percent)
     assert found is not None
     # A float holds 53 bits: its own rounding comes on top for the largest values.
     assert abs(Fraction(found) - exact) <= Fraction(RELATIVE_ERROR) * exact + Fraction(exact, 2**52)
@@ -57,7 +58,27 @@ def test_a_percentile_is_the_sample_at_its_rank_within_the_bound(
 
 @given(samples=st.lists(st.integers(0, 511), min_size=1, max_size=300), percent=percents)
 def test_percentiles_of_small_values_are_exact(samples: list[int], percent: float) -> None:
-    assert of(samples).percentile(percent) == at_rank(samples, percent)
+    assert of(samples).at_rank(percent) == at_rank(samples, percent)
+
+
+@given(samples=st.lists(st.integers(0, 511), max_size=400), percent=percents)
+def test_a_percentile_is_given_where_ten_values_lie_beyond_it(
+    samples: list[int], percent: float
+) -> None:
+    enough = len(samples) * (100 - Fraction(str(percent))) >= 1000
+    exact = at_rank(samples, percent) if enough else None
+    histogram = of(samples)
+    assert histogram.percentile(percent) == exact
+    assert histogram.percentiles((percent, 99.99)) == [exact, None]
+
+
+@pytest.mark.parametrize(
+    ("percent", "fewest"),
+    [(50, 20), (90, 100), (95, 200), (99, 1000), (99.9, 10_000), (99.99, 100_000)],
+)
+def test_how_many_values_each_percentile_wants_is_exact(percent: float, fewest: int) -> None:
+    assert supported(fewest, percent)
+    assert not supported(fewest - 1, percent)
 
 
 @pytest.mark.parametrize(("percent", "count"), [(99.9, 1000), (99.9, 7000), (99.99, 10_000)])
@@ -66,7 +87,7 @@ def test_the_largest_of_many_is_not_taken_for_the_percentile_below_it(
 ) -> None:
     """99.9 / 100 * 1000 is above 999 in binary: a rounding would report the maximum."""
     outlier = 10**12
-    found = of([*range(100, 100 + count - 1), outlier]).percentile(percent)
+    found = of([*range(100, 100 + count - 1), outlier]).at_rank(percent)
     assert found is not None
     assert found < 10**5
 
@@ -87,8 +108,8 @@ def test_the_hundredth_percentile_is_the_maximum_and_all_stay_within_the_extreme
     samples: list[int],
 ) -> None:
     histogram = of(samples)
-    assert histogram.percentile(100) == float(max(samples))
-    found = [histogram.percentile(p) or 0.0 for p in range(101)]
+    assert histogram.at_rank(100) == float(max(samples))
+    found = histogram.at_ranks(range(101))
     assert found == sorted(found)
     assert float(min(samples)) <= found[0]
 
@@ -96,6 +117,7 @@ def test_the_hundredth_percentile_is_the_maximum_and_all_stay_within_the_extreme
 def test_an_empty_histogram_has_no_percentile_mean_or_share() -> None:
     empty = Histogram()
     assert empty.percentile(50) is None
+    assert empty.at_rank(50) is None
     assert empty.mean is None
     assert empty.share_at_most(10) is None
 
@@ -126,7 +148,7 @@ def test_a_histogram_survives_json(samples: list[int]) -> None:
     assert back.to_json() == histogram.to_json()
     back.add(7)
     assert back.to_json() == of([*samples, 7]).to_json()
-    assert back.percentile(50) == of([*samples, 7]).percentile(50)
+    assert back.at_rank(50) == of([*samples, 7]).at_rank(50)
 
 
 @given(value=values)

@@ -49,7 +49,9 @@ def of_class(ended: int = 0, over: tuple[int, ...] = (0,), tokens: int = 10) -> 
 
 def reads(count: int, p95_ms: float = 1.0) -> dict[tuple[Tier, OpKind], OpWindow]:
     ns = p95_ms * NS_PER_MS
-    latency = Latency(count=count, p50_ns=ns, p95_ns=ns, p99_ns=ns, highest_ns=int(ns))
+    latency = Latency(
+        count=count, p50_ns=None, p95_ns=None, p99_ns=None, highest_ns=int(ns), rank95_ns=ns
+    )
     moved = OpWindow(operations=count, failed=0, bytes=4096 * count, calls=count, latency=latency)
     return {(Tier.NVME, OpKind.READ): moved}
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import UsageError
+from kv_cache.core.units import MISSING
 from kv_cache.metrics.histogram import RELATIVE_ERROR, bucket_of
 from kv_cache.report.chain import check
 from kv_cache.report.cluster.document import variant_row
@@ -56,7 +57,8 @@ def test_percentiles_are_exact_by_nearest_rank(values: list[int]) -> None:
     ranked = sorted(values)
     for name, percent in (("p50", 500), ("p90", 900), ("p95", 950), ("p99", 990), ("p999", 999)):
         rank = max(1, -(-percent * len(values) // 1000))
-        assert found[name] == ranked[rank - 1] / MS
+        enough = len(values) * (1000 - percent) >= 10_000
+        assert found[name] == (ranked[rank - 1] / MS if enough else None)
     assert found["max"] == ranked[-1] / MS
     assert found["count"] == len(values)
 
@@ -69,7 +71,9 @@ def test_gaps_between_tokens_are_within_their_buckets(gaps: list[int]) -> None:
     assert found["count"] == len(gaps)
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         exact = ranked[ceil(share * len(gaps)) - 1] / MS
-        assert found[name] == pytest.approx(exact, rel=2 * RELATIVE_ERROR)
+        enough = len(gaps) * round(100 * (1 - share)) >= 1000
+        known = pytest.approx(exact, rel=2 * RELATIVE_ERROR) if enough else None
+        assert found[name] == known
     assert found["mean"] == pytest.approx(sum(gaps) / len(gaps) / MS, rel=2 * RELATIVE_ERROR)
 
 
@@ -216,7 +220,7 @@ def test_nobody_is_best_where_intervals_overlap() -> None:
 def test_one_and_two_seeds_are_too_few() -> None:
     assert "1 seed is fewer than 3" in told(seeds=1)["says"]
     assert "2 seeds are fewer than 3" in told(seeds=2)["says"]
-    assert told(seeds=2)["measures"][P95]["best"] is None
+    assert told(seeds=2, requests=200)["measures"][P95]["best"] is None
 
 
 def test_one_variant_has_nothing_to_be_compared_with() -> None:
@@ -241,8 +245,8 @@ def test_caches_have_no_order_where_nearly_every_miss_is_a_first_access() -> Non
 
 
 def test_latencies_have_no_order_where_requests_are_missing_among_them() -> None:
-    """Two of ten requests were rejected or aborted: who keeps them waits longer."""
-    found = told(slower=(1.0, 3.0), requests=8, promised=False, seeds=5)
+    """A fifth of the requests were rejected or aborted: who keeps them waits longer."""
+    found = told(slower=(1.0, 3.0), requests=200, lost=50, promised=False, seeds=5)
     assert found["by"] == "rates.finished_per_s"
     assert "20.0 % of the requests were rejected or aborted" in found["measures"][P95]["says"]
     assert found["measures"][P95]["best"] is None
@@ -304,7 +308,7 @@ def test_a_warning_names_the_variants_that_it_is_of() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "-"), (0.0, "0"), (0.01234, "0.0123"), (12.34, "12.3"), (1234.5, "1,234")],
+    [(None, MISSING), (0.0, "0"), (0.01234, "0.0123"), (12.34, "12.3"), (1234.5, "1,234")],
 )
 def test_three_figures_count(value: float | None, shown: str) -> None:
     assert three(value) == shown
@@ -342,7 +346,7 @@ def test_a_document_of_nothing_is_told_too() -> None:
 
 
 def test_the_table_of_runs_has_every_number_of_every_run() -> None:
-    made = document(seeds=2)
+    made = document(seeds=2, requests=200)
     rows = list(csv.DictReader(io.StringIO(runs_csv(made).decode())))
     assert len(rows) == 4
     assert runs_csv(made).decode().startswith(RUNS_MARK)

@@ -37,9 +37,9 @@ measure  7.2 s  [##############--------------------------]   36 %  12.8 s left
 2 warnings: the clock jumped
 GiB/s       read   op/s   write   op/s   storage ms      p50     p95     p99   answers ms               now promised
 gpu         0.00      0    0.00      0   read           51.5    71.2     175   interactive p95         31.2     50.0
-storage     0.25     21    1.24    105   write             -       -       -   batch ttft p99.9           -     1000
+storage     0.25     21    1.24    105   write             –       –       –   batch ttft p99.9           –     1000
                                                                                responsive p95           250      200 !
-"""  # noqa: E501
+"""  # noqa: E501, RUF001
 
 NARROW = """\
 measure  7.2 s   36 %  12.8 s left
@@ -53,12 +53,12 @@ gpu         0.00      0    0.00      0
 storage     0.25     21    1.24    105
 storage ms      p50     p95     p99
 read           51.5    71.2     175
-write             -       -       -
+write             –       –       –
 answers ms               now promised
 interactive p95         31.2     50.0
-batch ttft p99.9           -     1000
+batch ttft p99.9           –     1000
 responsive p95           250      200 !
-"""
+"""  # noqa: RUF001
 
 
 @pytest.mark.parametrize(("width", "text"), [(119, WIDE), (40, NARROW)])

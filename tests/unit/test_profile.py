@@ -18,7 +18,7 @@ from kv_cache.core.effect import Chunk, Leg
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import KIB, MIB, NS_PER_S
+from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import tier_rows
 from kv_cache.sim.profile import OutsideProfileError, ProfileModel
@@ -367,4 +367,4 @@ def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
     lines = table(Probed(cells=list(cells()))).splitlines()
     assert len(lines) == 1 + len(SIZES) * len(DEPTHS)
     assert lines[1].split()[:4] == ["256", "KiB", "x1", "200"]
-    assert " - " in lines[1]  # nothing was read again
+    assert f" {MISSING} " in lines[1]  # nothing was read again

@@ -21,7 +21,9 @@ from kv_cache.schedule.saturation import (
 
 def operations(p95_ms: float) -> OpWindow:
     ns = p95_ms * NS_PER_MS
-    latency = Latency(count=10, p50_ns=ns, p95_ns=ns, p99_ns=ns, highest_ns=int(ns))
+    latency = Latency(
+        count=10, p50_ns=None, p95_ns=None, p99_ns=None, highest_ns=int(ns), rank95_ns=ns
+    )
     return OpWindow(operations=10, failed=0, bytes=0, calls=10, latency=latency)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import mean_interval
 from kv_cache.report.chain import check, sealed_files
 from kv_cache.report.trials import METRICS, trial_seed, trials_text
@@ -132,7 +133,7 @@ def test_the_summary_is_read_in_ten_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (0.0, "0"), (0.00123456, "0.001235"), (12.3456, "12.35"), (1e6, "1,000,000")],
+    [(None, MISSING), (0.0, "0"), (0.00123456, "0.001235"), (12.3456, "12.35"), (1e6, "1,000,000")],
 )
 def test_numbers_are_shown_with_four_digits_that_count(value: float | None, text: str) -> None:
     assert METRICS["ttft_ms.p50"].shown(value) == text

@@ -27,7 +27,6 @@ from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.kinds import OpKind, Outcome
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.schedule.saturation import storage_p95_ns
 
 TELL_S = 1.0
 _LOOK_S = 0.2  # between two looks at signals
@@ -247,7 +246,7 @@ def totals(run: RealRun) -> dict[str, Any]:
         f"{tier.label}.{kind.value}": ops.bytes / seconds
         for (tier, kind), ops in window.ops.items()
     }
-    p95 = {kind.value: storage_p95_ns(window, kind) for kind in (OpKind.READ, OpKind.WRITE)}
+    p95 = {kind.value: window.storage_p95_ns(kind) for kind in (OpKind.READ, OpKind.WRITE)}
     return {**told, "bytes_per_s": rates, "storage_p95_ns": p95}
 
 

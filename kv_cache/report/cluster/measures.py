@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from math import floor, log10
 from typing import Any
 
+from kv_cache.core.units import MISSING
+
 Json = Mapping[str, Any]
 
 HIGHER, LOWER = "higher", "lower"
-NOTHING = "-"
+NOTHING = MISSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ nothing up. Whoever cannot see it, or has no script, has the table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, log10, nan
+from math import isfinite, nan
 from typing import Any
 
-from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.histogram import Histogram, supported
 from kv_cache.report.html.parts import details, table
-from kv_cache.report.html.text import NOTHING, Html, figures, plain, rounded, tag
+from kv_cache.report.html.text import Html, figures, plain, rounded, tag
 
 TIME, LINEAR, PERCENTILE, LOG = "time", "linear", "percentile", "log"
 """What the horizontal axis is."""
@@ -216,7 +216,7 @@ def percentile_chart(title: str, curves: Sequence[Curve], says: str = "") -> Cha
     ]  # fmt: skip
     heads = ("", "values", *(f"p{percent:g}" for percent in NAMED), "max")
     rows = [(curve.name, f"{curve.histogram.count:,}", *_named(curve.histogram)) for curve in some]
-    ends = any(curve.histogram.count < 10**_NINES for curve in some)
+    ends = any(not supported(curve.histogram.count, NAMED[-1]) for curve in some)
     said = (says, "A line ends where there are too few values to know more." if ends else "")
     return Chart(
         title=title, unit="ms", axis=PERCENTILE_AXIS, lines=lines, log=True,
@@ -226,18 +226,11 @@ def percentile_chart(title: str, curves: Sequence[Curve], says: str = "") -> Cha
 
 
 def _percentiles(histogram: Histogram) -> list[float]:
-    """In ms at PLACES, as far as there are values: of a thousand, no more than p99.9 is known."""
-    deepest = log10(histogram.count) + 1e-9
-    there = [place for place in PLACES if place <= deepest]
-    found = histogram.percentiles([round(percent_at(place), 6) for place in there])
-    return [ns / 1e6 for ns in found] + [nan] * (len(PLACES) - len(there))
+    """In ms at PLACES, as far as enough values lie beyond."""
+    found = histogram.percentiles([round(percent_at(place), 6) for place in PLACES])
+    return [nan if ns is None else ns / 1e6 for ns in found]
 
 
 def _named(histogram: Histogram) -> list[str]:
-    """A percentile of so few values that it is the largest is not told."""
-    enough = [histogram.count * (100 - percent) >= 100 - 1e-6 for percent in NAMED]
-    found = histogram.percentiles(NAMED)
-    told = [
-        figures(ns / 1e6) if known else NOTHING for ns, known in zip(found, enough, strict=True)
-    ]
-    return [*told, figures((histogram.highest or 0) / 1e6)]
+    told = [None if ns is None else ns / 1e6 for ns in histogram.percentiles(NAMED)]
+    return [*map(figures, told), figures((histogram.highest or 0) / 1e6)]

@@ -163,15 +163,14 @@ def _between(every: Sequence[Flow]) -> list[Html]:
 
 
 def _row(flow: Flow) -> tuple[object, ...]:
-    times = [flow.total.percentile(p) for p in (50, 95, 99)]
-    deep = flow.total.percentile(99.99) if flow.total.count >= 10_000 else None
+    times = flow.total.percentiles((50, 95, 99, 99.99))
     return (
         flow.tier,
         flow.operation,
         flow.cause,
         f"{flow.operations:,}",
         NOTHING if flow.operation == OpKind.DELETE else figures(flow.bytes / GIB),
-        *(figures(None if ns is None else ns / 1e6) for ns in (*times, deep)),
+        *(figures(None if ns is None else ns / 1e6) for ns in times),
     )
 
 

@@ -274,7 +274,7 @@ def _headline(own: Json) -> Iterator[Card]:
 
 def kept_card(own: Json) -> Iterator[Card]:
     """How many of the classes' promises were kept; nothing where none was judged."""
-    met = [row[2] == _KEPT for row in _judged(own)]
+    met = [row[2] == _KEPT for row in _judged(own) if row[2] != _TOO_FEW]
     if met:
         yield Card(name="Promises kept", value=f"{sum(met)} of {len(met)}", more="by class, below")
 
@@ -368,24 +368,33 @@ def class_curves(run: Run, book: Book) -> list[Html]:
 _NINES = {"p999": "p99.9", "p9999": "p99.99"}
 
 
-_KEPT, _MISSED = "kept", "missed"
+_KEPT, _MISSED, _TOO_FEW = "kept", "missed", "too few to say"
 
 
 def _promises(own: Json) -> list[Html]:
-    heads = ("class", "percentile", "promise", "actual ms", "promised ms")
+    heads = ("class", "percentile", "promise", "actual ms", "promised ms", "within it", "95 %")
     rows = list(_judged(own))
     return [table("What each class was promised", heads, rows, words=3)] if rows else []
 
 
 def _judged(own: Json) -> Iterator[tuple[str, ...]]:
-    """A row for each promise that was kept or missed."""
+    """A row for each promise to a class of which requests ended: the share of them within it, and
+    what that says."""
     for qos in CLASSES:
         found = value_at(own, f"measured.{qos}.promises")
         for name, row in found.items() if isinstance(found, Mapping) else ():
-            if isinstance(row, Mapping) and row.get("met") is not None:
-                met = _KEPT if row["met"] is True else _MISSED
-                times = (figures(number(row, f"{which}_ms")) for which in ("actual", "target"))
-                yield (qos, _NINES.get(str(name), str(name)), met, *times)
+            if not isinstance(row, Mapping) or not number(row, "requests") > 0:
+                continue
+            said = row.get("met")
+            met = _TOO_FEW if said is None else _KEPT if said is True else _MISSED
+            times = (figures(number(row, f"{which}_ms")) for which in ("actual", "target"))
+            count, within = number(row, "requests"), number(row, "within")
+            low, high = (figures(100 * number(row, f"share_{end}")) for end in ("low", "high"))
+            of = f"{figures(within)} of {figures(count)}"
+            yield (
+                *(qos, _NINES.get(str(name), str(name)), met),
+                *(*times, of, f"{low} to {high} % of all"),
+            )
 
 
 # --- reuse -----------------------------------------------------------------------------------

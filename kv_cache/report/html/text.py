@@ -11,9 +11,10 @@ from typing import Any
 
 import orjson
 
+from kv_cache.core.units import MISSING
+
 LONGEST_TEXT = 600
-NOTHING = "\u2013"
-"""Stands where there is no number: an en dash."""
+NOTHING = MISSING
 
 
 class Html(str):

@@ -14,13 +14,13 @@ from kv_cache.metrics.recorder import SAMPLE_LIMIT, Flow, OpStats
 from kv_cache.metrics.summary import (
     PERCENTILES,
     Flows,
-    latency_ms,
     per_second,
     ratio,
+    reference_ms,
     total_bytes,
     total_operations,
 )
-from kv_cache.report.mlperf import SLA_COMPLIANCE, health, operations_of, percentiles
+from kv_cache.report.mlperf import LATENCIES, SLA_COMPLIANCE, health, operations_of, percentiles
 from kv_cache.report.node import MisshapenError, Node
 from kv_cache.report.ranks.part import Part
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 def reference_keys(counted: Sequence[Part], body: Body) -> dict[str, Any]:
     """All but `overall_passed`, which is more than numbers. `body` has the merged sections."""
     done, reuse = body["measured"]["all"], body["reuse"]
-    stats = _cache_stats(counted, body)
+    stats, end_to_end = _cache_stats(counted, body), _latency(done, "end_to_end")
     storage = body["tiers"].get("storage", {})
     moved = fsum(storage[kind]["bytes_per_second"] for kind in ("read", "write") if storage)
     document: dict[str, Any] = {
@@ -54,8 +54,8 @@ def reference_keys(counted: Sequence[Part], body: Body) -> dict[str, Any]:
         "seed": next((part.root["seed"].value for part in counted if part.rank == 0), None),
         "overall_passed": False,
         "total_requests": done["completed"],
-        "avg_latency_ms": done["end_to_end_ms"]["mean"],
-        "p99_latency_ms": done["end_to_end_ms"]["p99"],
+        "avg_latency_ms": end_to_end["mean"],
+        "p99_latency_ms": end_to_end["p99"],
         "throughput_req_per_sec": done["completed_per_second"],
         "storage_throughput_mbps": moved / 1e6,
         "cache_hit_rate": stats["cache_hit_rate"],
@@ -67,6 +67,11 @@ def reference_keys(counted: Sequence[Part], body: Body) -> dict[str, Any]:
     if done["completed"]:
         document["summary"] = _summary(counted, body, stats, document)
     return document
+
+
+def _latency(done: Body, name: str) -> dict[str, Any]:
+    """Of all ranks' requests together."""
+    return reference_ms(Node(done, "measured.all")[f"histogram_{name}"].histogram())
 
 
 def _added(counted: Sequence[Part], name: str) -> float | None:
@@ -109,9 +114,7 @@ def _summary(
             for part in counted
         ),
         "requests_per_second": done["completed_per_second"],
-        "end_to_end_latency_ms": done["end_to_end_ms"],
-        "storage_io_latency_ms": done["storage_ms"],
-        "generation_latency_ms": done["compute_ms"],
+        **{key: _latency(done, latency) for key, latency in LATENCIES.items()},
         "cache_stats": stats,
         "qos_metrics": {
             qos.value: _qos(counted, qos.value, body["measured"][qos.value]) for qos in Qos
@@ -177,7 +180,7 @@ def _qos(counted: Sequence[Part], name: str, pooled: Any) -> dict[str, Any]:
     if any(row["sla"]["compliance"].value is None for row in rows):  # which timed nothing
         return {**rows[0].mapping(), "total_requests": total}
     end_to_end = Node(pooled, f"measured.{name}")["histogram_end_to_end"].histogram()
-    latency = latency_ms(end_to_end, ("p50", "p95", "p99"))
+    latency = reference_ms(end_to_end, ("p50", "p95", "p99"))
     latency["max"] = ns_to_ms(end_to_end.highest or 0)
     # A share of whole numbers gives its numerator back.
     kept = sum(

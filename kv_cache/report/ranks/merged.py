@@ -18,6 +18,7 @@ from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import kept_promises, latency_ms, per_second, ratio
 from kv_cache.report.chain import fingerprint, seal
 from kv_cache.report.iotrace import without_figures
+from kv_cache.report.mlperf import unsupported
 from kv_cache.report.node import MisshapenError, Node
 from kv_cache.report.pooled import (
     CLASSES,
@@ -127,7 +128,7 @@ def _body(counted: Sequence[Part]) -> dict[str, Any]:
     """The measurements of all, under the names that a result of one run has."""
     documents = [part.document for part in counted]
     operations = pooled_operations(documents)
-    return {
+    body = {
         "window_s": max((part.own["window_s"].number() for part in counted), default=0.0),
         "requests": _requests(counted),
         "measured": _measured(counted, documents),
@@ -141,6 +142,7 @@ def _body(counted: Sequence[Part]) -> dict[str, Any]:
         "policies": _policies(counted),
         "reconciliation": _reconciliation(counted),
     }
+    return {**body, "reference_keys_unsupported": unsupported(Node(body, SECTION))}
 
 
 def _policies(counted: Sequence[Part]) -> Any:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kv_cache.core.units import NS_PER_MS
+from kv_cache.core.units import MISSING, NS_PER_MS
 from kv_cache.metrics.passport import Status
-from kv_cache.report.table import tier_lines, verdict_lines
+from kv_cache.report.table import ms_shown, tier_lines, verdict_lines
 from kv_cache.report.trials import METRICS
 
 SECTION = "kv_cache"
@@ -37,7 +37,7 @@ def _head(own: Json) -> list[str]:
     counted = sum(row["counted"] for row in own["ranks"])
     books = own["requests"]
     time = "" if own["contains_performance"] or not counted else ", virtual time"
-    what = f"{own['model'].get('name', '-')}, {own['semantics_preset']} semantics"
+    what = f"{own['model'].get('name', MISSING)}, {own['semantics_preset']} semantics"
     done = (
         f"{own['status']}{time} after {own['window_s']:.1f} s: {books['completed_in_window']} "
         f"requests completed, {books['failed']} failed, {books['rejected']} rejected, "
@@ -59,9 +59,9 @@ def _numbers(own: Json) -> list[str]:
         "",
         (
             f"requests  {done['completed_per_second']:.2f}/s, "
-            f"{done['output_tokens_per_second']:,.0f} tokens/s; TTFT p50 {ttft['p50']:.0f} p95 "
-            f"{ttft['p95']:.0f} ms; response p50 {response['p50']:.0f} p95 "
-            f"{response['p95']:.0f} ms"
+            f"{done['output_tokens_per_second']:,.0f} tokens/s; TTFT p50 {ms_shown(ttft['p50'])} "
+            f"p95 {ms_shown(ttft['p95'])} ms; response p50 {ms_shown(response['p50'])} p95 "
+            f"{ms_shown(response['p95'])} ms"
         ),
         (
             f"reuse     {reuse['hits']} of {reuse['looked_up']} blocks looked up were hits "
@@ -86,7 +86,7 @@ def _table(own: Json) -> Iterator[str]:
 
 
 def _host(row: Json) -> str:
-    return str(row["host"] or "-")[:_LONGEST_HOST]
+    return str(row["host"] or MISSING)[:_LONGEST_HOST]
 
 
 def _shown(row: Json, name: str) -> str:

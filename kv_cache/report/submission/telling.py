@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kv_cache import __version__
+from kv_cache.core.units import MISSING
 from kv_cache.report.markdown import plain
 from kv_cache.report.submission.rules import Finding, Status
 
@@ -112,9 +113,9 @@ def _passports(told: Json) -> Iterator[str]:
 def _spread_line(label: str, unit: str, numbers: Json) -> str:
     interval, spread = numbers["interval"], numbers["coefficient_of_variation"]
     between = (
-        "-" if interval is None else f"{_shown(interval['low'])} to {_shown(interval['high'])}"
+        MISSING if interval is None else f"{_shown(interval['low'])} to {_shown(interval['high'])}"
     )
-    varies = "-" if spread is None else f"{100 * spread:.1f} %"
+    varies = MISSING if spread is None else f"{100 * spread:.1f} %"
     return f"  {label:<30}{unit:<6}{_shown(numbers['median']):>10}{between:>25}{varies:>8}"
 
 
@@ -126,7 +127,7 @@ def _pooled_line(label: str, numbers: Json | None) -> Iterator[str]:
 
 def _shown(value: float | None) -> str:
     if value is None:
-        return "-"
+        return MISSING
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -165,12 +166,12 @@ def _title(summary: Json) -> str:
 
 
 def _of_rules(told: Json, name: str) -> str:
-    return _shown(told["by_the_rules"][name]) if told["valid"] else "-"
+    return _shown(told["by_the_rules"][name]) if told["valid"] else MISSING
 
 
 def _of_spread(told: Json, name: str) -> str:
     if not told["valid"]:
-        return "-"
+        return MISSING
     numbers = told["spread"][name]
     interval = numbers["interval"]
     around = "" if interval is None else f" ± {_shown((interval['high'] - interval['low']) / 2)}"
@@ -179,7 +180,9 @@ def _of_spread(told: Json, name: str) -> str:
 
 def _of_pooled(told: Json, name: str) -> str:
     numbers = told["pooled_ms"][name] if told["valid"] else None
-    return "-" if numbers is None else " / ".join(_shown(numbers[p]) for p in ("p50", "p95", "p99"))
+    if numbers is None:
+        return MISSING
+    return " / ".join(_shown(numbers[p]) for p in ("p50", "p95", "p99"))
 
 
 def _reasons(told: Json) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 Everything here is a number that follows from the counters and samples of `outcome.py` by a formula
 that stands beside it; nothing is judged. Percentiles are exact: the value at rank
-ceil(percent / 100 x count), "nearest rank". Those of gaps between tokens come from buckets, and are
-within 0.2 % (`metrics/histogram.py`). What there is no value of is None, never 0 and never NaN.
+ceil(percent / 100 x count), "nearest rank", where enough values lie beyond (`supported`). Those of
+gaps between tokens come from buckets, and are within 0.2 % (`metrics/histogram.py`). What there is
+no value of is None, never 0 and never NaN.
 """
 
 from array import array
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.metrics.histogram import Histogram, bucket_bounds
+from kv_cache.metrics.histogram import Histogram, bucket_bounds, supported
 from kv_cache.sim.cluster.outcome import Instances, LinkFacts, Outcome, TierFacts
 
 Plain = dict[str, Any]
@@ -92,11 +93,12 @@ def spread_ms(values: "array[int]", least: int | None = None) -> Plain:
     count = len(ranked)
     mean = float(ranked.sum(dtype=np.float64)) / count / NS_PER_MS if count else None
     named = {name: _at_rank(ranked, percent) for name, percent in PERCENTS.items()}
-    return {"count": count, "mean": mean, **named, "max": _at_rank(ranked, "100")}
+    largest = float(ranked[-1]) / NS_PER_MS if count else None
+    return {"count": count, "mean": mean, **named, "max": largest}
 
 
 def _at_rank(ranked: npt.NDArray[np.int64], percent: str) -> float | None:
-    if not len(ranked):
+    if not supported(len(ranked), float(percent)):
         return None
     rank = max(1, ceil(Fraction(percent) * len(ranked) / 100))
     return float(ranked[rank - 1]) / NS_PER_MS
@@ -111,9 +113,11 @@ def _gaps_ms(buckets: Mapping[int, int]) -> Plain:
     gaps = _histogram(buckets)
     if not gaps.count:
         return spread_ms(array("q"))
-    percents = [float(percent) for percent in (*PERCENTS.values(), "100")]
-    found = [ns / NS_PER_MS for ns in gaps.percentiles(percents)]
-    named = dict(zip((*PERCENTS, "max"), found, strict=True))
+    found = [*gaps.percentiles([float(p) for p in PERCENTS.values()]), gaps.highest]
+    named = {
+        name: None if ns is None else ns / NS_PER_MS
+        for name, ns in zip((*PERCENTS, "max"), found, strict=True)
+    }
     return {"count": gaps.count, "mean": gaps.total / gaps.count / NS_PER_MS, **named}
 
 
