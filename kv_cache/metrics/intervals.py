@@ -9,6 +9,7 @@ another are not; whoever has such gives fewer, effective counts (`schedule/capac
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
@@ -69,6 +70,41 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     mean = fmean(values)
     reach = t_quantile(1 - tail, len(values) - 1) * stdev(values) / sqrt(len(values))
     return Interval(mean - reach, mean + reach)
+
+
+def autocorrelation(values: Sequence[float]) -> float:
+    """Of each value with the one before; 0 of values that are all equal."""
+    mean = fmean(values)
+    away = [value - mean for value in values]
+    whole = sum(x * x for x in away)
+    return sum(x * y for x, y in pairwise(away)) / whole if whole else 0.0
+
+
+def series_inflation(values: Sequence[float]) -> float:
+    """By how much the standard error of a series' mean is larger than that of independent values.
+
+    The variance of the mean of a series whose neighbours correlate by r is (1 + r) / (1 - r) times
+    that of an independent one. So few values show about 1/n less of r than there is; r is taken as
+    0.9 at most.
+    """
+    r = min(_MOST_R, max(0.0, autocorrelation(values) + 1 / len(values)))
+    return sqrt((1 + r) / (1 - r))
+
+
+_MOST_R = 0.9
+
+
+def series_reach(values: Sequence[float], confidence: float = 0.95) -> float | None:
+    """How far to both sides of their mean the level lies that batches of one run, in their order,
+    were drawn around. None for fewer than 2, and of a series that drifts: neighbours correlate by
+    0.9 or more, so that it shows next to nothing of its level."""
+    tail = _tail(confidence)
+    if len(values) < 2 or not all(map(isfinite, values)):
+        return None
+    if autocorrelation(values) + 1 / len(values) >= _MOST_R:
+        return None
+    spread = stdev(values) / sqrt(len(values)) * series_inflation(values)
+    return t_quantile(1 - tail, len(values) - 1) * spread
 
 
 def ratio_interval(

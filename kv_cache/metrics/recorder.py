@@ -15,10 +15,14 @@ from kv_cache.core.effect import ABORTED, CopyRef, Delete, Move, Op, OpDone, Ste
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.pace import Pace
 from kv_cache.metrics.window import Meter
 
 SAMPLE_LIMIT = 50_000
 """How many single latencies a result keeps for the reference's lists; histograms keep all."""
+
+
+_PACED = (Phase.MEASURE, Phase.DRAIN)
 
 
 class Flow(NamedTuple):
@@ -215,6 +219,7 @@ class Recorder:
         self._index: dict[tuple[Phase, Tier, OpKind, Cause, str], OpStats] = {}  # by plain tuples
         self.steps: dict[StepFlow, Histogram] = {}
         self.distinct = Distinct()
+        self.pace = Pace()
         self.new_bytes = 0  # of blocks that were stored as new, in whatever tier
         self.failures: Counter[Failure] = Counter()
         self.request_errors: Counter[str] = Counter()
@@ -239,6 +244,7 @@ class Recorder:
         for leg in done.legs:
             phase = self.edges.phase_of(leg.finished_ns)
             stats = self._flow(phase, leg.tier, leg.kind, done.op.cause, leg.engine)
+            began_ns = leg.started_ns
             for chunk in leg.chunks:
                 at = self.edges.phase_of(chunk.finished_ns)
                 where = (
@@ -248,6 +254,10 @@ class Recorder:
                 )
                 where.bytes += chunk.nbytes
                 where.calls += 1
+                if leg.tier is Tier.NVME and at in _PACED:
+                    start_ns, end_ns = self.edges.measure_start_ns, self.edges.measure_end_ns
+                    self.pace.call(leg.kind, chunk, began_ns, start_ns, end_ns)
+                began_ns = chunk.finished_ns
             for step in leg.steps:
                 self._step(phase, leg.tier, leg.kind, step)
             if not done.ok:

@@ -31,6 +31,7 @@ def brief(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
         "schedule_sha256": own["schedule"]["sha256"],
         "fingerprint": fingerprint(document),
         "window_s": own["window_s"],
+        "headline": _headline(own),
         "requests": own["requests"],
         "metrics": _metrics(own),
         "evictions": own["evictions"],
@@ -83,6 +84,7 @@ def brief_of_ranks(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
         "fingerprint": fingerprint(document),
         **{name: crew[name] for name in told},
         "together": own["together"],
+        "headline": _headline(own),
         "metrics": _metrics(own) if any(row["counted"] for row in own["ranks"]) else {},
         "evictions": own["evictions"],
         "verification": own["verification"],
@@ -101,6 +103,14 @@ def _verdict(passport: Json) -> dict[str, Any]:
         "reasons": list(passport["reasons"]),
         "rules": dict(Counter(rule["status"] for rule in passport["rules"])),
     }
+
+
+def _headline(own: Json) -> dict[str, Any] | None:
+    """The number that the run is there for, by its name among the metrics, and its interval."""
+    if own["headline"] is None or own["config"]["output"]["io_trace_log"] is not None:
+        return None
+    names = ("metric", "bytes_per_second", "within_run", "why_none")
+    return {name: own["headline"][name] for name in names}
 
 
 def _metrics(own: Json) -> dict[str, Any]:

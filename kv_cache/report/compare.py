@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from math import exp, log, log1p, sqrt
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +29,13 @@ from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase
 from kv_cache.core.units import MISSING
-from kv_cache.metrics.intervals import Interval, mean_interval, ratio_interval
+from kv_cache.metrics.intervals import (
+    Interval,
+    autocorrelation,
+    mean_interval,
+    ratio_interval,
+    series_inflation,
+)
 from kv_cache.metrics.passport import VALID
 from kv_cache.report import trials
 from kv_cache.report.chain import fingerprint
@@ -371,12 +376,9 @@ _TOO_WIDE = "its spread is too large for any"
 
 
 def widened(known: Sequence[float]) -> tuple[float, ...]:
-    """The batches with a spread that makes up for what they depend on each other: the variance of
-    the mean of a series whose neighbours correlate by r is (1 + r) / (1 - r) times that of an
-    independent one. So few values show about 1/n less of r than there is."""
-    r = min(0.9, max(0.0, autocorrelation(known) + 1 / len(known)))
-    logs = [log(value) for value in known]
-    middle, factor = fmean(logs), sqrt((1 + r) / (1 - r))
+    """The batches with a spread that makes up for what they depend on each other."""
+    logs, factor = [log(value) for value in known], series_inflation(known)
+    middle = fmean(logs)
     return tuple(exp(middle + factor * (value - middle)) for value in logs)
 
 
@@ -415,14 +417,6 @@ def batches(own: Json) -> list[list[Json]] | str:
         middle = (window["start_s"] + window["end_s"]) / 2
         parts[min(count - 1, int((middle - begin) / span * count))].append(window)
     return parts if all(parts) else "its windows are of very different lengths"
-
-
-def autocorrelation(values: Sequence[float]) -> float:
-    """Of each value with the one before; 0 of values that are all equal."""
-    mean = fmean(values)
-    away = [value - mean for value in values]
-    whole = sum(x * x for x in away)
-    return sum(x * y for x, y in pairwise(away)) / whole if whole else 0.0
 
 
 # --- comparing -------------------------------------------------------------------------------

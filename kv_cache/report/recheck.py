@@ -27,6 +27,7 @@ from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import GIB, NS_PER_S
 from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.pace import KINDS
 from kv_cache.metrics.passport import Verdict, judge
 from kv_cache.metrics.recorder import Edges
 from kv_cache.metrics.steady import Sample, trends
@@ -39,6 +40,7 @@ from kv_cache.metrics.summary import (
     reference_ms,
 )
 from kv_cache.metrics.summary import PERCENTILES as NAMED
+from kv_cache.report.headline import headline_again
 from kv_cache.report.iotrace import figures_left
 from kv_cache.report.mlperf import LATENCIES as KEYS
 from kv_cache.report.mlperf import unsupported
@@ -290,6 +292,13 @@ def _window(root: Node) -> Iterator[str]:
     for name in ("run", "seed"):
         node = own["config"]["run"]["seed"] if name == "run" else root["seed"]
         yield from _compare(node, own["seed"].value, "kv_cache.seed is")
+
+
+def _headline(root: Node) -> Iterator[str]:
+    own, sums = root[SECTION], _ledger(root[SECTION])
+    moved = {kind: _sum_of(sums, "storage", kind.value).bytes for kind in KINDS}
+    for node, found, says in headline_again(own, moved):
+        yield from _compare(node, found, says)
 
 
 def _operations(root: Node) -> Iterator[str]:
@@ -548,6 +557,7 @@ CHECKS: Mapping[str, Check] = {
     "the stack is that of the environment": _stack,
     "the steady state follows from windows and rounds": _steady,
     "window and seed": _window,
+    "the headline and its interval follow from batches": _headline,
     "latencies of operations follow from their histograms": _operations,
     "latencies of metadata follow from their histograms": _metadata,
     "bytes and latencies of tiers follow from the operations": _tiers,

@@ -11,11 +11,12 @@ import orjson
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.kinds import Qos
+from kv_cache.core.kinds import Qos, RunMode
 from kv_cache.core.model import ModelShape
 from kv_cache.core.text import to_json
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.pace import MEASURED, headline
 from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import (
@@ -133,6 +134,7 @@ def _own_section(
             "measure_end": edges.measure_end_ns,
         },
         "window_s": outcome.window_s,
+        "headline": _headline(config.mode, outcome),
         "requests": {
             **outcome.accounting(),
             "longest_queue": outcome.longest_queue,
@@ -178,6 +180,11 @@ def _own_section(
         "config": to_mapping(config),
         "environment": dict(environment),
     }
+
+
+def _headline(mode: RunMode, outcome: RunOutcome) -> dict[str, Any]:
+    paced = outcome.recorder.pace.read(outcome.window_ns, MEASURED[mode])
+    return headline(mode, outcome.window_s, paced)
 
 
 def _policy_notes(outcome: RunOutcome) -> dict[str, Any]:

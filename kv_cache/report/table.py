@@ -7,6 +7,7 @@ from typing import Any
 
 from kv_cache.core.units import GIB, MISSING
 from kv_cache.report.prediction import prediction_lines
+from kv_cache.report.trials import METRICS
 
 _OPS = ("read", "write")
 
@@ -16,7 +17,8 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     what users felt."""
     own = document["kv_cache"]
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
-    lines += [*_head(own), *_asked(own), "", *tier_lines(own), "", *_requests(own)]
+    lines += [*_head(own), *_asked(own), *headline_lines(own), ""]
+    lines += [*tier_lines(own), "", *_requests(own)]
     lines += [*_users(own), *_before(own), *policy_lines(own)]
     lines += [*_validated(document), *_foreseen(own)]
     lines += ["", f"result  {result_path}"]
@@ -149,6 +151,24 @@ def _head(own: Mapping[str, Any]) -> list[str]:
         f"{books['unfinished']} unfinished"
     )
     return [what, done]
+
+
+def headline_lines(own: Mapping[str, Any]) -> list[str]:
+    """The number that the run is there for, and how sure it is; of trials and of virtual time
+    without a word on other runs."""
+    found = own.get("headline")
+    if found is None or _only_traced(own):
+        return []
+    metric, within = METRICS[found["metric"]], found["within_run"]
+    rate = f"headline  {metric.label} {metric.shown(found['bytes_per_second'])} GiB/s"
+    if within is None:
+        how = f"(no interval: {found['why_none']})"
+    else:
+        ends = f"{metric.shown(within['low'])} to {metric.shown(within['high'])}"
+        how = f"({ends} within this run, {100 * within['confidence']:.0f} %)"
+    run = own["config"]["run"]
+    alone = own["contains_performance"] and run.get("trials") == 1 and "ranks" not in own
+    return [f"{rate} {how}", *(["          between runs: use --trials 3"] if alone else [])]
 
 
 def _traced_tiers(own: Mapping[str, Any]) -> list[str]:

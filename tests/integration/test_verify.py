@@ -180,6 +180,30 @@ def _row(own: Document) -> Document:
     return next(r for r in rows if (r["tier"], r["operation"]) == ("storage", "read"))
 
 
+HEADLINES: Mapping[str, Callable[[Document], Any]] = {
+    "within_run.low": lambda head: head["within_run"].update(low=head["within_run"]["low"] / 2),
+    "bytes_per_second": lambda head: head.update(bytes_per_second=7e9),
+    "metric": lambda head: head.update(metric="storage.read.bytes_per_second"),
+    "bytes says": lambda head: head.update(before_bytes=head["before_bytes"] + 1),
+    "within_run.high": lambda head: head["batches"][3].__setitem__(1, 0),
+    "batches.length": lambda head: head["batches"].pop(),
+}
+
+
+def test_the_headline_and_its_interval_are_computed_again(tmp_path: Path) -> None:
+    ran = small(tmp_path, "--virtual-time", "--duration=30")
+    assert ran.code == 0, ran.err
+    document = ran.result
+    assert recheck(document) == []
+    found = document["kv_cache"]["headline"]["within_run"]
+    assert found["low"] < document["kv_cache"]["headline"]["bytes_per_second"] < found["high"]
+    for says, forge in HEADLINES.items():
+        forged = deepcopy(document)
+        forge(forged["kv_cache"]["headline"])
+        deviations = [line for line in recheck(forged) if "kv_cache.headline." in line]
+        assert any(says in line for line in deviations), (says, deviations)
+
+
 FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
     "window bytes": (
         lambda d, own: own["tiers"]["storage"]["read"].update(bytes=1),

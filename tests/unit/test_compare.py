@@ -17,7 +17,6 @@ from kv_cache.report.compare import (
     Comparison,
     Finding,
     Row,
-    autocorrelation,
     batches,
     compare,
     comparison_json,
@@ -273,12 +272,6 @@ def test_windows_of_very_different_lengths_are_no_batches() -> None:
     assert batches({"series": series([*windows([GB] * 30), long])}) == (
         "its windows are of very different lengths"
     )
-
-
-def test_autocorrelation_is_none_of_constants_high_of_a_trend_and_low_of_a_zigzag() -> None:
-    assert autocorrelation([3.0] * 10) == 0
-    assert autocorrelation(list(range(10))) == pytest.approx(0.7)
-    assert autocorrelation([1, 2] * 5) == pytest.approx(-0.9)
 
 
 def test_a_zero_has_no_ratio(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Intervals: against values that SciPy computed, SciPy itself where it is installed, and laws."""
 
-from math import inf, nan
+from math import exp, inf, nan, sqrt
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 
 from kv_cache.metrics.intervals import (
     Interval,
+    autocorrelation,
     coefficient_of_variation,
     incomplete_beta,
     mean_interval,
     ratio_interval,
+    series_reach,
     share_at_least,
     share_at_most,
     share_interval,
@@ -201,3 +204,44 @@ def test_a_certainty_is_no_confidence() -> None:
             share_interval(1, 2, confidence)
     with pytest.raises(ValueError, match="degrees of freedom"):
         t_quantile(0.9, 0)
+
+
+def test_autocorrelation_is_none_of_constants_high_of_a_trend_and_low_of_a_zigzag() -> None:
+    assert autocorrelation([3.0] * 10) == 0
+    assert autocorrelation(list(range(10))) == pytest.approx(0.7)
+    assert autocorrelation([1, 2] * 5) == pytest.approx(-0.9)
+
+
+def _reach(values: list[float]) -> float:
+    reach = series_reach(values)
+    assert reach is not None
+    return reach
+
+
+def test_a_series_that_hangs_together_has_a_wider_interval_than_the_same_values_mixed() -> None:
+    slow, mixed = [1.0, 1.1, 1.2, 1.3, 1.2, 1.1] * 3, [1.0, 1.3, 1.1, 1.2, 1.1, 1.2] * 3
+    assert _reach(slow) > 1.5 * _reach(mixed)
+
+
+def test_a_series_that_only_drifts_and_one_of_less_than_two_values_have_no_interval() -> None:
+    assert series_reach([float(n) for n in range(20)]) is None
+    assert series_reach([1.0]) is None
+    assert series_reach([1.0, inf, 2.0]) is None
+
+
+@pytest.mark.parametrize(("lasts", "least"), [(0.0, 0.93), (0.5, 0.92), (1.0, 0.89)])
+def test_the_interval_of_a_series_holds_its_level_while_states_last_a_twentieth_of_it(
+    lasts: float, least: float
+) -> None:
+    """Twenty batches of a process whose neighbours resemble each other (autoregressive, of order
+    one): how often does the interval hold the level? `lasts` is in batches, e-folding."""
+    rng, held, runs = Random(23), 0, 1000
+    phi = exp(-1 / lasts) if lasts else 0.0
+    for _ in range(runs):
+        value, values = rng.gauss(0, 1), []
+        for _ in range(20):
+            value = phi * value + sqrt(1 - phi * phi) * rng.gauss(0, 1)
+            values.append(100 + value)
+        reach = series_reach(values)
+        held += reach is None or abs(sum(values) / 20 - 100) <= reach
+    assert held / runs >= least

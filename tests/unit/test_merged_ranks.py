@@ -24,6 +24,7 @@ from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.report.chain import check
 from kv_cache.report.pooled import pooled_histogram, pooled_operations
 from kv_cache.report.ranks import brief_of_ranks, merged_document, ranks_text, recheck_ranks
+from kv_cache.report.recheck import CHECKS
 from kv_cache.report.result import as_json
 from kv_cache.report.trials import METRICS
 from tests.merged import RANKS, crew, member, merged, resealed, results
@@ -114,6 +115,11 @@ def test_counts_bytes_and_rates_of_four_real_ranks_add_up() -> None:
         assert sum(row[what] for row in own["operations"]) == sum(
             row[what] for part in parts for row in part["operations"]
         )
+    head, heads = own["headline"], [part["headline"] for part in parts]
+    assert head["bytes"] == sum(each["bytes"] for each in heads) > 0
+    rate = sum(each["bytes_per_second"] for each in heads)
+    assert head["bytes_per_second"] == pytest.approx(rate)
+    assert (head["within_run"], head["batches"]) == (None, [])  # of windows of 1 s
     said = own["policies"]
     assert (said["eviction"], said["admission"]["name"]) == ("lru", "always")
     assert said["admission"]["not_stored"] == {"blocks": 0, "bytes": 0}
@@ -591,7 +597,7 @@ def test_verify_says_intact_with_each_ranks_fingerprint_or_what_was_changed(
     file = written(tmp_path / "R.json", document)
     assert verify_command([file]) == 0
     said = capsys.readouterr().out
-    assert "nothing was changed; 11 computations of each of 2 results" in said
+    assert f"nothing was changed; {len(CHECKS)} computations of each of 2 results" in said
     for row_ in document["kv_cache"]["ranks"]:
         assert row_["fingerprint"] in said
     document["kv_cache"]["requests"]["completed"] += 1

@@ -17,6 +17,7 @@ from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import kept_promises, latency_ms, per_second, ratio
 from kv_cache.report.chain import fingerprint, seal
+from kv_cache.report.headline import headline_of_ranks
 from kv_cache.report.iotrace import without_figures
 from kv_cache.report.mlperf import unsupported
 from kv_cache.report.node import MisshapenError, Node
@@ -130,6 +131,7 @@ def _body(counted: Sequence[Part]) -> dict[str, Any]:
     operations = pooled_operations(documents)
     body = {
         "window_s": max((part.own["window_s"].number() for part in counted), default=0.0),
+        "headline": headline_of_ranks([part.own for part in counted]),
         "requests": _requests(counted),
         "measured": _measured(counted, documents),
         "reuse": _reuse(counted),

@@ -5,7 +5,7 @@ from typing import Any
 
 from kv_cache.core.units import MISSING, NS_PER_MS
 from kv_cache.metrics.passport import Status
-from kv_cache.report.table import ms_shown, tier_lines, verdict_lines
+from kv_cache.report.table import headline_lines, ms_shown, tier_lines, verdict_lines
 from kv_cache.report.trials import METRICS
 
 SECTION = "kv_cache"
@@ -29,7 +29,17 @@ def ranks_text(document: Json, path: str) -> str:
     lines = [*verdict_lines(own["passport"])]
     lines += [f"  ? {rule['rule']} {rule['name']}: {rule['says']}" for rule in unjudged]
     lines += [f"  ! {note}" for note in own["notes"]]
-    lines += ["", *_head(own), "", *_numbers(own), "", *_table(own), "", *_when(own)]
+    lines += [
+        "",
+        *_head(own),
+        *headline_lines(own),
+        "",
+        *_numbers(own),
+        "",
+        *_table(own),
+        "",
+        *_when(own),
+    ]
     return "\n".join([*lines, "", f"result  {path}"])
 
 
