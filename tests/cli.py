@@ -28,6 +28,9 @@ SMALL = [
 ]
 """A run that takes little: objects of some MiB, 32 MiB of buffers."""
 
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+"""Those that end a command, each with its exit code."""
+
 _SMALL_YAML = """
 io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
 run: {drain_s: 5}

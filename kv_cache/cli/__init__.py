@@ -6,13 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 
 from kv_cache.cli.aside import step_aside
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.ranks import COORDINATOR, rank_of
 from kv_cache.core.errors import BrokenLawError, UsageError, did_you_mean
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
-
-EXIT_BROKEN = 1
-EXIT_USAGE = 2
-EXIT_SIGINT = 130
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -176,10 +173,10 @@ def main(argv: Sequence[str]) -> int:
         return _run(argv)
     except UsageError as error:
         print(f"kv-cache: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return Exit.REFUSED
     except BrokenLawError as error:
         print(f"kv-cache: {error}", file=sys.stderr)
-        return EXIT_BROKEN
+        return Exit.EARLY
 
 
 def _refuse_other_than_utf8(argv: Sequence[str]) -> int:
@@ -193,7 +190,7 @@ def _refuse_other_than_utf8(argv: Sequence[str]) -> int:
                 "written in; rename what it names, or reach it by a link",
                 file=sys.stderr,
             )
-            return EXIT_USAGE
+            return Exit.REFUSED
     return 0
 
 
@@ -201,7 +198,7 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+        sys.exit(Exit.REFUSED)
     # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -212,9 +209,9 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
         if error.name not in NEEDED:
             raise
         print(f"kv-cache: {missing_hint(error.name)}", file=sys.stderr)
-        code = EXIT_USAGE
+        code = Exit.REFUSED
     except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
-        code = EXIT_SIGINT
+        code = Exit.SIGINT
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

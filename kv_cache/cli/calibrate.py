@@ -7,7 +7,6 @@ with its source. What this can carry is printed. The file is written last, whole
 import argparse
 import hashlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
@@ -21,10 +20,12 @@ from kv_cache.bench.dram import Copied, NotCopied, measure_copies
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.place import check_cache_dir, check_name, obtainable_bytes
 from kv_cache.bench.probe import ProbePlan
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
-from kv_cache.cli.probe import EXIT_BROKEN, add_options, measure, plan_of, refuse_memory
+from kv_cache.cli.probe import add_options, measure, plan_of, refuse_memory
 from kv_cache.config.hardware import (
     HEADER,
     MEASURED,
@@ -45,7 +46,6 @@ from kv_cache.config.profile import Profile, profile_text, read_profile
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.report.reading import require_replaceable
-from kv_cache.report.writing import write_atomically
 from kv_cache.tiers.objects import is_object_url
 
 SIZES_MIB = "0.25,2,8,32"
@@ -276,21 +276,21 @@ def _calibrate(plan: _Plan, signals: Interrupts) -> int:
     for name, (directory, probing, file) in plan.to_measure.items():
         if signals.came:
             break
-        found, complete = _measured(name, directory, probing, file, signals)
+        written, complete = _measured(name, directory, probing, file, signals)
         whole = whole and complete
-        if found is not None:
-            curves[name] = found
+        if written is not None:
+            curves[name] = read_profile(written)
             room = obtainable_bytes(directory) // PAGE_BYTES * PAGE_BYTES
-            sheet = _with(sheet, name, _storage(found, file, plan.output, room))
+            sheet = _with(sheet, name, _storage(curves[name], written, plan.output, room))
     if signals.came:
         print("interrupted; no hardware profile is written")
         return signals.exit_code
     hardware = _together(plan, sheet, curves)
     print(f"\n{readiness_text(hardware)}")
-    if not _written(plan.output, hardware_text(hardware)):
-        return EXIT_BROKEN
-    print(f"hardware  {plan.output}")
-    return 0 if whole else EXIT_BROKEN
+    kept = keep(plan.output, hardware_text(hardware).encode(), "hardware profile")
+    print(f"hardware  {kept.shown}")
+    kept.print_unwritten()
+    return Exit.DONE if whole and kept.in_place else Exit.EARLY
 
 
 def _with_memory(sheet: Sheet, signals: Interrupts) -> Sheet:
@@ -304,25 +304,18 @@ def _with_memory(sheet: Sheet, signals: Interrupts) -> Sheet:
 
 def _measured(
     name: str, directory: Path, plan: ProbePlan, file: Path, signals: Interrupts
-) -> tuple[Profile | None, bool]:
-    """One drive, with its probe written; and whether nothing failed."""
+) -> tuple[Path | None, bool]:
+    """One drive: the file of its probe, if there is one; and whether nothing failed."""
     found, profile, report = measure(directory, plan, captured(directory), file, signals)
     if signals.came:
         return None, False
     print(f"{name}: {report}")
-    if profile is None or not _written(file, profile_text(profile)):
+    if profile is None:
         return None, False
-    print(f"probe  {file}")
-    return read_profile(file), not found.failures
-
-
-def _written(path: Path, text: str) -> bool:
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        print(f"it could not be written: {path}: {error.strerror}", file=sys.stderr)
-        return False
-    return True
+    kept = keep(file, profile_text(profile).encode(), "profile")
+    print(f"probe  {kept.shown}")
+    kept.print_unwritten()
+    return kept.path, kept.in_place and not found.failures
 
 
 def _storage(profile: Profile, file: Path, output: Path, room: int | None) -> Storage:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.bench.run import RealRun
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import Progress
-from kv_cache.cli.run import EXIT_BROKEN
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import Phase, Qos
@@ -40,7 +41,7 @@ from kv_cache.report.capacity import (
     probe_of,
 )
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.result import build_result, write_result
+from kv_cache.report.result import as_json, build_result
 from kv_cache.schedule.capacity import (
     Batch,
     CapacitySearch,
@@ -420,7 +421,10 @@ def _search(plan: Plan, caught: Interrupts) -> int:
     died: str | None = None
     while True:
         document = _document(plan, search, probes, environment, caught, died)
-        lost = bool(probes or died or caught.number) and _write(plan.output, document)
+        kept = None
+        if probes or died or caught.number:
+            kept = keep(plan.output, as_json(document))
+        lost = kept is not None and not kept.in_place
         load = search.next_load()
         if load is None or died or lost or caught.stop.is_set():
             break
@@ -429,8 +433,10 @@ def _search(plan: Plan, caught: Interrupts) -> int:
         except UsageError as error:  # the probes before it stand all the same
             died = str(error)
     picture = plot_beside(document, plan.output)
-    print(capacity_text(document, str(plan.output), picture))
-    return EXIT_BROKEN if died or lost else caught.exit_code
+    print(capacity_text(document, str(plan.output) if kept is None else kept.shown, picture))
+    if kept is not None:
+        kept.print_unwritten()
+    return Exit.EARLY if died or lost else caught.exit_code
 
 
 def _probe(
@@ -481,16 +487,6 @@ def _document(
         death=died,
         workload=plan.job.load.source.describe(),
     )
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> bool:
-    """Whether it was lost."""
-    try:
-        write_result(path, document)
-    except OSError as error:
-        log.error("the result could not be written: %s", error)
-        return True
-    return False
 
 
 def _unit(plan: Plan) -> str:

@@ -1,13 +1,22 @@
-"""SIGINT and SIGTERM for commands that have something to put away: remembered, never raised."""
+"""Signals to end, for commands that have something to put away: remembered, never raised."""
 
 import contextlib
+import errno
+import os
 import signal
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-EXITS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+from kv_cache.cli.exits import Exit
+
+EXITS = {
+    signal.SIGINT: Exit.SIGINT,
+    signal.SIGTERM: Exit.SIGTERM,
+    signal.SIGHUP: Exit.SIGTERM,
+}
 """The signals that are taken over, with the exit code of each."""
 
 
@@ -67,16 +76,36 @@ def interrupts() -> Iterator[Interrupts]:
     found = Interrupts()
 
     def handler(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            drop_dead_terminal()
         found.number = found.number or number
         found.stop.set()
         found.on_signal()
 
-    before = {number: signal.signal(number, handler) for number in EXITS}
+    before = {number: signal.signal(number, handler) for number in taken_over()}
     try:
         yield found
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def taken_over() -> list[signal.Signals]:
+    """The signals to take over: all, but for a SIGHUP that `nohup` has set to be ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in EXITS if number is not signal.SIGHUP or not ignored]
+
+
+def drop_dead_terminal() -> None:
+    """Write to nowhere from now on where the terminal is gone: each write to it would fail."""
+    for fd in (0, 1, 2):
+        try:
+            termios.tcgetattr(fd)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nowhere, fd)
+                os.close(nowhere)
 
 
 def _nothing() -> None:

@@ -13,8 +13,10 @@ from typing import Any
 
 from kv_cache.bench.place import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import Kept, keep
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
 from kv_cache.config.root import Config
@@ -42,7 +44,6 @@ from kv_cache.report.plot import (
 )
 from kv_cache.report.records import require_own_name
 from kv_cache.report.result import as_json
-from kv_cache.report.writing import write_atomically
 
 CAPACITIES = "1%,5%,10%,25%,50%"
 OF_PATTERNS = "10%,25%,50%"
@@ -78,7 +79,7 @@ examples:
 Options of run that change what is asked may follow (--block-tokens, --model, --trace-format,
 --skip-bad-rows, --seed, ...); with --pattern only --seed. See run --help.
 
-exit code: 0 done, 2 bad input, 130 and 143 interrupted
+exit code: 0 done, 1 a file is not where it was to be, 2 bad input, 130 and 143 interrupted
 """
 
 
@@ -94,8 +95,8 @@ def main(argv: Sequence[str]) -> int:
         except _StoppedError:
             print(f"kv-cache: lab: {caught.name}: nothing is written", file=sys.stderr)
             return caught.exit_code
-        _write(options, document)
-        return caught.exit_code
+        written = _write(options, document)
+        return caught.exit_code or (Exit.DONE if written else Exit.EARLY)
 
 
 class _StoppedError(BaseException):
@@ -521,8 +522,10 @@ def _plain(value: Any) -> Any:
 # --- writing ---------------------------------------------------------------------------------
 
 
-def _write(options: argparse.Namespace, document: Mapping[str, Any]) -> None:
-    written = {}
+def _write(options: argparse.Namespace, document: Mapping[str, Any]) -> bool:
+    """Whether every file is where it was to be."""
+    written: dict[str, Path | str] = {}
+    kept: dict[str, Kept] = {}
     if options.plot is not None:
         form = options.plot.suffix[1:].lower()
         data = draw(document, options.plot, form)
@@ -532,21 +535,18 @@ def _write(options: argparse.Namespace, document: Mapping[str, Any]) -> None:
         ("lab", options.output, as_json), ("csv", options.csv, lab_csv),
     ):  # fmt: skip
         if path is not None:
-            _save(path, made(document))
-            written[name] = path
+            kept[name] = keep(path, made(document), f"file of {name}")
+            if name == "lab" or kept[name].path is not None:
+                written[name] = kept[name].shown
+    whole = all(each.in_place for each in kept.values())
     if options.json:
         sys.stdout.write(as_json(document).decode())
-        return
+        return whole
     print(lab_text(document))
     if written:
         print()
     for name, path in written.items():
         print(f"{name:<10}{path}")
-
-
-def _save(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise PlaceError(f"{path}: it cannot be written ({reason}); name another file") from None
+    if "lab" in kept:
+        kept["lab"].print_unwritten()
+    return whole

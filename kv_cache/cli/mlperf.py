@@ -5,10 +5,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, did_you_mean
-
-EXIT_FALLS_SHORT = 1
 
 _ABOUT = """\
 The three options of MLPerf Storage v3.0's KV-cache benchmark, each several times, by one or more
@@ -169,7 +168,7 @@ def _check(argv: Sequence[str]) -> int:
         sys.stdout.write(as_json(told).decode())
     else:
         tell(check_text(findings, summarize(tree)))
-    return EXIT_FALLS_SHORT if any(f.status is Status.FALLS_SHORT for f in findings) else 0
+    return Exit.EARLY if any(f.status is Status.FALLS_SHORT for f in findings) else 0
 
 
 def _summarize(argv: Sequence[str]) -> int:
@@ -191,7 +190,7 @@ def _summarize(argv: Sequence[str]) -> int:
         sys.stdout.write(as_json(summary).decode())
     else:
         tell(summary_markdown(summary) if given.markdown else summary_text(summary))
-    return 0 if summary["complete"] else EXIT_FALLS_SHORT
+    return 0 if summary["complete"] else Exit.EARLY
 
 
 def tell(text: str) -> None:

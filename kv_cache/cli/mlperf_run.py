@@ -24,8 +24,8 @@ from typing import Any
 from tqdm import tqdm
 
 from kv_cache import __version__
-from kv_cache.cli import EXIT_USAGE
 from kv_cache.cli.aside import tied
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.mlperf import tell
 from kv_cache.cli.prepare import prepare
@@ -61,8 +61,6 @@ from kv_cache.report.submission.systems import describe, write_description
 from kv_cache.report.submission.telling import summary_text
 from kv_cache.report.submission.tree import Tree, read_tree
 from kv_cache.report.writing import write_atomically
-
-EXIT_INCOMPLETE = 1
 
 _WRAPPER = CHECKOUT / "mlperf_wrapper.py"
 _INSTALLED = (
@@ -333,7 +331,7 @@ def _options(sequence: Running) -> None:
             row = _trial(sequence, option, trial)
             sequence.own["trials"].append(row)
             _keep(sequence)
-            if caught.came or EXIT_USAGE in row["exit_codes"]:
+            if caught.came or Exit.REFUSED in row["exit_codes"]:
                 return
             if not row["complete"]:
                 _say(f"option {option} is given up: {row['says']}")
@@ -488,18 +486,18 @@ def _conclude(sequence: Running, stamp: str) -> int:
         own["status"] = INTERRUPTED
     own["ended_utc"] = _now()
     _keep(sequence)
-    code = EXIT_INCOMPLETE
+    code: int = Exit.EARLY
     if _any_option(sequence.place):
         tree = read_tree(sequence.place.run)
         _write_beside(sequence, tree, stamp)
         _keep(sequence)
         sequence.bar.close()
         tell(summary_text(summarize(tree)))
-        code = EXIT_INCOMPLETE if tree.flaws or not whole else 0
+        code = Exit.EARLY if tree.flaws or not whole else Exit.DONE
     if own["status"] != FINISHED:
         _say(f"the sequence is {own['status']}; what was measured is kept in {sequence.place.run}")
-    usage = any(EXIT_USAGE in row["exit_codes"] for row in own["trials"])
-    return sequence.caught.exit_code or (EXIT_USAGE if usage else code)
+    usage = any(Exit.REFUSED in row["exit_codes"] for row in own["trials"])
+    return sequence.caught.exit_code or (Exit.REFUSED if usage else code)
 
 
 def _any_option(place: Place) -> bool:

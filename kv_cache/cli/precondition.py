@@ -10,16 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from kv_cache.bench.run import RealRun
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import Progress
-from kv_cache.cli.run import EXIT_BROKEN, fill_first, load_of_rounds
+from kv_cache.cli.run import fill_first, load_of_rounds
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.precondition import precondition_document, precondition_text
-from kv_cache.report.result import write_result
+from kv_cache.report.result import as_json
 
 log = logging.getLogger("kv_cache")
 
@@ -91,16 +93,13 @@ def _precondition(job: Job, caught: Interrupts) -> int:
     environment = captured(*job.directories)
     outcome = replace(_done(job, caught), interrupted=caught.name)
     document = precondition_document(job.config, outcome, environment)
-    try:
-        write_result(job.output, document)
-    except OSError as error:
-        log.error("the result could not be written: %s", error)
-        return EXIT_BROKEN
-    print(precondition_text(document, str(job.output)))
+    kept = keep(job.output, as_json(document))
+    print(precondition_text(document, kept.shown))
     picture = plot_beside(document, job.output)
     if picture is not None:
         print(f"plot      {picture}")
-    return EXIT_BROKEN if outcome.death is not None else caught.exit_code
+    kept.print_unwritten()
+    return Exit.EARLY if outcome.death is not None or not kept.in_place else caught.exit_code
 
 
 def _done(job: Job, caught: Interrupts) -> RunOutcome:

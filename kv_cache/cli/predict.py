@@ -12,9 +12,11 @@ from pathlib import Path
 
 from kv_cache.bench.place import nearest_existing
 from kv_cache.bench.run import drive_capacities
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.foresee import Foresight, foresee
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import bar_for, to
@@ -25,9 +27,7 @@ from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import GIB, PAGE_BYTES
 from kv_cache.report.prediction import prediction_lines
-from kv_cache.report.result import as_json, build_result, write_result
-
-EXIT_BROKEN = 1
+from kv_cache.report.result import as_json, build_result
 
 log = logging.getLogger("kv_cache")
 
@@ -127,17 +127,12 @@ def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
     document = build_result(
         job.config, job.model, outcome, captured(*job.directories), twin=section
     )
-    told = job.config.output.json
-    if told:
+    kept = keep(job.output, as_json(document), "prediction")
+    if job.config.output.json:  # the whole of what is predicted
         print(as_json(section).decode(), end="")
     else:
         print(f"{job.model.name}, seed {job.seed}, schedule {outcome.schedule_sha256[:12]}")
         print("\n".join(prediction_lines(section, every=True)))
-    try:
-        write_result(job.output, document)
-    except OSError as error:
-        log.error("the prediction could not be written: %s: %s", job.output, error.strerror)
-        return EXIT_BROKEN
-    if not told:
-        print(f"result  {job.output}")
-    return 0
+        print(f"result  {kept.shown}")
+        kept.print_unwritten()
+    return Exit.DONE if kept.in_place else Exit.EARLY

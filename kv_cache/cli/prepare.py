@@ -4,7 +4,7 @@ the first byte is written."""
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ from kv_cache.bench.run import check_places
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.exports import check_exports
 from kv_cache.cli.flags import Invocation
+from kv_cache.cli.keep import Kept
 from kv_cache.cli.progress import bar_for, to
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
@@ -81,6 +82,7 @@ class Job:
     start: "Start"
     foreseen: "tuple[Foresight, RunOutcome] | None" = None  # the twin, and what it said
     told: list[dict[str, Any]] | None = None  # of a trial: where its summary for programs goes
+    kept: list[Kept] = field(default_factory=list)  # its result each time that it was written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

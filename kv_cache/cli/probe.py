@@ -28,7 +28,9 @@ from kv_cache.bench.probe import (
     refusals,
     table,
 )
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.config.profile import HEADER, Profile, profile_text
@@ -37,7 +39,6 @@ from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
 from kv_cache.metrics.passport import found_below
 from kv_cache.report.environment import Reader, filesystem
 from kv_cache.report.reading import require_replaceable
-from kv_cache.report.writing import write_atomically
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 
@@ -45,7 +46,6 @@ SIZES_MIB = (0.25, 2.0, 8.0, 32.0, 80.0)
 CONCURRENCIES = (1, 4, 16)
 DEFAULT_GIB = 6.0
 DEFAULT_SECONDS = 90.0
-EXIT_BROKEN = 1
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 _FILL_SHARE = 0.9  # of the free space, at most
@@ -274,7 +274,7 @@ def _probe(
         return signals.exit_code
     print(report)
     if profile is None:
-        return EXIT_BROKEN
+        return Exit.EARLY
     return _write(output, profile_text(profile), found)
 
 
@@ -315,13 +315,10 @@ def measure(
 
 
 def _write(output: Path, text: str, found: Probed) -> int:
-    try:
-        write_atomically(output, text.encode())
-    except OSError as error:
-        print(f"the profile could not be written: {output}: {error.strerror}", file=sys.stderr)
-        return EXIT_BROKEN
-    print(f"profile  {output}")
-    return EXIT_BROKEN if found.failures else 0
+    kept = keep(output, text.encode(), "profile")
+    print(f"profile  {kept.shown}")
+    kept.print_unwritten()
+    return Exit.EARLY if found.failures or not kept.in_place else Exit.DONE
 
 
 def _head(environment: Mapping[str, Any], plan: ProbePlan, wall_s: float) -> str:

@@ -23,10 +23,12 @@ from kv_cache.cli.apart import alone_note, apart, own_file, together_note
 from kv_cache.cli.crew.begin import take_part
 from kv_cache.cli.crew.coordinator import Coordinator
 from kv_cache.cli.crew.seat import Refused, Seat
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.exports import endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.foresee import Foresight, foresee
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import Kept, keep, with_result
 from kv_cache.cli.prepare import (
     QUICK,
     Job,
@@ -49,13 +51,10 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.fio import derive
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.result import as_json, build_result, write_result
+from kv_cache.report.result import as_json, build_result
 from kv_cache.report.table import summary_text
 from kv_cache.report.trials import aggregate, trial_seed, trials_text
 from kv_cache.sim.run import simulate
-
-EXIT_BROKEN = 1
-EXIT_USAGE = 2
 
 log = logging.getLogger("kv_cache")
 
@@ -70,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         part = take_part(invocation, rank, os.environ)
     except Refused:
-        return EXIT_USAGE
+        return Exit.REFUSED
     if isinstance(part, Coordinator):
         return part.run()
     if isinstance(part, Seat):
@@ -100,7 +99,7 @@ def _run_seated(invocation: Invocation, seat: Seat) -> int:
         return launch(invocation, Start(rank=seat.rank, own=own, notes=notes, seat=seat))
     except UsageError as error:
         if isinstance(error, Refused) or seat.refuse(str(error)):
-            return EXIT_USAGE
+            return Exit.REFUSED
         raise
 
 
@@ -125,12 +124,10 @@ def _log_as_asked(invocation: Invocation) -> None:
 
 
 def _with_others(job: Job, seat: Seat, caught: Interrupts) -> int:
-    """What is handed over is what was written, if it was."""
+    """What is handed over is the result, wherever it could be written."""
     seat.introduce(job.config, caught)
-    before = _changed_ns(job.output)
     code = _run(job, caught)
-    written = _changed_ns(job.output) not in (before, None)
-    seat.conclude(code, job.output.read_bytes() if written else None)
+    seat.conclude(code, job.kept[-1].data if job.kept else None)
     return code
 
 
@@ -155,42 +152,35 @@ def _run_trials(job: Job, caught: Interrupts) -> int:
     for number in range(1, planned + 1):
         if number > 1 and (caught.stop.wait(cooldown_s) or code):
             break
-        trial = replace(_trial(job, number), told=told)
+        trial = replace(_trial(job, number), told=told, kept=[])
         log.info("trial %d of %d, seed %d", number, planned, trial.seed)
-        before = _changed_ns(trial.output)
         try:
             code = _run(trial, caught)
         except UsageError as error:  # what other trials measured stands all the same
             log.error("trial %d: %s", number, error)
-            code = EXIT_USAGE
-        if _changed_ns(trial.output) != before:  # else it was not written
-            data = trial.output.read_bytes()
+            code = Exit.REFUSED
+        if trial.kept:
+            data = trial.kept[-1].data
             documents.append(orjson.loads(data))
-            name = os.path.relpath(trial.output, job.output.parent)
+            where = trial.kept[-1].path or trial.output
+            name = os.path.relpath(where, job.output.parent)
             files[name] = hashlib.sha256(data).hexdigest()
     if not documents:
         return code or caught.exit_code
     document = aggregate(
         documents, files, master_seed=job.seed, planned=planned, cooldown_s=cooldown_s
     )
-    try:
-        write_result(job.output, document)
-    except OSError as error:
-        log.error("the result of all trials could not be written: %s", error)
-        code = EXIT_BROKEN
+    kept = keep(job.output, as_json(document), "result of all trials")
     if job.config.output.json:
-        _print_json(brief_of_trials(document, told, {"result": str(job.output)}))
+        _print_json(with_result(brief_of_trials(document, told, {}), kept, document))
     else:
-        print(trials_text(document, str(job.output)))
-    return code or caught.exit_code
+        print(trials_text(document, kept.shown))
+        kept.print_unwritten()
+    return code or caught.exit_code or (Exit.DONE if kept.in_place else Exit.EARLY)
 
 
 def _print_json(document: Mapping[str, Any]) -> None:
     print(as_json(document).decode(), end="")
-
-
-def _changed_ns(path: Path) -> int | None:
-    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _trial(job: Job, number: int) -> Job:
@@ -317,27 +307,25 @@ def _simulated(job: Job, caught: Interrupts, watchers: Watchers) -> RunOutcome:
 
 def _conclude(job: Job, caught: Interrupts, watchers: Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
-    document, lost = _keep(job, watchers, outcome)
+    document, kept, copied = _keep(job, watchers, outcome)
     files, complete = _write_beside(job, watchers, outcome, document)
-    if lost is None:
-        files = {"result": str(job.output), **files}
+    told = job.config.output
     if job.start.seat is not None:
-        log.debug("%s wrote %s", job.start.rank, ", ".join(files.values()))  # all print one summary
-    elif not job.config.output.json:
-        print(summary_text(document, str(job.output)))
+        where = [kept.shown, *files.values()]
+        log.debug("%s wrote %s", job.start.rank, ", ".join(where))  # all print one summary
+    elif told.json:
+        summary = with_result(brief(document, files), kept, document)
+        _print_json(summary) if job.told is None else job.told.append(summary)
+    else:
+        print(summary_text(document, kept.shown))
         for made in watchers.recordings():
             print(f"trace   {made['path']} ({made['rows']} {made['what']})")
         for what in ("report", "plot", "fio_job", "hdr_log", "sheets"):
             if what in files:
                 print(f"{what.replace('_', ' '):<7} {files[what]}")
-    elif job.told is None:
-        _print_json(brief(document, files))
-    else:
-        job.told.append(brief(document, files))
-    if lost is not None:
-        log.error("the result could not be written: %s", lost)
-    if lost is not None or outcome.death is not None or not complete:
-        return EXIT_BROKEN
+        kept.print_unwritten()
+    if not (kept.in_place and copied and complete) or outcome.death is not None:
+        return Exit.EARLY
     return caught.exit_code
 
 
@@ -364,10 +352,8 @@ def _write_beside(
     return files | made, complete
 
 
-def _keep(
-    job: Job, watchers: Watchers, outcome: RunOutcome
-) -> tuple[dict[str, Any], OSError | None]:
-    """The result, written; and why not, if it could not be: the summary is told all the same."""
+def _keep(job: Job, watchers: Watchers, outcome: RunOutcome) -> tuple[dict[str, Any], Kept, bool]:
+    """The result, where it was written, and whether the run's directory has its copy."""
     document = build_result(
         job.config,
         job.model,
@@ -378,14 +364,22 @@ def _keep(
         validation=job.validation,
         twin=None if job.foreseen is None else job.foreseen[0].section(job.foreseen[1], outcome),
     )
+    directory = watchers.run_directory
+    earlier = [before.path for before in job.kept if before.path is not None]
+    others = [*earlier, *([] if directory is None else [directory.result])]
+    kept = keep(job.output, as_json(document), others=others)
+    job.kept.append(kept)
+    if directory is None or kept.path == directory.result:
+        return document, kept, True
     try:
-        write_result(job.output, document)
-        kept = watchers.run_directory
-        if kept is not None and kept.result != job.output:
-            kept.end(document)
+        directory.end(document)
     except OSError as error:
-        return document, error
-    return document, None
+        log.error(
+            "%s has no result.json: it could not be written (%s); it is in %s",
+            directory.path, (error.strerror or str(error)).lower(), kept.shown,
+        )  # fmt: skip
+        return document, kept, False
+    return document, kept, True
 
 
 def _export_job(document: Mapping[str, Any], result: Path, path: Path) -> dict[str, str]:

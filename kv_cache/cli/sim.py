@@ -14,7 +14,9 @@ import orjson
 
 from kv_cache.bench.place import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import interrupts
+from kv_cache.cli.keep import Kept, keep
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.sim_run import Found, NothingEndedError, Streams, run_all
 from kv_cache.config.scenario import Scenario
@@ -35,7 +37,6 @@ from kv_cache.report.cluster.text import sim_text
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.records import require_own_name
 from kv_cache.report.result import as_json
-from kv_cache.report.writing import write_atomically
 
 _ABOUT = """\
 Simulate a cluster that serves requests: instances with HBM, tiers below it, a router, a network.
@@ -59,8 +60,8 @@ Later, of --output: kv-cache.py report FILE, plot FILE, verify FILE.
 What a verdict needs: 3 seeds or more, intervals that do not overlap, instances that have work.
 Every option of a scenario, and each number: docs/reference/sim.md
 
-exit code: 0 all runs ended, 1 a law of the simulation was broken, 2 bad input or a file that cannot
-be written, 130 and 143 interrupted (the runs that ended are written)
+exit code: 0 all runs ended, 1 a law of the simulation was broken or a file is not where it was to
+be, 2 bad input, 130 and 143 interrupted (the runs that ended are written)
 """
 
 
@@ -83,8 +84,9 @@ def main(argv: Sequence[str]) -> int:
             print("kv-cache: interrupted before any run had ended; nothing is written",
                   file=sys.stderr)  # fmt: skip
             return caught.exit_code
-        _write(options, study, found, _document(study, found, ["sim", *argv], caught.name))
-        return caught.exit_code
+        document = _document(study, found, ["sim", *argv], caught.name)
+        written = _write(options, study, found, document)
+        return caught.exit_code or (Exit.DONE if written else Exit.EARLY)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -264,12 +266,13 @@ def _document(
 
 def _write(
     options: argparse.Namespace, study: Scenarios, found: Found, document: Mapping[str, Any]
-) -> None:
-    """Raises PlaceError."""
+) -> bool:
+    """Whether every file is where it was to be. Raises PlaceError."""
+    kept: dict[str, Kept] = {}
     for name, made in (("output", as_json), ("csv", runs_csv), ("html", _page)):
         path = getattr(options, name)
         if path is not None:
-            _save(path, f"--{name}", made(document))
+            kept[name] = keep(path, made(document), f"file of --{name}")
     if options.plot is not None:
         from kv_cache.report.plot import draw, write_picture
 
@@ -278,9 +281,12 @@ def _write(
         write_picture(options.plot, draw(read, Path(study.source), form))
     if options.json:
         sys.stdout.write(as_json(document).decode())
-        return
+        return all(each.in_place for each in kept.values())
     print(sim_text(document))
-    print("\n".join(_last_lines(options, found)))
+    print("\n".join(_last_lines(options, found, kept)))
+    if "output" in kept:
+        kept["output"].print_unwritten()
+    return all(each.in_place for each in kept.values())
 
 
 def _page(document: Mapping[str, Any]) -> bytes:
@@ -290,17 +296,9 @@ def _page(document: Mapping[str, Any]) -> bytes:
     return page([read], [read["kv_cache"]["name"]]).encode()
 
 
-def _save(path: Path, flag: str, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise PlaceError(
-            f"{flag} {path}: it cannot be written ({reason}); name another file"
-        ) from None
-
-
-def _last_lines(options: argparse.Namespace, found: Found) -> Iterator[str]:
+def _last_lines(
+    options: argparse.Namespace, found: Found, kept: Mapping[str, Kept]
+) -> Iterator[str]:
     """How long it took, and what was written where."""
     speed = found.events / found.took_s if found.took_s else 0.0
     engine = engine_name()
@@ -310,5 +308,6 @@ def _last_lines(options: argparse.Namespace, found: Found) -> Iterator[str]:
     yield f"\ntook      {found.took_s:.1f} s: {rate} ({engine})"
     for name in _FLAGS:
         path = getattr(options, name)
-        if path is not None:
-            yield f"{name.replace('_', '-'):<14}{path}"
+        if path is not None and (name not in kept or kept[name].path or name == "output"):
+            where = kept[name].shown if name in kept else path
+            yield f"{name.replace('_', '-'):<14}{where}"

@@ -32,8 +32,10 @@ import kv_cache
 from kv_cache.bench.place import check_name
 from kv_cache.bench.run import check_places
 from kv_cache.cli.aside import tied
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import Invocation
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import keep
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import prepare
 from kv_cache.cli.ranks import rank_of
@@ -47,7 +49,7 @@ from kv_cache.installing import install_hint
 from kv_cache.report.chain import check, file_digest
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import SECTION, require_intact, result_bytes
-from kv_cache.report.result import write_result
+from kv_cache.report.result import as_json, write_result
 from kv_cache.report.sweep import (
     DOCUMENT,
     SCHEMA,
@@ -61,8 +63,6 @@ from kv_cache.report.sweep import (
 from kv_cache.report.trials import FINISHED, trial_seed
 from kv_cache.report.writing import write_atomically
 
-EXIT_BROKEN = 1
-EXIT_USAGE = 2
 MOST_JOBS = 256
 _LOCK = ".kv-cache-sweep.lock"
 _CONFIG, _RESULT, _LOG, _CODE = "cell.yaml", "result.json", "log.txt", "exit_code"
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
     if rank.ranks == 1 or any(word in ("-h", "--help") for word in argv):
         return _sweep(_options(argv), _locally) if not rank.rank else 0
     pool = _mpi(rank.rank)
-    return EXIT_USAGE if pool is None else pool(argv)
+    return Exit.REFUSED if pool is None else pool(argv)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -454,7 +454,7 @@ def _as_root(argv: Sequence[str], executor: Any) -> int:
         return _sweep(options, pool)
     except UsageError as error:  # said here, as the ranks that serve must be let go all the same
         print(f"kv-cache: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return Exit.REFUSED
 
 
 # --- a sweep ---------------------------------------------------------------------------------
@@ -513,19 +513,31 @@ class _Sweep:
             left = self._prepare()
             self._write()  # before any cell has a directory: a sweep that is killed can go on
             self._make(left)
+        except OSError as error:
+            log.error("the sweep could not be written: %s", error)
+            return Exit.EARLY
+        try:
             self._do(left)
             document = self._write()
         except OSError as error:
-            log.error("the sweep could not be written: %s", error)
-            return EXIT_BROKEN
+            return self._elsewhere(error)
         print(sweep_text(document, self._plan.place))
         if not self._caught.came and (picture := plot_beside(document, self._path(DOCUMENT))):
             print(f"plot    {picture}")
-        code = self._caught.exit_code or (EXIT_BROKEN if document[SECTION]["failed"] else 0)
+        code = self._caught.exit_code or (Exit.EARLY if document[SECTION]["failed"] else 0)
         if self._caught.came and self._pool.gone:
             sys.stdout.flush()
             os._exit(code)  # mpirun has ended the others: nobody would answer a farewell
         return code
+
+    def _elsewhere(self, error: OSError) -> int:
+        """What the runs that are there have found, where its directory cannot be written."""
+        document = self._document()
+        kept = keep(self._path(DOCUMENT), as_json(document), "document of the sweep")
+        log.error("the sweep has ended early: %s", error)
+        print(sweep_text(document, self._plan.place, kept.shown))
+        kept.print_unwritten()
+        return Exit.EARLY
 
     def _path(self, name: str) -> Path:
         return self._plan.place / name
@@ -573,10 +585,10 @@ class _Sweep:
             document = orjson.loads(result_bytes(path))
             sound = not check(document, {}) and document[SECTION]["seed"] == run.seed
         except (UsageError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-            return self._row(run, exit_code=code or EXIT_BROKEN, says=f"its result: {error}")
+            return self._row(run, exit_code=code or Exit.EARLY, says=f"its result: {error}")
         if not sound:
             changed = "its result was changed after the run"
-            return self._row(run, exit_code=code or EXIT_BROKEN, says=changed)
+            return self._row(run, exit_code=code or Exit.EARLY, says=changed)
         says = None if code == 0 else _last_words(run.directory / _LOG)
         return self._row(
             run, exit_code=code, document=document, sha256=file_digest(path), says=says
@@ -610,7 +622,7 @@ class _Sweep:
         if error is None:
             return future.result()
         log.error("%s could not be started: %s", run, error)
-        return EXIT_BROKEN
+        return Exit.EARLY
 
     def _ended(self, futures: Mapping["Future[int | None]", Run]) -> Iterator["Future[int | None]"]:
         """As they end. A signal is written down at once: mpirun may end us soon after it. From then
@@ -642,6 +654,13 @@ class _Sweep:
                 future.cancel()
 
     def _write(self) -> dict[str, Any]:
+        document = self._document()
+        write_result(self._path(DOCUMENT), document)
+        write_atomically(self._path(TABLE), sweep_csv(document))
+        self._written_at = time.monotonic()
+        return document
+
+    def _document(self) -> dict[str, Any]:
         plan = self._plan
         cells = [
             cell_row(
@@ -652,15 +671,11 @@ class _Sweep:
             )
             for cell in plan.cells
         ]
-        document = sweep_document(
+        return sweep_document(
             plan.grid.given, cells, source=plan.grid.source, paths=plan.grid.paths, seed=plan.seed,
             repeat=plan.grid.repeat, digest=self._digest.hexdigest(), workers=self._pool.workers,
             interrupted=self._caught.name, notes=self._notes,
         )  # fmt: skip
-        write_result(self._path(DOCUMENT), document)
-        write_atomically(self._path(TABLE), sweep_csv(document))
-        self._written_at = time.monotonic()
-        return document
 
 
 def _changed_ns(path: Path) -> int | None:

@@ -15,6 +15,7 @@ from kv_cache.bench.counters import device_of
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.place import CacheDir, check_cache_dir, obtainable_bytes
 from kv_cache.cli.aside import tied
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
@@ -35,7 +36,6 @@ from kv_cache.report.writing import write_atomically
 from kv_cache.tiers.objects import is_object_url
 
 DEFAULT_SECONDS = 20.0
-EXIT_FAILED = 1
 
 _SHARD = "00"  # what is in it, and ends with .kv, is removed with the cache directory
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as our buffers have
@@ -206,7 +206,7 @@ def _compare(twin: Twin, directories: Sequence[Path], seconds: float, signals: I
         return signals.exit_code
     if answer is None:
         print(f"fio failed: {problem}")
-        return EXIT_FAILED
+        return Exit.EARLY
     print()
     print(comparison(twin, answer))
     print()

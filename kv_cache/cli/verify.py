@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.passport import Verdict
@@ -33,8 +34,6 @@ from kv_cache.report.recheck import (
     recheck_directory,
 )
 from kv_cache.report.result import SCHEMA, as_json
-
-EXIT_INTACT, EXIT_CHANGED = 0, 2  # a result that was changed is bad input, here and elsewhere
 
 _RESULT = "result.json"
 _MOST_LINES = 20
@@ -119,10 +118,10 @@ def main(argv: Sequence[str]) -> int:
     else:
         print("\n".join(_plain(line) for line in _lines(report)))
     if report.intact:
-        return EXIT_INTACT
+        return Exit.DONE
     sys.stdout.flush()
     _say_changed(given.result)
-    return EXIT_CHANGED
+    return Exit.REFUSED
 
 
 def _say_changed(result: str) -> None:
@@ -178,7 +177,7 @@ def _look_at_chain(document: Mapping[str, Any], file: Path, given: argparse.Name
             f"          {again}",
         ]
         print("\n".join(_plain(line) for line in lines))
-    return EXIT_CHANGED if changes else EXIT_INTACT
+    return Exit.REFUSED if changes else Exit.DONE
 
 
 def _look_at_ranks(document: Mapping[str, Any], file: Path, given: argparse.Namespace) -> int:
@@ -210,10 +209,10 @@ def _look_at_ranks(document: Mapping[str, Any], file: Path, given: argparse.Name
     else:
         print("\n".join(_plain(line) for line in _ranks_lines(told, again.get("ranks", []))))
     if told["intact"]:
-        return EXIT_INTACT
+        return Exit.DONE
     sys.stdout.flush()
     _say_changed(given.result)
-    return EXIT_CHANGED
+    return Exit.REFUSED
 
 
 def _ranks_lines(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:

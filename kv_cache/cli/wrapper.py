@@ -17,8 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kv_cache.cli import EXIT_USAGE
 from kv_cache.cli.aside import step_aside
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.ranks import rank_of
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.mpirank import MpiRank
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         return _delayed(read(argv), rank)
     except UsageError as error:
         print(f"{PROG}: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return Exit.REFUSED
 
 
 # --- what is asked ---------------------------------------------------------------------------

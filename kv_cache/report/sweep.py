@@ -266,8 +266,9 @@ def _plain(value: Any) -> str:
 # --- told ------------------------------------------------------------------------------------
 
 
-def sweep_text(document: Json, directory: Path) -> str:
-    """What a person reads: every cell in a line, what failed, where everything is."""
+def sweep_text(document: Json, directory: Path, instead: str | None = None) -> str:
+    """What a person reads: every cell in a line, what failed, where everything is. `instead`: where
+    the document is that `directory` could not take."""
     own = document[SECTION]
     return "\n".join(
         [
@@ -277,8 +278,8 @@ def sweep_text(document: Json, directory: Path) -> str:
             *_legend(own),
             *_failures(own),
             "",
-            f"sweep   {directory / DOCUMENT}",
-            f"table   {directory / TABLE}",
+            f"sweep   {instead or directory / DOCUMENT}",
+            *([] if instead else [f"table   {directory / TABLE}"]),
         ]
     )
 

@@ -1,15 +1,21 @@
 """Signals in bursts: none is lost, and none stops who is told."""
 
+import fcntl
+import json
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from kv_cache.cli.interrupts import Stop
-from tests.cli import environment
+from tests.cli import SIGNALS, SMALL, anything, command, environment, finish, prepare
 
 # A child sends signals for a second while its parent sets, waits and looks.
 BURST = """
@@ -35,7 +41,7 @@ print(caught.exit_code, len(seen) > 10 and all(seen), turns > 10)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_signals_in_a_burst_never_stop_the_thread_that_waits_for_them(
     number: signal.Signals, code: int
 ) -> None:
@@ -71,3 +77,48 @@ def test_a_stop_that_does_not_come_is_waited_for_as_long_as_was_said() -> None:
     assert not stop.wait(-1)
     with pytest.raises(TypeError):
         stop.clear()
+
+
+# --- a terminal that goes away ---------------------------------------------------------------
+
+
+def test_a_terminal_that_is_closed_ends_the_run_with_its_result(tmp_path: Path) -> None:
+    """As when ssh ends: SIGHUP comes, and from then on every write to the terminal fails."""
+    prepare(tmp_path)
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command(*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60"),
+        cwd=tmp_path, env=environment() | {"TERM": "xterm"}, stdin=slave, stdout=slave,
+        stderr=slave, start_new_session=True, preexec_fn=take_terminal,
+    )  # fmt: skip
+    os.close(slave)
+    told = b""
+    while b"\x1b[" not in told or not anything(tmp_path, "cache/*/*/*.kv"):
+        assert process.poll() is None, told
+        told += os.read(master, 65536)
+    os.close(master)
+    assert process.wait(60) == 143
+    own = json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
+    assert own["status"] == "interrupted"
+    assert "SIGHUP" in " ".join(own["passport"]["reasons"])
+    assert not (tmp_path / "cache").exists()
+
+
+def take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_a_run_that_was_started_with_nohup_goes_on_when_the_terminal_is_closed(
+    tmp_path: Path,
+) -> None:
+    prepare(tmp_path)
+    process = subprocess.Popen(
+        ["nohup", *command(*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=3")],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not anything(tmp_path, "cache/*"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    ran = finish(process, tmp_path)
+    assert (ran.code, ran.own["status"]) == (0, "finished")

@@ -21,7 +21,7 @@ from kv_cache.lab.arms import USUAL
 from kv_cache.lab.patterns import PATTERNS
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.samples import mooncake_lines
-from tests.cli import PROGRAM, ROOT, start, wait_until_at_work
+from tests.cli import PROGRAM, ROOT, SIGNALS, start, wait_until_at_work
 from tests.traces import shared_trace
 
 
@@ -375,7 +375,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert {path.name: path.read_bytes() for path in here.iterdir()} == before
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_ends_it_with_one_sentence_and_writes_nothing(
     number: int, code: int, tmp_path: Path
 ) -> None:

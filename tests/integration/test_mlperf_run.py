@@ -101,7 +101,7 @@ def test_ranks_behind_mpirun_have_the_same_tree(place: Path) -> None:
     assert (tree.place.run / "option_3" / "trial_0" / "launch.log").stat().st_size
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_clients_and_keeps_what_there_is(number: int, place: Path) -> None:
     process = start(place, f"--shorten 60 --clients 2 -- {FLAGS}")
     for rank in range(2):

@@ -13,7 +13,7 @@ from kv_cache.bench.place import LOCK_NAME
 from kv_cache.config.profile import HEADER, read_profile
 from kv_cache.core.units import KIB, MIB
 from kv_cache.report.environment import Reader, filesystem
-from tests.cli import environment, small
+from tests.cli import SIGNALS, environment, small
 
 # Also before the command has a name in the table of commands.
 PROGRAM = """
@@ -116,7 +116,7 @@ def test_sizes_that_do_not_fit_are_refused_and_said(on_disk: Path) -> None:
     assert not any(c.object_bytes == 4 * MIB and c.concurrency == 8 for c in found.cells)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_leaves_nothing_behind(on_disk: Path, number: signal.Signals, code: int) -> None:
     mine = on_disk / "cache" / "mine.txt"
     mine.parent.mkdir()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli import (
+    SIGNALS,
     SMALL,
     Ran,
     environment,
@@ -173,7 +174,7 @@ def test_a_run_directory_holds_what_is_needed_to_check_and_repeat(tmp_path: Path
     assert repeated["kv_cache"]["schedule"] == own["schedule"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_ends_the_run_with_a_result(number: int, code: int, tmp_path: Path) -> None:
     process = start(tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60"])
     wait_for_objects(tmp_path / "cache", process)

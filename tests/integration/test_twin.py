@@ -13,7 +13,7 @@ import pytest
 
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.report.fio import HEADER
-from tests.cli import environment, small
+from tests.cli import SIGNALS, environment, small
 from tests.results import document, row, write
 
 # Also before the command has a name in the table of commands.
@@ -74,7 +74,7 @@ def test_both_programs_stand_side_by_side_and_nothing_stays(tmp_path: Path, layo
 
 @needs_fio
 @pytest.mark.fio
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_ends_fio_and_removes_what_it_made(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_signal_ends_fio_and_removes_what_it_made(
     assert tree(tmp_path) == ["R.json", "cache", "cache/mine.txt"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_ends_also_a_fio_that_has_hung(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

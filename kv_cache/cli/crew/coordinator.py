@@ -21,7 +21,9 @@ from typing import Any
 import orjson
 
 from kv_cache.cli.crew.wire import PATIENCE_S, Address, Gone, Listener, Message, Wire
+from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.cli.keep import keep, with_result
 from kv_cache.cli.progress import bar_for
 from kv_cache.cli.ranks import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
 from kv_cache.config.places import storage_places
@@ -30,10 +32,7 @@ from kv_cache.core.clocks import Exchange, offset_of
 from kv_cache.core.crew import Crew, Member
 from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms, s_to_ns
 from kv_cache.report.node import Node
-from kv_cache.report.result import as_json, write_result
-
-EXIT_BROKEN = 1
-EXIT_USAGE = 2
+from kv_cache.report.result import as_json
 
 PINGS = 40  # there and back, for each measurement of a clock
 LEAD_S = 0.5  # from the decision to open to the instant: for the message to get there
@@ -180,11 +179,11 @@ class Coordinator:
             if first_s is not None and self._late(first_s):
                 missing = _words([str(rank) for rank in self._ranks if rank.config is None])
                 said = f"{missing} did not come, or did not get ready to begin"
-                raise _Over(EXIT_BROKEN, f"{said}, in {self._patience_s:g} s (--clients-timeout)")
+                raise _Over(Exit.EARLY, f"{said}, in {self._patience_s:g} s (--clients-timeout)")
         self._compare()
         told = {rank.rank: (rank.about["machine"], rank.room) for rank in self._ranks}
         if (short := too_little_room(told)) is not None:
-            raise _Over(EXIT_USAGE, short)
+            raise _Over(Exit.REFUSED, short)
 
     @property
     def _patience_s(self) -> float:
@@ -205,11 +204,11 @@ class Coordinator:
         if about.get("ranks") != plan.wanted or number not in range(plan.wanted):
             why = f"rank {number} of {about.get('ranks')} came to a run of {plan.wanted} ranks"
             wire.send("refused", why=why)
-            raise _Over(EXIT_USAGE, f"{why}; start all ranks with one command")
+            raise _Over(Exit.REFUSED, f"{why}; start all ranks with one command")
         rank = self._ranks[number]
         if rank.here:
             wire.send("refused", why=f"there is a {rank} already")
-            raise _Over(EXIT_USAGE, f"rank {number} came twice; start all ranks with one command")
+            raise _Over(Exit.REFUSED, f"rank {number} came twice; start all ranks with one command")
         rank.wire, rank.about, rank.heard_s = wire, about, time.monotonic()
         wire.send("place", output=str(plan.output))
 
@@ -221,12 +220,12 @@ class Coordinator:
             while time.monotonic() < until_s:
                 self._pump(_LOOK_S)
             told = {rank.refusal: str(rank) for rank in reversed(self._ranks) if rank.refusal}
-            raise _Over(EXIT_USAGE, *(f"{who}: {why}" for why, who in sorted(told.items())))
+            raise _Over(Exit.REFUSED, *(f"{who}: {why}" for why, who in sorted(told.items())))
         for rank in self._ranks:
             if rank.lost is not None:
                 child = self._children.get(rank.rank)
-                code = EXIT_BROKEN if child is None else child.poll()
-                usage = EXIT_USAGE if code == EXIT_USAGE else EXIT_BROKEN
+                code = Exit.EARLY if child is None else child.poll()
+                usage = Exit.REFUSED if code == Exit.REFUSED else Exit.EARLY
                 raise _Over(usage, f"{rank} {rank.lost} before the ranks began; nothing was run")
 
     def _compare(self) -> None:
@@ -235,7 +234,7 @@ class Coordinator:
         for rank in self._ranks[1:]:
             if rank.about["version"] != first.about["version"]:
                 raise _Over(
-                    EXIT_USAGE,
+                    Exit.REFUSED,
                     f"{rank} runs version {rank.about['version']} and {first} version "
                     f"{first.about['version']}; install the same on all machines",
                 )
@@ -252,7 +251,7 @@ class Coordinator:
                     for path in different[:3]
                 )
                 raise _Over(
-                    EXIT_USAGE,
+                    Exit.REFUSED,
                     f"{rank} has another configuration than {first}: {said}{more}; give all ranks "
                     "the same options and files",
                 )
@@ -504,22 +503,18 @@ class Coordinator:
         crew, results = self._crew(), self._results()
         _warn_of_clocks(crew)
         document = merged_document(results, crew)
-        kept = True
-        try:
-            write_result(self.plan.output, document)
-        except OSError as error:
-            log.error("the result of all ranks could not be written: %s", error)
-            kept = False
+        kept = keep(self.plan.output, as_json(document), "result of all ranks")
         if self.plan.config.output.json:
-            files = {"result": str(self.plan.output)} if kept else {}
-            print(as_json(brief_of_ranks(document, files)).decode(), end="")
+            summary = with_result(brief_of_ranks(document, {}), kept, document)
+            print(as_json(summary).decode(), end="")
         else:
-            print(ranks_text(document, str(self.plan.output)))
+            print(ranks_text(document, kept.shown))
+            kept.print_unwritten()
         if self._caught.came:
             return self._caught.exit_code
         lost = self._ended_early is not None or any(rank.lost for rank in self._ranks)
         broken = any(rank.code != 0 for rank in self._ranks)
-        return EXIT_BROKEN if lost or broken or not kept else 0
+        return Exit.EARLY if lost or broken or not kept.in_place else 0
 
     def _results(self) -> dict[int, Any]:
         return {rank.rank: rank.result for rank in self._ranks if rank.result is not None}
