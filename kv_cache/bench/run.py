@@ -31,6 +31,7 @@ from kv_cache.bench.place import (
     nearest_existing,
     obtainable_bytes,
 )
+from kv_cache.bench.pulse import Pulse
 from kv_cache.bench.tracing import Tracer
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.bench.witness import Witness
@@ -394,12 +395,14 @@ class RealRun:
         self._pools = (loads, stored)
         uring.register([loads.memory, stored.memory])
         objects = [drive.objects for drive in self._cache_dirs if isinstance(drive, CacheDir)]
+        pulse = Pulse()
         self._witness = Witness(
             config.passport,
             objects,
             self.clock,
             siblings=() if self._together is None else self._together.siblings,
             servers=[d.path.url for d in self._cache_dirs if isinstance(d, RunPrefix)],
+            pulse=pulse,
         )
         devices = [device for path in objects if (device := device_of(path)) is not None]
         self._monitor = self._machine_monitor(devices)
@@ -414,6 +417,7 @@ class RealRun:
             self._abort,
             page_cache=self._witness.page_cache,
             rehearse=self._rehearse,
+            pulse=pulse,
         )
         self._drive = Drive(
             self.world,
@@ -785,7 +789,7 @@ class RealRun:
             started_unix_s=self.clock.started_unix_s,
             death=None if death is None else f"{type(death).__name__}: {death}",
             kernel=self._witness.kernel,
-            witness=self._witness.evidence(),
+            witness={**self._witness.evidence(), "gaps": self._gaps()},
             series=self._control.series,
             promises=[str(promise) for promise in self._meter.promises],
             initial_users=self._config.run.num_users if self._config.autoscaler.enabled else None,
@@ -799,6 +803,10 @@ class RealRun:
             if self._config.tiers.keep_cache
             else None,
         )
+
+    def _gaps(self) -> Mapping[str, Any]:
+        edges = self.recorder.edges
+        return self._witness.gaps(edges.measure_start_ns, edges.measure_end_ns or 0)
 
     def _check_books(self) -> None:
         """At idle every law of the cache must hold; a run that broke one is not a result."""

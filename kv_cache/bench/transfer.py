@@ -14,6 +14,7 @@ import numpy as np
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import PageCacheSampler, Sampled
+from kv_cache.bench.pulse import Pulse
 from kv_cache.core.effect import (
     ABORTED,
     Chunk,
@@ -43,10 +44,12 @@ class Verify(StrEnum):
 
 
 class _LegTimer:
-    """Collects one leg's system calls."""
+    """Collects one leg's system calls. The leg is in flight until `leg` is asked for."""
 
-    def __init__(self, clock: MonotonicClock, tier: Tier, kind: OpKind) -> None:
+    def __init__(self, clock: MonotonicClock, pulse: Pulse, tier: Tier, kind: OpKind) -> None:
         self._clock = clock
+        self._pulse = pulse
+        self.on_storage = tier is Tier.NVME
         self._tier = tier
         self._kind = kind
         self.engine = "none"
@@ -59,6 +62,12 @@ class _LegTimer:
         self.sampled: Sampled | None = None
         self.calling = False
         """Inside a call of the store, or that call has raised."""
+        pulse.enter(self)
+
+    @property
+    def began_ns(self) -> int:
+        """When the call began that goes on."""
+        return self._last_ns
 
     def start(self) -> None:
         """The first call of the leg begins."""
@@ -66,18 +75,40 @@ class _LegTimer:
         self.started_ns = self._last_ns
 
     def begin(self) -> None:
-        self.calling = True
         self._last_ns = self._clock.now_ns()
+        self.calling = True  # last: whoever looks takes the instant before for this call's begin
 
     def end(self, nbytes: int = 0) -> None:
-        self.calling = False
+        """A call ended that the device may have been needed for."""
+        began_ns = self._last_ns
+        self.end_of_names()
+        if nbytes:
+            self._chunks.append(Chunk(self._last_ns, nbytes))
+        if self.on_storage:
+            self._pulse.ended(began_ns, self._last_ns)
+
+    def end_of_names(self) -> None:
+        """A call ended that finds, makes or closes a file: memory does that while a device hangs,
+        so it shows no life of it."""
         now_ns = self._clock.now_ns()
+        self.calling = False
         self.device_ns += now_ns - self._last_ns
         self._last_ns = now_ns
-        if nbytes:
-            self._chunks.append(Chunk(now_ns, nbytes))
 
     def leg(self, nbytes: int) -> Leg:
+        """The whole leg, which ends here."""
+        if self.calling and self.on_storage:  # the call failed, and so it ended too
+            self._pulse.ended(self._last_ns, self._clock.now_ns())
+        self._pulse.leave(self)
+        return self._leg(nbytes)
+
+    def so_far(self, now_ns: int) -> Leg:
+        """What is known of a leg in flight: it takes at least the time inside its calls."""
+        called_ns = now_ns - self._last_ns if self.calling else 0
+        leg = self._leg(0)._replace(finished_ns=now_ns, device_ns=self.device_ns + called_ns)
+        return leg._replace(aside_ns=now_ns - leg.started_ns - leg.device_ns)
+
+    def _leg(self, nbytes: int) -> Leg:
         return Leg(
             self._tier, self._kind, self.engine, nbytes,
             self.started_ns, self._last_ns, self.device_ns, tuple(self._chunks), self.aside_ns,
@@ -104,9 +135,11 @@ class Mover:
         *,
         page_cache: PageCacheSampler | None = None,
         rehearse: bool = False,
+        pulse: Pulse | None = None,
     ) -> None:
         """`rehearse`: for a store that keeps nothing, stamp and verify all the same, so that all
-        that is left out is the storage."""
+        that is left out is the storage. `pulse` is told of every operation."""
+        self._pulse = pulse or Pulse()
         self._rehearse = rehearse
         self._page_cache = page_cache
         self._stores = stores
@@ -148,7 +181,7 @@ class Mover:
     # --- the four operations ---------------------------------------------------------------
 
     def _read(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, ref.tier, OpKind.READ)
+        timer = _LegTimer(self._clock, self._pulse, ref.tier, OpKind.READ)
         try:
             tap = self._open(timer, ref)
             try:
@@ -161,7 +194,7 @@ class Mover:
         return self._done(op, (timer.leg(ref.nbytes),), timer)
 
     def _write(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, ref.tier, OpKind.WRITE)
+        timer = _LegTimer(self._clock, self._pulse, ref.tier, OpKind.WRITE)
         try:
             sink = self._create(timer, ref)
             try:
@@ -178,8 +211,8 @@ class Mover:
         return self._done(op, (timer.leg(ref.nbytes),), timer)
 
     def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
-        reading = _LegTimer(self._clock, source.tier, OpKind.READ)
-        writing = _LegTimer(self._clock, target.tier, OpKind.WRITE)
+        reading = _LegTimer(self._clock, self._pulse, source.tier, OpKind.READ)
+        writing = _LegTimer(self._clock, self._pulse, target.tier, OpKind.WRITE)
         started_ns = reading.started_ns
         reason = side = None
         try:
@@ -207,7 +240,7 @@ class Mover:
         return OpDone(op, started_ns, self._clock.now_ns(), legs, reason, side)
 
     def _delete(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, ref.tier, OpKind.DELETE)
+        timer = _LegTimer(self._clock, self._pulse, ref.tier, OpKind.DELETE)
         timer.engine = self._stores[ref.tier].removal
         try:
             self._stores[ref.tier].delete(ref)
@@ -221,7 +254,7 @@ class Mover:
     def _open(self, timer: _LegTimer, ref: CopyRef) -> Tap:
         timer.start()
         tap = self._stores[ref.tier].open(ref)
-        timer.end()
+        timer.end_of_names()
         timer.engine = tap.engine
         if self._page_cache is not None and tap.spans:
             timer.sampled = self._page_cache.before(tap.spans)
@@ -232,13 +265,13 @@ class Mover:
             self._page_cache.after(timer.sampled, tap.spans)
         timer.begin()
         tap.close()
-        timer.end()
+        timer.end_of_names()
         timer.steps = tuple(tap.steps)
 
     def _create(self, timer: _LegTimer, ref: CopyRef) -> Sink:
         timer.start()
         sink = self._stores[ref.tier].create(ref)
-        timer.end()
+        timer.end_of_names()
         timer.engine = sink.engine
         return sink
 

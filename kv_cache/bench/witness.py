@@ -22,11 +22,14 @@ from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.probes.sample import examine
 from kv_cache.bench.probes.stack import stack_of
+from kv_cache.bench.probes.still import StillWatch
+from kv_cache.bench.pulse import Pulse
 from kv_cache.config.passport import PassportConfig
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S, PAGE_BYTES
+from kv_cache.metrics.gaps import find_gaps, gap_rows
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import aligned_bytes
 
@@ -44,9 +47,11 @@ class Witness:
         *,
         siblings: Sequence[int] = (),
         servers: Sequence[str] = (),
+        pulse: Pulse | None = None,
     ) -> None:
         """`siblings` are processes that belong to us, as other ranks of one run do: what they move
-        is nobody else's. `servers`: the URLs of object stores, where storage is no directory."""
+        is nobody else's. `servers`: the URLs of object stores, where storage is no directory.
+        `pulse` knows the calls of the stores."""
         self._config = config
         self._siblings = tuple(siblings)
         self._server_here = any(is_here(s) is not False for s in servers) if servers else None
@@ -58,6 +63,9 @@ class Witness:
         self._stack = stack_of(directories)
         self.page_cache = PageCacheSampler(config.sample_every)
         self._canary = LagCanary()
+        self._pulse = pulse or Pulse()
+        own = self._devices if self._accounted else ()
+        self._still = StillWatch(clock, self._stack.disks or own)
         self._settled_s = 0.0
         self._payload: Mapping[str, Any] = {}
 
@@ -68,6 +76,7 @@ class Witness:
         self._throttles = throttles.read_throttles()
         self._began = (time.time(), self._clock.now_ns())
         self._canary.start()
+        self._still.start()
         self._before = self._counters()
         self._opened = self._closed = self._before
         self._ended = self._began
@@ -137,6 +146,7 @@ class Witness:
 
     def stop(self) -> None:
         self._canary.stop()
+        self._still.stop()
 
     def examine_payload(
         self, store: Store, refs: Sequence[CopyRef], seed: Seed, stopped: Callable[[], bool]
@@ -161,6 +171,13 @@ class Witness:
         """What the kernel counted over the run and over the window."""
         run, window = self._after - self._before, self._closed - self._opened
         return {"run": asdict(run), "window": asdict(window)}
+
+    def gaps(self, start_ns: int, end_ns: int) -> dict[str, Any]:
+        """Times in a window in which storage stood still. The counters are those of the disks at
+        the feet, else of the devices above, if all of storage lies on such."""
+        silences = self._pulse.silences(self._clock.now_ns())
+        found = find_gaps(silences, self._still.stretches(), start_ns, end_ns)
+        return {"counted": self._still.counted, "found": gap_rows(found, start_ns)}
 
     def evidence(self) -> dict[str, Any]:
         """The sections that only the machine can fill."""

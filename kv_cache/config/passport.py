@@ -146,6 +146,11 @@ class PassportConfig:
         high=1000,
     )  # fmt: skip
 
+    most_gap_share: float = opt(
+        _T.most_gap_share, "V29: share of the window in which storage may stand still", low=0,
+        high=1,
+    )  # fmt: skip
+
     def thresholds(self) -> Thresholds:
         same = {f.name for f in fields(Thresholds)} - {"enough_bytes"}
         given = {name: getattr(self, name) for name in same}

@@ -90,6 +90,7 @@ class Thresholds:
     most_throttled_share: float = 0.05
     most_harness_lag_share: float = 1.0
     most_median_lag_share: float = 0.1
+    most_gap_share: float = 0.02
 
     def changed(self) -> dict[str, list[float]]:
         """`[value, default]` of each threshold that is not at its default."""

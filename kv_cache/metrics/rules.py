@@ -24,6 +24,7 @@ from kv_cache.metrics.evidence import (
     unknown,
     well,
 )
+from kv_cache.metrics.gaps import gaps, stood_still
 from kv_cache.metrics.rules_stack import durability, memory_foot, unseen_foot
 from kv_cache.metrics.steady import (
     ROUNDS,
@@ -636,8 +637,7 @@ def _drifts(e: Evidence, t: Thresholds) -> Iterator[Look]:
         yield suspect(
             f"the bandwidth of storage {way} by {_percent(trend or 0)} of its mean, {when}, in the "
             f"{seconds:.0f} s that were measured (at most {_percent(t.most_bandwidth_trend)} is "
-            "wanted), so its mean depends on when it was taken; use --precondition and a longer "
-            "--warmup"
+            f"wanted), so its mean depends on when it was taken; {_way_to_level(e, t)}"
         )
     if backlog_grows(growth, growth_t, t.most_backlog_growth):
         yield suspect(
@@ -645,6 +645,12 @@ def _drifts(e: Evidence, t: Thresholds) -> Iterator[Look]:
             f"(at most {_percent(t.most_backlog_growth)} is wanted), so latencies depend on how "
             "long it is measured; lower the rate, or ask with fewer users"
         )
+
+
+def _way_to_level(e: Evidence, t: Thresholds) -> str:
+    if stood_still(e, t):
+        return "storage stood still meanwhile, so see V29 first"
+    return "use --precondition and a longer --warmup"
 
 
 def _rounds(e: Evidence, t: Thresholds) -> Look:
@@ -862,7 +868,7 @@ def _clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
         yield well(said)
 
 
-# --- V22 to V26: ours ------------------------------------------------------------------------
+# --- from V22 on: ours ------------------------------------------------------------------------
 
 
 def _verified(e: Evidence, t: Thresholds) -> Iterator[Look]:
@@ -998,6 +1004,7 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "V26": ("real I/O", real_io),
     "V27": ("memory under the storage", _of_files("V27", memory_foot)),
     "V28": ("unseen foot", _of_files("V28", unseen_foot)),
+    "V29": ("gaps", gaps),
     "V31": ("durability", _of_files("V31", durability)),
 }
 """Every rule by its number. V7 to V10, V16, V17 and V20 are faults of a benchmark's making and

@@ -95,6 +95,16 @@ def total_operations(stats: Iterable[OpStats]) -> int:
     return sum(s.operations for s in stats)
 
 
+def call_ms(device: Histogram, calls: int, steps: Iterable[Histogram]) -> float | None:
+    """How long the longest kind of system call typically takes: one of the `calls` that moved bytes
+    by the median of the operations' times over the calls of an operation on average, one on
+    metadata by the median of its kind. None where none ended."""
+    median_ns = device.at_rank(50) or 0.0
+    times_ns = [median_ns * device.count / calls if calls else 0.0]
+    times_ns += [step.at_rank(50) or 0.0 for step in steps]
+    return ns_to_ms(max(times_ns)) or None
+
+
 def per_second(amount: float, seconds: float) -> float:
     return amount / seconds if seconds else 0.0
 

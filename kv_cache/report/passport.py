@@ -16,7 +16,15 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import judge
 from kv_cache.metrics.slo import parse_promises
 from kv_cache.metrics.steady import stationarity
-from kv_cache.metrics.summary import NETWORK, Flows, Targets, per_second, ratio, total_bytes
+from kv_cache.metrics.summary import (
+    NETWORK,
+    Flows,
+    Targets,
+    call_ms,
+    per_second,
+    ratio,
+    total_bytes,
+)
 from kv_cache.tiers.payload import MISMATCH
 
 
@@ -51,6 +59,7 @@ def gather(
         "foreign": _foreign(outcome),
         "client": _client(config, outcome, flows, targets),
         "clock": said.get("clock"),
+        "gaps": _gaps(outcome, flows),
     }
 
 
@@ -221,6 +230,25 @@ def _client(config: Config, outcome: RunOutcome, flows: Flows, targets: Targets)
         "storage_read_p50_ms": _ms(loads, 50),
         "storage_read_p99_ms": _ms(loads, 99),
     }
+
+
+def _gaps(outcome: RunOutcome, flows: Flows) -> dict[str, Any] | None:
+    """Where storage stood still in the window, and how long a system call takes by the median of
+    the operations."""
+    said = outcome.witness.get("gaps")
+    if said is None:
+        return None
+    calls = {}
+    for kind in (OpKind.READ, OpKind.WRITE):
+        steps = [
+            histogram
+            for step, histogram in outcome.recorder.steps.items()
+            if step[:3] == (Phase.MEASURE, Tier.NVME, kind)
+        ]
+        stats = flows.measured(Tier.NVME, kind)
+        device, moved = merged(s.device for s in stats), sum(s.calls for s in stats)
+        calls[f"{kind.value}_call_ms"] = call_ms(device, moved, steps)
+    return {**said, **calls}
 
 
 def _promised_ms(outcome: RunOutcome) -> list[float]:

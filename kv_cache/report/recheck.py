@@ -33,6 +33,7 @@ from kv_cache.metrics.recorder import Edges
 from kv_cache.metrics.steady import Sample, trends
 from kv_cache.metrics.summary import (
     LATENCIES,
+    call_ms,
     kept_promises,
     latency_ms,
     per_second,
@@ -112,6 +113,7 @@ def _ledger(own: Node) -> dict[tuple[str, str], _Sums]:
         if row["phase"].text() == _MEASURE:
             mine.operations += row["operations"].whole()
             mine.bytes += row["bytes"].whole()
+            mine.calls += row["system_calls"].whole()
             mine.total.merge(row["histogram_total"].histogram())
             mine.device.merge(row["histogram_device"].histogram())
     return sums
@@ -208,6 +210,9 @@ def _evidence(root: Node) -> Iterator[str]:
         expected[f"amplification.{name}"] = mine.run_bytes
         rate = per_second(mine.bytes, own["window_s"].number())
         expected[f"link.{kind}_bytes_per_second"] = rate
+        if evidence.find("gaps") is not None:
+            steps = _steps(own, kind)
+            expected[f"gaps.{kind}_call_ms"] = call_ms(mine.device, mine.calls, steps)
     yield from _engine_rows(own, evidence)
     for kind, calls in (("read", "rchar"), ("write", "wchar")):
         claimed = _sum_of(sums, "storage", kind).run_bytes
@@ -227,6 +232,16 @@ def _evidence(root: Node) -> Iterator[str]:
     for path, value in expected.items():
         node = evidence.find(path) or Node(None, f"{evidence.path}.{path}")
         yield from _compare(node, value, "the rest of the result gives")
+
+
+def _steps(own: Node, kind: str) -> list[Histogram]:
+    """Of storage, in the window."""
+    wanted = (_MEASURE, "storage", kind)
+    return [
+        row["histogram"].histogram()
+        for row in own["metadata"].rows()
+        if tuple(row[name].value for name in ("phase", "tier", "operation")) == wanted
+    ]
 
 
 def _stack(root: Node) -> Iterator[str]:

@@ -264,7 +264,7 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
         lambda d, own: own["passport"].update(verdict="splendid"), "the evidence gives"),
     "a rule's status": (
         lambda d, own: own["passport"]["rules"][0].update(status="splendid"), "rules[0].status"),
-    "a rule less": (lambda d, own: own["passport"]["rules"].pop(), "has no rule V26"),
+    "a rule less": (lambda d, own: own["passport"]["rules"].pop(), "has no rule V"),
     "the reasons": (
         lambda d, own: own["passport"].update(reasons=["none"]), "does not follow from the rules"),
     "the thresholds": (

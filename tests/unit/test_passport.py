@@ -102,6 +102,7 @@ def healthy() -> dict[str, Any]:
             "storage_read_p50_ms": 14.0, "storage_read_p99_ms": 31.0,
         },
         "clock": {"wall_s": 41.02, "monotonic_s": 41.0},
+        "gaps": {"counted": True, "found": [], "read_call_ms": 12.0, "write_call_ms": 14.0},
         "steady": {
             "preconditioned": False, "filled_bytes": None, "capacity_bytes": 100 * GIB,
             "rounds": 0, "proof": None, "discard": False,
@@ -312,6 +313,8 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "a batch on a mount without barriers": ("V31", "suspect", {
         "stack.no_barrier": ["ext4 /data"], "engines.fsync": "batch"}, "--fsync batch"),
     "nothing is real": ("V26", "invalid", {"driver": "virtual-time"}, "virtual time"),
+    "storage stands still": (
+        "V29", "suspect", {"gaps.found": [{"at_s": 4.0, "seconds": 2.0}]}, "2.0 s from 4.0 s on"),
 }  # fmt: skip
 
 
@@ -323,6 +326,17 @@ def test_each_fault_is_named_by_its_rule(fault: str) -> None:
     assert (found.status, words in found.says) == (status, True), found
     assert verdict.verdict in (status, "invalid")
     assert found in verdict.reasons
+
+
+def test_who_waits_for_a_stalled_device_is_not_advised_to_fill_it() -> None:
+    trend = {"steady.stationarity.bandwidth_trend": 1.14, "steady.stationarity.bandwidth_t": 9.0}
+    stall = {"gaps.found": [{"at_s": 18.4, "seconds": 11.6}]}
+    alone, stalled = (
+        finding(judge(changed(healthy(), values), DEFAULTS), "V14")
+        for values in (trend, {**trend, **stall})
+    )
+    assert ("--precondition" in alone.says, "V29" in alone.says) == (True, False)
+    assert ("--precondition" in stalled.says, "V29" in stalled.says) == (False, True)
 
 
 def test_every_rule_has_a_fault_that_it_names() -> None:

@@ -1,0 +1,64 @@
+"""Which calls of stores are in flight, and when storage last ended one.
+
+Threads tell it with a few plain assignments, as it stands on the data path; nothing here takes a
+lock or looks at a device.
+"""
+
+from typing import Protocol
+
+from kv_cache.core.effect import Leg
+from kv_cache.metrics.gaps import LEAST_NS, Silence
+
+
+class Call(Protocol):
+    """One side of an operation, while a thread performs it."""
+
+    on_storage: bool
+    calling: bool
+
+    @property
+    def began_ns(self) -> int:
+        """When the call of the store began that goes on."""
+
+    def so_far(self, now_ns: int) -> Leg: ...
+
+
+class Pulse:
+    """Written by the threads that perform operations, read by whoever watches."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        self._ended_ns = 0
+        self._silences: list[Silence] = []
+
+    def enter(self, call: Call) -> None:
+        self._calls.add(call)
+
+    def leave(self, call: Call) -> None:
+        self._calls.discard(call)
+
+    def ended(self, began_ns: int, now_ns: int) -> None:
+        """A call of storage ended, which had begun at `began_ns`. Of two threads here at once both
+        may note the same silence; `find_gaps` knows."""
+        before_ns, self._ended_ns = self._ended_ns, now_ns
+        if now_ns - before_ns >= LEAST_NS:
+            self._note(before_ns, began_ns, now_ns)
+
+    def _note(self, before_ns: int, began_ns: int, now_ns: int) -> None:
+        oldest_ns = min([began_ns, *self._begun()])
+        self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))
+
+    def silences(self, now_ns: int) -> list[Silence]:
+        """All of at least `LEAST_NS`, with the one that goes on."""
+        begun = self._begun()
+        found = list(self._silences)
+        if begun:
+            found.append(Silence(max(self._ended_ns, min(begun)), now_ns))
+        return found
+
+    def in_flight(self, now_ns: int) -> list[Leg]:
+        """The sides of operations that have begun and not ended, as far as they have come."""
+        return [call.so_far(now_ns) for call in list(self._calls)]
+
+    def _begun(self) -> list[int]:
+        return [c.began_ns for c in list(self._calls) if c.on_storage and c.calling]

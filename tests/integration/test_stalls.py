@@ -1,0 +1,99 @@
+"""Storage that stands still: V29 tells place and length, and takes nothing else for it."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.devices import Faults, faulty_directory, ram_directory
+from kv_cache.core.units import MIB
+from kv_cache.tiers.wrappers import Throttled
+from tests.integration import test_faults
+from tests.integration.test_faults import NO_LOOPS, Told, needs_devices, watched_run
+
+Meanwhile = Callable[[Path, threading.Event], None]
+
+
+def rule(told: Told, number: str) -> Any:
+    return next(row for row in told.own["passport"]["rules"] if row["rule"] == number)
+
+
+def gaps(told: Told) -> list[tuple[float, float]]:
+    rows = told.own["passport"]["evidence"]["gaps"]["found"]
+    return [(row["at_s"], row["seconds"]) for row in rows]
+
+
+def hang(faults: Faults, seconds: float, after: float = 0.0) -> Meanwhile:
+    def act(cache: Path, ended: threading.Event) -> None:
+        time.sleep(after)
+        faults.pause()
+        time.sleep(seconds)  # also if the run wants to end: it waits for the device
+        faults.resume()
+
+    return act
+
+
+@needs_devices
+@pytest.mark.root
+def test_a_device_that_hangs_to_the_end_of_the_window_is_suspect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_directory(0.2) as faults:
+        told = watched_run(
+            tmp_path, monkeypatch, "--duration=4", "--cpu-mem-gb=0", "--storage-capacity-gb=0.1",
+            meanwhile=hang(faults, 5.0, after=0.5), cache=faults.path,
+        )  # fmt: skip
+    told.assert_nothing_wrong_was_served()
+    assert rule(told, "V29")["status"] == "suspect", told.own["passport"]["evidence"]["gaps"]
+    ((at_s, seconds),) = gaps(told)
+    assert seconds >= 1
+    assert at_s + seconds == pytest.approx(told.own["window_s"])
+
+
+@needs_devices
+@pytest.mark.root
+def test_two_seconds_without_an_answer_in_the_middle_of_a_window_are_suspect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_directory(0.2) as faults:
+        told = watched_run(
+            tmp_path, monkeypatch, "--duration=8", "--cpu-mem-gb=0", "--storage-capacity-gb=0.1",
+            meanwhile=hang(faults, 2.0, after=1.0), cache=faults.path,
+        )  # fmt: skip
+    told.assert_nothing_wrong_was_served()
+    assert rule(told, "V29")["status"] == "suspect", told.own["passport"]["evidence"]["gaps"]
+    at_s, seconds = max(gaps(told), key=lambda gap: gap[1])
+    assert at_s + seconds < told.own["window_s"]
+    assert f"{seconds:.1f} s from {at_s:.1f} s on" in rule(told, "V29")["says"]
+
+
+@pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "loop devices are there")
+@pytest.mark.root
+def test_storage_whose_every_call_takes_long_does_not_stand_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = partial(Throttled, bytes_per_second=MIB / 1.3)
+    monkeypatch.setattr(test_faults, "Faulty", lambda store, fault: slow(store))
+    with ram_directory(0.2) as directory:
+        told = watched_run(
+            tmp_path, monkeypatch, "--duration=12", "--cpu-mem-gb=0", "--num-users=1", "--drain=0",
+            "--storage-capacity-gb=0.1", cache=directory,
+        )  # fmt: skip
+    assert told.code == 0
+    assert gaps(told), "calls did not take so long"
+    assert rule(told, "V29")["status"] == "pass", told.own["passport"]["evidence"]["gaps"]
+
+
+def test_time_in_which_nobody_asks_is_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = watched_run(
+        tmp_path, monkeypatch, "--duration=8", "--cpu-mem-gb=0", "--arrival=fixed",
+        "--request-rate=0.5",
+    )  # fmt: skip
+    assert told.own["requests"]["completed"] >= 2
+    assert gaps(told) == []

@@ -1,0 +1,54 @@
+"""Which calls are in flight, and how long none ended."""
+
+from dataclasses import dataclass
+
+from kv_cache.bench.pulse import Pulse
+from kv_cache.core.effect import Leg
+from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.metrics.gaps import Silence
+
+S = 1_000_000_000
+
+
+@dataclass(eq=False)
+class _Call:
+    began_ns: int
+    calling: bool = True
+    on_storage: bool = True
+
+    def so_far(self, now_ns: int) -> Leg:
+        return Leg(
+            Tier.NVME, OpKind.READ, "direct", 0, self.began_ns, now_ns, now_ns - self.began_ns, ()
+        )
+
+
+def test_a_silence_begins_with_the_last_end_where_calls_were_in_flight_all_the_time() -> None:
+    pulse, other = Pulse(), _Call(S)
+    pulse.enter(other)
+    pulse.ended(S, 2 * S)
+    pulse.ended(5 * S, 7 * S)
+    assert pulse.silences(7 * S)[1:] == [Silence(2 * S, 7 * S), Silence(7 * S, 7 * S)]
+
+
+def test_idle_time_is_no_silence() -> None:
+    pulse = Pulse()
+    pulse.ended(S, 2 * S)
+    pulse.ended(9 * S, 9 * S + 5)
+    assert pulse.silences(30 * S)[1:] == [Silence(9 * S, 9 * S + 5)]
+
+
+def test_what_never_ends_is_a_silence_that_goes_on() -> None:
+    pulse, hung = Pulse(), _Call(3 * S)
+    pulse.enter(hung)
+    pulse.ended(S, 2 * S)
+    assert pulse.silences(20 * S)[-1] == Silence(3 * S, 20 * S)
+    pulse.leave(hung)
+    assert pulse.silences(20 * S)[-1].end_ns < 20 * S
+
+
+def test_calls_of_memory_and_pauses_between_calls_are_not_waited_for() -> None:
+    pulse = Pulse()
+    pulse.enter(_Call(S, on_storage=False))
+    pulse.enter(_Call(S, calling=False))
+    assert pulse.silences(20 * S) == []
+    assert [leg.finished_ns for leg in pulse.in_flight(20 * S)] == [20 * S, 20 * S]
