@@ -85,13 +85,14 @@ def ram_directory(gib: float) -> Iterator[Path]:
 
 @contextmanager
 def throttled_directory(
-    bytes_per_s: int, gib: float, *, burst_s: float = BURST_S
+    bytes_per_s: int, gib: float, *, burst_s: float = BURST_S, loop_direct: bool = True
 ) -> Iterator[Path]:
     """A directory on a device with this rate, for reads and for writes each. Devices of different
-    rates that shall differ in nothing else need the same credit in bytes: `burst_s` times rate."""
+    rates that shall differ in nothing else need the same credit in bytes: `burst_s` times rate.
+    Without `loop_direct` the page cache lies above the device, as `losetup` leaves it."""
     with _work(gib, NBD_TOOLS) as work:
         options = [f"rate={8 * bytes_per_s}", f"burstiness={burst_s:f}"]
-        yield _file_system(work, _network_block_device(work, ["rate"], options))
+        yield _file_system(work, _network_block_device(work, ["rate"], options), loop_direct)
 
 
 @contextmanager
@@ -234,12 +235,13 @@ def _network_block_device(work: Path, filters: Sequence[str], options: Sequence[
     return point / "nbd"
 
 
-def _file_system(work: Path, block: Path) -> Path:
+def _file_system(work: Path, block: Path, loop_direct: bool = True) -> Path:
     """ext4 on a loop device on `block`. No journal and no lazy initialisation: nothing but what is
     measured moves bytes there."""
     point = work / "fs"
     point.mkdir()
-    made = _run("losetup", "--direct-io=on", "--show", "--find", str(block))
+    direct = f"--direct-io={'on' if loop_direct else 'off'}"
+    made = _run("losetup", direct, "--show", "--find", str(block))
     loop = made.stdout.strip()
     _run(
         "mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard",
