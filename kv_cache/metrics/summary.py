@@ -1,12 +1,12 @@
 """Numbers out of histograms and flows. Every formula is defined in `docs/metrics.md`."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
-from kv_cache.core.units import GIB, NS_PER_MS, ns_to_ms
+from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.intervals import share_interval
@@ -35,6 +35,10 @@ LATENCIES = (
     *("service", "storage", "compute"),
 )
 """Of a request; each is a histogram of `RequestStats`."""
+
+DRIVE_CACHE_BYTES = 64 * GIB
+"""Below this much on storage a result says that a drive may have answered from its own cache:
+drives have up to a few GiB of memory, and tens of GiB of flash that is written as SLC."""
 
 _NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
 
@@ -347,7 +351,21 @@ def notes(outcome: RunOutcome) -> list[str]:
         found.append("no request completed inside the window")
     if outcome.kept_in is not None:
         found.append(f"the cache files were kept in {outcome.kept_in}")
-    return [*found, *outcome.warnings]
+    return [*found, *outcome.warnings, *_within_drive_cache(outcome)]
+
+
+def _within_drive_cache(outcome: RunOutcome) -> Iterator[str]:
+    """Say that so few bytes may never have left the drive's own memory or SLC cache."""
+    storage = [facts for facts in outcome.tiers if facts.tier is Tier.NVME]
+    held = sum(facts.peak_bytes for facts in storage)
+    if outcome.driver != "real-io" or not 0 < held < DRIVE_CACHE_BYTES:
+        return
+    if not any(facts.store.get("engine") in OBJECT_ENGINES for facts in storage):
+        yield (
+            f"storage held at most {human_bytes(held)}, which may fit into the drive's own cache; "
+            "to measure the drive itself: run --precondition --storage-capacity-gb N, with N GiB "
+            "beyond that cache"
+        )
 
 
 def bandwidth_gib(stats: Iterable[OpStats], seconds: float) -> float:
