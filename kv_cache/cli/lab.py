@@ -337,6 +337,9 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
     seed = look.config.run.seed or SEED
     accesses = gathered(look.plan())
     source = look.load.source.describe()
+    if look.found is not None:
+        rows = look.found.rows
+        source = {**source, "asked_rows": min(look.requests or rows, rows)}
     if not accesses.lookups:
         raise TraceError(
             f"{source_name(source)}: no request asks for a block; give --block-tokens, or a trace "

@@ -42,14 +42,9 @@ from kv_cache.report.rundir import new_run_directory
 from kv_cache.report.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
 from kv_cache.workload.asking import History
-from kv_cache.workload.formats.opening import (
-    Survey,
-    Trace,
-    open_trace,
-    require_usable,
-    survey,
-)
+from kv_cache.workload.formats.opening import Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.surveying import Survey, doubts, read, require_usable, survey
 
 if TYPE_CHECKING:
     from kv_cache.cli.crew.seat import Seat
@@ -186,6 +181,7 @@ def warnings_of(
         *config.warnings(),
         *_joined(trace),
         *_without_use(config, trace, found),
+        *(doubts(trace, found) if trace and found else ()),
         *ingestion_notes(load.retriever),
         *recording_notes(config, trace),
     )
@@ -254,7 +250,8 @@ def _fitting(
         return trace, found
     trace = replace(trace, unfit=unfit)
     with bar_for(config, desc="reading trace", unit=" rows") as bar:
-        found = survey(trace, progress=lambda rows: to(bar, rows))
+        taken = found.taken
+        found = replace(survey(trace, progress=lambda rows: to(bar, rows)), taken=taken)
     require_usable(trace, found)
     return trace, found
 
@@ -269,9 +266,10 @@ def open_workload(config: Config) -> tuple[Trace | None, Survey | None]:
         config.trace_format(),
         skip_bad_rows=config.workload.skip_bad_rows,
         reading=config.trace_reading(),
+        time_unit=config.workload.trace_time_unit,
     )
     with bar_for(config, desc="reading trace", unit=" rows") as bar:
-        found = survey(trace, progress=lambda rows: to(bar, rows))
+        trace, found = read(trace, progress=lambda rows: to(bar, rows))
     require_usable(trace, found)
     return trace, found
 

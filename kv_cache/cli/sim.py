@@ -259,6 +259,7 @@ def _document(
     return sim_document(
         source=study.source, argv=argv, scenario=to_mapping(study.base), varied=study.paths,
         seeds=found.seeds, planned=study.size, variants=found.variants,
+        traces=found.traces, left_out=study.left_out,
         interrupted=interrupted if found.ended < study.size else None,
         preset=study.preset or None, engine=engine_name(),
     )  # fmt: skip

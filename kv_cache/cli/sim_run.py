@@ -77,6 +77,7 @@ class Found:
     """What `ended` runs gave: rows of the document, the seeds in their order, and what it cost."""
 
     variants: list[Row]
+    traces: list[Row]
     seeds: list[int]
     ended: int
     events: int
@@ -133,13 +134,29 @@ class _Given:
         """The trace; what the scenario's own checks look at tells them apart."""
         work = scenario.workload
         key = (
-            work.source, work.trace, work.trace_format, work.arrival_scale, work.concurrency,
-            work.rate_per_s, work.warmup_requests, scenario.model.block_tokens,
-            scenario.tiers.prefetch,
+            work.source, work.trace, work.trace_format, work.trace_time_unit,
+            work.arrival_scale, work.concurrency, work.rate_per_s, work.warmup_requests,
+            work.requests, scenario.model.block_tokens, scenario.tiers.prefetch,
         )  # fmt: skip
         if key not in self._works:
             self._works[key] = open_work(scenario)
         return self._works[key]
+
+    def asked(self, scenario: Scenario) -> int:
+        """Requests that one run asks."""
+        opened = self.work(scenario)
+        work = scenario.workload
+        return work.drawn_requests if opened is None else opened.asked(work)
+
+    def traces(self, study: Scenarios) -> Iterator[Row]:
+        """What each trace is and what of it is asked, once."""
+        told: list[Row] = []
+        for variant in study.variants():
+            opened = self.work(variant.scenario)
+            row = None if opened is None else opened.facts(variant.scenario.workload)
+            if row is not None and row not in told:
+                told.append(row)
+                yield row
 
     def machine(self, scenario: Scenario) -> tuple[Scenario, dict[str, ProfileModel]]:
         """The scenario as what its tiers' profiles say, and the measured devices among them."""
@@ -178,7 +195,7 @@ class _Runs:
         self._instances = _columns_file(
             streams.instances, "--per-instance", name, stack, numbered="instance"
         )
-        self._bar: tqdm[Any] = stack.enter_context(_bar_of(study))
+        self._bar: tqdm[Any] = stack.enter_context(_bar_of(study, given))
 
     def go(self) -> None:
         """Raises NothingEndedError."""
@@ -194,6 +211,7 @@ class _Runs:
     def found(self, took_s: float) -> Found:
         return Found(
             variants=[point.row() for _, point in sorted(self._points.items()) if point.runs],
+            traces=list(self._given.traces(self._study)),
             seeds=self._seeds, ended=self._ended, events=self._events, took_s=took_s,
         )  # fmt: skip
 
@@ -255,7 +273,7 @@ class _Runs:
             on_event=None if self._log is None else self._log.begin(self._ended + 1),
             progress=progress, profiles=profiles,
         )  # fmt: skip
-        self._bar.update(before + scenario.workload.requests - self._bar.n)
+        self._bar.update(before + self._given.asked(scenario) - self._bar.n)
         return outcome
 
 
@@ -278,9 +296,9 @@ def _columns_of(outcome: Outcome) -> Row:
 # --- what is written on the way --------------------------------------------------------------
 
 
-def _bar_of(study: Scenarios) -> "tqdm[Any]":
+def _bar_of(study: Scenarios, given: _Given) -> "tqdm[Any]":
     """Requests of all runs, off where nobody looks."""
-    requests = sum(variant.scenario.workload.requests for variant in study.variants())
+    requests = sum(given.asked(variant.scenario) for variant in study.variants())
     return tqdm(
         total=requests, unit=" requests", unit_scale=True, leave=False,
         disable=not sys.stderr.isatty(), dynamic_ncols=True,

@@ -42,8 +42,9 @@ from kv_cache.report.writing import open_atomically, write_atomically
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
-from kv_cache.workload.formats.opening import Survey, Tally, Trace
+from kv_cache.workload.formats.opening import Tally, Trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.surveying import Survey, doubts
 from kv_cache.workload.spread import Times
 from kv_cache.workload.stats import Sessions, Stream
 
@@ -320,7 +321,7 @@ class Asked:
         return Path(f"{stem}.trace.svg")
 
     def opened(self) -> tuple[Trace, Survey]:
-        trace, found = open_workload(self.config)
+        trace, found = _opened(self.config)
         assert trace is not None
         assert found is not None
         return trace, found
@@ -328,7 +329,7 @@ class Asked:
     def look(self) -> Look:
         """Reads a trace once, so that bad rows are found first. Raises UsageError."""
         config, watch = self.config, _Watch()
-        trace, found = open_workload(config)
+        trace, found = _opened(config)
         config = as_recorded(config, trace)
         if trace is not None:
             given = {each.name: getattr(trace, each.name) for each in fields(trace)}
@@ -339,6 +340,14 @@ class Asked:
             config=config, model=model, load=load, trace=trace, found=found, watch=watch,
             requests=self.requests,
         )  # fmt: skip
+
+
+def _opened(config: Config) -> tuple[Trace | None, Survey | None]:
+    trace, found = open_workload(config)
+    if trace is not None and found is not None:
+        for warning in doubts(trace, found):
+            log.warning(warning)
+    return trace, found
 
 
 def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:

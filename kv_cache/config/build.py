@@ -30,8 +30,10 @@ from kv_cache.schedule.intake import Intake, OnArrival, nobody
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 from kv_cache.workload.asking import AskingConfig, History
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Survey, Trace
+from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.surveying import Survey
+from kv_cache.workload.formats.surveying import facts as trace_facts
 from kv_cache.workload.mapped import MappedBlocks, Told
 from kv_cache.workload.mix import Mix, Mixed
 from kv_cache.workload.offered import Offered
@@ -462,7 +464,7 @@ def _replay(
     # A rate replaces the trace's own instants; a format without any has none to keep.
     paced = config.arrival.request_rate > 0
     of = TRACE_FORMATS[trace.format_name]
-    facts = {**_trace_facts(trace, found), "history": work.trace_history}
+    facts = {**trace_facts(trace, found), "history": work.trace_history}
     _check_replay(work, trace)
     own, most = seed.child("trace"), config.run.max_requests
     if of.grouped:
@@ -528,19 +530,3 @@ def _within(trace: Trace, window: tuple[int, int | None]) -> Callable[[], Iterat
             "tells how long the trace is"
         )
     return rows
-
-
-def _trace_facts(trace: Trace, found: Survey) -> dict[str, Any]:
-    return {
-        "files": [str(path) for path in trace.files],
-        "format": trace.format_name,
-        "sha256": found.sha256,
-        "rows": found.rows,
-        "skipped_bad_rows": found.bad_rows,
-        "dropped_failed_rows": found.failed_rows,
-        "backward_rows": found.backward_rows,
-        "trace_block_tokens": found.block_tokens,
-        "sessions": found.sessions if trace.format.grouped else None,
-        "notes": dict(found.notes),
-        **trace.reading_facts(),
-    }

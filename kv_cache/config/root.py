@@ -512,6 +512,7 @@ def _warnings(config: Config) -> Iterator[str]:
     if not config.replays:
         for path in (
             "trace_prompts", "trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format",
+            "trace_time_unit",
             "max_conversations", "tokenizer", "trace_users", "arrival_scale", "trace_window",
             "trace_history",
         ):  # fmt: skip

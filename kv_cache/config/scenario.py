@@ -13,6 +13,7 @@ from kv_cache.config.admission import AdmissionConfig
 from kv_cache.config.schema import opt
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.workload.formats.base import TimeUnit
 
 ROLES = ("mixed", "prefill", "decode")
 SCOPES = ("device", "node", "rack", "cluster")
@@ -27,6 +28,7 @@ PREFETCHES = ("none", "on-arrival", "next-in-session")
 DISCIPLINES = ("fifo", "fair-share")
 WORKLOADS = ("sessions", "agents", "poisson", "trace")
 LAWS = ("fixed", "uniform", "exponential")
+DRAWN_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,10 @@ class WorkloadSection:
         "reasoning and tool results; poisson: single requests that share nothing; trace: a file",
         choices=WORKLOADS,
     )
-    requests: int = opt(1000, "Requests that are asked", low=1, high=100_000_000)
+    requests: int | None = opt(
+        None, f"Requests that are asked, if not {DRAWN_REQUESTS} (of a trace: all of its rows)",
+        low=1, high=100_000_000,
+    )  # fmt: skip
     warmup_requests: int = opt(
         0, "The first of them, which no number counts but the conservation of requests", low=0,
         high=100_000_000,
@@ -109,9 +114,19 @@ class WorkloadSection:
     output_law: str = opt("uniform", "How they are drawn, as prompt_law", choices=LAWS)
     trace: str | None = opt(None, "Trace file of source trace", metavar="PATH")
     trace_format: str | None = opt(None, "Its format, if it should not be recognised")
+    trace_time_unit: str = opt(
+        "auto", "Unit of its times where they are bare numbers; auto = the format's, unless that "
+        "makes them faster than any service and another unit does not",
+        choices=("auto", *(unit.value for unit in TimeUnit)),
+    )  # fmt: skip
     arrival_scale: float = opt(
         1.0, "Times the rate at which a trace's sessions begin", above=0, high=1e9
     )
+
+    @property
+    def drawn_requests(self) -> int:
+        """Requests of a source that has no end of its own."""
+        return DRAWN_REQUESTS if self.requests is None else self.requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

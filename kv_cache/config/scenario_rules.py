@@ -75,8 +75,14 @@ def check(scenario: Scenario, where: str = "", *, whole: bool = True) -> None:
     for problem in _problems(scenario):
         raise ConfigError(f"{where}: {problem}" if where else problem)
     if whole:
-        for path, why in unread(scenario).items():
-            raise ConfigError(f"{where}: {path} {why}" if where else f"{path} {why}")
+        refuse(unread(scenario), where)
+
+
+def refuse(idle: Mapping[str, str], where: str) -> None:
+    """Raises ConfigError where there is any option that nothing reads; it names them all."""
+    if idle:
+        told = "; ".join(f"{path} {why}" for path, why in idle.items())
+        raise ConfigError(f"{where}: {told}" if where else told)
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
@@ -202,10 +208,11 @@ def _batches(scenario: Scenario) -> Iterator[str]:
 
 def _work(scenario: Scenario) -> Iterator[str]:
     work = scenario.workload
-    if work.warmup_requests >= work.requests:
+    ends = work.source == "trace" and work.requests is None  # how soon, only its file says
+    if work.warmup_requests >= work.drawn_requests and not ends:
         yield (
-            f"workload.warmup_requests is {work.warmup_requests} of {work.requests} requests, so "
-            "that nothing is measured; give fewer, or more workload.requests"
+            f"workload.warmup_requests is {work.warmup_requests} of {work.drawn_requests} "
+            "requests, so that nothing is measured; give fewer, or more workload.requests"
         )
     if work.source == "trace" and work.trace is None:
         yield "workload.source is trace, but workload.trace is empty; give the path of a trace"
@@ -275,13 +282,14 @@ _TALKS = (
     "documents", "documents_per_session", "zipf_alpha",
 )  # fmt: skip
 _DRAWN = ("prompt_tokens", "prompt_law", "output_tokens", "output_law", "think_s")
-_TRACED = ("trace", "trace_format", "arrival_scale")
+_TRACED = ("trace", "trace_format", "trace_time_unit", "arrival_scale")
 _IGNORED: Mapping[str, tuple[str, ...]] = {
     "sessions": (*_TRACED, "reasoning_tokens"),
     "agents": _TRACED,
     "poisson": (*_TRACED, *_TALKS, "reasoning_tokens"),
     "trace": (*_TALKS, *_DRAWN, "reasoning_tokens"),
 }
+_SCALE = ("rate_per_s", "concurrency", "requests", "warmup_requests")
 _ROOFLINE = ("tflops", "flops_share", "hbm_gbytes_per_s", "bytes_share", "step_overhead_us")
 _RATE = ("prefill_tokens_per_s", "decode_tokens_per_s")
 _COMPUTED: Mapping[str, tuple[str, ...]] = {
@@ -289,6 +297,13 @@ _COMPUTED: Mapping[str, tuple[str, ...]] = {
     "rate": ("tflops", "flops_share", "hbm_gbytes_per_s", "bytes_share"),
     "none": (*_ROOFLINE, *_RATE),
 }
+
+
+def not_asked(source: str) -> tuple[str, ...]:
+    """Options of a workload that belong to another source than `source`, and do not go along when
+    that alone is changed: a trace has its own length and pace."""
+    own = _SCALE if source == "trace" else ()
+    return tuple(f"workload.{name}" for name in (*_IGNORED[source], *own))
 
 
 def unread(scenario: Scenario) -> dict[str, str]:

@@ -8,20 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from kv_cache.config.load import shipped
 from kv_cache.config.scenario import Scenario, WorkloadSection
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Lookup
-from kv_cache.workload.formats.opening import (
-    AUTO,
-    Survey,
-    Trace,
-    open_trace,
-    require_usable,
-    survey,
-)
+from kv_cache.workload.formats.opening import AUTO, Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.surveying import Survey, facts, read, require_usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +25,14 @@ class TraceWork:
 
     trace: Trace
     found: Survey
+
+    def asked(self, work: WorkloadSection) -> int:
+        """Rows that are asked."""
+        return min(self.found.rows, work.requests or self.found.rows)
+
+    def facts(self, work: WorkloadSection) -> dict[str, Any]:
+        """For the document."""
+        return {**facts(self.trace, self.found), "asked_rows": self.asked(work)}
 
 
 def open_work(
@@ -41,8 +44,8 @@ def open_work(
     if work.source != "trace" or work.trace is None:
         return None
     path = shipped("datasets", work.trace)
-    trace = open_trace(str(path), work.trace_format or AUTO)
-    found = survey(trace, progress=progress)
+    trace = open_trace(str(path), work.trace_format or AUTO, time_unit=work.trace_time_unit)
+    trace, found = read(trace, progress=progress)
     require_usable(trace, found, "Correct the file; a scenario leaves no rows out")
     opened = TraceWork(trace=trace, found=found)
     for problem in (
@@ -102,12 +105,12 @@ def _pace(work: WorkloadSection, opened: TraceWork) -> str | None:
 
 
 def _length(work: WorkloadSection, opened: TraceWork) -> str | None:
-    rows = opened.found.rows
+    rows = opened.asked(work)
     if work.warmup_requests < rows:
         return None
     return (
-        f"workload.warmup_requests is {work.warmup_requests}, but {_name(opened.trace)} has "
-        f"{rows} rows, so that nothing is measured; give fewer"
+        f"workload.warmup_requests is {work.warmup_requests}, but of {_name(opened.trace)} "
+        f"{rows} rows are asked, so that nothing is measured; give fewer"
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from kv_cache.config.grid import Axis, same, word, zipped
 from kv_cache.config.load import data_file, read_yaml, shipped_names, yaml_value
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_rules import check, unread
+from kv_cache.config.scenario_rules import check, not_asked, refuse, unread
 from kv_cache.config.schema import describe, overlay, print_config, show
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
@@ -61,6 +61,8 @@ class Scenarios:
     axes: tuple[Axis, ...]
     labels: tuple[str, ...]
     seeds: int
+    left_out: tuple[str, ...] = ()
+    """Options of the file that do not go with the source that was set in place of the file's."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -117,9 +119,12 @@ class Scenarios:
             check(variant.scenario, where, whole=False)
             found.append((variant.scenario, unread(variant.scenario)))
         reasons = {path: why for _, idle in reversed(found) for path, why in idle.items()}
-        for path, why in reasons.items():
-            if not any(path not in idle and _gives(of, path) for of, idle in found):
-                raise ConfigError(f"{self.source}: {path} {why}")
+        nobody = {
+            path: why
+            for path, why in reasons.items()
+            if not any(path not in idle and _gives(of, path) for of, idle in found)
+        }
+        refuse(nobody, self.source)
 
 
 def _gives(scenario: Scenario, path: str) -> bool:
@@ -177,7 +182,10 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     given = {key: tree.get(key) for key in _KEYS}
     base = overlay(Scenario(), {k: v for k, v in tree.items() if k not in _KEYS}, source)
     settings = [_setting(text, base, given) for text in sets]
-    changed = {**_preset(given["presets"], preset, base, source, given), **dict(settings)}
+    scale = _preset(given["presets"], preset, base, source, given)
+    left = _left_out(base, given, scale, dict(settings))
+    base = overlaid(base, {path: _DEFAULTS[path] for path in left}, source)
+    changed = {**scale, **dict(settings)}
     for name in ("vary", "zip"):
         given[name] = _changed(given[name], changed, name, source)
     seeds = _seeds(changed.pop("seeds", given["seeds"]), source)
@@ -198,9 +206,43 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
         axes=axes,
         labels=labels,
         seeds=seeds,
+        left_out=left,
     )
     _once(made)
     return made
+
+
+def _left_out(
+    base: Scenario, given: dict[str, Any], scale: dict[str, Any], sets: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What of the file belongs to its own source, where another one is set: such options are taken
+    out of what varies and of the preset; the answer names them. What is set itself stays, to be
+    refused or read. A preset that is asked for says how many rows of a trace are taken."""
+    source = sets.get("workload.source")
+    if source is None or source == base.workload.source:
+        return ()
+    own = [path for path in not_asked(source) if path not in sets]
+    left = [p for p in own if getattr(base.workload, p.partition(".")[2]) != _DEFAULTS[p]]
+    for key in ("vary", "zip", "variants"):
+        if isinstance(given[key], Mapping):
+            given[key], varied = _without(given[key], own)
+            left += varied
+    for path in set(own) - {"workload.requests"}:
+        scale.pop(path, None)
+    return tuple(dict.fromkeys(left))
+
+
+def _without(table: Mapping[str, Any], paths: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """A table of what varies without some options, at its first or (variants) second level."""
+    kept: dict[str, Any] = {}
+    found = [path for path in paths if path in table]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            kept[key], inside = _without(value, paths)
+            found += inside
+        elif key not in paths:
+            kept[key] = value
+    return kept, found
 
 
 def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:

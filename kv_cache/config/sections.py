@@ -13,6 +13,7 @@ from kv_cache.core.model import DTYPE_BITS
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 from kv_cache.workload.asking import History
+from kv_cache.workload.formats.base import TimeUnit
 from kv_cache.workload.lengths import LAWS
 
 
@@ -343,6 +344,11 @@ class WorkloadConfig:
     trace_format: str = opt(
         "auto", "Format of the trace; auto = by its content", flag="--trace-format",
         metavar="NAME",
+    )  # fmt: skip
+    trace_time_unit: str = opt(
+        "auto", "Unit of the trace's times where they are bare numbers; auto = the format's, "
+        "unless that makes them faster than any service and another unit does not",
+        choices=("auto", *(unit.value for unit in TimeUnit)), flag="--trace-time-unit",
     )  # fmt: skip
     trace_speedup: float = opt(
         1.0, "Gaps between requests, and think times, are divided by this; 0 = as fast as they are "

@@ -2,13 +2,14 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.units import MISSING, human_bytes
 from kv_cache.report.chain import seal
+from kv_cache.report.traced import trace_line
 
 SCHEMA = "kv-cache-lab/1"
 SECTION = "kv_cache"
@@ -68,7 +69,9 @@ def lab_text(document: Mapping[str, Any]) -> str:
     """What a person reads in ten seconds: hits of each policy at each capacity, what no policy
     exceeds beside them, and whether there is an order."""
     own = document[SECTION]
-    groups = [_case(own, case) for case in own["cases"]]
+    groups: list[Iterable[str]] = [_case(own, case) for case in own["cases"]]
+    if own["source"].get("files"):
+        groups[0] = [trace_line(own["source"]), *groups[0]]
     return "\n\n".join("\n".join(group) for group in groups)
 
 

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from kv_cache.core.units import GIB, MISSING
 from kv_cache.report.prediction import prediction_lines
+from kv_cache.report.traced import trace_line
 from kv_cache.report.trials import METRICS
 
 _OPS = ("read", "write")
@@ -184,14 +184,7 @@ def _traced_tiers(own: Mapping[str, Any]) -> list[str]:
 def _asked(own: Mapping[str, Any]) -> list[str]:
     """The trace, what it was taken for, and what of it was left out."""
     asked = own["workload"]
-    files = asked.get("files")
-    if not files:
-        return []
-    name = PurePath(files[0]).name if len(files) == 1 else f"{len(files)} files"
-    left = [f"{asked['skipped_bad_rows']} bad rows left out"] if asked["skipped_bad_rows"] else []
-    left += [f"{count} {note}" for note, count in asked["notes"].items()]
-    told = ", ".join([f"{asked['rows']} rows", *left])
-    return [f"trace     {name} ({asked['format']}): {told}"]
+    return [trace_line(asked)] if asked.get("files") else []
 
 
 def tier_lines(own: Mapping[str, Any]) -> list[str]:

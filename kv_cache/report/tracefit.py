@@ -22,7 +22,8 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Survey, Trace
+from kv_cache.workload.formats.opening import Trace
+from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.lengths import (
     QUANTILES,
     Fit,

@@ -11,8 +11,9 @@ from kv_cache.config.schema import to_mapping
 from kv_cache.core.model import ModelShape
 from kv_cache.core.units import human_bytes
 from kv_cache.report.chain import seal
+from kv_cache.report.traced import unit_told
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Survey
+from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.reuse import LRU_SHARES
 from kv_cache.workload.spread import QUANTILES
 from kv_cache.workload.stats import SessionFigures, StreamFigures
@@ -88,7 +89,8 @@ def _head(own: Mapping[str, Any]) -> Iterator[str]:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         yield f"trace     {_plain(files[0])}{more} ({said.get('format', '?')}), {count}"
         notes = (f"; {name.replace('_', ' ')} {count:,}" for name, count in rows["notes"].items())
-        yield f"rows      {rows['good']:,} good, {rows['bad']:,} bad{''.join(notes)}"
+        unit = "".join(f"; {told}" for told in unit_told(said))
+        yield f"rows      {rows['good']:,} good, {rows['bad']:,} bad{''.join(notes)}{unit}"
     if own["models"]:
         told = ", ".join(f"{_plain(row['name'])} {row['requests']:,}" for row in own["models"][:3])
         yield f"models    {told}{', ...' if len(own['models']) > 3 else ''}"

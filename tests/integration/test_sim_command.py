@@ -369,3 +369,46 @@ def test_there_is_a_bar_on_a_terminal_and_none_elsewhere(here: Path) -> None:
     assert "requests" in terminal.told
     assert "dram.capacity_gib=64" in terminal.told
     assert terminal.screen.text == []
+
+
+def in_seconds(path: Path, rows: int) -> Path:
+    """A file of Mooncake's rows whose times are seconds, two a second."""
+    lines = (
+        json.dumps({"timestamp": number // 2, "input_length": 12_000, "output_length": 20,
+                    "hash_ids": [0, number]})
+        for number in range(rows)
+    )  # fmt: skip
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def of_trace(path: Path) -> list[str]:
+    return ["pool.yaml", "--set", "workload.source=trace", "--set", f"workload.trace={path}"]
+
+
+def test_a_trace_is_asked_whole_unless_a_limit_is_set_and_the_limit_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = in_seconds(here / "long.jsonl", 1100)
+    found = sim(capsys, *of_trace(path))
+    assert {v["numbers"]["requests.arrived"]["mean"] for v in found["variants"]} == {1100}
+    (trace,) = found["traces"]
+    assert (trace["rows"], trace["asked_rows"], trace["time_unit"]) == (1100, 1100, "s")
+    assert set(found["left_out"]) >= {"workload.requests", "workload.context_tokens"}
+    words = [*of_trace(path), "--set", "workload.requests=40"]
+    assert sim(capsys, *words)["traces"][0]["asked_rows"] == 40
+    assert main(["sim", *words]) == 0
+    out = capsys.readouterr().out
+    assert "long.jsonl (mooncake): 40 of 1,100 rows, times in s (detected)" in out
+    assert "left out  of the scenario" in out
+
+
+def test_failed_rows_of_a_trace_are_counted_in_what_a_simulation_says(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = of_trace(Path("datasets/burstgpt_sample.csv"))
+    assert sim(capsys, *words)["traces"][0]["notes"] == {"failed": 33}
+    assert main(["sim", *words]) == 0
+    assert "367 rows, times in s (as its format says), 33 failed requests" in (
+        capsys.readouterr().out
+    )

@@ -322,3 +322,42 @@ def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["trace", "fit", "--help"])
     assert ended.value.code == 0
     assert "Kolmogorov-Smirnov" in capsys.readouterr().out
+
+
+def test_a_trace_in_seconds_is_told_at_its_own_pace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (
+        json.dumps({"timestamp": number // 2, "input_length": 12_000, "output_length": 20,
+                    "hash_ids": [number]})
+        for number in range(60)
+    )  # fmt: skip
+    path = written(tmp_path / "seconds.jsonl", rows)
+    found = stats(capsys, path)
+    assert found["arrivals"]["span_s"] == 29
+    assert found["workload"]["time_unit_from"] == "detected"
+    assert stats(capsys, path, "--trace-time-unit", "ms")["arrivals"]["span_s"] == 0.029
+    assert main(["trace", "stats", str(path)]) == 0
+    assert "60 good, 0 bad; times in s (detected)" in capsys.readouterr().out
+
+
+def test_rows_that_are_left_out_are_counted_by_every_command_that_asks_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = Path(__file__).parents[2].joinpath("datasets", "burstgpt_sample.csv").read_text()
+    Path("failed.csv").write_text(f"{text}not,a,row\n")
+    reads = ["failed.csv", "--skip-bad-rows", "--block-tokens=16"]
+    replays = ["--virtual-time", "--model=tiny-1b", "--cpu-mem-gb=0.1", "--gpu-mem-gb=0"]
+    replays += ["--storage-capacity-gb=1", "--output=run.json", "--seed=1", "--duration=20"]
+    for words in (
+        ["trace", "stats", *reads], ["lab", *reads, "--policies=lru"],
+        ["run", "--trace", *reads, *replays],
+    ):  # fmt: skip
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert "1 bad" in said
+        assert "33 failed" in said or "failed 33" in said
+        assert "times in s" in said
+    own = json.loads(Path("run.json").read_text())["kv_cache"]["workload"]
+    assert (own["skipped_bad_rows"], own["notes"]) == (1, {"failed": 33})

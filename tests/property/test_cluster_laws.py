@@ -87,7 +87,7 @@ def test_what_went_wrong_once_goes_well(seed: int) -> None:
 
 def every_request_ends_once(outcome: Outcome, events: list[tuple[int, str, int, int]]) -> None:
     ends = [number for _, kind, number, _ in events if kind in ("finish", "reject", "abort")]
-    asked = outcome.scenario.workload.requests
+    asked = outcome.scenario.workload.drawn_requests
     assert sorted(ends) == list(range(asked)), "not every request ended once"
     requests = outcome.requests
     ended = requests.finished + requests.rejected.total() + requests.aborted.total()

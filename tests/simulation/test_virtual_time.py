@@ -32,8 +32,9 @@ from kv_cache.sim.drive import Simulation
 from kv_cache.sim.models import Devices, TierModel
 from kv_cache.sim.run import simulate
 from kv_cache.workload.asking import AskingConfig
-from kv_cache.workload.formats.opening import open_trace, survey
+from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.surveying import survey
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
 from kv_cache.workload.sizing import Geometry

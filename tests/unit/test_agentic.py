@@ -14,8 +14,9 @@ from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats import agentic as agentic_module
 from kv_cache.workload.formats.agentic import Agentic
 from kv_cache.workload.formats.base import MAX_ID_CHARS, Reading
-from kv_cache.workload.formats.opening import detect, open_trace, require_usable, survey
+from kv_cache.workload.formats.opening import detect, open_trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.surveying import require_usable, survey
 from tests.traces import shared_trace
 
 S = 10**9

@@ -161,7 +161,7 @@ def test_drawn_sources_keep_the_laws_whatever_becomes_of_their_asks(
 ) -> None:
     of = scenario(size, seed, **work)
     walked = Walk(of, serve_ms=serve_ms, unanswered=unanswered)
-    assert walked.numbers == list(range(of.workload.requests))
+    assert walked.numbers == list(range(of.workload.drawn_requests))
     again = Walk(of, serve_ms=serve_ms, unanswered=unanswered)
     assert again.asks == walked.asks  # law 3
     if of.workload.concurrency:

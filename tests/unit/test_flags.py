@@ -34,6 +34,7 @@ MAPPED = {
     "--request-rate 2": ("arrival.request_rate", 2.0),
     "--max-requests 3": ("run.max_requests", 3),
     "--storage-capacity-gb 1": ("tiers.storage_capacity_gib", 1.0),
+    "--trace-time-unit ms": ("workload.trace_time_unit", "ms"),
     "--trace-speedup 0": ("workload.trace_speedup", 0.0),
     "--trace-users 7": ("workload.trace_users", 7),
     "--arrival-scale 0.5": ("workload.arrival_scale", 0.5),

@@ -22,7 +22,6 @@ from kv_cache.workload.formats import opening as opening_module
 from kv_cache.workload.formats.base import Reading
 from kv_cache.workload.formats.opening import (
     BadRow,
-    Survey,
     Tally,
     Trace,
     detect,
@@ -30,9 +29,8 @@ from kv_cache.workload.formats.opening import (
     open_lines,
     open_parts,
     open_trace,
-    require_usable,
-    survey,
 )
+from kv_cache.workload.formats.surveying import Survey, require_usable, survey
 from kv_cache.workload.samples import SAMPLES, sample_bytes
 from tests.traces import shared_trace
 

@@ -26,7 +26,8 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import reuse_numbers
 from kv_cache.sim.run import simulate
 from kv_cache.workload.digest import schedule_digest
-from kv_cache.workload.formats.opening import open_trace, survey
+from kv_cache.workload.formats.opening import open_trace
+from kv_cache.workload.formats.surveying import survey
 from kv_cache.workload.rag import (
     ChunkReuse,
     Ingested,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kv_cache.config.load import read_yaml
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import kv_bytes_per_token
+from kv_cache.config.scenario_trace import open_work
 from kv_cache.config.scenarios import (
     PRESETS,
     Scenarios,
@@ -147,7 +148,7 @@ def test_every_shipped_scenario_asks_a_question_at_three_scales(name: str) -> No
         found.check()
         assert found.base.name == name
         assert found.base.question.endswith("?")
-        sizes.append(sum(v.scenario.workload.requests for v in found.variants()))
+        sizes.append(sum(v.scenario.workload.drawn_requests for v in found.variants()))
     assert sizes == sorted(sizes)
     assert sizes[0] <= 2000
     assert read_scenarios(Path("configs/scenarios") / name).base == read_scenarios(Path(name)).base
@@ -245,7 +246,7 @@ def test_a_file_that_says_nothing_sensible_is_refused_in_one_sentence(
     [
         ("workload.requests", "it must be option=value"),
         ("=3", "it must be option=value"),
-        ("workload.requests=", "--set workload.requests: workload.requests is empty (null)"),
+        ("workload.turns=", "--set workload.turns: workload.turns is empty (null)"),
         ("workload.requests=many", "workload.requests is 'many'"),
         ("workload.turns=[", "--set workload.turns, line 1"),
         ("instances.cpu.count=3", "instances has no 'cpu'"),
@@ -535,3 +536,41 @@ def test_what_varies_and_is_read_by_no_variant_is_refused_also_where_one_has_the
         read(tmp_path, tree).check()
     tree["vary"] |= {"tiers.prefetch": ["on-arrival", "next-in-session"]}
     read(tmp_path, tree).check()
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+@pytest.mark.parametrize("name", scenario_names())
+def test_a_shipped_scenario_takes_a_trace_by_its_source_and_its_path_alone(
+    name: str, preset: str | None
+) -> None:
+    sets = ("workload.source=trace", "workload.trace=datasets/mooncake_sample.jsonl")
+    found = read_scenarios(Path(name), preset, sets)
+    found.check()
+    assert "workload.rate_per_s" not in found.paths
+    for variant in found.variants():
+        work = open_work(variant.scenario)
+        assert work is not None
+        asked = variant.scenario.workload.requests
+        assert work.asked(variant.scenario.workload) == min(asked or 400, 400)
+        assert asked is None or preset in ("smoke", "dev")
+
+
+def test_options_of_the_user_that_a_trace_does_not_read_are_refused_together() -> None:
+    sets = ("workload.source=trace", "workload.trace=datasets/mooncake_sample.jsonl",
+            "workload.system_prompts=3", "workload.turns=[2, 2]")  # fmt: skip
+    found = read_scenarios(Path("pd-ratio"), None, sets)
+    assert "workload.system_prompts" not in found.left_out
+    with pytest.raises(ConfigError) as refused:
+        found.check()
+    assert "workload.system_prompts is 3" in str(refused.value)
+    assert "workload.turns is" in str(refused.value)
+
+
+def test_what_varies_and_belongs_to_another_source_is_left_out_and_said() -> None:
+    sets = ("workload.source=trace", "workload.trace=datasets/mooncake_sample.jsonl")
+    found = read_scenarios(Path("context-length"), None, sets)
+    assert "workload.context_tokens" in found.left_out
+    assert [variant.name for variant in found.variants() if not variant.repeat] == ["alone", "pool"]
+    own = read_scenarios(Path("context-length"))
+    assert own.left_out == ()
+    assert own.size == 5 * found.size

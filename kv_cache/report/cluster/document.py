@@ -87,13 +87,16 @@ def sim_document(
     seeds: Sequence[int],
     planned: int,
     variants: Sequence[Json],
+    traces: Sequence[Json],
+    left_out: Sequence[str],
     interrupted: str | None,
     preset: str | None,
     engine: str,
 ) -> dict[str, Any]:
     """The sealed document. `scenario` is what all variants begin with, `planned` how many runs were
-    wanted, `interrupted` the signal that ended it before, `engine` the name of what computed
-    them."""
+    wanted, `traces` what was read and asked of each, `left_out` options of the file that do not go
+    with the source that was set, `interrupted` the signal that ended it before, `engine` the name
+    of what computed them."""
     finished = sum(len(variant["runs"]) for variant in variants)
     own = {
         "schema": SCHEMA,
@@ -118,6 +121,8 @@ def sim_document(
         "seeds": list(seeds),
         "confidence": CONFIDENCE,
         "varied": list(varied),
+        "traces": [dict(trace) for trace in traces],
+        "left_out": list(left_out),
         "verdict": verdict(variants, varied),
         "warnings": warnings(variants),
         "not_modelled": list(NOT_MODELLED),

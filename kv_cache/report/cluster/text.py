@@ -26,6 +26,7 @@ from kv_cache.report.cluster.measures import (
     three,
 )
 from kv_cache.report.reading import SECTION
+from kv_cache.report.traced import trace_line
 
 Json = Mapping[str, Any]
 Cells = list[str]
@@ -51,6 +52,11 @@ def _head(own: Json) -> Iterator[str]:
     yield f"sim       {own['name']} ({own['scenario_file']}{preset}), {many}, virtual time"
     if own["question"] != "none":
         yield f"question  {own['question']}"
+    yield from map(trace_line, own["traces"])
+    if own["left_out"]:
+        source = own["config"]["workload"]["source"]
+        names = ", ".join(own["left_out"])
+        yield f"left out  of the scenario, as source {source} does not read it: {names}"
     ended = "" if own["interrupted"] is None else f", ended by {own['interrupted']}"
     yield f"runs      {own['finished']} of {own['runs']} ended{ended}"
 

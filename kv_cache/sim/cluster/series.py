@@ -84,4 +84,4 @@ def _guess_ns(scenario: Scenario, points: int) -> int:
     workload = scenario.workload
     if not workload.rate_per_s or workload.concurrency:
         return NS_PER_MS
-    return max(NS_PER_MS, round(workload.requests / workload.rate_per_s / points * NS_PER_S))
+    return max(NS_PER_MS, round(workload.drawn_requests / workload.rate_per_s / points * NS_PER_S))

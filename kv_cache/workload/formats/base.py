@@ -71,6 +71,22 @@ class Note(StrEnum):
     LEFT_OUT = "left_out"  # left out: a trim, an eviction or the like, no access of its own
 
 
+class TimeUnit(StrEnum):
+    """What a number that is a time counts."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+    NS = "ns"
+
+    @property
+    def ns(self) -> int:
+        return _UNIT_NS[self.value]
+
+
+_UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
 Bad = Callable[[int, str], None]
 Noted = Callable[[int, Note], None]
 
@@ -126,6 +142,18 @@ class TextFormat(TraceFormat, Protocol):
 
     def configured(self, reading: Reading) -> TraceFormat:
         """The same format, read so."""
+
+
+@runtime_checkable
+class UnitFormat(TraceFormat, Protocol):
+    """A format whose times are bare numbers, which a file may count in another unit than others."""
+
+    @property
+    def time_unit(self) -> TimeUnit:
+        """That of the format, as its authors write it, or of this reading."""
+
+    def in_unit(self, unit: TimeUnit) -> TraceFormat:
+        """The same format, its times read in `unit`."""
 
 
 class RowError(ValueError):
@@ -241,6 +269,18 @@ def tokens(name: str, value: object, at_least: int) -> int:
     raise RowError(
         f"{name}: expected a whole number from {at_least} to {MAX_TOKENS}, found {shown(value)}"
     )
+
+
+def stated_in(name: str, value: object, unit: TimeUnit) -> int:
+    """A time in ns from a number of JSON or a CSV cell, in a unit that a file may have its own of.
+    Raises RowError."""
+    word = "seconds" if unit is TimeUnit.S else unit.value
+    try:
+        return stated_ns(name, value, unit.ns, word)
+    except RowError as problem:
+        if (_number(value) or 0) <= 0:
+            raise
+        raise RowError(f"{problem}; --trace-time-unit reads another unit") from None
 
 
 def stated_ns(name: str, value: object, unit_ns: int, unit: str) -> int:

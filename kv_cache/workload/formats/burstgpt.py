@@ -20,10 +20,10 @@ was silent for the last `names.KEPT` rows with a session, nor where the column h
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats.base import (
     Bad,
     Columns,
@@ -31,11 +31,12 @@ from kv_cache.workload.formats.base import (
     Noted,
     RowClock,
     RowError,
+    TimeUnit,
     head_has_columns,
     ignore,
     parsed,
     read_columns,
-    stated_ns,
+    stated_in,
     tokens,
 )
 from kv_cache.workload.formats.names import Recent, ident
@@ -54,7 +55,9 @@ class _Row(NamedTuple):
     model: str | None
 
 
+@dataclass(frozen=True, slots=True)
 class BurstGpt:
+    time_unit: TimeUnit = TimeUnit.S
     name = "burstgpt"
     document = False
     timed = True
@@ -63,6 +66,9 @@ class BurstGpt:
         "BurstGPT CSV: Timestamp (s), Request tokens, Response tokens, optional Session ID, "
         "Elapsed time (s), Model; rows with 0 response tokens are failed requests and are left out"
     )
+
+    def in_unit(self, unit: TimeUnit) -> "BurstGpt":
+        return BurstGpt(unit)
 
     def matches(self, head: str) -> bool:
         return head_has_columns(head, REQUIRED)
@@ -76,7 +82,7 @@ class BurstGpt:
             return
         clock = RowClock(note)
         answers = _Answers()
-        for line, row in parsed(lines, partial(_row, columns), bad):
+        for line, row in parsed(lines, partial(_row, columns, self.time_unit), bad):
             if row.output == 0:
                 note(line, Note.FAILED)
                 continue
@@ -108,9 +114,9 @@ class _Answers:
         return None if before is None else max(0, row.time_ns - before)
 
 
-def _row(columns: Columns, text: str) -> _Row:
+def _row(columns: Columns, unit: TimeUnit, text: str) -> _Row:
     time, prompt, response, session, elapsed, model = columns.cells(text)
-    time_ns = stated_ns("Timestamp", time, NS_PER_S, "seconds")
+    time_ns = stated_in("Timestamp", time, unit)
     output = tokens("Response tokens", response, 0)
     return _Row(
         time_ns,
@@ -118,13 +124,13 @@ def _row(columns: Columns, text: str) -> _Row:
         tokens("Request tokens", prompt, min(output, 1)),
         output,
         ident("Session ID", session.strip()) or None,
-        _elapsed_ns(elapsed),
+        _elapsed_ns(elapsed, unit),
         ident("Model", model.strip()) or None,
     )
 
 
-def _elapsed_ns(text: str) -> int | None:
+def _elapsed_ns(text: str, unit: TimeUnit) -> int | None:
     try:
-        return stated_ns("Elapsed time", text, NS_PER_S, "seconds")
+        return stated_in("Elapsed time", text, unit)
     except RowError:
         return None

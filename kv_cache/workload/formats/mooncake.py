@@ -6,16 +6,18 @@ The number of ids is taken as it stands and not compared with the prompt's lengt
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
-from kv_cache.core.units import NS_PER_MS
 from kv_cache.workload.formats.base import (
     Bad,
     Noted,
     RowClock,
     RowError,
+    TimeUnit,
     ignore,
     parsed,
-    stated_ns,
+    stated_in,
     tokens,
 )
 from kv_cache.workload.formats.jsonlines import hash_ids, looks_like, number, read_object
@@ -29,7 +31,9 @@ FOREIGN_KEYS = ("chat_id", "parent_chat_id")
 _Row = tuple[int, int, int, tuple[int, ...]]
 
 
+@dataclass(frozen=True, slots=True)
 class Mooncake:
+    time_unit: TimeUnit = TimeUnit.MS
     name = "mooncake"
     document = False
     timed = True
@@ -39,18 +43,21 @@ class Mooncake:
         "hash_ids (blocks of 512 tokens)"
     )
 
+    def in_unit(self, unit: TimeUnit) -> "Mooncake":
+        return Mooncake(unit)
+
     def matches(self, head: str) -> bool:
         return any(looks_like(text, KEYS, FOREIGN_KEYS) for text in head.splitlines())
 
     def rows(
         self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
     ) -> Iterator[TraceRow]:
-        clock = RowClock(note)
-        for line, (time_ns, prompt, output, ids) in parsed(lines, _row, bad):
+        clock, parse = RowClock(note), partial(_row, self.time_unit)
+        for line, (time_ns, prompt, output, ids) in parsed(lines, parse, bad):
             yield TraceRow(line, clock.at(line, time_ns), prompt, output, ids, BLOCK_TOKENS)
 
 
-def _row(text: str) -> _Row:
+def _row(unit: TimeUnit, text: str) -> _Row:
     fields = read_object(text, KEYS)
     foreign = [key for key in FOREIGN_KEYS if key in fields]
     if foreign:
@@ -59,7 +66,7 @@ def _row(text: str) -> _Row:
             "count in other units"
         )
     return (
-        stated_ns("timestamp", number(fields, "timestamp"), NS_PER_MS, "ms"),
+        stated_in("timestamp", number(fields, "timestamp"), unit),
         tokens("input_length", number(fields, "input_length"), 1),
         tokens("output_length", number(fields, "output_length"), 0),
         hash_ids(fields["hash_ids"]),

@@ -3,8 +3,8 @@
 Most formats are lines; those that are documents (`TraceFormat.document`) are given parts of text,
 since a document may be one line of any length.
 
-A trace is walked twice: once before the run by `survey`, so that a file that cannot be used is
-refused before anything is written, and once by whoever replays it. No walk keeps rows, and the
+A trace is walked twice: once before the run by `surveying.read`, so that a file that cannot be used
+is refused before anything is written, and once by whoever replays it. No walk keeps rows, and the
 counters of a walk belong to the caller (`Tally`).
 
 Whatever is wrong with a file is a `TraceError` that names the file, the line where there is one,
@@ -14,15 +14,14 @@ and what would help.
 import codecs
 import glob
 import gzip
-import hashlib
 import importlib
 import io
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -35,7 +34,9 @@ from kv_cache.workload.formats.base import (
     Reading,
     Seen,
     TextFormat,
+    TimeUnit,
     TraceFormat,
+    UnitFormat,
     WrongHeaderError,
     shown,
 )
@@ -388,6 +389,8 @@ class Trace:
     format_name: str
     skip_bad_rows: bool = False
     reading: Reading = field(default_factory=Reading)
+    time_unit: TimeUnit | None = None
+    """What its times count, where they are bare numbers and not what the format says."""
     unfit: Callable[[TraceRow], str | None] | None = None
     """Why a good row cannot be asked of this run, where it cannot: then it is a bad one."""
 
@@ -395,6 +398,8 @@ class Trace:
     def format(self) -> TraceFormat:
         """How the files are read: the table's format, told what `reading` says."""
         of = TRACE_FORMATS[self.format_name]
+        if self.time_unit is not None and isinstance(of, UnitFormat):
+            return of.in_unit(self.time_unit)
         return of.configured(self.reading) if isinstance(of, TextFormat) else of
 
     def reading_facts(self) -> dict[str, Any]:
@@ -485,10 +490,13 @@ def open_trace(
     *,
     skip_bad_rows: bool = False,
     reading: Reading | None = None,
+    time_unit: str = AUTO,
 ) -> Trace:
-    """The trace that `path` names (`find_files`), in the format `wanted` (`detect`).
+    """The trace that `path` names (`find_files`), in the format `wanted` (`detect`), its times in
+    `time_unit` (auto: see `surveying.read`).
 
-    Raises `TraceError` where there is no file, no format, or files of several formats.
+    Raises `TraceError` where there is no file, no format, or files of several formats, and for a
+    unit that the format has no use for.
     """
     files = find_files(path)
     first = detect(files[0], wanted)
@@ -504,11 +512,17 @@ def open_trace(
             f"--max-conversations: the rows of {path} ({first.name}) do not stand session by "
             "session; leave it out, or bound the run with --max-requests"
         )
+    if time_unit != AUTO and not isinstance(TRACE_FORMATS[first.name], UnitFormat):
+        raise TraceError(
+            f"workload.trace_time_unit (--trace-time-unit) is {time_unit}, but {path} "
+            f"({first.name}) has no times that are bare numbers; leave it out"
+        )
     return Trace(
         files=files,
         format_name=first.name,
         skip_bad_rows=skip_bad_rows,
         reading=Reading() if reading is None else reading,
+        time_unit=None if time_unit == AUTO else TimeUnit(time_unit),
     )
 
 
@@ -540,167 +554,7 @@ def _not_empty(path: Path, texts: Iterator[tuple[int, str]]) -> Iterator[tuple[i
 
 
 def _refuse(row: BadRow) -> None:
-    raise TraceError(f"{row}. {_WAY_OUT}")
+    raise TraceError(f"{row}. {WAY_OUT}")
 
 
-_WAY_OUT = "Correct the file, or leave such rows out with --skip-bad-rows"
-
-
-# --- what a trace holds, before it is replayed ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What one whole walk found. Times in ns, sizes in tokens; `rows` are the good ones."""
-
-    rows: int
-    bad_rows: int
-    first_bad: tuple[BadRow, ...]
-    notes: Mapping[str, int]
-    """What was counted beside good and bad rows, by what its `Note` is called."""
-    sessions: int
-    """Of a grouped format; else 0."""
-    span_ns: int
-    """Of a grouped format: of its longest session."""
-    prompt_tokens: int
-    output_tokens: int
-    has_hash_ids: bool
-    block_tokens: int
-    most_tokens: int
-    """Of a row: its prompt, or its blocks, whole."""
-    most_bytes: int
-    """Of an object that a row names, where rows do."""
-    follows: bool
-    """A row may wait for the answer to another one: it is of a session, or names it."""
-    sha256: str
-    """Of the files' bytes as they lie on disk, one after the other: `cat files | sha256sum`."""
-
-    @property
-    def failed_rows(self) -> int:
-        return self.notes.get(Note.FAILED.value, 0)
-
-    @property
-    def backward_rows(self) -> int:
-        return self.notes.get(Note.BACKWARD.value, 0)
-
-
-def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None = None) -> Survey:
-    """Walks the trace, or its first `limit` good rows, and counts; keeps no row.
-
-    `progress` is told the number of good rows so far, now and then and at the end. The checksum
-    is that of the whole files, whatever the limit. Raises `TraceError` for a file that is empty,
-    unreadable or has another header.
-    """
-    tally = Tally()
-    grouped = trace.format.grouped
-    rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
-    session: str | None = None
-    follows = False
-    for row in islice(trace.every_row(tally), limit or None):
-        rows += 1
-        follows = follows or row.session is not None or bool(row.after)
-        prompt += row.prompt_tokens
-        output += row.output_tokens
-        span_ns = max(span_ns, row.at_ns)
-        whole = row.block_tokens * len(row.hash_ids or ())
-        most_tokens = max(most_tokens, row.prompt_tokens, whole)
-        most_bytes = max(most_bytes, row.nbytes)
-        if row.request is not None:
-            most_bytes = max(most_bytes, *(block.nbytes for block in row.request.blocks), 0)
-        if row.block_tokens != block_tokens and row.hash_ids is not None:
-            block_tokens = _one_size(trace, block_tokens, row)
-        if grouped and row.session != session:
-            sessions, session = sessions + 1, row.session
-        if progress is not None and rows % _PROGRESS_ROWS == 0:
-            progress(rows)
-    if progress is not None:
-        progress(rows)
-    return Survey(
-        rows=rows,
-        bad_rows=tally.bad_rows,
-        first_bad=tuple(tally.first_bad),
-        notes=dict(tally.notes),
-        sessions=sessions,
-        span_ns=span_ns,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        has_hash_ids=block_tokens > 0,
-        block_tokens=block_tokens,
-        most_tokens=most_tokens,
-        most_bytes=most_bytes,
-        follows=follows,
-        sha256=_sha256(trace.files),
-    )
-
-
-def _one_size(trace: Trace, known: int, row: TraceRow) -> int:
-    """The blocks' size, which is one for the whole trace. Raises `TraceError`."""
-    if known:
-        what = "item" if trace.format.document else "line"
-        raise TraceError(
-            f"{_names(trace)}: {what} {row.line} has blocks of {row.block_tokens} tokens, those "
-            f"before it had {known}; give a trace whose blocks are all of one size"
-        )
-    return row.block_tokens
-
-
-def _sha256(files: tuple[Path, ...]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        try:
-            with path.open("rb") as stream:
-                while part := stream.read(_HASH_STEP_BYTES):
-                    digest.update(part)
-        except OSError as problem:
-            raise TraceError(f"{path}: cannot be read: {problem}") from None
-    return digest.hexdigest()
-
-
-def require_usable(trace: Trace, found: Survey, way_out: str = _WAY_OUT) -> None:
-    """Raises `TraceError` unless there is a good row and every bad one may be left out; `way_out`
-    of a bad one that may not.
-
-    (An empty file and another header do not come so far: `survey` raises for them.)
-    """
-    if found.bad_rows and not trace.skip_bad_rows:
-        raise TraceError(f"{_bad_rows(trace, found)}. {way_out}")
-    if found.rows:
-        return
-    if found.bad_rows:
-        raise TraceError(
-            f"{_bad_rows(trace, found)}, and there is no good one; is it a {trace.format_name} "
-            "trace at all? Name its format, or correct the file"
-        )
-    if found.notes.keys() == {Note.FAILED.value}:
-        raise TraceError(
-            f"{_names(trace)}: all {found.failed_rows} rows are failed requests, which are left "
-            "out; give a trace with at least one that was answered"
-        )
-    if found.notes:
-        counted = ", ".join(f"{note}: {count}" for note, count in sorted(found.notes.items()))
-        raise TraceError(
-            f"{_names(trace)}: no request is left to replay (counted were {counted}; what each "
-            "means is said in docs/reference/trace-formats.md); give another trace, or other limits"
-        )
-    if trace.format.document:
-        raise TraceError(f"{_names(trace)}: no item in it; a trace has at least one")
-    raise TraceError(f"{_names(trace)}: no rows behind the header; a trace has at least one row")
-
-
-def _bad_rows(trace: Trace, found: Survey) -> str:
-    """How many, where the first are and what is wrong with them."""
-    listed = "; ".join(str(row) for row in found.first_bad)
-    more = found.bad_rows - len(found.first_bad)
-    tail = f"; and {more} more" if more else ""
-    total = found.rows + found.bad_rows + found.failed_rows
-    # The rows of a document are not its items, of which nobody knows how many there are.
-    of = "items or parts of them" if trace.format.document else f"of {total} rows"
-    return (
-        f"{_names(trace)}: {found.bad_rows} {of} cannot be read as {trace.format_name} "
-        f"({listed}{tail})"
-    )
-
-
-def _names(trace: Trace) -> str:
-    first, others = trace.files[0], len(trace.files) - 1
-    return f"{first} and {others} more" if others else str(first)
+WAY_OUT = "Correct the file, or leave such rows out with --skip-bad-rows"

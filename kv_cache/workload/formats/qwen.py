@@ -15,18 +15,20 @@ is counted (`Note.DUPLICATE`) and called `ID@LINE`.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats.base import (
     Bad,
     Noted,
     RowClock,
     RowError,
+    TimeUnit,
     ignore,
     parsed,
     shown,
-    stated_ns,
+    stated_in,
     tokens,
 )
 from kv_cache.workload.formats.jsonlines import hash_ids, looks_like, number, read_object
@@ -56,7 +58,9 @@ class _Row(NamedTuple):
     parents: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class Qwen:
+    time_unit: TimeUnit = TimeUnit.S
     name = "qwen"
     document = False
     timed = True
@@ -65,6 +69,9 @@ class Qwen:
         "Qwen-Bailian JSON lines: chat_id, parent_chat_id (-1 = root), timestamp (s), "
         "input_length, output_length (tokens), hash_ids (blocks of 16 tokens)"
     )
+
+    def in_unit(self, unit: TimeUnit) -> "Qwen":
+        return Qwen(unit)
 
     def matches(self, head: str) -> bool:
         return any(looks_like(text, KEYS) for text in head.splitlines())
@@ -75,7 +82,7 @@ class Qwen:
         clock = RowClock(note)
         links = Links(note)
         sessions: Recent[str] = Recent()
-        for line, row in parsed(lines, _row, bad):
+        for line, row in parsed(lines, partial(_row, self.time_unit), bad):
             at_ns = clock.at(line, row.time_ns)
             after = links.after(line, row.parents)
             name = links.name(line, row.chat)
@@ -88,11 +95,11 @@ class Qwen:
             )
 
 
-def _row(text: str) -> _Row:
+def _row(unit: TimeUnit, text: str) -> _Row:
     fields = read_object(text, KEYS)
     parent = _chat("parent_chat_id", fields["parent_chat_id"], _ROOT)
     return _Row(
-        stated_ns("timestamp", number(fields, "timestamp"), NS_PER_S, "seconds"),
+        stated_in("timestamp", number(fields, "timestamp"), unit),
         tokens("input_length", number(fields, "input_length"), 1),
         tokens("output_length", number(fields, "output_length"), 0),
         hash_ids(fields["hash_ids"]),

@@ -7,19 +7,20 @@ Mutinifni/splitwise-sim.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
-from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats.base import (
     Bad,
     Columns,
     Noted,
     RowClock,
+    TimeUnit,
     head_has_columns,
     ignore,
     parsed,
     read_columns,
-    stated_ns,
+    stated_in,
     tokens,
 )
 from kv_cache.workload.formats.row import TraceRow
@@ -27,12 +28,17 @@ from kv_cache.workload.formats.row import TraceRow
 REQUIRED = ("arrival_timestamp", "prompt_size", "token_size")
 
 
+@dataclass(frozen=True, slots=True)
 class Splitwise:
+    time_unit: TimeUnit = TimeUnit.S
     name = "splitwise"
     document = False
     timed = True
     grouped = False
     description = "SplitwiseSim CSV: arrival_timestamp (s), prompt_size, token_size (tokens)"
+
+    def in_unit(self, unit: TimeUnit) -> "Splitwise":
+        return Splitwise(unit)
 
     def matches(self, head: str) -> bool:
         return head_has_columns(head, REQUIRED)
@@ -45,14 +51,16 @@ class Splitwise:
         if columns is None:
             return
         clock = RowClock(note)
-        for line, (time_ns, prompt, output) in parsed(lines, partial(_row, columns), bad):
+        for line, (time_ns, prompt, output) in parsed(
+            lines, partial(_row, columns, self.time_unit), bad
+        ):
             yield TraceRow(line, clock.at(line, time_ns), prompt, output)
 
 
-def _row(columns: Columns, text: str) -> tuple[int, int, int]:
+def _row(columns: Columns, unit: TimeUnit, text: str) -> tuple[int, int, int]:
     time, prompt, output = columns.cells(text)
     return (
-        stated_ns("arrival_timestamp", time, NS_PER_S, "seconds"),
+        stated_in("arrival_timestamp", time, unit),
         tokens("prompt_size", prompt, 1),
         tokens("token_size", output, 0),
     )

@@ -50,8 +50,8 @@ class Singles:
         gaps, thinks, prompts, outputs = (
             Stream(seed.child(name)) for name in ("gaps", "thinks", "prompts", "outputs")
         )
-        for start in range(0, work.requests, _BULK):
-            count = min(_BULK, work.requests - start)
+        for start in range(0, work.drawn_requests, _BULK):
+            count = min(_BULK, work.drawn_requests - start)
             yield from zip(
                 range(start, start + count),
                 repeat(0) if self._closed else gaps_ns(gaps.take(count), work.rate_per_s).tolist(),

@@ -133,13 +133,13 @@ def _plans(work: WorkloadSection, seed: Seed) -> Iterator[_Plan]:
     number = session = 0
     for drawn in _drawn(work, seed):
         for gap, turns, prompts, outputs, thinks, documents in drawn:
-            turns = min(turns, work.requests - number)
+            turns = min(turns, work.drawn_requests - number)
             yield _Plan(
                 number, session, gap, prompts[:turns], outputs[:turns], thinks[:turns], documents
             )
             number += turns
             session += 1
-            if number == work.requests:
+            if number == work.drawn_requests:
                 return
 
 

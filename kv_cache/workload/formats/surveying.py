@@ -1,0 +1,237 @@
+"""What a trace holds, read once before it is replayed: how much, in which unit its times are, and
+whether it can be used at all.
+
+A survey is a whole walk that keeps no row. It must never change what a walk yields but for the unit
+of its times, which `read` decides for formats whose times are bare numbers (`units`).
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kv_cache.core.errors import TraceError
+from kv_cache.core.units import NS_PER_S
+from kv_cache.workload.formats import TRACE_FORMATS
+from kv_cache.workload.formats.base import Note, UnitFormat
+from kv_cache.workload.formats.opening import WAY_OUT, BadRow, Tally, Trace
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.units import Pace, Taken, judged
+
+_HASH_STEP_BYTES = 1 << 20
+_PROGRESS_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What one whole walk found. Times in ns, sizes in tokens; `rows` are the good ones."""
+
+    rows: int
+    bad_rows: int
+    first_bad: tuple[BadRow, ...]
+    notes: Mapping[str, int]
+    """What was counted beside good and bad rows, by what its `Note` is called."""
+    sessions: int
+    """Of a grouped format; else 0."""
+    span_ns: int
+    """Of a grouped format: of its longest session."""
+    prompt_tokens: int
+    output_tokens: int
+    has_hash_ids: bool
+    block_tokens: int
+    most_tokens: int
+    """Of a row: its prompt, or its blocks, whole."""
+    most_bytes: int
+    """Of an object that a row names, where rows do."""
+    follows: bool
+    """A row may wait for the answer to another one: it is of a session, or names it."""
+    taken: Taken | None = None
+    """The unit of its times; None where they are no bare numbers."""
+    sha256: str
+    """Of the files' bytes as they lie on disk, one after the other: `cat files | sha256sum`."""
+
+    @property
+    def failed_rows(self) -> int:
+        return self.notes.get(Note.FAILED.value, 0)
+
+    @property
+    def backward_rows(self) -> int:
+        return self.notes.get(Note.BACKWARD.value, 0)
+
+
+def read(trace: Trace, progress: Callable[[int], None] | None = None) -> tuple[Trace, Survey]:
+    """The trace as it is replayed, its times in the unit that they are in, and what it holds.
+
+    The unit is that which was asked for, else what `units.judged` takes; where that is not the
+    format's, the trace is walked again. Raises `TraceError` as `survey` does.
+    """
+    own, found = TRACE_FORMATS[trace.format_name], survey(trace, progress=progress)
+    if not isinstance(own, UnitFormat):
+        return trace, found
+    if trace.time_unit is not None:
+        taken = Taken(unit=trace.time_unit, origin="option")
+    else:
+        tokens = found.prompt_tokens + found.output_tokens
+        pace = Pace(rows=found.rows, tokens=tokens, span_s=found.span_ns / NS_PER_S)
+        taken = judged(own.time_unit, pace)
+        if taken.unit is not own.time_unit:
+            trace = replace(trace, time_unit=taken.unit)
+            found = survey(trace, progress=progress)
+    return trace, replace(found, taken=taken)
+
+
+def facts(trace: Trace, found: Survey) -> dict[str, Any]:
+    """For every document: which trace it was, what was read of it and what left out."""
+    taken = found.taken
+    return {
+        "files": [str(path) for path in trace.files],
+        "format": trace.format_name,
+        "time_unit": None if taken is None else taken.unit.value,
+        "time_unit_from": None if taken is None else taken.origin,
+        "time_unit_why": None if taken is None else taken.why or taken.doubt or None,
+        "sha256": found.sha256,
+        "rows": found.rows,
+        "skipped_bad_rows": found.bad_rows,
+        "dropped_failed_rows": found.failed_rows,
+        "backward_rows": found.backward_rows,
+        "trace_block_tokens": found.block_tokens,
+        "sessions": found.sessions if trace.format.grouped else None,
+        "notes": dict(found.notes),
+        **trace.reading_facts(),
+    }
+
+
+def doubts(trace: Trace, found: Survey) -> tuple[str, ...]:
+    """Warnings about the unit of the times, in whole sentences."""
+    taken = found.taken
+    if taken is None or not (taken.doubt or taken.why):
+        return ()
+    if taken.doubt:
+        said = f"the times may be in another unit: {taken.doubt}; --trace-time-unit decides"
+    else:
+        said = f"its times are taken for {taken.unit}: {taken.why}; --trace-time-unit decides"
+    return (f"workload.trace {_names(trace)} ({trace.format_name}): {said}",)
+
+
+def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None = None) -> Survey:
+    """Walks the trace, or its first `limit` good rows, and counts; keeps no row.
+
+    `progress` is told the number of good rows so far, now and then and at the end. The checksum
+    is that of the whole files, whatever the limit. Raises `TraceError` for a file that is empty,
+    unreadable or has another header.
+    """
+    tally = Tally()
+    grouped = trace.format.grouped
+    rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
+    session: str | None = None
+    follows = False
+    for row in islice(trace.every_row(tally), limit or None):
+        rows += 1
+        follows = follows or row.session is not None or bool(row.after)
+        prompt += row.prompt_tokens
+        output += row.output_tokens
+        span_ns = max(span_ns, row.at_ns)
+        whole = row.block_tokens * len(row.hash_ids or ())
+        most_tokens = max(most_tokens, row.prompt_tokens, whole)
+        most_bytes = max(most_bytes, row.nbytes)
+        if row.request is not None:
+            most_bytes = max(most_bytes, *(block.nbytes for block in row.request.blocks), 0)
+        if row.block_tokens != block_tokens and row.hash_ids is not None:
+            block_tokens = _one_size(trace, block_tokens, row)
+        if grouped and row.session != session:
+            sessions, session = sessions + 1, row.session
+        if progress is not None and rows % _PROGRESS_ROWS == 0:
+            progress(rows)
+    if progress is not None:
+        progress(rows)
+    return Survey(
+        rows=rows,
+        bad_rows=tally.bad_rows,
+        first_bad=tuple(tally.first_bad),
+        notes=dict(tally.notes),
+        sessions=sessions,
+        span_ns=span_ns,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        has_hash_ids=block_tokens > 0,
+        block_tokens=block_tokens,
+        most_tokens=most_tokens,
+        most_bytes=most_bytes,
+        follows=follows,
+        sha256=_sha256(trace.files),
+    )
+
+
+def _one_size(trace: Trace, known: int, row: TraceRow) -> int:
+    """The blocks' size, which is one for the whole trace. Raises `TraceError`."""
+    if known:
+        what = "item" if trace.format.document else "line"
+        raise TraceError(
+            f"{_names(trace)}: {what} {row.line} has blocks of {row.block_tokens} tokens, those "
+            f"before it had {known}; give a trace whose blocks are all of one size"
+        )
+    return row.block_tokens
+
+
+def _sha256(files: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            with path.open("rb") as stream:
+                while part := stream.read(_HASH_STEP_BYTES):
+                    digest.update(part)
+        except OSError as problem:
+            raise TraceError(f"{path}: cannot be read: {problem}") from None
+    return digest.hexdigest()
+
+
+def require_usable(trace: Trace, found: Survey, way_out: str = WAY_OUT) -> None:
+    """Raises `TraceError` unless there is a good row and every bad one may be left out; `way_out`
+    of a bad one that may not.
+
+    (An empty file and another header do not come so far: `survey` raises for them.)
+    """
+    if found.bad_rows and not trace.skip_bad_rows:
+        raise TraceError(f"{_bad_rows(trace, found)}. {way_out}")
+    if found.rows:
+        return
+    if found.bad_rows:
+        raise TraceError(
+            f"{_bad_rows(trace, found)}, and there is no good one; is it a {trace.format_name} "
+            "trace at all? Name its format, or correct the file"
+        )
+    if found.notes.keys() == {Note.FAILED.value}:
+        raise TraceError(
+            f"{_names(trace)}: all {found.failed_rows} rows are failed requests, which are left "
+            "out; give a trace with at least one that was answered"
+        )
+    if found.notes:
+        counted = ", ".join(f"{note}: {count}" for note, count in sorted(found.notes.items()))
+        raise TraceError(
+            f"{_names(trace)}: no request is left to replay (counted were {counted}; what each "
+            "means is said in docs/reference/trace-formats.md); give another trace, or other limits"
+        )
+    if trace.format.document:
+        raise TraceError(f"{_names(trace)}: no item in it; a trace has at least one")
+    raise TraceError(f"{_names(trace)}: no rows behind the header; a trace has at least one row")
+
+
+def _bad_rows(trace: Trace, found: Survey) -> str:
+    """How many, where the first are and what is wrong with them."""
+    listed = "; ".join(str(row) for row in found.first_bad)
+    more = found.bad_rows - len(found.first_bad)
+    tail = f"; and {more} more" if more else ""
+    total = found.rows + found.bad_rows + found.failed_rows
+    # The rows of a document are not its items, of which nobody knows how many there are.
+    of = "items or parts of them" if trace.format.document else f"of {total} rows"
+    return (
+        f"{_names(trace)}: {found.bad_rows} {of} cannot be read as {trace.format_name} "
+        f"({listed}{tail})"
+    )
+
+
+def _names(trace: Trace) -> str:
+    first, others = trace.files[0], len(trace.files) - 1
+    return f"{first} and {others} more" if others else str(first)

@@ -1,0 +1,101 @@
+"""In which unit a trace's times are: as asked for, as the format says, or as its pace tells."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.core.errors import TraceError
+from kv_cache.workload.formats.base import TimeUnit
+from kv_cache.workload.formats.opening import open_trace
+from kv_cache.workload.formats.surveying import Survey, doubts, facts, read
+from kv_cache.workload.formats.units import Pace, judged
+
+MS, S = TimeUnit.MS, TimeUnit.S
+
+
+def mooncake(tmp_path: Path, times: list[Any], prompt: int = 12_000) -> Path:
+    path = tmp_path / "mooncake.jsonl"
+    rows = (
+        {"timestamp": at, "input_length": prompt, "output_length": 300, "hash_ids": [number]}
+        for number, at in enumerate(times)
+    )
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def found(path: Path, unit: str = "auto") -> tuple[Survey, dict[str, Any], tuple[str, ...]]:
+    trace, survey = read(open_trace(str(path), time_unit=unit))
+    assert max(row.at_ns for row in trace.rows()) == survey.span_ns
+    return survey, facts(trace, survey), doubts(trace, survey)
+
+
+@pytest.mark.parametrize("step", [1, 0.5])
+def test_a_trace_in_seconds_is_not_read_as_milliseconds(tmp_path: Path, step: float) -> None:
+    path = mooncake(tmp_path, [step * number for number in range(60)])
+    survey, said, warnings = found(path)
+    assert survey.span_ns == step * 59 * 10**9
+    assert (said["time_unit"], said["time_unit_from"]) == ("s", "detected")
+    assert len(warnings) == 1
+    assert "taken for s" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("times", "prompt"),
+    [
+        ([3000 * (number // 10) for number in range(60)], 12_000),  # as Mooncake's own
+        (list(range(60)), 100),  # a burst of short prompts
+        ([number // 20 for number in range(60)], 12_000),  # all but at once
+        ([0, 1, 2], 12_000),  # too few to tell
+        ([0] * 60, 12_000),
+        ([number / 5 for number in range(60_000)], 3000),  # 5,000/s for 12 s: a large cluster
+    ],
+)
+def test_a_trace_in_milliseconds_is_never_taken_for_one_in_seconds(
+    tmp_path: Path, times: list[int], prompt: int
+) -> None:
+    survey, said, _ = found(mooncake(tmp_path, times, prompt))
+    assert (said["time_unit"], said["time_unit_from"]) == ("ms", "format")
+    assert survey.span_ns == (times[-1] - times[0]) * 10**6
+
+
+def test_an_unlikely_pace_is_said_and_kept(tmp_path: Path) -> None:
+    _, said, warnings = found(mooncake(tmp_path, [number / 2 for number in range(60)], 100))
+    assert (said["time_unit"], said["time_unit_from"]) == ("ms", "format")
+    assert len(warnings) == 1
+    assert "may be in another unit" in warnings[0]
+    assert "--trace-time-unit" in warnings[0]
+
+
+@pytest.mark.parametrize("unit", list(TimeUnit))
+def test_the_unit_that_is_asked_for_is_taken(tmp_path: Path, unit: TimeUnit) -> None:
+    path = mooncake(tmp_path, [7 * number for number in range(60)])
+    survey, said, warnings = found(path, unit.value)
+    assert survey.span_ns == 7 * 59 * unit.ns
+    assert (said["time_unit"], said["time_unit_from"], warnings) == (unit.value, "option", ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mooncake_sample.jsonl", "qwen_sample.jsonl", "splitwise_sample.csv", "burstgpt_sample.csv",
+     "burstgpt3_sample.csv"],
+)  # fmt: skip
+def test_a_sample_keeps_the_unit_of_its_format_without_a_doubt(name: str) -> None:
+    _, said, warnings = found(Path("datasets") / name)
+    assert (said["time_unit_from"], warnings) == ("format", ())
+    _, other, _ = found(Path("datasets") / name, "us")
+    assert other["time_unit"] == "us"
+
+
+def test_times_that_have_a_unit_of_their_own_keep_it() -> None:
+    assert found(Path("datasets/azure_sample.csv"))[1]["time_unit"] is None
+    with pytest.raises(TraceError, match="--trace-time-unit"):
+        open_trace("datasets/azure_sample.csv", time_unit="ms")
+
+
+def test_a_trace_of_decades_is_one_in_a_finer_unit() -> None:
+    week = Pace(rows=600_000, tokens=600_000_000, span_s=7 * 86_400 * 1000.0)
+    assert judged(S, week).unit is MS
+    slow = Pace(rows=30, tokens=30_000, span_s=90_000)
+    assert (judged(S, slow).unit, bool(judged(S, slow).doubt)) == (S, True)
