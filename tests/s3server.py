@@ -75,6 +75,8 @@ class S3Server:
     process: "subprocess.Popen[bytes] | None" = None
     port: int = 0
     metrics_port: int = 0
+    filer: str = ""
+    """Where `weed mount` finds the same files."""
     environ: dict[str, str] = field(default_factory=dict)
     _sockets: list[Path] = field(default_factory=list)
 
@@ -98,6 +100,7 @@ class S3Server:
         ]
         (self.root / "s3.json").write_text(json.dumps({"identities": identities}))
         self.port, self.metrics_port, master, volume, filer, *grpc = free_ports(10)
+        self.filer = f"127.0.0.1:{filer}.{grpc[2]}"
         self.environ = {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,

@@ -12,18 +12,17 @@ is dead. What another machine's run left cannot be told from what it still uses:
 """
 
 import logging
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-from kv_cache.bench.place import OWNER_NAME, is_alive, run_identity
+from kv_cache.bench.owner import Life, life_of, may_be_removed, run_identity
+from kv_cache.bench.place import OWNER_NAME
 from kv_cache.core.effect import VANISHED
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.text import to_json
@@ -107,10 +106,11 @@ class RunPrefix:
     """Possession of a fresh directory below a prefix, from the constructor to `close`. Raises
     PlaceError."""
 
-    def __init__(self, place: ObjectPlace, *, run: str) -> None:
+    def __init__(self, place: ObjectPlace, *, run: str, reclaim: str | None = None) -> None:
         self.path = place
         self._client = Client(place)
         self._run = run
+        self._reclaim = reclaim
         now = datetime.now(UTC)
         self.directory = f"{RUNS}/{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(8)}"
         self._closed = False
@@ -140,17 +140,16 @@ class RunPrefix:
     def _remove_leftovers(self) -> None:
         """What dead runs of this machine left goes; what may be in use is left alone."""
         foreign: list[str] = []
-        here = machine()
         found = self._client.directories(self.path.key(RUNS))
         for path in found[:_MOST_OWNERS]:
             directory = f"{RUNS}/{path.rstrip('/').rpartition('/')[2]}"
             owner = self._owner(directory)
             if owner is None or owner.get("kept"):
                 continue
-            if here is None or owner.get("machine") != here:
-                foreign.append(directory)
-            elif not is_alive(owner):
+            if may_be_removed(owner, device=None, reclaim=self._reclaim):
                 self._clear(directory)
+            elif life_of(owner, device=None) is Life.ELSEWHERE:
+                foreign.append(directory)
         if foreign:
             log.info(
                 "%s: %d runs of other machines are, or were, at work there (%s)",
@@ -171,7 +170,7 @@ class RunPrefix:
         return owner if ours and type(owner.get("pid")) is int else None
 
     def _write_owner(self, *, kept: bool) -> None:
-        record = {**run_identity(self._run), "machine": machine(), "kept": kept}
+        record = {**run_identity(self._run), "kept": kept}
         self._client.put(self.path.key(f"{self.directory}/{OWNER_NAME}"), to_json(record))
 
     def _clear(self, directory: str) -> None:
@@ -196,13 +195,3 @@ class RunPrefix:
     def _delete(self, keys: Sequence[str]) -> None:
         if keys:
             self._client.delete_all(keys)
-
-
-def machine() -> str | None:
-    """This boot of this machine, as far as processes can see each other: a container of the same
-    machine is another one. None where it cannot be told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return None

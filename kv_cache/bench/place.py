@@ -8,7 +8,7 @@ follows a symbolic link.
     <cache dir>/
       .kv-cache.lock                  flock'ed while a run works here; says who
       kv-cache-run-<pid>-<hex>/       `CacheDir.objects`
-        OWNER.json                    makes the directory ours
+        OWNER.json                    makes the directory ours; see `bench.owner`
         <2 hex digits>/<name>.kv      the objects
 """
 
@@ -26,16 +26,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kv_cache.bench.owner import (
+    RECORD_BYTES,
+    Life,
+    host_of,
+    is_alive,
+    life_of,
+    may_be_removed,
+    parse_record,
+    process_of,
+    run_identity,
+)
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, human_bytes
 
-PROGRAM = "kv-cache"
 LOCK_NAME = ".kv-cache.lock"
 OWNER_NAME = "OWNER.json"
 RUN_PREFIX = "kv-cache-run-"
@@ -63,7 +72,6 @@ RESULT_NAMES = ("benchmark_results_", "precondition_")
 """Beginnings of the names that results have where none is given."""
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 _TEMPORARY = "kv_cache_"
-_RECORD_BYTES = 4096  # more than a lock or owner file of ours can have
 _STORAGE_SHARE = 0.95  # of the free space; the rest is for the file system's own data
 
 
@@ -72,9 +80,9 @@ def check_cache_dir(path: Path) -> None:
     _check_directory(path, f"cache directory {path}")
 
 
-def check_space(path: Path, wanted_bytes: int) -> None:
+def check_space(path: Path, wanted_bytes: int, reclaim: str | None = None) -> None:
     """Refuse a run that wants more than is free below `path`, or will be when it begins."""
-    free = obtainable_bytes(path)
+    free = obtainable_bytes(path, reclaim)
     if wanted_bytes <= free:
         return
     fits_gib = int(free * _STORAGE_SHARE / GIB * 100) / 100
@@ -170,13 +178,15 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def obtainable_bytes(path: Path) -> int:
+def obtainable_bytes(path: Path, reclaim: str | None = None) -> int:
     """Free bytes, and those of dead runs' objects in the cache directory `path`: the next run
-    removes them before it begins."""
+    removes them before it begins, those of the host `reclaim` as well."""
     real = _resolve(path, str(path))
     if not real.is_dir():
         return free_bytes(path)
-    dead = (d for d in _owned_dirs(real) if _is_leftover(_owner(d)))
+    device = os.stat(real).st_dev
+    owned = _owned_dirs(real)
+    dead = (d for d in owned if may_be_removed(_owner(d), device=device, reclaim=reclaim))
     objects = itertools.chain.from_iterable(d.glob(FILES_PATTERN) for d in dead)
     return free_bytes(path) + sum(o.lstat().st_blocks * _BLOCK_BYTES for o in objects)
 
@@ -404,13 +414,15 @@ class CacheDir:
     also when it is a run that ends a moment later.
     """
 
-    def __init__(self, path: Path, *, run: str) -> None:
+    def __init__(self, path: Path, *, run: str, reclaim: str | None = None) -> None:
+        """`reclaim`: a host known to be dead, whose runs' objects are leftovers like any."""
         check_cache_dir(path)
         self.path = _resolve(path, f"cache directory {path}")
         """The cache directory, without symbolic links."""
         self.leftovers = Removed()
         """What the opening removed of dead runs."""
         self._run = run
+        self._reclaim = reclaim
         self._created: list[Path] = []
         self._lock: int | None = None
         self._objects = self.path / f"{RUN_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
@@ -502,14 +514,15 @@ class CacheDir:
                 self._created.append(path)
 
     def _remove_leftovers(self) -> None:
-        sweep = _Sweep()
+        sweep, device = _Sweep(), os.stat(self.path).st_dev
         for directory in _owned_dirs(self.path):
             owner = _owner(directory)
             if owner is None or owner.get("kept"):
                 continue
-            if is_alive(owner):
-                # Its lock file was deleted by hand; its objects are in use all the same.
-                raise PlaceError(_in_use(self.path, owner))
+            if not may_be_removed(owner, device=device, reclaim=self._reclaim):
+                # Its lock does not reach us, or was deleted by hand; its objects may be in use.
+                here = life_of(owner, device=device) is Life.ALIVE
+                raise PlaceError((_in_use if here else _in_use_elsewhere)(self.path, owner))
             sweep.run_dir(directory)
         self.leftovers = sweep.removed
 
@@ -522,7 +535,11 @@ class CacheDir:
             raise
 
     def _write_owner(self, *, kept: bool) -> None:
-        record = run_identity(self._run) | {"files_pattern": FILES_PATTERN, "kept": kept}
+        record = run_identity(self._run) | {
+            "device": os.stat(self._objects).st_dev,
+            "files_pattern": FILES_PATTERN,
+            "kept": kept,
+        }
         fd = os.open(self._objects / OWNER_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _write_record(fd, record)
@@ -589,8 +606,8 @@ def _is_file_of(fd: int, file: Path) -> bool:
 
 def _refuse_foreign_lock(fd: int, file: Path) -> None:
     """An empty one is a run's that died before it wrote; one with other content is not ours."""
-    content = os.pread(fd, _RECORD_BYTES, 0)
-    if content.strip(b"\0") and _parse_record(content) is None:
+    content = os.pread(fd, RECORD_BYTES, 0)
+    if content.strip(b"\0") and parse_record(content) is None:
         raise PlaceError(f"{file}: it exists and is not a lock file of ours; move it away")
 
 
@@ -598,7 +615,7 @@ def _holder(fd: int) -> dict[str, Any] | None:
     """Who holds the lock; waits up to half a second for a run that has only just taken it."""
     record = None
     for _ in range(25):
-        record = _parse_record(os.pread(fd, _RECORD_BYTES, 0))
+        record = parse_record(os.pread(fd, RECORD_BYTES, 0))
         if record is not None and is_alive(record):
             break
         time.sleep(0.02)
@@ -608,39 +625,25 @@ def _holder(fd: int) -> dict[str, Any] | None:
 def _in_use(cache_dir: Path, record: dict[str, Any] | None) -> str:
     who = "another run"
     if record is not None:
-        who = f"process {record['pid']}, started {record.get('started', 'at an unknown time')},"
+        who = process_of(record)
     return (
         f"cache directory {cache_dir}: {who} is using it; "
         "wait for its end or give each run a --cache-dir of its own"
     )
 
 
-def run_identity(run: str) -> dict[str, Any]:
-    """Who works somewhere, for a lock or owner file."""
-    return {
-        "program": PROGRAM,
-        "run": run,
-        "pid": os.getpid(),
-        "pid_start_ticks": _start_ticks(os.getpid()),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+def _in_use_elsewhere(cache_dir: Path, owner: dict[str, Any]) -> str:
+    return (
+        f"cache directory {cache_dir}: {process_of(owner)} is using it, or died without removing "
+        "its files; wait for its end, give each host a --cache-dir of its own or, if you know that "
+        f"it is dead, say so with --reclaim {host_of(owner)}"
+    )
 
 
 def _write_record(fd: int, record: dict[str, Any]) -> None:
     """One write that the next reader sees whole or, after a kill between the calls, not at all."""
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(record).encode() + b"\n", 0)
-
-
-def _parse_record(content: bytes) -> dict[str, Any] | None:
-    """A lock or owner file of ours; None when it is not one."""
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or record.get("program") != PROGRAM:
-        return None
-    return record if type(record.get("pid")) is int else None
 
 
 def _owned_dirs(cache_dir: Path) -> list[Path]:
@@ -660,7 +663,7 @@ def _owner(directory: Path) -> dict[str, Any] | None:
     except OSError:
         return None  # no proof that it is ours, so it is not touched
     try:
-        return _parse_record(os.read(fd, _RECORD_BYTES))
+        return parse_record(os.read(fd, RECORD_BYTES))
     except OSError:
         return None
     finally:
@@ -672,30 +675,11 @@ def _sweep_temporary(run: str) -> None:
     and something dead."""
     for path in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
         try:
-            if path.is_symlink() or not any(_is_leftover(_owner(d)) for d in _owned_dirs(path)):
+            device = os.stat(path).st_dev
+            dead = (may_be_removed(_owner(d), device=device) for d in _owned_dirs(path))
+            if path.is_symlink() or not any(dead):
                 continue
             CacheDir(path, run=run).close()
         except (OSError, PlaceError):
             continue  # somebody else's, or in use: not ours to remove
         _Sweep().empty_dir(path)
-
-
-def _is_leftover(owner: dict[str, Any] | None) -> bool:
-    """Whether a run's objects may be removed: ours, not kept, and its process dead."""
-    return owner is not None and not owner.get("kept") and not is_alive(owner)
-
-
-def is_alive(record: dict[str, Any]) -> bool:
-    """Whether the very process that wrote the record still runs: numbers are used again."""
-    ticks = _start_ticks(record["pid"])
-    return ticks is not None and ticks == record.get("pid_start_ticks")
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None when it is dead or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    state, *fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if state in "ZX" else int(fields[18])

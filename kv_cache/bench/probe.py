@@ -73,6 +73,7 @@ class ProbePlan:
     seed: int = 1
     layout: str = "arena"
     fsync: str = "never"
+    reclaim: str | None = None  # a dead host, see `CacheDir`
     shares: tuple[float, ...] = (0.5,)  # of reads, where they are mixed with writes
 
     @property

@@ -123,12 +123,12 @@ def drive_capacities(config: Config, places: Sequence[Place]) -> list[int]:
     on = [os.stat(nearest_existing(directory)).st_dev for directory in directories]
     wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
     if not wanted:
-        free = [_free_bytes(directory, config.tiers.free_share) for directory in directories]
+        free = [_free_bytes(directory, config) for directory in directories]
         return [_pages(n // on.count(place)) for n, place in zip(free, on, strict=True)]
     capacities = _shares(wanted, len(directories))
     for directory, place in zip(directories, on, strict=True):
         here = (n for n, other in zip(capacities, on, strict=True) if other == place)
-        check_space(directory, sum(here))
+        check_space(directory, sum(here), config.tiers.reclaim)
     return capacities
 
 
@@ -149,7 +149,7 @@ def room_wanted(config: Config) -> list[dict[str, Any]]:
                 "device": os.stat(nearest_existing(directory)).st_dev,
                 "wanted_bytes": capacity,
                 "free_bytes": free,
-                "dead_bytes": max(0, obtainable_bytes(directory) - free),
+                "dead_bytes": max(0, obtainable_bytes(directory, config.tiers.reclaim) - free),
             }
         )
     return found
@@ -165,8 +165,9 @@ def _pages(nbytes: int) -> int:
     return nbytes // PAGE_BYTES * PAGE_BYTES
 
 
-def _free_bytes(directory: Path, share: float) -> int:
-    capacity = _pages(int(obtainable_bytes(directory) * share))
+def _free_bytes(directory: Path, config: Config) -> int:
+    obtainable = obtainable_bytes(directory, config.tiers.reclaim)
+    capacity = _pages(int(obtainable * config.tiers.free_share))
     if capacity < MIB:
         raise PlaceError(
             f"cache directory {directory}: the file system is full; give another --cache-dir"
@@ -235,11 +236,14 @@ def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:
     if config.tiers.cache_dir is None:
         return [CacheDir.temporary(run=run)]
     made: list[CacheDir | RunPrefix] = []
+    reclaim = config.tiers.reclaim
     try:
         for name in config.tiers.cache_dir:
             place = place_of(config, name)
             made.append(
-                CacheDir(place, run=run) if isinstance(place, Path) else RunPrefix(place, run=run)
+                CacheDir(place, run=run, reclaim=reclaim)
+                if isinstance(place, Path)
+                else RunPrefix(place, run=run, reclaim=reclaim)
             )
     except BaseException:
         for drive in made:

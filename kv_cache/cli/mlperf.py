@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kv_cache.cli.exits import Exit
-from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 _ABOUT = """\
@@ -115,6 +115,7 @@ def _run_parser() -> CommandParser:
     add("--results-dir", required=True, metavar="D", help="A new or empty directory for the tree")
     add("--cache-dir", required=True, metavar="C",
         help="On the storage under test; client r has C/rank_<r>")  # fmt: skip
+    add("--reclaim", metavar="HOST", help=RECLAIM)
     add("--division", choices=DIVISIONS, help="What is allowed [closed; with --shorten open]")
     add("--option", type=int, choices=(1, 2, 3), action="append", dest="options",
         help="Only this option; may be given several times [all three]")  # fmt: skip

@@ -77,6 +77,7 @@ _FROM_THE_SEQUENCE = {
     "tiers.cache_dir": "give --cache-dir before the --",
     "run.seed": "give --seed before the --",
     "run.trials": "give --trials before the --",
+    "tiers.reclaim": "give --reclaim before the --",
     "tiers.keep_cache": "the next trial begins with an empty cache",
 }
 
@@ -160,6 +161,7 @@ def _plan(given: argparse.Namespace, argv: Sequence[str]) -> Plan:
         shorten_s=shorten,
         config=given.config,
         flags=tuple(given.flags),
+        reclaim=given.reclaim,
         launch=launch,
         command=("kv-cache.py", "mlperf", "run", *argv),
     )  # fmt: skip
@@ -212,6 +214,7 @@ def _try(plan: Plan, asked: Asked, output: Path) -> None:
 def _words(plan: Plan, option: int, output: Path, cache: str, config: Path | None) -> list[str]:
     """The wrapper's arguments: with flags in the form of v3.0, else in that of July."""
     configured = [] if config is None else ["--config", str(config)]
+    configured += [] if plan.reclaim is None else ["--reclaim", plan.reclaim]
     shortened = [] if plan.shorten_s is None else [f"{plan.shorten_s:g}"]
     if not plan.flags:
         words = ["--option", str(option), "--base-output-dir", str(output), "--cache-dir", cache]

@@ -6,6 +6,10 @@ from typing import NoReturn
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 
+RECLAIM = (
+    "host known to be dead, whose runs' files are removed from the directory; those of any other "
+    "host may be in use, and are refused"
+)
 _UNKNOWN = re.compile(r"unrecognized arguments: (-[^\s=]+)")
 
 

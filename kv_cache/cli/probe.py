@@ -32,7 +32,7 @@ from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
-from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.config.profile import HEADER, Profile, profile_text
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What is measured, of each directory."""
+    parser.add_argument("--reclaim", metavar="HOST", help=RECLAIM)
     parser.add_argument(
         "--size-gib",
         type=float,
@@ -194,9 +195,10 @@ def plan_of(options: argparse.Namespace, directory: Path) -> ProbePlan:
     plan = ProbePlan(
         sizes=tuple(dict.fromkeys(sizes)),
         concurrencies=tuple(sorted({1, *map(int, depths)})),
-        data_bytes=_data_bytes(options.size_gib, directory),
+        data_bytes=_data_bytes(options.size_gib, directory, options.reclaim),
         seconds=options.seconds,
         layout=options.layout,
+        reclaim=options.reclaim,
         fsync=options.fsync,
         shares=tuple(sorted(set(_numbers(options.read_shares, "--read-shares", 0.01, 0.99)))),
     )
@@ -230,8 +232,8 @@ def _page_bytes(size_mib: float, text: str) -> int:
     return int(nbytes)
 
 
-def _data_bytes(size_gib: float | None, directory: Path) -> int:
-    free = int(obtainable_bytes(directory) * _FILL_SHARE)
+def _data_bytes(size_gib: float | None, directory: Path, reclaim: str | None) -> int:
+    free = int(obtainable_bytes(directory, reclaim) * _FILL_SHARE)
     if size_gib is None:
         return min(int(DEFAULT_GIB * GIB), free)
     if not 0 < size_gib <= 2**20:
@@ -288,7 +290,7 @@ def measure(
     """Carry out a plan: what was found, as a profile that will be called `output`, and as text.
     No profile where nothing could be measured, or a signal came."""
     began_s, started = time.monotonic(), datetime.now(UTC)
-    with CacheDir(directory, run="probe") as place:
+    with CacheDir(directory, run="probe", reclaim=plan.reclaim) as place:
         bar = _Bar()
         try:
             with Probe(place.objects, plan, stop=signals.stop, tick=bar.tick) as probe:

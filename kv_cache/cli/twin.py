@@ -17,7 +17,7 @@ from kv_cache.bench.place import CacheDir, check_cache_dir, obtainable_bytes
 from kv_cache.cli.aside import tied
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.units import human_bytes
 from kv_cache.report.fio import (
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     directories = [Path(name) for name in options.dir] or _where_it_was(twin)
     _check_room(twin, directories, options.seconds)
     with interrupts() as signals:
-        return _compare(twin, directories, options.seconds, signals)
+        return _compare(twin, directories, options, signals)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="directory on the device to be measured; several times for several drives (default: "
         "the cache directory of the run, or what it was in)",
     )
+    parser.add_argument("--reclaim", metavar="HOST", help=RECLAIM)
     parser.add_argument(
         "--seconds",
         type=float,
@@ -182,14 +183,17 @@ def _check_room(twin: Twin, directories: Sequence[Path], seconds: float) -> None
 # --- running ---------------------------------------------------------------------------------
 
 
-def _compare(twin: Twin, directories: Sequence[Path], seconds: float, signals: Interrupts) -> int:
+def _compare(
+    twin: Twin, directories: Sequence[Path], options: argparse.Namespace, signals: Interrupts
+) -> int:
+    seconds: float = options.seconds
     print(what_it_does(twin))
     taken: list[CacheDir] = []
     problem: str | None = None
     answer: Answer | None = None
     try:
         for directory in directories:
-            taken.append(CacheDir(directory, run="twin"))
+            taken.append(CacheDir(directory, run="twin", reclaim=options.reclaim))
         places = [place.objects / _SHARD for place in taken]
         for place in places:
             place.mkdir()

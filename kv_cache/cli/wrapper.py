@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kv_cache.cli.aside import step_aside
 from kv_cache.cli.exits import Exit
@@ -43,6 +43,7 @@ class Asked:
 
     output: Path
     cache: str
+    reclaim: str | None
     seed: int
     config: str | None
     flags: tuple[str, ...]  # of kv-cache.py
@@ -111,6 +112,7 @@ def _asked(given: argparse.Namespace, flags: Sequence[str], output: str, cache: 
     return Asked(
         output=Path(output),
         cache=cache,
+        reclaim=given.reclaim,
         seed=next(seed for seed in seeds if seed is not None),
         config=given.config,
         flags=tuple(flags),
@@ -124,7 +126,7 @@ def _asked(given: argparse.Namespace, flags: Sequence[str], output: str, cache: 
 
 def _parser() -> argparse.ArgumentParser:
     """Without abbreviations: what is not known here is a flag of kv-cache.py."""
-    from kv_cache.cli.parsing import CommandParser
+    from kv_cache.cli.parsing import RECLAIM, CommandParser
 
     parser = CommandParser(prog=PROG, usage=_USAGE, allow_abbrev=False, description=_ABOUT)
     add = parser.add_argument
@@ -133,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rank-output-base", metavar="D", help="The same, where flags say what is run")
     add("--cache-dir", metavar="C", help="Objects go below C/rank_<r>")
     add("--rank-cache-base", metavar="C", help="The same, where flags say what is run")
+    add("--reclaim", metavar="HOST", help=RECLAIM)
     add("--seed", type=int, metavar="S", help="Seed of rank 0 [42]; each rank adds its own number")
     add("--seed-base", type=int, metavar="S", help="The same; it goes before --seed")
     add("--config", metavar="F", help="YAML configuration below the parameters")
@@ -204,7 +207,9 @@ def invocation(asked: Asked) -> "Invocation":
     fixed = {} if asked.option is None else MLPERF_OPTIONS[asked.option].overrides()
     if asked.shorten_s is not None:
         fixed["run.duration_s"] = asked.shorten_s
-    own = {"run.seed": asked.seed, "tiers.cache_dir": (asked.cache,)}
+    own: dict[str, Any] = {"run.seed": asked.seed, "tiers.cache_dir": (asked.cache,)}
+    if asked.reclaim is not None:
+        own["tiers.reclaim"] = asked.reclaim
     return replace(called, overrides={**called.overrides, **fixed, **own})
 
 

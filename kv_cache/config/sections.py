@@ -153,6 +153,11 @@ class TiersConfig:
         flag="--cache-dir", metavar="DIR",
     )  # fmt: skip
     keep_cache: bool = opt(False, "Leave the cache files behind after the run", flag="--keep-cache")
+    reclaim: str | None = opt(
+        None, "Host known to be dead, whose runs' files are removed from the cache directory; "
+        "those of any other host may be in use, and a run beside them is refused",
+        flag="--reclaim", metavar="HOST",
+    )  # fmt: skip
     eviction: str = opt(
         "lru", "Which copy leaves a full tier first", choices=tuple(EVICTION), flag="--eviction"
     )

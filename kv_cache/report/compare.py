@@ -240,7 +240,7 @@ def _short(value: object) -> str:
 
 # --- what else differs -----------------------------------------------------------------------
 
-_PLACES = ("tiers.cache_dir", "tiers.keep_cache")
+_PLACES = ("tiers.cache_dir", "tiers.keep_cache", "tiers.reclaim")
 _NOT_TOLD = ("output.", "run.seed")
 _MACHINE = (
     *("hostname", "os.kernel", "os.release", "cpu.model", "cpu.logical_cores"),

@@ -16,7 +16,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from kv_cache.bench.bucket import RUNS, RunPrefix, check_bucket, machine
+from kv_cache.bench.bucket import RUNS, RunPrefix, check_bucket
+from kv_cache.bench.owner import Host, this_host
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB
@@ -150,16 +151,21 @@ def test_what_a_dead_run_of_this_machine_left_is_removed_and_no_other(s3: S3Serv
     import obstore
 
     def leave(name: str, **owner: object) -> None:
-        record = {"program": "kv-cache", "pid": 2**22 - 1, "machine": machine(), **owner}
+        record = {"program": "kv-cache", "pid": 2**22 - 1, "machine": this_host().key, **owner}
         base = f"dead/{RUNS}/{name}"
         obstore.put(s3.store(), f"{base}/OWNER.json", orjson.dumps(record))
         obstore.put(s3.store(), f"{base}/00/{0:016x}.kv", bytes(4096))
 
     leave("dead")
     leave("kept", kept=True)
-    leave("elsewhere", machine="another")
+    leave("elsewhere", machine="another/4026531836")
+    leave("other-host", host="node7", boot_id="another", pid_namespace=4026531836)
     leave("no-owner", program="something else")
     RunPrefix(s3.place("dead"), run="next").close()
+    assert {key.split("/")[2] for key in s3.objects("dead")} == {
+        "kept", "elsewhere", "other-host", "no-owner",
+    }  # fmt: skip
+    RunPrefix(s3.place("dead"), run="last", reclaim="node7").close()
     assert {key.split("/")[2] for key in s3.objects("dead")} == {"kept", "elsewhere", "no-owner"}
 
 
@@ -172,7 +178,8 @@ def test_where_machines_cannot_be_told_apart_nothing_is_removed(
     owner = {"program": "kv-cache", "pid": 2**22 - 1, "machine": None}
     obstore.put(s3.store(), f"untold/{RUNS}/other/OWNER.json", orjson.dumps(owner))
     obstore.put(s3.store(), key, bytes(4096))
-    monkeypatch.setattr("kv_cache.bench.bucket.machine", lambda: None)
+    nowhere = Host(name="here", machine_id=None, boot_id=None, pid_namespace=None)
+    monkeypatch.setattr("kv_cache.bench.owner.this_host", lambda: nowhere)
     RunPrefix(s3.place("untold"), run="next").close()
     assert key in s3.objects("untold")
 

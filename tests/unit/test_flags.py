@@ -69,6 +69,7 @@ MAPPED = {
     "--arrival open": ("arrival.mode", "open"),
     "--arrival closed": ("arrival.mode", "closed"),
     "--keep-cache": ("tiers.keep_cache", True),
+    "--reclaim node7": ("tiers.reclaim", "node7"),
     "--results-dir r": ("output.results_dir", "r"),
     "--records": ("output.records", True),
     "--warmup 2": ("run.warmup_s", 2.0),

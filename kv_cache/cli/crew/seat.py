@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
+from kv_cache.bench.owner import this_host
 from kv_cache.bench.run import RealRun, room_wanted
 from kv_cache.cli.crew.wire import PATIENCE_S, Gone, Message, Wire
 from kv_cache.cli.interrupts import Interrupts
@@ -64,12 +64,13 @@ class Seat:
         self._await(self._placed)
 
     def _about(self) -> dict[str, Any]:
+        here = this_host()
         return {
             "rank": self.rank.rank,
             "ranks": self.rank.ranks,
-            "host": socket.gethostname(),
+            "host": here.name,
             "pid": os.getpid(),
-            "machine": _machine(),
+            "machine": here.key or f"{here.name} {os.getpid()}",  # else like nobody's
             "version": __version__,
         }
 
@@ -216,15 +217,6 @@ def _until(at_ns: int, stop: threading.Event) -> None:
         time.sleep(min(left_ns / NS_PER_S, _LOOK_S))
     while time.monotonic_ns() < at_ns and not stop.is_set():
         pass
-
-
-def _machine() -> str:
-    """What is the same in two processes that see each other's numbers; see namespaces(7)."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"{socket.gethostname()} {os.getpid()}"  # like nobody's
 
 
 def totals(run: RealRun) -> dict[str, Any]:

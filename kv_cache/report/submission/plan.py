@@ -34,6 +34,7 @@ class Plan:
     flags: tuple[str, ...]  # of `run`, for every rank
     launch: tuple[str, ...]  # what stands before the wrapper; empty: ranks are started here
     command: tuple[str, ...]  # the call, word for word
+    reclaim: str | None = None  # a dead host, whose files are removed from the cache directory
 
     def window_s(self, option: int) -> float:
         """How long each of its runs measures, unless a flag says otherwise."""

@@ -44,7 +44,7 @@ from kv_cache.report.submission.rankfile import (
     read_rank,
 )
 
-OWN_OPTIONS = ("run.seed", "tiers.cache_dir", "tiers.free_share", "output.")
+OWN_OPTIONS = ("run.seed", "tiers.cache_dir", "tiers.reclaim", "tiers.free_share", "output.")
 """What differs between ranks that ran the same: by name, or by how a name begins."""
 
 _MOST_NAMED = 3
