@@ -825,16 +825,29 @@ def _device(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if e.flag("ledger.accounted") is False:
         yield nothing("no block device counts these bytes, see V5")
         return
+    silent = set((e.text("ledger.device") or "").split("+")) & {*(e.words("stack.uncounted") or ())}
     for kind, past in _KINDS:
         claimed, device = e.numbers(f"ledger.{kind}", "claimed_bytes", "device_bytes")
         if not claimed:
             yield nothing(f"nothing was {past}")
         elif claimed < t.enough_bytes:
             yield _too_few(claimed, past)
+        elif silent:
+            yield _against_feet(e, t, claimed, kind, past, ", ".join(sorted(silent)))
         elif device is None:
             yield unknown(f"the device's count of bytes {past} cannot be read")
         else:
             yield _against_device(e, t, device / claimed, kind, past)
+
+
+def _against_feet(
+    e: Evidence, t: Thresholds, claimed: float, kind: str, past: str, silent: str
+) -> Look:
+    """In place of a device that keeps no statistics; its bytes are compared where they are ours."""
+    feet = None if e.words("stack.not_compared") else e.number(f"ledger.{kind}.foot_bytes")
+    if feet is None:
+        return unknown(f"{silent} keeps no statistics (queue/iostats 0) of what was {past}")
+    return _against_device(e, t, feet / claimed, kind, past)
 
 
 def _against_device(e: Evidence, t: Thresholds, share: float, kind: str, past: str) -> Look:

@@ -251,7 +251,7 @@ def _stack(root: Node) -> Iterator[str]:
     below = [] if drives is None else [row.find("stack") for row in drives.rows()]
     if told is None or None in below:
         return  # virtual time; an object store
-    for name in ("feet", "not_compared", "no_barrier"):
+    for name in ("feet", "not_compared", "no_barrier", "uncounted"):
         listed = [row.value for stack in below if stack is not None for row in stack[name].rows()]
         if told[name].value != [row for n, row in enumerate(listed) if row not in listed[:n]]:
             yield f"{told.path}.{name} is not what the environment says of the directories"

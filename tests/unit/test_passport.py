@@ -63,7 +63,7 @@ def healthy() -> dict[str, Any]:
         },
         "stack": {
             "feet": [foot("disk", "ext4 /data", "nvme0n1p2", "nvme0n1")],
-            "not_compared": [], "no_barrier": [],
+            "not_compared": [], "no_barrier": [], "uncounted": [],
         },
         "page_cache": {
             "sampled_objects": 60, "pages": 491_520, "resident_before": 12, "resident_after": 12,
@@ -299,6 +299,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "one drive of two is memory": ("V27", "invalid", {"stack.feet": [
         foot("disk", "ext4 /a", "sda"), foot("ram", "ext4 /b", "loop0", "tmpfs /dev/shm")]},
         "tmpfs /dev/shm is memory"),
+    "reads do not reach the foot of a device without statistics": ("V19", "invalid", {
+        "stack.uncounted": ["nvme0n1"], "ledger.read.device_bytes": 0,
+        "ledger.read.foot_bytes": 0}, "memory answered the rest"),
     "reads do not reach the foot": ("V27", "invalid", {
         "ledger.read.foot_bytes": 1 * MIB}, "counted only 0.0 %"),
     "some writes do not reach the foot": ("V27", "suspect", {
@@ -414,6 +417,13 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
     "noise has a trend that may be none": {
         "steady.stationarity.bandwidth_trend": 0.5, "steady.stationarity.bandwidth_t": 3.0,
         "steady.stationarity.backlog_growth_share": 0.2, "steady.stationarity.backlog_t": 1.0},
+    "a device without statistics lies on disks that count": {
+        "stack.uncounted": ["nvme0n1"], "ledger.read.device_bytes": 0,
+        "ledger.write.device_bytes": 0},
+    "a device without statistics lies on nobody's disk here": {
+        "stack.uncounted": ["nvme0n1"], "ledger.read.device_bytes": 0,
+        "ledger.write.device_bytes": 0, "ledger.read.foot_bytes": None,
+        "ledger.write.foot_bytes": None},
     "a mirror moves other bytes": {
         "stack.not_compared": ["md0 is md raid1"], "ledger.write.foot_bytes": 40 * GIB,
         "ledger.read.foot_bytes": None},

@@ -78,18 +78,21 @@ class Stack:
 
     `devices` are the block devices on the way, feet included. `not_compared` says where the bytes
     of the feet are not those of the directories by construction. `no_barrier` names the mounts
-    that do not wait for a device's write cache.
+    that do not wait for a device's write cache, `uncounted` devices without statistics, as NVMe
+    over several paths has none before Linux 6.4.
     """
 
     feet: tuple[Foot, ...]
     devices: frozenset[str]
     not_compared: tuple[str, ...]
     no_barrier: tuple[str, ...]
+    uncounted: tuple[str, ...] = ()
 
     @property
     def disks(self) -> tuple[str, ...]:
-        """The disks that all bytes end on, each once; none where some end elsewhere."""
-        if any(foot.kind is not FootKind.DISK for foot in self.feet):
+        """The disks that all bytes end on, each once; none where some end elsewhere, or do not
+        count."""
+        if any(f.kind is not FootKind.DISK or f.name in self.uncounted for f in self.feet):
             return ()
         return tuple(dict.fromkeys(foot.name for foot in self.feet))
 
@@ -98,6 +101,7 @@ class Stack:
             "feet": [foot.to_json() for foot in self.feet],
             "not_compared": list(self.not_compared),
             "no_barrier": list(self.no_barrier),
+            "uncounted": list(self.uncounted),
         }
 
 
@@ -116,6 +120,7 @@ def stack_of(
         devices=frozenset(walk.devices),
         not_compared=tuple(dict.fromkeys(walk.not_compared)),
         no_barrier=tuple(dict.fromkeys(walk.no_barrier)),
+        uncounted=tuple(dict.fromkeys(walk.uncounted)),
     )
 
 
@@ -150,6 +155,7 @@ class _Walk:
         self.devices: set[str] = set()
         self.not_compared: list[str] = []
         self.no_barrier: list[str] = []
+        self.uncounted: list[str] = []
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -212,6 +218,8 @@ class _Walk:
             yield way.unseen(f"it lies more than {_MOST_LEVELS} levels down")
         else:
             self.devices.add(name)
+            if (text_of(own / "queue/iostats") or "").strip() == "0":
+                self.uncounted.append(name)
             yield from self._below(name, own, way)
 
     def _below(self, name: str, own: Path, way: _Way) -> Iterator[Foot]:
