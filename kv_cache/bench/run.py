@@ -32,6 +32,7 @@ from kv_cache.bench.place import (
     obtainable_bytes,
 )
 from kv_cache.bench.pulse import Pulse
+from kv_cache.bench.sizing import ram_parts, real_gpu
 from kv_cache.bench.tracing import Tracer
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.bench.witness import Witness
@@ -191,24 +192,10 @@ def check_places(config: Config, ranks_here: int = 1) -> int:
     capacity = sum(capacities)
     if config.precondition.enabled:
         check_fill(gib_to_bytes(config.precondition.size_gib), capacities, directories)
-    gpu = gib_to_bytes(config.tiers.gpu_mem_gib) * config.tiers.num_gpus
-    emulated = gpu if gpu and not _real_gpu(config) else 0
-    pool = (config.io.load_buffers + config.io.store_buffers) * config.io.buffer_mib * MIB
-    parts = {
-        "cpu tier": gib_to_bytes(config.tiers.cpu_mem_gib),
-        "gpu tier (emulated in RAM)": emulated,
-        "buffers": max(pool, _fill_buffers(config)),
-    }
+    parts = ram_parts(config)
     check_ram(parts)
     check_ram_of_ranks(parts, ranks_here)
     return capacity
-
-
-def _fill_buffers(config: Config) -> int:
-    """Bytes that a fill takes: it ends before the run's own are taken."""
-    if not config.precondition.enabled:
-        return 0
-    return (config.precondition.threads or os.cpu_count() or 1) * 4 * MIB
 
 
 def fill_drives(
@@ -257,17 +244,6 @@ def _check_apart(places: Sequence[Place]) -> None:
     for path in paths:
         if paths.count(path) > 1:
             raise PlaceError(f"--cache-dir {path} is given twice; give each drive's directory once")
-
-
-def _real_gpu(config: Config) -> bool:
-    if config.tiers.gpu == "emulated":
-        return False
-    devices, why = find_devices(config.tiers.num_gpus)
-    if not devices and config.tiers.gpu == "cuda":
-        raise PlaceError(
-            f"--gpu cuda: {why}; use --gpu emulated, or --gpu-mem-gb 0 for no GPU tier"
-        )
-    return bool(devices)
 
 
 def _close(store: Store) -> None:
@@ -496,7 +472,7 @@ class RealRun:
         return store
 
     def _gpu_store(self, capacity: int, pools: tuple[BufferPool, BufferPool]) -> Store:
-        if not _real_gpu(self._config):
+        if not real_gpu(self._config):
             return self._arena(MemoryStore(Tier.GPU, capacity, emulated=True))
         makers, library = find_devices(self._config.tiers.num_gpus)
         store = GpuStore(

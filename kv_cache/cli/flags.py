@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
 from kv_cache import __version__
+from kv_cache.cli.parsing import Once
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
 from kv_cache.core.errors import ConfigError, did_you_mean
@@ -191,7 +192,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _add_general(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--config", dest="--config", metavar="FILE", type=_path,
+        "--config", dest="--config", metavar="FILE", type=_path, action=Once,
         help="YAML configuration: a file, or the name of a shipped one such as quick; flags "
         "override it",
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kv_cache.cli.exits import Exit
-from kv_cache.cli.parsing import RECLAIM, CommandParser
+from kv_cache.cli.parsing import RECLAIM, CommandParser, Once
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 _ABOUT = """\
@@ -128,7 +128,12 @@ def _run_parser() -> CommandParser:
         help="Rest between options [90 s; with --shorten in proportion]")  # fmt: skip
     text = "Measure S seconds where the rules want 300, to try it out: not to be submitted"
     add("--shorten", type=seconds, metavar="S", help=text)
-    add("--config", metavar="F", help="YAML configuration below the rules' values (open only)")
+    add(
+        "--config",
+        metavar="F",
+        action=Once,
+        help="YAML configuration below the rules' values (open only)",
+    )
     add("--system-name", metavar="NAME", help="Of the system under test [the host's name]")
     add("--org", metavar="NAME", default=NOBODY, help=f"Who submits [{NOBODY}]")
     add("flags", nargs="*", metavar="-- FLAGS", help="Flags of run for every client (open only)")

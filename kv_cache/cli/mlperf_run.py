@@ -31,7 +31,7 @@ from kv_cache.cli.mlperf import tell
 from kv_cache.cli.prepare import prepare
 from kv_cache.cli.progress import bar_for
 from kv_cache.cli.wrapper import CHECKOUT, Asked, invocation, read, start_of
-from kv_cache.config.load import find_config, load_config
+from kv_cache.config.load import config_file, load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, PlaceError
@@ -106,7 +106,7 @@ def run(given: argparse.Namespace, argv: Sequence[str]) -> int:
     plan = _plan(given, argv)
     results = Path(given.results_dir)
     require_empty(results)
-    config = None if given.config is None else find_config(Path(given.config))
+    config = config_file(None if given.config is None else Path(given.config))
     overrides = _overrides(plan, config, given.cache_dir, _existing(results))
     together = _same_filesystem(given.cache_dir, results)
     departures = deviations(plan, overrides, together, given.cache_dir)

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 
@@ -11,6 +11,25 @@ RECLAIM = (
     "host may be in use, and are refused"
 )
 _UNKNOWN = re.compile(r"unrecognized arguments: (-[^\s=]+)")
+
+
+class Once(argparse.Action):
+    """A flag that names one file: two of them are refused, as the first would be dropped."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        first = getattr(namespace, self.dest, None)
+        if first is not None:
+            raise ConfigError(
+                f"{option_string} is given twice, {first} and {values}; give one file, and as "
+                "flags what is to differ from it"
+            )
+        setattr(namespace, self.dest, values)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kv_cache.bench.place import nearest_existing
 from kv_cache.bench.run import drive_capacities
+from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.foresee import Foresight, foresee
@@ -93,8 +94,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _virtual(invocation: Invocation, config: Config) -> Invocation:
-    """In virtual time, with the room that the run would have."""
-    fixed: dict[str, object] = {"run.virtual_time": True}
+    """In virtual time, with the tiers and the room that the run would have here."""
+    sized, notes = size_tiers(config)
+    for note in notes:
+        log.warning(note)
+    fixed: dict[str, object] = {
+        "run.virtual_time": True,
+        "tiers.gpu_mem_gib": sized.tiers.gpu_mem_gib,
+        "tiers.cpu_mem_gib": sized.tiers.cpu_mem_gib,
+    }
     room = _room(config)
     if room is not None:
         fixed["tiers.storage_capacity_gib"] = room / GIB

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.bench.place import check_name, check_output_file, check_results_dir
 from kv_cache.bench.run import check_places
+from kv_cache.bench.sizing import size_tiers
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.exports import check_exports
 from kv_cache.cli.flags import Invocation
 from kv_cache.cli.keep import Kept
 from kv_cache.cli.progress import bar_for, to
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
-from kv_cache.config.load import load_config
+from kv_cache.config.load import is_the_references, load_config
 from kv_cache.config.machine import read_machine
 from kv_cache.config.places import Place, storage_places
 from kv_cache.config.root import Config, options, value_at
@@ -71,6 +72,7 @@ class Job:
     run_directory: Path | None  # for the whole record of the run, which makes it
     directories: tuple[Place, ...]  # of the storage tier, or the temporary directory's parent
     warnings: tuple[str, ...]
+    noted: tuple[str, ...]  # those of them that are of what nobody gave
     trace: Trace | None = None
     found: Survey | None = None
     validation: ValidationTrace | None = None
@@ -114,6 +116,8 @@ def prepare(
     config = load_config(path, invocation.overrides)
     if start.own is not None:
         config = start.own(config)
+    config, sizing = size_tiers(config, start.rank.on_machine or 1)
+    noted = (*_without_file(path), *sizing)
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))
@@ -162,9 +166,17 @@ def prepare(
         validation=compared,
         trace=trace,
         found=found,
-        warnings=warnings_of(config, load, trace, found),
+        warnings=(*noted, *warnings_of(config, load, trace, found)),
+        noted=noted,
         start=start,
     )
+
+
+def _without_file(path: Path | None) -> tuple[str, ...]:
+    if path is None or not is_the_references(path):
+        return ()
+    said = "--config config.yaml: there is no such file here, so the defaults are taken"
+    return (f"{said}, which are the values of the reference's file of that name",)
 
 
 def check_machine(config: Config, load: Load) -> None:

@@ -190,7 +190,7 @@ def _trial(job: Job, number: int) -> Job:
     files = replace(own_files(job.config, number), output=str(output))
     config = replace(job.config, run=replace(job.config.run, seed=seed), output=files)
     load = job.build(config)
-    warnings = warnings_of(config, load, job.trace, job.found)
+    warnings = (*job.noted, *warnings_of(config, load, job.trace, job.found))
     return replace(
         job, config=config, seed=seed, output=output, run_directory=place, load=load,
         warnings=warnings,

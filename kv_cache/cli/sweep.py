@@ -31,6 +31,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 import kv_cache
 from kv_cache.bench.place import check_name
 from kv_cache.bench.run import check_places
+from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.aside import tied
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import Invocation
@@ -208,7 +209,7 @@ def _check_cells(plan: Plan, firsts: Sequence[Run]) -> bool:
                 if asked is None or asked not in seen:
                     prepare(_invocation(plan.grid, run, Path(scratch)), quick=False)
                 elif not config.run.virtual_time:
-                    check_places(config)
+                    check_places(size_tiers(config)[0])
             except UsageError as error:
                 raise UsageError(f"{plan.grid.source}, {told(run.cell)}: {error}") from None
             if asked is not None:

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kv_cache.cli import at_home
 from kv_cache.cli.aside import step_aside
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.ranks import rank_of
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         rank = rank_of(os.environ)
         if rank.told_by is not None:
             step_aside()
-        return _delayed(read(argv), rank)
+        return _delayed(read([at_home(word) for word in argv]), rank)
     except UsageError as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return Exit.REFUSED
@@ -126,7 +127,7 @@ def _asked(given: argparse.Namespace, flags: Sequence[str], output: str, cache: 
 
 def _parser() -> argparse.ArgumentParser:
     """Without abbreviations: what is not known here is a flag of kv-cache.py."""
-    from kv_cache.cli.parsing import RECLAIM, CommandParser
+    from kv_cache.cli.parsing import RECLAIM, CommandParser, Once
 
     parser = CommandParser(prog=PROG, usage=_USAGE, allow_abbrev=False, description=_ABOUT)
     add = parser.add_argument
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--reclaim", metavar="HOST", help=RECLAIM)
     add("--seed", type=int, metavar="S", help="Seed of rank 0 [42]; each rank adds its own number")
     add("--seed-base", type=int, metavar="S", help="The same; it goes before --seed")
-    add("--config", metavar="F", help="YAML configuration below the parameters")
+    add("--config", metavar="F", action=Once, help="YAML configuration below the parameters")
     for when in ("start", "end"):
         text = f"Wait so long at the {when}, doing nothing [s; default 0]"
         add(f"--{when}-delay", type=seconds, default=0.0, metavar="S", help=text)

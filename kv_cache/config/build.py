@@ -296,8 +296,8 @@ def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -
 
 def tier_specs(config: Config, storage_bytes: int | None) -> tuple[TierSpec, ...]:
     """The waterfall: a tier of 0 bytes is left out; storage is always there."""
-    gpu = gib_to_bytes(config.tiers.gpu_mem_gib) * config.tiers.num_gpus
-    cpu = gib_to_bytes(config.tiers.cpu_mem_gib)
+    gpu = gib_to_bytes(config.tiers.gpu_gib) * config.tiers.num_gpus
+    cpu = gib_to_bytes(config.tiers.cpu_gib)
     upper = [(Tier.GPU, gpu), (Tier.CPU, cpu)]
     specs = [TierSpec(tier=t, capacity_bytes=n) for t, n in upper if n]
     return (*specs, TierSpec(tier=Tier.NVME, capacity_bytes=storage_bytes))

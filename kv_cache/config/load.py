@@ -33,7 +33,8 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -
     Raises ConfigError.
     """
     overrides = overrides or {}
-    tree = None if path is None else read_yaml(find_config(path))
+    path = config_file(path)
+    tree = None if path is None else read_yaml(path)
     config = overlay(Config(), _nested(_personality(tree, overrides)))
     config = overlay(config, tree, str(path))
     config = overlay(config, _nested(overrides))
@@ -52,8 +53,20 @@ def _personality(tree: object, overrides: Mapping[str, Any]) -> Mapping[str, Any
     return {} if known is None else known.options
 
 
+def config_file(path: Path | None) -> Path | None:
+    """The file of a configuration; None where the defaults are meant. Raises ConfigError."""
+    return None if path is None or is_the_references(path) else find_config(path)
+
+
+def is_the_references(path: Path) -> bool:
+    """Whether it is the file that the reference's documents name, where there is none: its values
+    are the defaults here."""
+    return path == Path("config.yaml") and not os.path.exists(path)
+
+
 def find_config(path: Path) -> Path:
     """A file as it is, else the shipped configuration of that name. Raises ConfigError."""
+    path = path.expanduser()
     if os.path.exists(path):
         return path
     name = path.name if path.suffix else f"{path.name}.yaml"

@@ -119,7 +119,7 @@ def policy_warnings(config: "Config") -> Iterator[str]:
 
 
 def _tiers(config: "Config") -> int:
-    return 1 + bool(config.tiers.gpu_mem_gib) + bool(config.tiers.cpu_mem_gib)
+    return 1 + bool(config.tiers.gpu_gib) + bool(config.tiers.cpu_gib)
 
 
 def _say(given: PoliciesConfig, name: str) -> str:

@@ -207,10 +207,11 @@ class Config:
         directory with one; with the type of run.kv_dtype, if that is given."""
         from kv_cache.config.load import read_model
 
+        path = os.path.expanduser(name)
         if name in MODELS or name in self.model_configs:
             shape = _merged(name, self.model_configs.get(name, r.ModelOverride()))
-        elif os.path.exists(name):
-            shape = read_model(Path(name))
+        elif os.path.exists(path):
+            shape = read_model(Path(path))
         else:
             raise ConfigError(
                 f"{said} {show(name)}, which is neither a model nor a path."

@@ -11,6 +11,7 @@ It must never guess: a key it does not know, a value of the wrong type or out of
 
 import dataclasses
 import math
+import os
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,11 @@ class Rule:
     choices: tuple[Any, ...] | None = None
     flag: str | None = None
     metavar: str | None = None
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it names files or directories, by what its value is called."""
+        return self.metavar in ("PATH", "DIR")
 
     @property
     def bounds(self) -> str:
@@ -234,7 +240,17 @@ def _scalar(kind: type, rule: Rule, raw: object, at: _At) -> Any:
         quotes = kind is str and rule.choices is None and isinstance(raw, int | float)
         text = f"is {show(raw)}; it must be {_wanted(kind, rule)}"
         raise at.error(text + (" (put it in quotes)" if quotes else "") + (hint and f".{hint}"))
-    return value
+    return _at_home(value, at) if rule.is_path else value
+
+
+def _at_home(path: str, at: _At) -> str:
+    """A path whose `~` or `~user` is replaced by that home, as a shell does it."""
+    found = os.path.expanduser(path)
+    if found.startswith("~"):
+        raise at.error(
+            f"is {show(path)}, and there is no such user; for a directory of that name write ./~..."
+        )
+    return found
 
 
 def _typed(kind: type, rule: Rule, raw: object) -> Any:
@@ -275,7 +291,7 @@ def _sequence(kinds: tuple[Any, ...], rule: Rule, raw: object, at: _At) -> tuple
             raise at.error(f"has {show(item)} in it; it must be {wanted}")
     if pair and values[0] > values[1]:
         raise at.error(f"is {show(raw)}; the first number must not be above the second")
-    return values
+    return tuple(_at_home(value, at) for value in values) if rule.is_path else values
 
 
 def _table(kind: Any, rule: Rule, base: Mapping[str, Any], raw: object, at: _At) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from kv_cache.workload.asking import History
 from kv_cache.workload.formats.base import TimeUnit
 from kv_cache.workload.lengths import LAWS
 
+REFERENCE_GPU_GIB = 16.0
+REFERENCE_CPU_GIB = 32.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
@@ -117,8 +120,9 @@ class RunConfig:
 class TiersConfig:
     """The places for copies: GPU memory, CPU memory and files on NVMe."""
 
-    gpu_mem_gib: float = opt(
-        16.0, "GPU memory for the cache on each card; 0 = no GPU tier", unit="GiB", low=0,
+    gpu_mem_gib: float | None = opt(
+        None, "GPU memory for the cache on each card; 0 = no GPU tier; if not given, 16, or no GPU "
+        "tier where that would be emulated in RAM that is not there", unit="GiB", low=0,
         high=65_536, flag="--gpu-mem-gb",
     )  # fmt: skip
     num_gpus: int = opt(1, "Cards; their memory adds up", low=1, high=65_536, flag="--num-gpus")
@@ -135,9 +139,10 @@ class TiersConfig:
         "auto", "Where GPU copies live: on a CUDA device, or emulated in CPU memory",
         choices=("auto", "cuda", "emulated"), flag="--gpu",
     )  # fmt: skip
-    cpu_mem_gib: float = opt(
-        32.0, "CPU memory for the cache; 0 = no CPU tier", unit="GiB", low=0, high=131_072,
-        flag="--cpu-mem-gb",
+    cpu_mem_gib: float | None = opt(
+        None, "CPU memory for the cache; 0 = no CPU tier; if not given, 32, or where that is not "
+        "there the largest of 16, 8, 4, 2, 1, 0.5 and 0.25 that half of the RAM holds",
+        unit="GiB", low=0, high=131_072, flag="--cpu-mem-gb",
     )  # fmt: skip
     storage_capacity_gib: float = opt(
         0.0, "Bytes that the cache may keep on storage; 0 = 95 % of the free space (no limit in "
@@ -161,6 +166,16 @@ class TiersConfig:
     eviction: str = opt(
         "lru", "Which copy leaves a full tier first", choices=tuple(EVICTION), flag="--eviction"
     )
+
+    @property
+    def gpu_gib(self) -> float:
+        """GPU memory of each card; the reference's where none is given."""
+        return REFERENCE_GPU_GIB if self.gpu_mem_gib is None else self.gpu_mem_gib
+
+    @property
+    def cpu_gib(self) -> float:
+        """CPU memory; the reference's where none is given."""
+        return REFERENCE_CPU_GIB if self.cpu_mem_gib is None else self.cpu_mem_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def test_the_first_run_reads_what_it_stored_and_does_not_fit_into_ram(gbytes_per
     held = {facts.tier: facts for facts in outcome.tiers}
     assert reads >= 4 * writes
     assert asked.hits >= 0.6 * asked.looked_up
-    assert held[Tier.NVME].peak_bytes > 2 * gib_to_bytes(config.tiers.cpu_mem_gib)
+    assert held[Tier.NVME].peak_bytes > 2 * gib_to_bytes(config.tiers.cpu_gib)
     assert asked.hits >= 0.99 * asked.offered_blocks, "storage holds what is asked for again"
 
 

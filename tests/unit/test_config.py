@@ -414,8 +414,8 @@ class TestReferenceKeys:
         "mapping",
         [
             {"validation_limits": {"max_users": 99}},
-            {"validation_limits": {"max_gpu_memory_gb": 8}},
-            {"validation_limits": {"max_cpu_memory_gb": 8}},
+            {"validation_limits": {"max_gpu_memory_gb": 8}, "tiers": {"gpu_mem_gib": 9}},
+            {"validation_limits": {"max_cpu_memory_gb": 8}, "tiers": {"cpu_mem_gib": 9}},
             {"validation_limits": {"max_duration_seconds": 8}, "run": {"duration_s": 9}},
         ],
     )

@@ -76,6 +76,7 @@ def _writable(text: str) -> str:
 def open_tokens(wanted: str, chars_per_token: float = CHARS_PER_TOKEN) -> Tokens:
     """The counter that `wanted` names, see `KINDS`. Raises ConfigError."""
     kind, colon, what = wanted.partition(":")
+    what = os.path.expanduser(what)
     if wanted == CHARS:
         return Chars(chars_per_token)
     if kind == "tiktoken" and what:
