@@ -809,6 +809,10 @@ class RealRun:
         """Requests up to the latest window."""
         return self._meter.totals
 
+    def storage_bytes(self, kind: OpKind) -> int:
+        """Moved so far, in all phases; read without the driver's lock."""
+        return Flows(dict(self.recorder.flows)).all_bytes(Tier.NVME, kind)
+
     @property
     def elapsed_s(self) -> float:
         """Seconds of the measured window so far."""

@@ -84,6 +84,27 @@ def live_lines(snapshot: Snapshot, width: int, height: int | None = None) -> lis
     return [cut(line, width) for line in lines[:height]]
 
 
+def status_line(now: Snapshot, read_bytes: int, written_bytes: int, bytes_per_s: float) -> str:
+    """How a run stands in one line for a log. The bytes of storage are of the whole run so far."""
+    of = "" if now.left_s is None else f" of {max(0.0, now.elapsed_s + now.left_s):.0f}"
+    left = [] if now.left_requests is None else [f"{_count(now.left_requests)} requests left"]
+    bad = {"failed operations": now.failed_operations, "failed requests": now.failed_requests,
+           "rejected": now.rejected}  # fmt: skip
+    parts = [
+        *([now.prefix] if now.prefix else []),
+        f"{now.phase} {max(0.0, now.elapsed_s):.0f}{of} s",
+        *([] if now.users is None else [f"{_count(now.users)} users"]),
+        f"{_count(now.completed)} requests done",
+        *left,
+        f"{_count(now.running)} running",
+        f"{_count(now.queued)} queued",
+        *(f"{count} {what}" for what, count in bad.items() if count > 0),
+        f"storage read {read_bytes / GIB:.2f} GiB, written {written_bytes / GIB:.2f} GiB",
+        f"{max(0.0, bytes_per_s) / GIB:.2f} GiB/s",
+    ]
+    return ", ".join(parts)
+
+
 def cut(text: str, width: int) -> str:
     """`text` in one line of at most `width` columns, with an end that says that it was longer."""
     plain = "".join(char if char.isprintable() else " " for char in text).rstrip()

@@ -6,15 +6,11 @@ found, also after Ctrl-C.
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
-
-from tqdm import tqdm
 
 from kv_cache import __version__
 from kv_cache.bench.memory import check_ram
@@ -33,6 +29,7 @@ from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import RECLAIM, CommandParser
+from kv_cache.cli.progress import bar
 from kv_cache.config.profile import HEADER, Profile, profile_text
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
@@ -408,17 +405,10 @@ def _facts(
 
 
 class _Bar:
-    """One line on stderr; nothing where that is no terminal."""
+    """One line on stderr, drawn again; a line now and then where that is no terminal."""
 
     def __init__(self) -> None:
-        width = get_terminal_size((100, 24)).columns
-        self._bar = tqdm(
-            total=1.0,
-            disable=not sys.stderr.isatty(),
-            leave=False,
-            ncols=width,
-            bar_format="{bar:24} {percentage:3.0f} % {elapsed} {desc}",
-        )
+        self._bar = bar(total=1.0, bar_format="{bar:24} {percentage:3.0f} % {elapsed} {desc}")
 
     def tick(self, share: float, what: str) -> None:
         self._bar.n = share

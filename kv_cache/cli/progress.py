@@ -1,6 +1,9 @@
 """What a person sees of a run that goes on: a few lines on stderr that are drawn again in place,
 off where nobody looks.
 
+Where stderr is no terminal a line says every 10 s where things stand (`Status`), as whoever looks
+into the log of a long run wants to know. `--no-progress` turns both off.
+
 The lines are `live`'s. tqdm does what is hard about sharing a terminal: its lock, and log lines
 that go above (`logging_redirect_tqdm`). The cursor waits at the beginning of the first line and
 everything below it is erased with each drawing, so a window that becomes narrower, and an end at
@@ -9,10 +12,11 @@ any instant, leave nothing behind. A terminal that cannot do that (TERM=dumb) ha
 
 import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from shutil import get_terminal_size
 from typing import Any
 
@@ -20,7 +24,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from kv_cache.bench.run import RealRun
-from kv_cache.cli.live import PromiseNow, Side, Snapshot, TierNow, cut, live_lines
+from kv_cache.cli.live import PromiseNow, Side, Snapshot, TierNow, cut, live_lines, status_line
 from kv_cache.config.build import class_promises
 from kv_cache.config.root import Config
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
@@ -28,18 +32,73 @@ from kv_cache.core.units import GIB, ns_to_ms
 from kv_cache.metrics.slo import Measure, Promise
 from kv_cache.metrics.window import Latency, Totals, Window
 
+STATUS_S = 10.0
 REDRAW_S = 0.5  # at most twice a second, and at once in a new phase
 _DUMB = ("", "dumb", "unknown")
 
 
+class Status:
+    """A line on stderr every 10 s, and none of what is over before."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, period_s: float = STATUS_S
+    ) -> None:
+        self._clock, self._period_s = clock, period_s
+        self._next_s = clock() + period_s
+
+    def due(self) -> bool:
+        """Whether a line is to be said now; True once each time."""
+        now = self._clock()
+        if now < self._next_s:
+            return False
+        self._next_s = now + self._period_s
+        return True
+
+    def say(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a log that cannot be written ends no measurement
+            print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
+
+
 def bar_for(config: Config, **options: Any) -> "tqdm[Any]":
-    """A progress bar, off where nobody looks."""
+    """A progress bar, or lines of status where stderr is no terminal."""
+    return bar(config.output.progress, **options)
+
+
+def bar(wanted: bool = True, **options: Any) -> "tqdm[Any]":
+    """As `bar_for`; off where it is not wanted."""
+    if wanted and not sys.stderr.isatty():
+        return StatusBar(Status(), **options)
     width = get_terminal_size((100, 24)).columns  # some terminals say 0, which tqdm would believe
-    return tqdm(disable=_quiet(config), leave=False, ncols=width, **options)
+    return tqdm(disable=not wanted, leave=False, ncols=width, **options)
 
 
-def _quiet(config: Config) -> bool:
-    return not (config.output.progress and sys.stderr.isatty())
+_BAR = re.compile(r"\{l?_?bar[^}]*\} *")
+
+
+class StatusBar(tqdm):  # type: ignore[type-arg]
+    """tqdm's numbers as lines of status."""
+
+    monitor_interval = 0  # no thread: what does not go on has nothing new to say
+
+    def __init__(self, status: Status, bar_format: str | None = None, **options: Any) -> None:
+        self._status = status
+        if options.get("total") is not None and bar_format is None:
+            bar_format = "{desc}: {percentage:.0f} %, {n_fmt} of {total_fmt}, {elapsed}, {rate_fmt}"
+        plain = None if bar_format is None else _BAR.sub("", bar_format)
+        super().__init__(bar_format=plain, miniters=1, leave=False, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if msg is None and self._status.due():
+            self._status.say(str(self).strip())
+
+    def clear(self, nolock: bool = False) -> None:
+        """There is nothing to take back."""
+
+    def close(self) -> None:
+        if not self.disable:
+            self.disable = True
+            shared: Any = self
+            shared._decr_instances(self)
 
 
 def to(bar: "tqdm[Any]", done: int) -> None:
@@ -120,15 +179,23 @@ class _Warnings(logging.Handler):
 
 
 class Progress:
-    """Draws a real run at its ticks."""
+    """Draws a real run at its ticks, or says its status."""
 
     def __init__(
-        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+        self,
+        config: Config,
+        prefix: str = "",
+        promises: Sequence[Promise] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`promises` as the run has them: those of the classes, if not given."""
         self._config = config
         self._prefix = prefix
-        self._quiet = _quiet(config)
+        self._clock = clock
+        self._off = not config.output.progress
+        self._status = None if self._off or sys.stderr.isatty() else Status(clock)
+        self._moved, self._moved_at = 0, clock()  # as the last line of status said
         self._stack = ExitStack()
         self._line: _Line | None = None
         self._block: Block | None = None
@@ -140,7 +207,7 @@ class Progress:
         self._seen: dict[tuple[Qos, Measure], Latency] = {}
 
     def __enter__(self) -> "Progress":
-        if self._quiet:
+        if self._off or self._status is not None:
             return self
         if os.environ.get("TERM", "") in _DUMB:
             self._line = _Line(disable=False)
@@ -157,20 +224,29 @@ class Progress:
         self._stack.close()
 
     def tick(self, run: RealRun) -> None:
-        if self._quiet:
+        if self._off:
             return
-        now = time.monotonic()
+        now = self._clock()
         if run.phase != self._phase:
             self._phase, self._phase_began = run.phase, now
         elif now - self._drawn_at < REDRAW_S:
             return
         self._drawn_at = now
+        if self._status is not None and self._status.due():
+            self._status.say(self._said(run, now))
         if self._line is not None:
             self._line.show("  ".join(self._parts(run)))
         if self._block is not None:
             columns, lines = screen_size()
             shown = live_lines(self.snapshot(run), columns - 1, max(1, lines - 1))
             self._block.show(shown)
+
+    def _said(self, run: RealRun, now: float) -> str:
+        """The line of status; its rate is that since the last one."""
+        read, written = run.storage_bytes(OpKind.READ), run.storage_bytes(OpKind.WRITE)
+        rate = (read + written - self._moved) / max(now - self._moved_at, 1e-9)
+        self._moved, self._moved_at = read + written, now
+        return status_line(self.snapshot(run), read, written, rate)
 
     def snapshot(self, run: RealRun) -> Snapshot:
         """What is known of the run now. Counters are read without the driver's lock."""
@@ -210,7 +286,7 @@ class Progress:
     def _time(self, run: RealRun) -> tuple[float, float | None, float | None, int | None]:
         """Of the phase: seconds so far, the share that is over, seconds and requests left."""
         config = self._config.run
-        elapsed_s = time.monotonic() - self._phase_began
+        elapsed_s = self._clock() - self._phase_began
         if run.phase == Phase.WARMUP:
             whole_s: float | None = config.warmup_s
         elif run.phase == Phase.MEASURE:

@@ -76,7 +76,9 @@ def main(argv: Sequence[str]) -> int:
         return _run_seated(invocation, part)
 
     def own(config: Config) -> Config:
-        return apart(config, rank, own_file(output_of(config), rank))
+        mine = apart(config, rank, own_file(output_of(config), rank))
+        shown = mine.output.progress and rank.rank == 0  # one of several says how it goes
+        return replace(mine, output=replace(mine.output, progress=shown))
 
     notes = (*alone_note(rank), *([part] if part else []))
     start = Start(rank=rank) if rank.alone else Start(rank=rank, own=own, notes=notes)

@@ -1,6 +1,5 @@
 """The runs of `sim`: each variant with each seed, and what is written while they go on."""
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from typing import Any, BinaryIO
 from tqdm import tqdm
 
 from kv_cache.cli.interrupts import Interrupts
+from kv_cache.cli.progress import bar
 from kv_cache.config.hardware import HardwareProfile
 from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
@@ -297,12 +297,9 @@ def _columns_of(outcome: Outcome) -> Row:
 
 
 def _bar_of(study: Scenarios, given: _Given) -> "tqdm[Any]":
-    """Requests of all runs, off where nobody looks."""
+    """Requests of all runs."""
     requests = sum(given.asked(variant.scenario) for variant in study.variants())
-    return tqdm(
-        total=requests, unit=" requests", unit_scale=True, leave=False,
-        disable=not sys.stderr.isatty(), dynamic_ncols=True,
-    )  # fmt: skip
+    return bar(total=requests, unit=" requests", unit_scale=True, desc="simulating")
 
 
 def _event_log(study: Scenarios, path: Path | None, stack: ExitStack) -> EventLog | None:

@@ -25,7 +25,6 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import orjson
-from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 import kv_cache
@@ -39,6 +38,7 @@ from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.keep import keep
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import prepare
+from kv_cache.cli.progress import bar
 from kv_cache.cli.ranks import rank_of
 from kv_cache.config.grid import Cell, Grid, read_grid, told
 from kv_cache.config.load import read_yaml
@@ -68,6 +68,7 @@ MOST_JOBS = 256
 _LOCK = ".kv-cache-sweep.lock"
 _CONFIG, _RESULT, _LOG, _CODE = "cell.yaml", "result.json", "log.txt", "exit_code"
 _WRITE_S = 2.0  # the document is written again at most so often while runs go on
+_LOOK_S = 1.0
 _PATIENCE_S = 10.0  # with ranks that were interrupted too, and may be gone
 _OF_RANKS = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _TAIL_BYTES, _LONGEST_SAYS = 4096, 300
@@ -201,7 +202,7 @@ def _check_cells(plan: Plan, firsts: Sequence[Run]) -> bool:
     seen: set[bytes] = set()
     real = False
     with tempfile.TemporaryDirectory(prefix="kv-cache-sweep-") as scratch:
-        for run in tqdm(firsts, desc="checking", unit=" cells", leave=False, disable=_quiet()):
+        for run in bar(iterable=firsts, desc="checking", unit=" cells"):
             config = plan.config_of(run)
             real = real or not config.run.virtual_time
             asked = _asked(config)
@@ -603,17 +604,17 @@ class _Sweep:
             return
         futures = {self._pool.submit(str(run.directory)): run for run in left}
         with (
-            tqdm(total=len(left), desc="sweep", unit=" runs", leave=False, disable=_quiet()) as bar,
+            bar(total=len(left), desc="sweep", unit=" runs") as shown,
             logging_redirect_tqdm() if not _quiet() else _nothing(),
         ):
-            for future in self._ended(futures):
+            for future in self._ended(futures, shown.refresh):
                 run = futures[future]
                 code = None if future.cancelled() else self._code(future, run)
                 if code is None:
                     continue
                 row = self._read(run, code, before[run.directory])
                 self._rows[run.cell.number, run.trial] = row
-                bar.update()
+                shown.update()
                 log.info("%s: %s", run, row["verdict"] or row["says"] or row["status"])
                 if time.monotonic() - self._written_at >= _WRITE_S:
                     self._write()
@@ -625,9 +626,12 @@ class _Sweep:
         log.error("%s could not be started: %s", run, error)
         return Exit.EARLY
 
-    def _ended(self, futures: Mapping["Future[int | None]", Run]) -> Iterator["Future[int | None]"]:
-        """As they end. A signal is written down at once: mpirun may end us soon after it. From then
-        on none begins, and those that may be gone are not waited for for ever."""
+    def _ended(
+        self, futures: Mapping["Future[int | None]", Run], waiting: Callable[[], object]
+    ) -> Iterator["Future[int | None]"]:
+        """As they end; `waiting` is called about once a second. A signal is written down at once:
+        mpirun may end us soon after it. From then on none begins, and those that may be gone are
+        not waited for for ever."""
         ended: SimpleQueue[Future[int | None] | None] = SimpleQueue()
         pass_on = self._caught.on_signal
 
@@ -640,10 +644,12 @@ class _Sweep:
             future.add_done_callback(ended.put)
         left = len(futures)
         while left:
+            last = self._caught.came
             try:
-                found = ended.get(timeout=_PATIENCE_S if self._caught.came else None)
+                found = ended.get(timeout=_PATIENCE_S if last else _LOOK_S)
             except Empty:
-                if self._pool.gone:
+                waiting()
+                if last and self._pool.gone:
                     return
                 continue
             if found is not None:

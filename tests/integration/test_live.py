@@ -1,13 +1,20 @@
 """What is on the terminal while a run goes on, and after it, on a real pseudo terminal."""
 
 import json
+import re
 import signal
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kv_cache.bench.run import RealRun
+from kv_cache.cli.flags import parse
+from kv_cache.cli.prepare import prepare as prepared
+from kv_cache.cli.progress import Progress
 from tests.cli import SMALL, command, environment, prepare, run
 from tests.screen import Screen, Terminal
 
@@ -20,6 +27,10 @@ def terminal(
     prepare(cwd)
     own = {**environment(), "TERM": "xterm", **(env or {})}
     return Terminal(command(*RUN, *args), cwd, own, **options)
+
+
+def ignore(*_: object) -> None:
+    """Neither records nor operations are kept."""
 
 
 def phases(frames: Sequence[Sequence[str]]) -> list[str]:
@@ -47,6 +58,46 @@ def test_a_block_of_lines_follows_the_phases_and_leaves_nothing(tmp_path: Path) 
 def test_nothing_is_drawn_to_a_pipe(tmp_path: Path) -> None:
     ran = run(tmp_path, *RUN)
     assert (ran.code, ran.err) == (0, "")
+
+
+def test_a_log_has_a_line_of_status_every_ten_seconds_in_each_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a real run of about two seconds by a clock that runs thirty times as fast."""
+    began_s = time.monotonic()
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    job = prepared(parse([*RUN, "--warmup=1.2", "--duration=1.5"]), quick=False)
+    fast = Progress(job.config, "trial 2", clock=lambda: 30 * (time.monotonic() - began_s))
+    with (
+        RealRun(
+            job.config, job.load, job.specs, job.seed,
+            stop=threading.Event(), on_record=ignore, on_op=ignore,
+        ) as run,
+        fast as progress,
+    ):  # fmt: skip
+        run.execute(progress.tick)
+    lines = capsys.readouterr().err.splitlines()
+    pattern = re.compile(
+        r"trial 2, (\w+) \d+( of \d+)? s, (?:\d+ users, )?\d+ requests done, \d+ running, "
+        r"\d+ queued, storage read \d+\.\d\d GiB, written \d+\.\d\d GiB, \d+\.\d\d GiB/s"
+    )
+    said = [found[1] for line in lines if (found := pattern.search(line))]
+    assert len(said) == len(lines) >= 2
+    assert {"warmup", "measure"} <= set(said)
+
+
+def test_a_run_of_more_than_ten_seconds_says_its_status_in_a_log_and_quiet_ones_do_not(
+    tmp_path: Path,
+) -> None:
+    long = [*RUN[:-2], "--warmup=0", "--duration=11"]
+    for quiet in ([], ["--no-progress"]):
+        ran = run(tmp_path, *long, *quiet)
+        assert ran.code == 0
+        assert any(line.startswith(("measure ", "drain ")) for line in ran.err.splitlines()) == (
+            not quiet
+        )
+        assert "\r" not in ran.err
 
 
 def test_nothing_is_drawn_that_was_not_wanted(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The lines of the live view, from snapshots made by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm.utils import disp_len
 
-from kv_cache.cli.live import PromiseNow, Side, Snapshot, TierNow, cut, live_lines
+from kv_cache.cli.live import PromiseNow, Side, Snapshot, TierNow, cut, live_lines, status_line
+from kv_cache.cli.progress import Status, StatusBar
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.metrics.window import Latency
 
@@ -64,6 +66,61 @@ responsive p95           250      200 !
 @pytest.mark.parametrize(("width", "text"), [(119, WIDE), (40, NARROW)])
 def test_tables_stand_side_by_side_where_there_is_room(width: int, text: str) -> None:
     assert live_lines(RUN, width) == text.splitlines()
+
+
+def test_a_line_of_status_says_where_a_run_stands() -> None:
+    now = Snapshot(
+        phase="measure", elapsed_s=20.04, left_s=39.96, left_requests=12, prefix="40 users",
+        completed=312, running=9, queued=3, users=24, failed_operations=2,
+    )  # fmt: skip
+    assert status_line(now, 4 * GIB, 3 * GIB + GIB // 2, 0.39 * GIB) == (
+        "40 users, measure 20 of 60 s, 24 users, 312 requests done, 12 requests left, 9 running, "
+        "3 queued, 2 failed operations, storage read 4.00 GiB, written 3.50 GiB, 0.39 GiB/s"
+    )
+    assert status_line(Snapshot(phase="drain", elapsed_s=3.0), 0, 0, 0.0).startswith("drain 3 s, 0")
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"desc": "filling", "unit": "B", "unit_scale": True}, "filling: 10.0GB ["),
+        ({"desc": "checking", "total": 200e9}, "checking: 5 %, 10000000000 of 200000000000"),
+        (
+            {"total": 1e11, "bar_format": "{bar:20} {percentage:3.0f} % {desc}", "desc": "x"},
+            "10 % x",
+        ),
+    ],
+)
+def test_a_bar_is_a_line_every_ten_seconds_where_nobody_looks(
+    options: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    with StatusBar(Status(clock), mininterval=0, **options) as bar:
+        for _ in range(25):
+            clock.now_s += 1
+            bar.update(10**9)
+        bar.refresh()
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(says)
+    assert "|" not in first + second
+
+
+def test_a_log_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Path("/dev/full").open("w")  # noqa: SIM115
+    monkeypatch.setattr("sys.stderr", full)
+    Status(Clock()).say("a line")
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
 
 
 def test_a_short_terminal_loses_the_last_lines() -> None:
