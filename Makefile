@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench clean
+.PHONY: run test nightly lint bench clean
 
 run: $(VENV)/run.stamp
 	$(BIN)/python kv-cache.py
 
 test: lint
 	$(BIN)/python -m pytest -q
+
+# What only an idle machine can show: VALID of a live run.
+nightly: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -q -m nightly
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@ stand in `benchmarks/`), what hypothesis tries is the same each time (`pytest
 --hypothesis-profile=explore` tries other things), and simulations in this process run as Python,
 whatever was compiled."""
 
+import pytest
 from hypothesis import settings
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
@@ -10,3 +11,13 @@ import kv_cache.sim.cluster.cluster  # noqa: F401
 settings.register_profile("explore", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What wants an idle machine runs only where it is asked for."""
+    if "nightly" in config.getoption("-m"):
+        return
+    skipped = pytest.mark.skip(reason="wants an idle machine: make nightly")
+    for item in items:
+        if "nightly" in item.keywords:
+            item.add_marker(skipped)

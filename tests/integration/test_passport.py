@@ -1,8 +1,10 @@
 """The passport where the fault is real: each rule names what was done to a small run, and not a run
 to which nothing was done.
 
-Others use this machine too, so rules that find neighbours (foreign I/O, busy cores, lag) may name
-them in any run; they are looked at in the tests that make such a neighbour.
+Others use this machine too, and a test may not depend on them. That a quiet run is valid is tested
+on recorded evidence (`tests/unit/test_passport.py`); of a live run each test says what its device
+and its treatment provoke, and that no wrong byte was served. Only the nightly test wants VALID of
+a live run.
 """
 
 import ctypes
@@ -33,6 +35,8 @@ from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
 from kv_cache.bench import run
 from kv_cache.bench.certify import ceiling
 from kv_cache.bench.counters import device_of
+from kv_cache.bench.probes import throttles
+from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.run import RealRun
 from kv_cache.cli.flags import parse
 from kv_cache.cli.machine import captured
@@ -42,7 +46,7 @@ from kv_cache.core.effect import CopyRef, Step
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.passport import RULES
+from kv_cache.metrics.passport import RULES, Thresholds, judge
 from kv_cache.report.chain import file_digest, sealed_files
 from kv_cache.report.result import build_result, write_result
 from kv_cache.tiers.base import Sink, Store, Tap
@@ -52,6 +56,9 @@ from kv_cache.tiers.payload import Payload
 from kv_cache.tiers.wrappers import LOST, Faulty, Throttled
 from tests import cli
 from tests.integration.test_runs import wait_for_objects
+
+QUIET = Path(__file__).parents[1] / "data/quiet_evidence.json"
+"""Evidence of a valid run of 25 s on a disk (ext4 on vda)."""
 
 BASE = [
     "--model=tiny-1b",
@@ -66,8 +73,8 @@ BASE = [
 ]
 """A few hundred MiB read and 100 MiB written, all of it on storage."""
 
-NEIGHBOURS = {"V13", "V23", "V24", "V25"}
-"""Rules that other processes of this machine, or limits that we run under, can break."""
+PROVOKED = {"V2", "V3", "V4", "V5", "V6", "V11", "V22", "V26", "V27", "V28", "V31"}
+"""Rules that a device, or what is done to a run, can break, and nobody else on the machine can."""
 
 Sections = Mapping[str, Mapping[str, Any]]
 Wrap = Callable[[Store], Store]
@@ -186,13 +193,16 @@ def named(own: Any) -> dict[str, str]:
 
 
 def names(own: Any, *, also: Sequence[str] = (), **wanted: str) -> None:
-    """Exactly the wanted rules found what they were to find. Those in `also` may have found the
-    consequences."""
+    """The wanted rules found what they were to find, and of those that can only be provoked no
+    other did. Those in `also` may have found the consequences."""
     found = named(own)
     assert {number: found.get(number) for number in wanted} == wanted, own["passport"]["reasons"]
-    besides = found.keys() - wanted.keys() - set(also) - NEIGHBOURS
+    besides = (found.keys() & PROVOKED) - wanted.keys() - set(also)
     assert not besides, own["passport"]["reasons"]
-    gravest = "invalid" if "invalid" in found.values() else "suspect"
+    if "V22" not in wanted:
+        assert own["passport"]["evidence"]["verification"]["errors"] == 0
+    statuses = set(found.values())
+    gravest = next((word for word in ("invalid", "suspect") if word in statuses), "valid")
     assert own["passport"]["verdict"] == gravest
     assert len(own["passport"]["reasons"]) == len(found)
 
@@ -205,48 +215,61 @@ CACHED = ("V6", "V19")
 
 
 @pytest.fixture(scope="module")
-def healthy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A direct run on the file system of the tests, with its records. Another try where the
-    machine was too busy for it."""
-    for _ in range(3):
-        cwd = tmp_path_factory.mktemp("healthy")
-        own = ran(cwd, "--max-requests=0", "--duration=2", f"--results-dir={cwd / 'runs'}",
-                  "--records")  # fmt: skip
-        if own["passport"]["evidence"]["ledger"]["accounted"] is not True:
-            pytest.skip("the tests' directory is on no block device")
-        if not named(own).keys() - {"V23"}:
-            break
+def quiet() -> Any:
+    """What is said of a quiet run's recorded evidence: whether others are busy now is no matter."""
+    evidence = json.loads(QUIET.read_bytes())
+    return {"passport": judge(evidence, Thresholds()).to_json()}
+
+
+@pytest.fixture(scope="module")
+def untouched_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A direct run on the file system of the tests, with its records."""
+    cwd = tmp_path_factory.mktemp("untouched")
+    own = ran(cwd, "--max-requests=80", f"--results-dir={cwd / 'runs'}", "--records")
+    if own["passport"]["evidence"]["ledger"]["accounted"] is not True:
+        pytest.skip("the tests' directory is on no block device")
     return cwd
 
 
 @pytest.fixture(scope="module")
-def healthy(healthy_directory: Path) -> Any:
-    return json.loads((healthy_directory / "R.json").read_bytes())["kv_cache"]
+def untouched_run(untouched_directory: Path) -> Any:
+    return json.loads((untouched_directory / "R.json").read_bytes())["kv_cache"]
 
 
-def test_a_run_to_which_nothing_was_done_breaks_no_rule(healthy: Any) -> None:
-    assert named(healthy).keys() <= {"V23"}, healthy["passport"]["reasons"]
+def test_a_run_to_which_nothing_was_done_breaks_no_rule_that_can_be_provoked(
+    untouched_run: Any,
+) -> None:
+    names(untouched_run)
+    assert untouched_run["passport"]["changed_thresholds"] == {}
+
+
+@pytest.mark.nightly
+def test_a_run_to_which_nothing_was_done_is_valid_on_an_idle_machine(tmp_path: Path) -> None:
+    if {foot.kind for foot in stack_of([tmp_path]).feet} != {FootKind.DISK}:
+        pytest.skip("the bytes of the tests' directory end on no disk")
+    if throttles.read_throttles().io_limits:
+        pytest.skip("an I/O limit is in force")
+    own = ran(tmp_path, "--max-requests=0", "--duration=20", "--fsync=object")
+    assert named(own) == {}, own["passport"]["reasons"]
+    assert own["passport"]["verdict"] == "valid"
     silent = {"V14": "not-judged", "V15": "not-applicable"}
-    for number in RULES.keys() - silent.keys() - {"V23"}:
-        assert status(healthy, number) == "pass", rule(healthy, number)
-    assert {number: status(healthy, number) for number in silent} == silent
-    assert healthy["passport"]["changed_thresholds"] == {}
+    for number in RULES:
+        assert status(own, number) == silent.get(number, "pass"), rule(own, number)
 
 
-def test_every_section_of_the_evidence_is_there(healthy: Any) -> None:
-    evidence = healthy["passport"]["evidence"]
+def test_every_section_of_the_evidence_is_there(untouched_run: Any) -> None:
+    evidence = untouched_run["passport"]["evidence"]
     unknown = {name for name, value in evidence.items() if value in (None, {})}
     assert not unknown
     assert evidence["page_cache"]["sampled_objects"] > 16
     assert evidence["page_cache"]["descriptors"]["buffered"] == 0
     assert evidence["client"]["harness_lag_p99_ms"] > 0
     assert evidence["client"]["storage_read_p50_ms"] > 0
-    assert evidence["ledger"]["settle_s"] < 2
 
 
-def test_the_records_are_in_the_chain_with_their_digests(healthy_directory: Path) -> None:
-    document = json.loads((healthy_directory / "R.json").read_bytes())
-    (directory,) = (healthy_directory / "runs").iterdir()
+def test_the_records_are_in_the_chain_with_their_digests(untouched_directory: Path) -> None:
+    document = json.loads((untouched_directory / "R.json").read_bytes())
+    (directory,) = (untouched_directory / "runs").iterdir()
     files = sealed_files(document)
     assert files.keys() == {"requests.jsonl", "transfers.jsonl"}
     assert files == {name: file_digest(directory / name) for name in files}
@@ -310,8 +333,8 @@ def process(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
         neighbour.wait()
 
 
-def test_somebody_who_reads_the_cache_files_too_is_named(tmp_path: Path, healthy: Any) -> None:
-    assert status(healthy, "V1") == "pass"
+def test_somebody_who_reads_the_cache_files_too_is_named(tmp_path: Path, quiet: Any) -> None:
+    assert status(quiet, "V1") == "pass"
     with process(sys.executable, "-c", READER, str(tmp_path / "cache"), str(os.getpid())):
         own = ran(tmp_path, "--max-requests=60", passport={"sample_every": 1})
     names(own, V1="suspect", also=("V3",))  # a load during which they came into memory
@@ -484,9 +507,9 @@ def preload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preload:
 
 
 def test_a_library_that_takes_o_direct_away_is_named(
-    tmp_path: Path, preload: Preload, healthy: Any
+    tmp_path: Path, preload: Preload, quiet: Any
 ) -> None:
-    assert status(healthy, "V3") == "pass"
+    assert status(quiet, "V3") == "pass"
     preload(STRIPS_DIRECT)
     own = ran(tmp_path)
     names(own, V3="invalid", V4="suspect", V1="invalid", also=CACHED)
@@ -595,8 +618,8 @@ def test_direct_reads_that_come_from_memory_are_named(tmp_path: Path, journalled
 # --- V4: system calls are faked --------------------------------------------------------------
 
 
-def test_eatmydata_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, healthy: Any) -> None:
-    assert status(healthy, "V4") == "pass"
+def test_eatmydata_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: Any) -> None:
+    assert status(quiet, "V4") == "pass"
     if (tool := shutil.which("eatmydata")) is None:
         pytest.skip("eatmydata is not installed")
     show = [tool, "sh", "-c", 'echo "$LD_PRELOAD $LD_LIBRARY_PATH"']
@@ -631,9 +654,9 @@ def memory_directory() -> Iterator[Path]:
 
 
 def test_memory_in_the_place_of_a_device_is_named(
-    tmp_path: Path, memory_directory: Path, healthy: Any
+    tmp_path: Path, memory_directory: Path, quiet: Any
 ) -> None:
-    assert status(healthy, "V5") == status(healthy, "V19") == "pass"
+    assert status(quiet, "V5") == status(quiet, "V19") == "pass"
     own = ran(tmp_path, f"--cache-dir={memory_directory / 'cache'}", "--io-engine=auto")
     names(own, V5="suspect", V1="invalid", also=("V3",))
     assert "file system tmpfs" in says(own, "V5")
@@ -644,10 +667,8 @@ def test_memory_in_the_place_of_a_device_is_named(
 # --- V6: our ledger against the kernel's -----------------------------------------------------
 
 
-def test_writes_that_are_acknowledged_and_never_done_are_named(
-    tmp_path: Path, healthy: Any
-) -> None:
-    assert status(healthy, "V6") == "pass"
+def test_writes_that_are_acknowledged_and_never_done_are_named(tmp_path: Path, quiet: Any) -> None:
+    assert status(quiet, "V6") == "pass"
 
     def lying(store: Store) -> Store:
         return Faulty(store, lambda _, ref: LOST if ref.copy_id % 2 else None)
@@ -672,9 +693,9 @@ def test_io_that_no_result_shows_is_named(tmp_path: Path) -> None:
 
 
 def test_few_bytes_that_are_read_many_times_are_named_where_a_limit_is_set(
-    tmp_path: Path, healthy: Any
+    tmp_path: Path, quiet: Any
 ) -> None:
-    assert status(healthy, "V11") == "pass"
+    assert status(quiet, "V11") == "pass"
     own = measured(tmp_path, passport={"most_read_amplification": 1.1})
     names(own, V11="suspect")
     assert "more than 1.1: a cache in the drive may answer" in says(own, "V11")
@@ -684,8 +705,8 @@ def test_few_bytes_that_are_read_many_times_are_named_where_a_limit_is_set(
 # --- V12: a part is missing ------------------------------------------------------------------
 
 
-def test_an_interrupted_run_is_named(tmp_path: Path, healthy: Any) -> None:
-    assert status(healthy, "V12") == "pass"
+def test_an_interrupted_run_is_named(tmp_path: Path, quiet: Any) -> None:
+    assert status(quiet, "V12") == "pass"
     running = started(tmp_path, "--max-requests=0", "--duration=60")
     wait_for_objects(tmp_path / "cache", running, count=60)
     running.send_signal(signal.SIGINT)
@@ -766,7 +787,7 @@ def test_a_run_that_measures_the_client_is_named(
 
 
 def test_a_client_that_could_do_much_more_passes(tmp_path: Path) -> None:
-    rate = 100 * MIB
+    rate = 20 * MIB  # far below what null stores do while others burn all cores
     made = job(tmp_path, "--duration=1.5", passport={"certify_s": 1, "least_ceiling_ratio": 3})
     outcome = performed(made, lambda store: Throttled(store, bytes_per_second=rate))
     own = told(tmp_path, made, certified(made, outcome))
@@ -783,7 +804,7 @@ def test_a_certified_run_tells_its_ceiling_and_leaves_no_files(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     own = ran(tmp_path, "--certify", passport={"certify_s": 0.5})
-    assert not named(own).keys() - NEIGHBOURS
+    names(own)
     found = own["passport"]["evidence"]["client"]["ceiling"]
     assert all(math.isfinite(number) and number > 0 for number in found.values())
     assert found["ratio"] == pytest.approx(
@@ -853,38 +874,36 @@ def interpreter_held(hold_s: float, pause_s: float) -> Iterator[None]:
         thread.join()
 
 
-def test_a_harness_that_is_late_is_named(tmp_path: Path, healthy: Any) -> None:
-    assert status(healthy, "V25") == "pass"
+def test_a_harness_that_is_late_is_named(tmp_path: Path, quiet: Any) -> None:
+    assert status(quiet, "V25") == "pass"
     own = measured(
-        tmp_path, "--max-requests=0", "--duration=1.5", beside=interpreter_held(0.1, 0.2)
-    )
+        tmp_path, "--max-requests=0", "--duration=1.5", beside=interpreter_held(0.1, 0.2),
+        passport={"most_harness_lag_share": 0.001},  # on a busy disk a read takes longer than this
+    )  # fmt: skip
     names(own, V25="suspect")
+    assert own["passport"]["evidence"]["client"]["harness_lag_p99_ms"] > 50
     assert "tail latencies are the harness's as much as the device's" in says(own, "V25")
 
 
 PATIENT = {f"target_latency_{name}_ms": 5_000 for name in ("p95", "p99", "p999", "p9999")}
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_schedule_that_is_not_kept_is_named(late: bool, tmp_path: Path) -> None:
+def test_a_schedule_that_is_not_kept_is_named(tmp_path: Path) -> None:
     own = measured(
         tmp_path, "--request-rate=20", "--max-requests=0", "--duration=2",
-        beside=interpreter_held(0.9, 0.1) if late else None,
+        beside=interpreter_held(0.9, 0.1),
         arrival={"mode": "open"},
         qos_profiles=dict.fromkeys(("interactive", "responsive", "batch"), PATIENT),
     )  # fmt: skip
-    if late:
-        names(own, V15="suspect", also=("V12",))
-        assert "the benchmark asked too late" in says(own, "V15")
-    else:
-        assert status(own, "V15") == "pass", rule(own, "V15")
+    names(own, V15="suspect")
+    assert "the benchmark asked too late" in says(own, "V15")
 
 
 # --- V18: storage was not what was measured --------------------------------------------------
 
 
-def test_a_run_that_never_touches_storage_is_named(tmp_path: Path, healthy: Any) -> None:
-    assert status(healthy, "V18") == "pass"
+def test_a_run_that_never_touches_storage_is_named(tmp_path: Path, quiet: Any) -> None:
+    assert status(quiet, "V18") == "pass"
     own = measured(tmp_path, "--cpu-mem-gb=0.5", "--max-requests=40")
     names(own, V18="invalid")
     assert "no byte touched storage" in says(own, "V18")
@@ -908,9 +927,9 @@ def test_too_few_bytes_on_storage_are_named(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_jumps_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, healthy: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: Any
 ) -> None:
-    assert status(healthy, "V21") == "pass"
+    assert status(quiet, "V21") == "pass"
     real, jumped = time.time, threading.Event()
     monkeypatch.setattr(time, "time", lambda: real() + (3600 if jumped.is_set() else 0))
 
@@ -926,8 +945,8 @@ def test_a_clock_that_jumps_is_named(
 # --- V22: wrong data -------------------------------------------------------------------------
 
 
-def test_a_bit_that_flipped_on_the_disk_is_named(tmp_path: Path, healthy: Any) -> None:
-    assert status(healthy, "V22") == "pass"
+def test_a_bit_that_flipped_on_the_disk_is_named(tmp_path: Path, quiet: Any) -> None:
+    assert status(quiet, "V22") == "pass"
     turn = itertools.count()
 
     def flip(fd: int) -> None:
@@ -960,6 +979,8 @@ def test_a_neighbour_on_the_same_file_system_is_named(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     command = (tool, "if=/dev/zero", f"of={foreign}", "bs=4M", "count=3000", "oflag=direct")
     with process(*command):
+        while not foreign.exists() or not foreign.stat().st_size:
+            time.sleep(0.01)
         own = ran(tmp_path, "--max-requests=0", "--duration=1.5")
     foreign.unlink()
     names(own, V23="suspect")
@@ -999,8 +1020,8 @@ def disk_limit(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.root
-def test_a_limit_on_the_disk_is_named(tmp_path: Path, healthy: Any, disk_limit: str) -> None:
-    assert status(healthy, "V24") == "pass"
+def test_a_limit_on_the_disk_is_named(tmp_path: Path, quiet: Any, disk_limit: str) -> None:
+    assert status(quiet, "V24") == "pass"
     own = measured(tmp_path)
     names(own, V24="suspect")
     assert disk_limit in says(own, "V24")
@@ -1024,8 +1045,8 @@ def test_a_limit_of_the_cpu_that_stopped_the_run_is_named(tmp_path: Path) -> Non
 # --- V26: nothing was measured ---------------------------------------------------------------
 
 
-def test_virtual_time_measures_nothing(tmp_path: Path, healthy: Any) -> None:
-    assert status(healthy, "V26") == "pass"
+def test_virtual_time_measures_nothing(tmp_path: Path, quiet: Any) -> None:
+    assert status(quiet, "V26") == "pass"
     own = ran(tmp_path, "--virtual-time", "--io-engine=auto")
     assert named(own) == {"V26": "invalid"}
     others = {status(own, number) for number in RULES.keys() - {"V26"}}

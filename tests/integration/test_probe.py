@@ -112,7 +112,9 @@ def test_sizes_that_do_not_fit_are_refused_and_said(on_disk: Path) -> None:
     assert code == 0, out
     assert "! not measured: 4.0 MiB x8: needs 128.0 MiB of data (--size-gib)" in out
     found = read_profile(on_disk / "p.yaml")
-    assert {(r["object_bytes"], r["concurrency"]) for r in found.facts["refused"]} == {(4 * MIB, 8)}
+    # On a busy machine a thread may also have had nothing to do while others worked.
+    too_large = [r for r in found.facts["refused"] if "of data (--size-gib)" in r["reason"]]
+    assert {(r["object_bytes"], r["concurrency"]) for r in too_large} == {(4 * MIB, 8)}
     assert not any(c.object_bytes == 4 * MIB and c.concurrency == 8 for c in found.cells)
 
 
