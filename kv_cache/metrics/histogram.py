@@ -145,6 +145,15 @@ class Histogram:
         counts = self._array()
         return {int(bucket): int(counts[bucket]) for bucket in np.flatnonzero(counts)}
 
+    def octaves(self) -> dict[int, int]:
+        """How many values lie from each power of two to below the next, by its exponent, in order;
+        0 is counted with 1. Exact: no bucket lies on both sides of a power."""
+        found: dict[int, int] = {}
+        for bucket, count in self.buckets().items():
+            exponent = max(0, bucket_bounds(bucket)[0].bit_length() - 1)
+            found[exponent] = found.get(exponent, 0) + count
+        return found
+
     def to_json(self, unit: str = "ns") -> dict[str, Any]:
         """Everything, so that results can be merged later without loss."""
         return {

@@ -71,6 +71,22 @@ def reference_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES)
     return result
 
 
+def size_numbers(sizes: Histogram) -> dict[str, Any]:
+    """Sizes of objects in bytes: ends, mean and percentiles, and by powers of two. None where
+    there are none, and of a percentile that too few support."""
+    p50, p95 = sizes.percentiles((50, 95))
+    return {
+        "objects": sizes.count,
+        "sum": sizes.total,
+        "min": sizes.lowest,
+        "mean": sizes.mean,
+        "p50": p50,
+        "p95": p95,
+        "max": sizes.highest,
+        "powers_of_two": [[2**exponent, count] for exponent, count in sizes.octaves().items()],
+    }
+
+
 class Flows:
     """The ledger of physical operations, asked by phase, tier, kind and cause."""
 
@@ -222,6 +238,7 @@ def tier_rows(outcome: RunOutcome) -> dict[str, Any]:
                 "total_ms": latency_ms(merged(s.total for s in stats)),
                 "device_ms": latency_ms(merged(s.device for s in stats)),
                 "host_ms": latency_ms(merged(s.host for s in stats)),
+                "object_bytes": size_numbers(merged(s.sizes for s in stats)),
             }
         rows[facts.tier.label] = row
     return rows

@@ -16,6 +16,7 @@ from kv_cache.metrics.intervals import Interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report.compare import Comparison, Finding, Input, Row, compare, require_comparable
 from kv_cache.report.prediction import prediction_rows
+from kv_cache.report.sizes import HEADS, about_objects, shares, size_rows
 from kv_cache.report.trials import METRICS, Metric, number_at
 
 MARK = "<!-- kv-cache report"
@@ -38,6 +39,7 @@ def markdown(inputs: Sequence[Input]) -> bytes:
         list(_numbers(inputs)),
         _ranks(inputs),
         list(_tiers(inputs)),
+        _sizes(inputs),
         list(_classes(inputs)),
         *(_twin(given) for given in inputs),
         list(_where(inputs)),
@@ -317,6 +319,23 @@ def _tier_rows(own: Json) -> Iterator[list[str]]:
                 _known(_at(row, "operations")),
                 *(_scaled(ms, 1) for ms in late),
             ]
+
+
+def _sizes(inputs: Sequence[Input]) -> list[str]:
+    """Sizes of the objects that storage moved, and their shares by powers of two."""
+    rows = [
+        [
+            *_of(given, inputs),
+            row.kind,
+            *row.cells,
+            ", ".join(f"{low} {100 * share:.0f} %" for low, share in shares(row)),
+        ]
+        for given in inputs
+        for row in size_rows(given.own)
+    ]
+    about = [plain(f"{given.label}: {about_objects(given.own)}.") for given in inputs if rows]
+    heads = [*_of_head(inputs), "storage", *(f"{head}:" for head in HEADS), "share from"]
+    return [*_table(heads, rows), *([""] if about else []), *about]
 
 
 def _scaled(value: float | None, scale: float) -> str:

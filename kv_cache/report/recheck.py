@@ -39,6 +39,7 @@ from kv_cache.metrics.summary import (
     per_second,
     ratio,
     reference_ms,
+    size_numbers,
 )
 from kv_cache.metrics.summary import PERCENTILES as NAMED
 from kv_cache.report.headline import headline_again
@@ -116,6 +117,7 @@ def _ledger(own: Node) -> dict[tuple[str, str], _Sums]:
             mine.calls += row["system_calls"].whole()
             mine.total.merge(row["histogram_total"].histogram())
             mine.device.merge(row["histogram_device"].histogram())
+            mine.sizes.merge(row["histogram_bytes"].histogram())
     return sums
 
 
@@ -356,6 +358,8 @@ def _tiers(root: Node) -> Iterator[str]:
                 yield from _compare(row[name], value, "the operations of the window give")
             yield from _latencies(row["total_ms"], mine.total)
             yield from _latencies(row["device_ms"], mine.device)
+            for name, value in size_numbers(mine.sizes).items():
+                yield from _compare(row["object_bytes"][name], value, "the objects' sizes give")
 
 
 def _requests(root: Node) -> Iterator[str]:

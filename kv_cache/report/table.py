@@ -6,6 +6,7 @@ from typing import Any
 
 from kv_cache.core.units import GIB, MISSING
 from kv_cache.report.prediction import prediction_lines
+from kv_cache.report.sizes import size_lines
 from kv_cache.report.traced import trace_line
 from kv_cache.report.trials import METRICS
 
@@ -18,7 +19,7 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     own = document["kv_cache"]
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
     lines += [*_head(own), *_asked(own), *headline_lines(own), ""]
-    lines += [*tier_lines(own), "", *_requests(own)]
+    lines += [*tier_lines(own), "", *size_lines(own), *_requests(own)]
     lines += [*_users(own), *_before(own), *policy_lines(own)]
     lines += [*_validated(document), *_foreseen(own)]
     lines += ["", f"result  {result_path}"]

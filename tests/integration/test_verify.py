@@ -14,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kv_cache.cli.report import main as report
 from kv_cache.cli.verify import main
 from kv_cache.core.errors import UsageError
+from kv_cache.core.units import human_bytes
 from kv_cache.report.chain import check, file_digest, fingerprint, seal
 from kv_cache.report.recheck import RECORDS, recheck
 from kv_cache.report.result import SCHEMA, as_json
@@ -190,6 +192,27 @@ HEADLINES: Mapping[str, Callable[[Document], Any]] = {
 }
 
 
+def test_sizes_of_objects_are_told_in_the_summary_and_in_both_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = small(tmp_path, "--virtual-time", "--duration=5")
+    row = ran.own["tiers"]["storage"]["write"]["object_bytes"]
+    told = f"{row['objects']:,}"
+    assert f"write {told}: min {human_bytes(row['min'])}, mean" in ran.out
+    assert f"{ran.own['model']['bytes_per_token']:,} bytes a token" in ran.out
+    assert f"      from {human_bytes(row['powers_of_two'][0][0])} " in ran.out
+    assert (
+        report([str(tmp_path / "R.json"), "--format", "markdown", "-o", str(tmp_path / "R.md")])
+        == 0
+    )
+    assert report([str(tmp_path / "R.json"), "-o", str(tmp_path / "R.html")]) == 0
+    capsys.readouterr()
+    assert f"| write | {told} | {human_bytes(row['min'])} |" in (tmp_path / "R.md").read_text()
+    page = (tmp_path / "R.html").read_text()
+    assert "Sizes of the objects that storage moved" in page
+    assert "Objects from a size to below twice as much" in page
+
+
 def test_the_headline_and_its_interval_are_computed_again(tmp_path: Path) -> None:
     ran = small(tmp_path, "--virtual-time", "--duration=30")
     assert ran.code == 0, ran.err
@@ -211,6 +234,12 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
     "bandwidth": (
         lambda d, own: own["tiers"]["storage"]["read"].update(bytes_per_second=7e9),
         "kv_cache.tiers.storage.read.bytes_per_second says 7000000000.0"),
+    "the largest object": (
+        lambda d, own: own["tiers"]["storage"]["write"]["object_bytes"].update(max=2**40),
+        "tiers.storage.write.object_bytes.max says 1099511627776"),
+    "objects of a size": (
+        lambda d, own: own["tiers"]["storage"]["write"]["object_bytes"]["powers_of_two"].pop(),
+        "object_bytes.powers_of_two says"),
     "an operation's bytes": (
         lambda d, own: _row(own).update(bytes=_row(own)["bytes"] * 2), "operations of the window"),
     "a step of metadata": (

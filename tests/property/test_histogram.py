@@ -183,3 +183,12 @@ def test_the_share_at_most_a_limit_counts_no_sample_wrong_that_is_far_from_it(
     _, high = bucket_bounds(bucket_of(limit))
     share = of(samples).share_at_most(limit)
     assert share == sum(value <= high for value in samples) / len(samples)
+
+
+@given(samples=st.lists(values, max_size=300))
+def test_counts_by_powers_of_two_are_exact(samples: list[int]) -> None:
+    counted: dict[int, int] = {}
+    for value in sorted(samples):
+        exponent = max(1, value).bit_length() - 1
+        counted[exponent] = counted.get(exponent, 0) + 1
+    assert of(samples).octaves() == counted

@@ -111,6 +111,12 @@ def test_counts_bytes_and_rates_of_four_real_ranks_add_up() -> None:
             assert mine["bytes_per_second"] == pytest.approx(rate)
             assert mine["together_bytes_per_second"] == pytest.approx(mine["bytes"] / 1.0)
             assert mine["host_ms"] is None
+            sizes, theirs = mine["object_bytes"], [row["object_bytes"] for row in rows]
+            for name in ("objects", "sum"):
+                assert sizes[name] == sum(each[name] for each in theirs)
+            assert sizes["max"] == max(each["max"] or 0 for each in theirs)
+            counts = [count for each in theirs for _, count in each["powers_of_two"]]
+            assert sum(count for _, count in sizes["powers_of_two"]) == sum(counts)
     for what in ("bytes", "operations"):
         assert sum(row[what] for row in own["operations"]) == sum(
             row[what] for part in parts for row in part["operations"]

@@ -20,6 +20,7 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
+from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import (
     SAMPLE_LIMIT,
@@ -30,7 +31,7 @@ from kv_cache.metrics.recorder import (
     Recorder,
     Samples,
 )
-from kv_cache.metrics.summary import Flows, metadata_rows
+from kv_cache.metrics.summary import Flows, metadata_rows, size_numbers
 
 POPULATED, START, END = 100, 200, 300
 ENGINE = "direct"
@@ -389,3 +390,24 @@ def test_system_calls_and_object_sizes_are_in_the_flow() -> None:
     recorder.op(done(Read(copy(), Cause.REUSE), pieces))
     (stats,) = recorder.flows.values()
     assert (stats.calls, stats.operations, stats.sizes.total) == (2, 1, 8192)
+
+
+def test_sizes_of_objects_are_told_exactly_and_by_powers_of_two() -> None:
+    sizes = Histogram()
+    for nbytes in [4096] * 150 + [65536] * 40 + [69632] * 10:
+        sizes.add(nbytes)
+    found = size_numbers(sizes)
+    total = 150 * 4096 + 40 * 65536 + 10 * 69632
+    assert found["objects"] == 200
+    assert (found["sum"], found["mean"]) == (total, total / 200)
+    assert (found["min"], found["max"]) == (4096, 69632)
+    assert found["p50"] == pytest.approx(4096, rel=RELATIVE_ERROR)
+    assert found["p95"] == pytest.approx(65536, rel=RELATIVE_ERROR)
+    assert found["powers_of_two"] == [[4096, 150], [65536, 50]]
+
+
+def test_sizes_of_nothing_are_not_there() -> None:
+    found = size_numbers(Histogram())
+    assert found.pop("objects") == found.pop("sum") == 0
+    assert found.pop("powers_of_two") == []
+    assert set(found.values()) == {None}

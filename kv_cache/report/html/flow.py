@@ -13,10 +13,11 @@ from pathlib import Path
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.report.html.parts import Doc, Json, bullets, details, table
+from kv_cache.report.html.parts import Doc, Json, bullets, details, share_bar, table
 from kv_cache.report.html.text import NOTHING, Html, figures, join, tag
 from kv_cache.report.pictures.base import needed, rows_at, word
 from kv_cache.report.reading import histogram
+from kv_cache.report.sizes import HEADS, about_objects, shares, size_rows
 
 TIERS = tuple(tier.label for tier in Tier)
 _WHY: Mapping[str, str] = {
@@ -148,6 +149,7 @@ def flow_content(doc: Doc, every: Sequence[Flow]) -> list[Html]:
             words=3,
         ),
         *_meanings(every),
+        *_sizes(doc.own),
         *_other_phases(doc),
     ]  # fmt: skip
 
@@ -177,6 +179,26 @@ def _row(flow: Flow) -> tuple[object, ...]:
 def _meanings(every: Sequence[Flow]) -> list[Html]:
     there = {flow.cause for flow in every}
     return bullets([f"{cause}: {why}" for cause, why in _WHY.items() if cause in there], "small")
+
+
+def _sizes(own: Json) -> list[Html]:
+    """How large the objects are that storage moved."""
+    rows = list(size_rows(own))
+    if not rows:
+        return []
+    parts = [
+        (row.kind, low, f"{100 * share:.1f}", share_bar(share))
+        for row in rows
+        for low, share in shares(row)
+    ]
+    return [
+        table("Sizes of the objects that storage moved in the measured window",
+              ("operation", *HEADS), [(row.kind, *row.cells) for row in rows]),
+        tag("p", f"{about_objects(own)}.", class_="small"),
+        details("Sizes by powers of two",
+                table("Objects from a size to below twice as much",
+                      ("operation", "from", "share, %", ""), parts)),
+    ]  # fmt: skip
 
 
 def _other_phases(doc: Doc) -> list[Html]:

@@ -15,7 +15,7 @@ from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
-from kv_cache.metrics.summary import kept_promises, latency_ms, per_second, ratio
+from kv_cache.metrics.summary import kept_promises, latency_ms, per_second, ratio, size_numbers
 from kv_cache.report.chain import fingerprint, seal
 from kv_cache.report.headline import headline_of_ranks
 from kv_cache.report.iotrace import without_figures
@@ -24,6 +24,7 @@ from kv_cache.report.node import MisshapenError, Node
 from kv_cache.report.pooled import (
     CLASSES,
     DEVICE,
+    SIZES,
     TOTAL,
     added,
     numbers_of,
@@ -285,6 +286,7 @@ def _side(parts: Sequence[Part], operations: Rows, label: str, kind: str) -> dic
         "total_ms": found[TOTAL],
         "device_ms": found[DEVICE],
         "host_ms": None,
+        "object_bytes": size_numbers(pooled_histogram(pool, label, kind, SIZES)),
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from kv_cache.core.units import MISSING, NS_PER_MS
 from kv_cache.metrics.passport import Status
+from kv_cache.report.sizes import size_lines
 from kv_cache.report.table import headline_lines, ms_shown, tier_lines, verdict_lines
 from kv_cache.report.trials import METRICS
 
@@ -67,6 +68,7 @@ def _numbers(own: Json) -> list[str]:
     return [
         *tier_lines(own),
         "",
+        *size_lines(own),
         (
             f"requests  {done['completed_per_second']:.2f}/s, "
             f"{done['output_tokens_per_second']:,.0f} tokens/s; TTFT p50 {ms_shown(ttft['p50'])} "
