@@ -18,7 +18,8 @@ from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.root import Config
 from kv_cache.config.schema import overlay, show
 from kv_cache.core.errors import ConfigError, did_you_mean
-from kv_cache.core.model import ModelShape, model_from_hf
+from kv_cache.core.hfconfig import model_from_hf
+from kv_cache.core.model import ModelShape
 
 Kind = Literal["configs", "datasets"]
 
@@ -104,8 +105,9 @@ def shipped(kind: Kind, text: str) -> Path:
     return path
 
 
-def read_model(path: Path) -> ModelShape:
-    """The geometry in a Hugging Face config.json, or in the one of a directory."""
+def read_model(path: Path, kv_bytes_per_token: int = 0) -> ModelShape:
+    """The geometry in a Hugging Face config.json, or in the one of a directory, of a model whose
+    token costs `kv_bytes_per_token`, if that is above 0."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(_text(file))
@@ -117,7 +119,7 @@ def read_model(path: Path) -> ModelShape:
         raise ConfigError(
             f"model {show(str(file))} holds no JSON object; give a Hugging Face config.json"
         )
-    return model_from_hf(config, str(file))
+    return model_from_hf(config, str(file), kv_bytes_per_token)
 
 
 def read_yaml(path: Path) -> object:

@@ -348,3 +348,7 @@ class ModelOverride:
     sliding_layers: int | None = opt(
         None, "Layers with a sliding window; 0 = none", low=0, high=1_000_000
     )
+    kv_bytes_per_token: int | None = opt(
+        None, "KV state of one token, whatever the geometry; 0 = as the geometry says",
+        unit="bytes", low=0, high=10**9,
+    )  # fmt: skip

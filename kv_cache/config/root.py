@@ -207,16 +207,22 @@ class Config:
         directory with one; with the type of run.kv_dtype, if that is given."""
         from kv_cache.config.load import read_model
 
-        path = os.path.expanduser(name)
+        path, stated = os.path.expanduser(name), self.run.kv_bytes_per_token
         if name in MODELS or name in self.model_configs:
             shape = _merged(name, self.model_configs.get(name, r.ModelOverride()))
         elif os.path.exists(path):
-            shape = read_model(Path(path))
+            shape = read_model(Path(path), stated or 0)
         else:
             raise ConfigError(
                 f"{said} {show(name)}, which is neither a model nor a path."
                 f"{did_you_mean(name, {*MODELS, *self.model_configs})}"
             )
+        if stated is not None:
+            shape = replace(
+                shape, name=f"{shape.name} ({stated} bytes a token)", kv_bytes_per_token=stated,
+                sliding_window=0, sliding_layers=0,
+                source=f"{shape.source}; {stated} bytes a token from run.kv_bytes_per_token",
+            )  # fmt: skip
         dtype = self.run.kv_dtype
         if dtype is not None and dtype != shape.dtype:
             source = f"{shape.source}; dtype from run.kv_dtype"
@@ -380,6 +386,12 @@ def _check_models(config: Config) -> None:
             f"{_say(config, 'run.model')} and run.model_mix (--model-mix) is given: a mix names "
             "all its models; leave one of them out"
         )
+    for path in ("run.kv_dtype", "run.model_mix") if run.kv_bytes_per_token is not None else ():
+        if value_at(config, path):
+            raise ConfigError(
+                f"{_say(config, 'run.kv_bytes_per_token')} and {_say(config, path)}: the bytes are "
+                "of one model, its type included; leave one of them out"
+            )
     if named and not run.model_mix:
         raise ConfigError(
             "workload.trace_models (--trace-models) is given without a mix; name its models and "

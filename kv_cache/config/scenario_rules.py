@@ -45,7 +45,7 @@ def model_shape(model: ModelSection) -> ModelShape:
     if model.name in MODELS:
         shape = MODELS[model.name]
     elif Path(model.name).exists():
-        shape = read_model(Path(model.name))
+        shape = read_model(Path(model.name), model.kv_bytes_per_token)
     else:
         raise ConfigError(
             f"model.name is {show(model.name)}; it must be a built-in model, or the path of a "

@@ -39,6 +39,11 @@ class RunConfig:
         None, "Type of an element of the KV cache, if not the model's own",
         choices=tuple(DTYPE_BITS), flag="--kv-dtype",
     )  # fmt: skip
+    kv_bytes_per_token: int | None = opt(
+        None, "Bytes of KV state of one token of the whole model, if not as its geometry says: for "
+        "a model whose config.json is not understood", unit="bytes", low=1, high=10**9,
+        flag="--kv-bytes-per-token", metavar="N",
+    )  # fmt: skip
     mode: str = opt(
         "standard",
         "Stages of a request that are run: all, only those before generation, or only generation "

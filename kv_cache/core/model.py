@@ -16,7 +16,6 @@ engines that store blocks store all layers of each.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kv_cache.core.errors import ConfigError
 
@@ -44,7 +43,7 @@ class ModelShape:
 
     `kv_quant_group` elements share `kv_scale_bytes` of scales, where the type has at most 8 bits;
     0 = no scales are stored. `sliding_layers` of the layers attend over the last `sliding_window`
-    tokens; 0 = none.
+    tokens; 0 = none. `kv_bytes_per_token` above 0 is what a token costs, whatever the geometry.
     """
 
     name: str
@@ -61,6 +60,7 @@ class ModelShape:
     kv_scale_bytes: int = 2
     sliding_window: int = 0
     sliding_layers: int = 0
+    kv_bytes_per_token: int = 0
     source: str = "given by the user"
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class ModelShape:
         window keep only its end."""
         sliding = self.sliding_layers if turn else 0
         spans = (self.num_layers - sliding) * tokens + sliding * min(tokens, self.sliding_window)
-        whole = self._bytes(spans * self._elements)
+        whole = self.kv_bytes_per_token * tokens or self._bytes(spans * self._elements)
         return whole if self.attention_type == "mla" else -(-whole // tensor_parallel)
 
     def rank_bytes(self, nbytes: int, ranks: int) -> int:
@@ -212,142 +212,3 @@ MODELS: Mapping[str, ModelShape] = {
         source=_hf("openai/gpt-oss-20b"),
     ),
 }  # fmt: skip
-
-
-_PATTERNS: Mapping[str, int] = {
-    "cohere2": 4, "gemma2": 2, "gemma3_text": 6, "gpt_oss": 2
-}  # fmt: skip
-"""Where a config.json names no pattern: every so manyth layer is full, the others slide (the
-defaults of the configuration classes of Hugging Face transformers, by model_type)."""
-
-_FULL = ("full_attention", "attention")
-_SLIDING = ("sliding_attention", "chunked_attention")
-_OTHER_GEOMETRY = ("global_head_dim", "num_global_key_value_heads")
-
-
-def model_from_hf(config: Mapping[str, Any], source: str) -> ModelShape:
-    """The geometry in a Hugging Face `config.json`, or in its `text_config` where it has one."""
-    text = config.get("text_config", config)
-    if not isinstance(text, Mapping):
-        raise ConfigError(f"{source}: text_config is not a mapping; give a model's config.json")
-    hf = _Hf(text, source)
-    for name in _OTHER_GEOMETRY:
-        if text.get(name):
-            raise ConfigError(
-                f"{source}: {name} is {text[name]!r}: its layers differ in their heads, and are "
-                "not counted here; describe a model of the same bytes in model_configs"
-            )
-    mla = bool(text.get("kv_lora_rank"))
-    heads = hf.number("num_attention_heads", "n_head")
-    kv_heads = hf.number("num_key_value_heads", default=heads)
-    stated = (each.get(name) for each in (text, config) for name in ("torch_dtype", "dtype"))
-    dtype = str(next((value for value in stated if value), "bfloat16"))
-    layers = _layers_with_a_cache(hf)
-    window, sliding = (0, 0) if mla else _sliding(hf, layers)
-    return ModelShape(
-        name=str(config.get("_name_or_path") or config.get("model_type") or source),
-        num_layers=layers,
-        hidden_dim=hf.number("hidden_size", "n_embd"),
-        num_heads=heads,
-        kv_heads=kv_heads,
-        kv_dim_per_head=_count(hf, "head_dim"),
-        dtype=dtype,
-        attention_type="mla" if mla else ("mha" if kv_heads == heads else "gqa"),
-        kv_lora_rank=hf.number("kv_lora_rank") if mla else 0,
-        qk_rope_head_dim=hf.number("qk_rope_head_dim") if mla else 0,
-        sliding_window=window,
-        sliding_layers=sliding,
-        source=source,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Hf:
-    """The keys of a `config.json`, for whoever wants numbers."""
-
-    text: Mapping[str, Any]
-    source: str
-
-    def number(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` that is there."""
-        for name in names:
-            value = self.text.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-            if value is not None:
-                raise ConfigError(
-                    f"{self.source}: {name} is {value!r}, it must be a whole number above 0"
-                )
-        if default is None:
-            raise ConfigError(
-                f"{self.source}: {names[0]} is missing; give a Hugging Face config.json of a "
-                "decoder"
-            )
-        return default
-
-
-def _layers_with_a_cache(hf: _Hf) -> int:
-    """Gemma 3n's last layers use the state of earlier ones."""
-    layers = hf.number("num_hidden_layers", "n_layer")
-    shared = _count(hf, "num_kv_shared_layers")
-    if shared >= layers:
-        raise ConfigError(
-            f"{hf.source}: num_kv_shared_layers is {shared} of {layers} layers; some layer must "
-            "have a cache of its own"
-        )
-    return layers - shared
-
-
-def _given(hf: _Hf, name: str) -> bool:
-    """Whether a key says something: absent, null, false and 0 are all "no" in these files."""
-    return hf.text.get(name) not in (None, False, 0)
-
-
-def _count(hf: _Hf, name: str) -> int:
-    return hf.number(name) if _given(hf, name) else 0
-
-
-def _sliding(hf: _Hf, layers: int) -> tuple[int, int]:
-    """The window and the number of layers that have it.
-
-    `layer_types` names each layer. Without it, `sliding_window_pattern` (or the pattern of the
-    model_type) says which layers are full; with `use_sliding_window`, those before
-    `max_window_layers` are (Qwen2 and its kin); else all layers slide (Mistral).
-    """
-    kinds = _layer_types(hf)[:layers]
-    slide = sum(kind in _SLIDING for kind in kinds)
-    if kinds and not slide:
-        return 0, 0
-    chunk = "attention_chunk_size" if "chunked_attention" in kinds else "sliding_window"
-    if kinds:
-        return hf.number(chunk), slide
-    qwen = "max_window_layers" in hf.text
-    if not _given(hf, "sliding_window") or not hf.text.get("use_sliding_window", not qwen):
-        return 0, 0
-    window = hf.number("sliding_window")
-    if qwen:
-        full = _count(hf, "max_window_layers")
-        return (window, layers - full) if full < layers else (0, 0)
-    every = hf.number(
-        "sliding_window_pattern", default=_PATTERNS.get(str(hf.text.get("model_type")), layers + 1)
-    )
-    slide = layers - layers // every
-    return (window, slide) if slide else (0, 0)
-
-
-def _layer_types(hf: _Hf) -> list[str]:
-    kinds = hf.text.get("layer_types")
-    if kinds is None:
-        return []
-    count = hf.number("num_hidden_layers", "n_layer")
-    if not isinstance(kinds, list) or len(kinds) != count:
-        raise ConfigError(
-            f"{hf.source}: layer_types must be a list with the kind of each of the {count} layers"
-        )
-    for kind in kinds:
-        if kind not in (*_FULL, *_SLIDING):
-            raise ConfigError(
-                f"{hf.source}: layer_types has {kind!r}, a layer whose state does not grow by the "
-                "token; describe the layers with attention alone in model_configs (num_layers)"
-            )
-    return kinds

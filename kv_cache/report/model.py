@@ -1,11 +1,13 @@
 """What a result says about the model, or the models of a mix."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from kv_cache.config.root import Config
+from kv_cache.core.errors import ConfigError
 from kv_cache.core.model import ModelShape
+from kv_cache.report.node import MisshapenError, Node
 
 
 def model_section(model: ModelShape, workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,6 +26,18 @@ def model_section(model: ModelShape, workload: Mapping[str, Any]) -> dict[str, A
             for row in mixed
         },
     }
+
+
+def shape_of(row: Node) -> ModelShape:
+    """The geometry that a section of a model has. Raises MisshapenError."""
+    values: dict[str, Any] = {
+        field.name: row[field.name].text() if field.type is str else row[field.name].whole()
+        for field in fields(ModelShape)
+    }
+    try:
+        return ModelShape(**values)
+    except ConfigError as error:
+        raise MisshapenError(f"{row.path} cannot be: {error}") from None
 
 
 def stored_bytes_per_token(

@@ -46,6 +46,7 @@ from kv_cache.report.headline import headline_again
 from kv_cache.report.iotrace import figures_left
 from kv_cache.report.mlperf import LATENCIES as KEYS
 from kv_cache.report.mlperf import unsupported
+from kv_cache.report.model import shape_of
 from kv_cache.report.node import MisshapenError, Node
 from kv_cache.report.prediction import NAMES, PERCENTILES, error
 from kv_cache.tiers.payload import MISMATCH
@@ -257,6 +258,18 @@ def _stack(root: Node) -> Iterator[str]:
         listed = [row.value for stack in below if stack is not None for row in stack[name].rows()]
         if told[name].value != [row for n, row in enumerate(listed) if row not in listed[:n]]:
             yield f"{told.path}.{name} is not what the environment says of the directories"
+
+
+def _model(root: Node) -> Iterator[str]:
+    """A token's bytes follow from the geometry, and are those that were asked for."""
+    model, mixed = root[SECTION]["model"], root[SECTION]["model"].find("models")
+    for row in [model] if mixed is None else [row for _, row in mixed.items()]:
+        yield from _compare(
+            row["bytes_per_token"], shape_of(row).bytes_per_token, "its geometry gives"
+        )
+    stated = root[SECTION]["config"].find("run.kv_bytes_per_token")
+    if stated is not None:
+        yield from _compare(model["bytes_per_token"], stated.value, "the configuration has")
 
 
 def _steady(root: Node) -> Iterator[str]:
@@ -576,6 +589,7 @@ CHECKS: Mapping[str, Check] = {
     "the stack is that of the environment": _stack,
     "the steady state follows from windows and rounds": _steady,
     "window and seed": _window,
+    "a token's bytes follow from the model": _model,
     "the headline and its interval follow from batches": _headline,
     "latencies of operations follow from their histograms": _operations,
     "latencies of metadata follow from their histograms": _metadata,

@@ -27,6 +27,7 @@ user_templates:
 """
 
 _MODEL = {
+    "model_type": "llama",
     "num_hidden_layers": 2,
     "hidden_size": 64,
     "num_attention_heads": 4,

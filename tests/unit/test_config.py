@@ -549,7 +549,8 @@ class TestModels:
 
     def test_hugging_face_file_and_directory(self, tmp_path: Path) -> None:
         file = tmp_path / "config.json"
-        shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+        shape = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4}
+        shape |= {"hidden_size": 64}
         file.write_text(json.dumps(shape), encoding="utf-8")
         for place in (file, tmp_path):
             model = build({"run": {"model": str(place)}}).model_shape()

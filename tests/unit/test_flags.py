@@ -109,6 +109,7 @@ MAPPED = {
     "--model-mix tiny-1b=0.7,a=b=1": ("run.model_mix", {"tiny-1b": 0.7, "a=b": 1.0}),
     "--trace-models GPT-4=a": ("workload.trace_models", {"GPT-4": "a"}),
     "--kv-dtype int4": ("run.kv_dtype", "int4"),
+    "--kv-bytes-per-token 6880": ("run.kv_bytes_per_token", 6880),
     "--ranks all": ("tiers.ranks", "all"),
     "--xlsx-output s.xlsx": ("output.xlsx_output", "s.xlsx"),
     "--hdr-log l.hlog": ("output.hdr_log", "l.hlog"),

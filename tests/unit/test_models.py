@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kv_cache.core.errors import ConfigError
-from kv_cache.core.model import DTYPE_BITS, MODELS, ModelShape, model_from_hf
+from kv_cache.core.hfconfig import model_from_hf
+from kv_cache.core.model import DTYPE_BITS, MODELS, ModelShape
 
 BYTES_PER_TOKEN = {
     "tiny-1b": 24_576,
@@ -193,6 +194,7 @@ def test_all_heads_are_kv_heads_where_the_config_names_none() -> None:
 
 def test_a_head_dim_of_its_own_wins_over_hidden_size_by_heads() -> None:
     qwen = {
+        "model_type": "qwen3",
         "num_hidden_layers": 64,
         "hidden_size": 5120,
         "num_attention_heads": 64,
@@ -218,7 +220,7 @@ def test_a_multimodal_config_is_read_from_its_text_part() -> None:
 
 
 def test_gpt2s_own_words_are_understood() -> None:
-    gpt2 = {"n_layer": 12, "n_embd": 768, "n_head": 12}
+    gpt2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12}
     assert model_from_hf(gpt2, "x").bytes_per_token == 2 * 12 * 768 * 2
 
 
@@ -377,3 +379,140 @@ def test_layers_that_use_the_cache_of_others_are_not_counted() -> None:
 def test_layers_that_cannot_be_counted_are_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"here.json: .*{said}"):
         model_from_hf(HF_GPT_OSS | changed, "here.json")
+
+
+# --- families that are not read ---
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "DeepSeek-V4-Flash": (
+        {
+            "model_type": "deepseek_v4", "num_hidden_layers": 43, "hidden_size": 4096,
+            "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512,
+            "sliding_window": 128, "compress_ratios": [0, 0, 4, 128, 4, 128], "index_head_dim": 128,
+        },
+        "compress_ratios",
+    ),
+    "Kimi-Linear-48B": (
+        {
+            "model_type": "kimi_linear", "num_hidden_layers": 27, "hidden_size": 2304,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64, "linear_attn_config": {"full_attn_layers": [4, 8, 12]},
+        },
+        "linear_attn_config",
+    ),
+    "Nemotron-3-Nano": (
+        {
+            "model_type": "nemotron_h", "num_hidden_layers": 52, "hidden_size": 2688,
+            "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+            "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*",
+        },
+        "hybrid_override_pattern",
+    ),
+    "Jamba": (
+        {
+            "model_type": "jamba", "num_hidden_layers": 32, "hidden_size": 4096,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "attn_layer_period": 8,
+        },
+        "attn_layer_period",
+    ),
+    "MiniMax-M1": (
+        {
+            "model_type": "minimax_m1", "num_hidden_layers": 80, "hidden_size": 6144,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+            "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10,
+        },
+        "attn_type_list",
+    ),
+    "Qwen3-Next": (
+        {
+            "model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+            "full_attention_interval": 4,
+        },
+        "full_attention_interval",
+    ),
+    "DeepSeek-V3.2": (
+        HF_DEEPSEEK | {"model_type": "deepseek_v32", "index_head_dim": 128},
+        "index_head_dim",
+    ),
+    "GLM-5": (
+        HF_DEEPSEEK | {"model_type": "glm_moe_dsa", "index_head_dim": 128},
+        "index_head_dim",
+    ),
+    "MiMo-V2": (
+        {
+            "model_type": "mimo_v2_flash", "num_hidden_layers": 48, "hidden_size": 4096,
+            "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192,
+            "v_head_dim": 128, "swa_num_key_value_heads": 8,
+        },
+        "swa_num_key_value_heads, v_head_dim",
+    ),
+    "a family that is newer than this program": (HF_LLAMA | {"model_type": "llama9"}, "'llama9'"),
+    "a file that names no family": ({"num_hidden_layers": 3}, "no model_type"),
+}  # fmt: skip
+"""Published keys of each, and the one that tells that a token does not cost what heads and layers
+say."""
+
+RIGHT = {
+    "DeepSeek-V4-Flash": 6_880,
+    "Kimi-Linear-48B": 8_064,
+    "Nemotron-3-Nano": 6_144,
+    "Jamba": 16_384,
+    "MiniMax-M1": 40_960,
+    "Qwen3-Next": 24_576,
+    "DeepSeek-V3.2": 85_888,
+}
+"""Bytes of a token in bf16 (facts of the field, section 3)."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_is_not_read_is_refused_with_what_tells_and_a_way_out(name: str) -> None:
+    config, telling = REFUSED[name]
+    with pytest.raises(ConfigError, match=f"here.json: .*{telling}.*--kv-bytes-per-token N"):
+        model_from_hf(config, "here.json")
+
+
+@pytest.mark.parametrize("key", ["compress_ratios", "linear_attn_config", "index_head_dim"])
+def test_a_known_family_with_a_key_that_is_not_read_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model_type 'llama' with {key}"):
+        model_from_hf(HF_LLAMA | {key: [4, 128]}, "x")
+    nothing: Any
+    for nothing in (None, 0, [], {}, False):
+        assert model_from_hf(HF_LLAMA | {key: nothing}, "x").bytes_per_token == 131_072
+
+
+def test_a_list_that_says_of_all_layers_that_they_are_full_is_read() -> None:
+    minimax_m2 = {
+        "model_type": "minimax_m2", "num_hidden_layers": 62, "hidden_size": 3072,
+        "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+        "attn_type_list": [1] * 62,
+    }  # fmt: skip
+    assert model_from_hf(minimax_m2, "x").bytes_per_token == 253_952
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_stated_bytes_make_a_family_that_is_not_read_usable(name: str) -> None:
+    model = model_from_hf(REFUSED[name][0], "here.json", RIGHT[name])
+    assert model.bytes_per_token == RIGHT[name]
+    assert model.object_bytes(256) == 256 * RIGHT[name]
+    assert model.object_bytes(100_000, turn=True) == 100_000 * RIGHT[name]
+    assert model.object_bytes(3, tensor_parallel=2) == -(-3 * RIGHT[name] // 2)
+    assert model.num_layers == REFUSED[name][0]["num_hidden_layers"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"head_dim": 0}, "head_dim is 0, it must be a whole number above 0"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads is 64, more than the 32"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, and no model"),
+        ({"hidden_size": 10**9}, "hidden_size is 1000000000, and no model"),
+        ({"num_attention_heads": 10**5}, "num_attention_heads is 100000, and no model"),
+        ({"head_dim": 10**7}, "head_dim is 10000000, and no model"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"kv_lora_rank": 512}, "model_type 'llama' with kv_lora_rank"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"here.json: {said}"):
+        model_from_hf(HF_LLAMA | changed, "here.json")
