@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -57,6 +58,19 @@ _PATIENCE_S = 10.0
 _POLL_S = 0.01
 
 _daemons: dict[Path, list["subprocess.Popen[bytes]"]] = {}
+
+
+RAM_RULES = {"V27": "invalid"}
+THROTTLED_RULES = {"V28": "suspect"}
+"""What the passport's rules on the stack say of runs on these devices: this and nothing else."""
+_STACK_RULES = ("V27", "V28", "V31")
+
+
+def stack_rules(own: dict[str, Any]) -> dict[str, str]:
+    """The rules on what lies below the storage that found something in a run, from its section
+    `kv_cache`."""
+    found = {row["rule"]: row["status"] for row in own["passport"]["rules"]}
+    return {n: found[n] for n in _STACK_RULES if found[n] in ("suspect", "invalid")}
 
 
 # --- what is offered -----------------------------------------------------------------------

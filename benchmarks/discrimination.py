@@ -30,7 +30,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.devices import BURST_S, leave_cleanly_on_sigterm, throttled_directory
+from benchmarks.devices import (
+    BURST_S,
+    THROTTLED_RULES,
+    leave_cleanly_on_sigterm,
+    stack_rules,
+    throttled_directory,
+)
 from benchmarks.figures import Figure, table, variation
 from benchmarks.quiet import FOREIGN_CORES, with_foreign_cores
 from kv_cache.core.errors import UsageError
@@ -138,6 +144,7 @@ def headline(result: dict[str, Any]) -> Headline:
     own, summary = result["kv_cache"], result["summary"]
     assert own["status"] == "finished", own["notes"]
     assert not own["failed_operations"], own["failed_operations"]
+    assert stack_rules(own) == THROTTLED_RULES, own["passport"]["reasons"]
     return Headline(
         read_bytes_per_s=summary["cache_stats"]["tier_storage_read_bandwidth_gbps"] * GIB,
         tokens_per_s=summary["avg_throughput_tokens_per_sec"],

@@ -24,8 +24,11 @@ import kv_cache.cli.run as command
 from benchmarks.devices import (
     LOOP_TOOLS,
     NBD_TOOLS,
+    RAM_RULES,
+    THROTTLED_RULES,
     faulty_directory,
     ram_directory,
+    stack_rules,
     throttled_directory,
     why_not,
 )
@@ -397,6 +400,7 @@ def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
         told.assert_nothing_wrong_was_served()
         assert {reason for _, reason in told.reasons} <= {"io-error", MISMATCH}
         assert "io-error" in {reason for _, reason in told.reasons}
+        assert stack_rules(told.own) == THROTTLED_RULES
         assert clean(faults.path)
 
 
@@ -422,6 +426,7 @@ def test_a_device_that_hangs_for_a_while_delays_and_fails_nothing(
         )  # fmt: skip
         told.assert_nothing_wrong_was_served()
         assert told.own["failed_operations"] == []
+        assert stack_rules(told.own) == THROTTLED_RULES
         assert clean(faults.path)
 
 
@@ -439,6 +444,7 @@ def test_requests_that_a_slow_device_does_not_serve_in_time_are_unfinished_and_n
         assert told.own["failed_operations"] == []
         assert told.own["requests"]["unfinished"] > 0
         assert told.own["requests"]["failed"] == 0
+        assert stack_rules(told.own) == THROTTLED_RULES
         assert clean(directory)
 
 
@@ -472,6 +478,7 @@ def test_a_disk_that_somebody_fills_is_told_by_who_needs_it(
         assert told.watch.wrong == 0
         expected = set() if layout == "arena" else {("write", "no-space")}
         assert set(told.reasons) == expected
+        assert stack_rules(told.own) == RAM_RULES
         assert clean(disk)
 
 

@@ -13,7 +13,10 @@ import pytest
 from benchmarks.devices import (
     LOOP_TOOLS,
     NBD_TOOLS,
+    RAM_RULES,
+    THROTTLED_RULES,
     ram_directory,
+    stack_rules,
     throttled_directory,
     why_not,
 )
@@ -21,7 +24,7 @@ from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.cli import probe
 from kv_cache.config.profile import read_profile
 from kv_cache.core.units import GIB
-from tests.integration.test_passport import measured, named, rule, says, status
+from tests.integration.test_passport import measured, rule, says, status
 
 NO_LOOPS, NO_NETWORK_DEVICES = why_not(LOOP_TOOLS), why_not(NBD_TOOLS)
 pytestmark = [
@@ -31,7 +34,6 @@ pytestmark = [
 needs_nbd = pytest.mark.skipif(
     NO_NETWORK_DEVICES is not None, reason=NO_NETWORK_DEVICES or "they are there"
 )
-ABOUT_THE_STACK = {"V27", "V28", "V31"}
 
 
 def tool(*command: str) -> str:
@@ -95,8 +97,7 @@ def run_on(cwd: Path, directory: Path, *more: str) -> Any:
 
 def finds(own: Any, **wanted: str) -> None:
     """Of the rules about the stack exactly the wanted ones found what they were to find."""
-    found = {number: word for number, word in named(own).items() if number in ABOUT_THE_STACK}
-    assert found == wanted, own["passport"]["reasons"]
+    assert stack_rules(own) == wanted, own["passport"]["reasons"]
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def test_a_loop_device_with_direct_io_ends_on_the_disk_that_its_file_is_on(disk:
 def test_a_file_system_on_a_file_in_memory_is_named(tmp_path: Path) -> None:
     with ram_directory(0.5) as directory:
         own = run_on(tmp_path, directory)
-    finds(own, V27="invalid")
+    finds(own, **RAM_RULES)
     assert "is memory and no drive: it is a file system in RAM" in says(own, "V27")
 
 
@@ -150,7 +151,7 @@ def test_one_drive_in_memory_among_two_is_named(disk: Path) -> None:
 def test_a_process_below_the_loop_device_is_named_and_nothing_else(tmp_path: Path) -> None:
     with throttled_directory(400_000_000, 0.5) as directory:
         own = run_on(tmp_path, directory)
-    finds(own, V28="suspect")
+    finds(own, **THROTTLED_RULES)
     assert "a process answers for this file system (FUSE)" in says(own, "V28")
     assert status(own, "V27") == "not-applicable"
 
