@@ -94,6 +94,8 @@ class World:
     announced: dict[Key, Token] = field(default_factory=dict)  # blocks in that queue
     groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0
+    first_tokens: dict[int, int] = field(default_factory=dict)
+    """When live requests had theirs: all that is known of those that are cut off."""
 
     def rest(self) -> None:
         """The last request has ended: nothing is brought up ahead any more."""
@@ -124,6 +126,9 @@ class _Progress:
         self.prefilled = self.decoded = False
         self.places: Mapping[Key, Place] = NO_PLACES
         self.unwanted: set[Key] = set()  # what no tier has admitted: it is not offered again
+
+    def first_token(self) -> None:
+        self.first_token_ns = self.world.first_tokens[self.request.request_id] = self.now_ns
 
     def place(self, start: int) -> None:
         """Find out where the blocks from `start` on stand, if they are a sequence: before what is
@@ -228,7 +233,7 @@ def _prefill(p: _Progress) -> Step:
         yield from _store_behind(p, missing)
     else:
         yield from _store(p, missing, Cause.PREFILL)
-    p.first_token_ns = p.now_ns
+    p.first_token()
 
 
 def _decode(p: _Progress) -> Step:
@@ -245,14 +250,14 @@ def _decode(p: _Progress) -> Step:
         if p.world.mode is RunMode.DECODE_ONLY:
             yield from _read_sequence(p, request.blocks)
             yield from _look_ahead(p)
-            p.first_token_ns = p.now_ns
+            p.first_token()
         yield from _compute(p, request.output_tokens * semantics.decode_ns_per_token)
         return
     own = request.blocks if p.world.mode is RunMode.DECODE_ONLY else request.blocks[_own(p) :]
     yield from _read_sequence(p, own)
     if p.world.mode is RunMode.DECODE_ONLY:
         yield from _look_ahead(p)
-    p.first_token_ns = p.now_ns
+    p.first_token()
     left = request.output_tokens
     while p.error is None:
         yield from _read_sequence(p, own)
@@ -629,6 +634,7 @@ def _gone(result: OpDone) -> bool:
 
 def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
     request = p.request
+    p.world.first_tokens.pop(request.request_id, None)
     return RequestRecord(
         request_id=request.request_id,
         user=request.user,
@@ -670,8 +676,14 @@ def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
     )
 
 
-def unstarted(request: Request, enqueued_ns: int, outcome: Outcome, reason: str) -> RequestRecord:
-    """The record of a request that was submitted but never lived."""
+def unstarted(
+    request: Request,
+    enqueued_ns: int,
+    outcome: Outcome,
+    reason: str,
+    first_token_ns: int | None = None,
+) -> RequestRecord:
+    """The record of a request that was submitted but never lived, or not to its end."""
     return RequestRecord(
         request_id=request.request_id,
         user=request.user,
@@ -684,6 +696,7 @@ def unstarted(request: Request, enqueued_ns: int, outcome: Outcome, reason: str)
         error=reason,
         intended_ns=request.intended_ns,
         enqueued_ns=enqueued_ns,
+        first_token_ns=first_token_ns,
         blocks=len(request.blocks),
         context_tokens=request.context_tokens,
         offered_blocks=request.offered_blocks,

@@ -261,6 +261,8 @@ class Drive:
         self._wait_for_threads(hurried)
         with self._lock:
             self._sealed = True
+            for cause, leg in self._mover.in_flight():
+                self._recorder.cut_off(cause, leg)
             for queued in self._living.values():
                 self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
             self._living.clear()
@@ -465,7 +467,8 @@ class Drive:
         self._intake.rejected.clear()
 
     def _refuse(self, queued: Queued, outcome: Outcome, reason: str) -> None:
-        record = unstarted(queued.request, queued.enqueued_ns, outcome, reason)
+        first_token_ns = self._world.first_tokens.get(queued.request.request_id)
+        record = unstarted(queued.request, queued.enqueued_ns, outcome, reason, first_token_ns)
         self._recorder.request(record)
         self._told(record)
 

@@ -7,12 +7,14 @@ lock or looks at a device.
 from typing import Protocol
 
 from kv_cache.core.effect import Leg
+from kv_cache.core.kinds import Cause
 from kv_cache.metrics.gaps import LEAST_NS, Silence
 
 
 class Call(Protocol):
     """One side of an operation, while a thread performs it."""
 
+    cause: Cause
     on_storage: bool
     calling: bool
 
@@ -56,9 +58,9 @@ class Pulse:
             found.append(Silence(max(self._ended_ns, min(begun)), now_ns))
         return found
 
-    def in_flight(self, now_ns: int) -> list[Leg]:
+    def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
         """The sides of operations that have begun and not ended, as far as they have come."""
-        return [call.so_far(now_ns) for call in list(self._calls)]
+        return [(call.cause, call.so_far(now_ns)) for call in list(self._calls)]
 
     def _begun(self) -> list[int]:
         return [c.began_ns for c in list(self._calls) if c.on_storage and c.calling]

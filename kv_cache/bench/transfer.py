@@ -29,7 +29,7 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.errors import StoreError
-from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -46,9 +46,12 @@ class Verify(StrEnum):
 class _LegTimer:
     """Collects one leg's system calls. The leg is in flight until `leg` is asked for."""
 
-    def __init__(self, clock: MonotonicClock, pulse: Pulse, tier: Tier, kind: OpKind) -> None:
+    def __init__(
+        self, clock: MonotonicClock, pulse: Pulse, cause: Cause, tier: Tier, kind: OpKind
+    ) -> None:
         self._clock = clock
         self._pulse = pulse
+        self.cause = cause
         self.on_storage = tier is Tier.NVME
         self._tier = tier
         self._kind = kind
@@ -159,6 +162,10 @@ class Mover:
         leg = done.legs[0] if done.legs else None
         return leg is not None and leg.kind is OpKind.READ and self._verifies[leg.tier]
 
+    def in_flight(self) -> list[tuple[Cause, Leg]]:
+        """What threads are performing now, as far as it has come."""
+        return self._pulse.in_flight(self._clock.now_ns())
+
     def worth_sharing(self, ops: tuple[Op, ...]) -> bool:
         """Whether a batch gains from several threads: where it waits for storage."""
         return len(ops) > 1 and any(
@@ -181,7 +188,7 @@ class Mover:
     # --- the four operations ---------------------------------------------------------------
 
     def _read(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, self._pulse, ref.tier, OpKind.READ)
+        timer = _LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.READ)
         try:
             tap = self._open(timer, ref)
             try:
@@ -194,7 +201,7 @@ class Mover:
         return self._done(op, (timer.leg(ref.nbytes),), timer)
 
     def _write(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, self._pulse, ref.tier, OpKind.WRITE)
+        timer = _LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.WRITE)
         try:
             sink = self._create(timer, ref)
             try:
@@ -211,8 +218,8 @@ class Mover:
         return self._done(op, (timer.leg(ref.nbytes),), timer)
 
     def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
-        reading = _LegTimer(self._clock, self._pulse, source.tier, OpKind.READ)
-        writing = _LegTimer(self._clock, self._pulse, target.tier, OpKind.WRITE)
+        reading = _LegTimer(self._clock, self._pulse, op.cause, source.tier, OpKind.READ)
+        writing = _LegTimer(self._clock, self._pulse, op.cause, target.tier, OpKind.WRITE)
         started_ns = reading.started_ns
         reason = side = None
         try:
@@ -240,7 +247,7 @@ class Mover:
         return OpDone(op, started_ns, self._clock.now_ns(), legs, reason, side)
 
     def _delete(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, self._pulse, ref.tier, OpKind.DELETE)
+        timer = _LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.DELETE)
         timer.engine = self._stores[ref.tier].removal
         try:
             self._stores[ref.tier].delete(ref)

@@ -11,6 +11,8 @@ NS_PER_S = 1_000_000_000
 
 MISSING = "\u2013"
 """What people are shown instead of a number that there is not: an en dash."""
+AT_LEAST = "\u2265"
+"""And before a lower bound: greater than or equal to."""
 
 PAGE_BYTES = 4096
 """Stored objects are whole pages: direct I/O needs it, and the payload has one stamp a page."""

@@ -9,13 +9,18 @@ A percentile is given only where enough values lie beyond it (`supported`). Of f
 one of the largest, and says more of chance than of what was measured. Who needs the value at a rank
 all the same asks for it by that name: the reference's keys, decisions with a statistic of their
 own, and exports.
+
+What had not ended when the measuring did has an age, which its value is at least. It counts for a
+percentile if it is older than the percentile is without it: so a device that hangs does not look
+better for what it never answers. Where a percentile would be larger had such a one lasted longer,
+it is a lower bound (`bounds`). Ages are in no count, sum, minimum or maximum.
 """
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +50,29 @@ def bucket_bounds(bucket: int) -> tuple[int, int]:
     return low, low + (1 << shift) - 1
 
 
+def _bucket(value: float) -> int:
+    """Of a percentile: as a float the largest values are rounded up."""
+    return min(bucket_of(int(value)), BUCKETS - 1)
+
+
 def supported(count: int, percent: float) -> bool:
     """Whether so many values are enough for a percentile: p50 wants 20, p99.99 100,000. Exact, as
     99.9 is not a binary number."""
     return count * (100 - Fraction(str(percent))) >= 100 * FEWEST_BEYOND
 
 
+class Bound(NamedTuple):
+    """The value at a rank; with `at_least`, the true one may be larger."""
+
+    value: float
+    at_least: bool
+
+
 class Histogram:
     """Non-negative integers below 2^63 (nanoseconds, mostly). All buckets exist from the start
     (112 KiB), so that memory is the same after ten values and after ten billion."""
 
-    __slots__ = ("_counts", "count", "highest", "lowest", "total")
+    __slots__ = ("_counts", "count", "highest", "in_flight", "lowest", "total")
 
     def __init__(self) -> None:
         self._counts = array("q", _EMPTY)
@@ -63,6 +80,7 @@ class Histogram:
         self.total = 0
         self.lowest: int | None = None
         self.highest: int | None = None
+        self.in_flight: Histogram | None = None  # ages of what had not ended
 
     def add(self, value: int) -> None:
         shift = value.bit_length() - _BITS - 1  # `bucket_of`, without the call
@@ -74,8 +92,17 @@ class Histogram:
         if self.highest is None or value > self.highest:
             self.highest = value
 
+    def add_in_flight(self, age: int) -> None:
+        """Something that had not ended, and was so old. An age of 0 says nothing."""
+        if age > 0:
+            self.in_flight = self.in_flight or Histogram()
+            self.in_flight.add(age)
+
     def merge(self, other: "Histogram") -> None:
         """As if every value of `other` had been added here."""
+        if other.in_flight is not None:
+            self.in_flight = self.in_flight or Histogram()
+            self.in_flight.merge(other.in_flight)
         mine = self._array()
         mine += other._array()
         self.count += other.count
@@ -105,28 +132,46 @@ class Histogram:
         return self.at_ranks((percent,))[0] if self.count else None
 
     def at_ranks(self, percents: Iterable[float]) -> list[float]:
-        """Several at the price of one. There must be values.
+        """Several at the price of one. There must be values."""
+        return [bound.value for bound in self.bounds(percents)]
+
+    def bounds(self, percents: Iterable[float]) -> list[Bound]:
+        """The same, and which are lower bounds."""
+        below = np.cumsum(self._array())
+        return [self._bound(below, percent) for percent in percents]
+
+    def _bound(self, below: npt.NDArray[np.int64], percent: float) -> Bound:
+        value, older = self._at(below, self.count, percent), self.in_flight
+        if older is None:
+            return Bound(value, at_least=False)
+        aged = np.cumsum(older._array())
+        aged = np.maximum(aged - aged[_bucket(value)], 0)  # those that are older, by age
+        count = self.count + int(aged[-1])
+        known = max(value, self._at(below + aged, count, percent))
+        return Bound(known, at_least=bool(aged[_bucket(known)]))
+
+    def _at(self, below: npt.NDArray[np.int64], count: int, percent: float) -> float:
+        """The value at a rank of `count` values, of which `below` are in each bucket or under it.
 
         The rank is exact: 99.9 is not a binary number, and a rounding would take the maximum for
         the P99.9 of 1000 values.
         """
         assert self.lowest is not None
         assert self.highest is not None
-        below, found = np.cumsum(self._array()), []
-        for percent in percents:
-            rank = max(1, ceil(Fraction(str(percent)) * self.count / 100))
-            if rank >= self.count:
-                found.append(float(self.highest))
-                continue
-            low, high = bucket_bounds(int(np.searchsorted(below, rank)))
-            found.append(float(min(max((low + high) / 2, self.lowest), self.highest)))
-        return found
+        highest = self.highest
+        if count > self.count and self.in_flight is not None:
+            highest = max(highest, self.in_flight.highest or 0)
+        rank = max(1, ceil(Fraction(str(percent)) * count / 100))
+        if rank >= count:
+            return float(highest)
+        low, high = bucket_bounds(int(np.searchsorted(below, rank)))
+        return float(min(max((low + high) / 2, self.lowest), highest))
 
     def clear(self) -> None:
         """As new, in the same memory."""
         self._array().fill(0)
         self.count = self.total = 0
-        self.lowest = self.highest = None
+        self.lowest = self.highest = self.in_flight = None
 
     def share_at_most(self, limit: int) -> float | None:
         """The share of values of at most `limit`, counting the limit's own bucket as within."""
@@ -164,6 +209,7 @@ class Histogram:
             "min": self.lowest,
             "max": self.highest,
             "buckets": [list(pair) for pair in self.buckets().items()],
+            **({} if self.in_flight is None else {"in_flight": self.in_flight.to_json(unit)}),
         }
 
     @classmethod
@@ -173,6 +219,8 @@ class Histogram:
             made._counts[int(bucket)] = int(count)
         made.count, made.total = int(data["count"]), int(data["sum"])
         made.lowest, made.highest = data["min"], data["max"]
+        if (in_flight := data.get("in_flight")) is not None:
+            made.in_flight = cls.from_json(in_flight)
         return made
 
     def _array(self) -> npt.NDArray[np.int64]:

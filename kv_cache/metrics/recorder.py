@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kv_cache.core.effect import ABORTED, CopyRef, Delete, Move, Op, OpDone, Step, Write
+from kv_cache.core.effect import ABORTED, CopyRef, Delete, Leg, Move, Op, OpDone, Step, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.histogram import Histogram
@@ -157,6 +157,13 @@ class RequestStats:
         if record.tpot_ns is not None:
             self.tpot.add(round(record.tpot_ns))
 
+    def add_in_flight(self, record: RequestRecord, end_ns: int) -> None:
+        """A request that had not been answered at `end_ns`: what it had waited for until then."""
+        self.response.add_in_flight(end_ns - record.intended_ns)
+        self.end_to_end.add_in_flight(end_ns - record.enqueued_ns)
+        if record.first_token_ns is None or record.first_token_ns > end_ns:
+            self.ttft.add_in_flight(end_ns - record.intended_ns)
+
 
 @dataclass(slots=True, eq=False)
 class Reuse:
@@ -243,6 +250,8 @@ class Recorder:
         self.meter.op(done)
         for leg in done.legs:
             phase = self.edges.phase_of(leg.finished_ns)
+            if phase is Phase.DRAIN:
+                self._in_flight(done.op.cause, leg)
             stats = self._flow(phase, leg.tier, leg.kind, done.op.cause, leg.engine)
             began_ns = leg.started_ns
             for chunk in leg.chunks:
@@ -281,12 +290,33 @@ class Recorder:
         if done.failed is not None and done.error != ABORTED:
             self.failures[_failure(done, done.failed)] += 1
 
+    def cut_off(self, cause: Cause, leg: Leg) -> None:
+        """A side of an operation will not be waited for: as far as it had come."""
+        if self.edges.phase_of(leg.finished_ns) is Phase.DRAIN:
+            self._in_flight(cause, leg)
+
+    def _in_flight(self, cause: Cause, leg: Leg) -> None:
+        """It was in flight when the window closed, with an age: of its time, no more than what
+        passed since then lay behind the window."""
+        end_ns = self.edges.measure_end_ns
+        if end_ns is None or leg.started_ns > end_ns:
+            return
+        late_ns = leg.finished_ns - end_ns
+        stats = self._flow(Phase.MEASURE, leg.tier, leg.kind, cause, leg.engine)
+        stats.total.add_in_flight(leg.total_ns - late_ns)
+        stats.device.add_in_flight(leg.device_ns - late_ns)
+
     def request(self, record: RequestRecord) -> None:
         """One request has ended; only what ended inside the window is measured."""
         self.meter.request(record)
         at = record.finished_ns if record.finished_ns is not None else record.enqueued_ns
         phase = self.edges.phase_of(at)
         self.outcomes[phase][record.outcome] += 1
+        end_ns = self.edges.measure_end_ns
+        cut = record.outcome is Outcome.UNFINISHED or phase is Phase.DRAIN
+        if end_ns is not None and cut and record.outcome is not Outcome.REJECTED:
+            self.all.add_in_flight(record, end_ns)
+            self.classes[record.qos].add_in_flight(record, end_ns)
         if record.error is not None and phase is not Phase.PRECONDITION:
             self.request_errors[record.error] += 1
         if phase is not Phase.MEASURE:

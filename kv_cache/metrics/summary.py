@@ -8,7 +8,7 @@ from typing import Any
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.histogram import Histogram, merged, supported
 from kv_cache.metrics.intervals import share_interval
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Flow, OpStats, RequestStats, StepFlow
@@ -53,12 +53,17 @@ class Targets:
 
 
 def latency_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -> dict[str, Any]:
-    """Mean and percentiles in milliseconds; None where there are too few values for one."""
+    """Mean and percentiles in milliseconds; None where there are too few values for one. Those that
+    are lower bounds are listed as `at_least`, where there are any."""
     names = tuple(percentiles)
-    found = [histogram.mean, *histogram.percentiles([PERCENTILES[name] for name in names])]
+    given = [name for name in names if supported(histogram.count, PERCENTILES[name])]
+    bounds = histogram.bounds([PERCENTILES[name] for name in given]) if given else []
+    found = dict(zip(given, bounds, strict=True))
+    at_least = [name for name, bound in found.items() if bound.at_least]
     return {
-        name: None if ns is None else ns_to_ms(ns)
-        for name, ns in zip(("mean", *names), found, strict=True)
+        "mean": None if histogram.mean is None else ns_to_ms(histogram.mean),
+        **{name: ns_to_ms(found[name].value) if name in found else None for name in names},
+        **({"at_least": at_least} if at_least else {}),
     }
 
 
@@ -204,7 +209,11 @@ def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> di
 
 
 def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str, Any]:
-    within, count = end_to_end.counts_at_most([round(target_ms * NS_PER_MS)])
+    target_ns = round(target_ms * NS_PER_MS)
+    within, count = end_to_end.counts_at_most([target_ns])
+    if end_to_end.in_flight is not None:  # who waits for longer has been let down already
+        young, waiting = end_to_end.in_flight.counts_at_most([target_ns])
+        count += waiting - young
     low, high = share_interval(within, count, PROMISE_CONFIDENCE)
     return {
         "requests": count,

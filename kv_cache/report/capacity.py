@@ -436,7 +436,7 @@ def _curve(own: Mapping[str, Any]) -> list[str]:
         moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / 1e9
         busy = row["machine"].get("device_utilisation")
         response = row["response_ms"]
-        times = "".join(f"{ms_shown(response[p], 1):>10}" for p in ("p50", "p95", "p99"))
+        times = "".join(f"{ms_shown(response, p, 1):>10}" for p in ("p50", "p95", "p99"))
         lines.append(
             f"{row['load']:>10g}{row['offered_per_s']:>9.2f}{row['completed_per_s']:>9.2f}{times}"
             f"{moved:>8.2f}{'' if busy is None else f'{busy:.0%}':>6}  "

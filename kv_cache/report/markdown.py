@@ -11,13 +11,13 @@ from kv_cache import __version__
 from kv_cache.config.root import options
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Qos
-from kv_cache.core.units import GIB, MISSING
+from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.metrics.intervals import Interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report.compare import Comparison, Finding, Input, Row, compare, require_comparable
 from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.sizes import HEADS, about_objects, shares, size_rows
-from kv_cache.report.trials import METRICS, Metric, number_at
+from kv_cache.report.trials import METRICS, Metric, number_at, words_at
 
 MARK = "<!-- kv-cache report"
 """How each begins; it is not shown."""
@@ -310,14 +310,13 @@ def _tier_rows(own: Json) -> Iterator[list[str]]:
             row = _at(tier, kind)
             if not _number(row, "operations"):
                 continue
-            late = (_number(row, f"{part}.{p}") for p in ("p50", "p95", "p99"))
             yield [
                 name,
                 kind,
                 _scaled(_number(row, "bytes_per_second"), GIB),
                 _scaled(_number(row, "bytes"), GIB),
                 _known(_at(row, "operations")),
-                *(_scaled(ms, 1) for ms in late),
+                *(_late(row, part, p) for p in ("p50", "p95", "p99")),
             ]
 
 
@@ -336,6 +335,12 @@ def _sizes(inputs: Sequence[Input]) -> list[str]:
     about = [plain(f"{given.label}: {about_objects(given.own)}.") for given in inputs if rows]
     heads = [*_of_head(inputs), "storage", *(f"{head}:" for head in HEADS), "share from"]
     return [*_table(heads, rows), *([""] if about else []), *about]
+
+
+def _late(row: Any, part: str, percentile: str) -> str:
+    """A percentile in ms, marked where it is a lower bound."""
+    sign = AT_LEAST if percentile in words_at(row, f"{part}.at_least") else ""
+    return sign + _scaled(_number(row, f"{part}.{percentile}"), 1)
 
 
 def _scaled(value: float | None, scale: float) -> str:
@@ -363,12 +368,11 @@ def _class_rows(own: Json) -> Iterator[list[str]]:
         row = _at(own, f"measured.{qos.value}")
         if not _number(row, "completed"):
             continue
-        ttft, response = ("ttft_ms.p50", "ttft_ms.p95"), ("p50", "p95", "p99")
-        paths = (*ttft, *(f"response_ms.{p}" for p in response))
+        told = {"ttft_ms": ("p50", "p95"), "response_ms": ("p50", "p95", "p99")}
         yield [
             qos.value,
             _known(_at(row, "completed")),
-            *(_scaled(_number(row, path), 1) for path in paths),
+            *(_late(row, part, p) for part, names in told.items() for p in names),
             _promise(_at(row, "promises.p95")),
         ]
 

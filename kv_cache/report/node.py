@@ -91,6 +91,11 @@ class Node:
         )
         if not sound:
             raise MisshapenError(f"{self.path} is no histogram whose buckets fit its other numbers")
+        in_flight = self.find("in_flight")
+        if in_flight is not None and (
+            in_flight.find("in_flight") is not None or not in_flight.histogram().count
+        ):
+            raise MisshapenError(f"{in_flight.path} is no histogram of ages")
         return Histogram.from_json(self.value)
 
 

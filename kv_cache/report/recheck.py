@@ -352,8 +352,11 @@ def _metadata(root: Node) -> Iterator[str]:
 
 
 def _latencies(node: Node, histogram: Histogram) -> Iterator[str]:
-    for name, value in latency_ms(histogram).items():
+    again = latency_ms(histogram)
+    for name, value in again.items():
         yield from _compare(node[name], value, "the histogram gives")
+    if "at_least" not in again and node.find("at_least") is not None:
+        yield f"{node.path}.at_least is there, though nothing in flight was that old"
 
 
 def _tiers(root: Node) -> Iterator[str]:
@@ -738,6 +741,7 @@ def _request_records(root: Node, path: Path) -> Iterator[str]:
         if qos not in classes:
             raise MisshapenError(f"{where} has the class {show(qos)}, which there is not")
         at_ns = row["enqueued_ns"].whole() if finished.value is None else finished.whole()
+        _note_in_flight(classes[qos], row, edges.measure_end_ns)
         if row["outcome"].text() != "completed" or edges.phase_of(at_ns) is not Phase.MEASURE:
             continue
         mine = classes[qos]
@@ -754,6 +758,19 @@ def _request_records(root: Node, path: Path) -> Iterator[str]:
             yield from _compare(stored[count], getattr(asked, count), f"{path.name} gives")
         for latency, found in asked.latencies.items():
             yield from _same_histogram(stored[f"histogram_{latency}"], found, path.name)
+            yield from _same_ages(stored[f"histogram_{latency}"], found, path.name)
+
+
+def _note_in_flight(mine: _Asked, row: Node, end_ns: int | None) -> None:
+    finished, first = (row[f"{name}_ns"].value for name in ("finished", "first_token"))
+    outcome = row["outcome"].text()
+    if end_ns is None or outcome == "rejected":
+        return
+    if outcome == "unfinished" or (finished is not None and finished > end_ns):
+        age_ns = end_ns - row["intended_ns"].whole()
+        mine.latencies["response"].add_in_flight(age_ns)
+        if first is None or first > end_ns:
+            mine.latencies["ttft"].add_in_flight(age_ns)
 
 
 def _all_of(classes: Mapping[str, _Asked]) -> _Asked:
@@ -770,6 +787,14 @@ def _same_histogram(node: Node, found: Histogram, name: str) -> Iterator[str]:
     stored = node.histogram()
     if (stored.buckets(), stored.total) != (found.buckets(), found.total):
         yield f"{node.path} is not the histogram that {name} gives"
+
+
+def _same_ages(node: Node, found: Histogram, name: str) -> Iterator[str]:
+    ages = [
+        None if h is None else h.to_json() for h in (node.histogram().in_flight, found.in_flight)
+    ]
+    if ages[0] != ages[1]:
+        yield f"{node.path}.in_flight is not what {name} gives"
 
 
 _FLOW = ("phase", "tier", "operation", "cause", "engine")

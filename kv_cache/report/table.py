@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from kv_cache.core.units import GIB, MISSING
+from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.report.prediction import prediction_lines
 from kv_cache.report.sizes import size_lines
 from kv_cache.report.traced import trace_line
@@ -202,15 +202,17 @@ def tier_lines(own: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{name if op == 'read' else '':<22}{op:<6}"
                 f"{row['bytes_per_second'] / GIB:>7.2f} {row['bytes'] / GIB:>8.2f} "
-                f"{row['operations']:>8} {ms_shown(latency['p50'], 2):>9} "
-                f"{ms_shown(latency['p95'], 2):>9} {ms_shown(latency['p99'], 2):>9}"
+                f"{row['operations']:>8} {ms_shown(latency, 'p50', 2):>9} "
+                f"{ms_shown(latency, 'p95', 2):>9} {ms_shown(latency, 'p99', 2):>9}"
             )
     return lines
 
 
-def ms_shown(ms: float | None, digits: int = 0) -> str:
-    """Milliseconds; a percentile that too few values support is missing."""
-    return MISSING if ms is None else f"{ms:.{digits}f}"
+def ms_shown(latency: Mapping[str, Any], name: str, digits: int = 0) -> str:
+    """A percentile in milliseconds: missing where too few values support it, marked where it is a
+    lower bound."""
+    ms, sign = latency[name], AT_LEAST if name in latency.get("at_least", ()) else ""
+    return MISSING if ms is None else f"{sign}{ms:.{digits}f}"
 
 
 def _metadata(own: Mapping[str, Any]) -> list[str]:
@@ -265,8 +267,8 @@ def _requests(own: Mapping[str, Any]) -> list[str]:
     check, books = own["verification"], own["reconciliation"]
     felt = (
         f"requests  {done['completed'] / seconds:.2f}/s, {done['output_tokens'] / seconds:,.0f} "
-        f"tokens/s; TTFT p50 {ms_shown(ttft['p50'])} p95 {ms_shown(ttft['p95'])} ms; "
-        f"response p50 {ms_shown(response['p50'])} p95 {ms_shown(response['p95'])} ms"
+        f"tokens/s; TTFT p50 {ms_shown(ttft, 'p50')} p95 {ms_shown(ttft, 'p95')} ms; "
+        f"response p50 {ms_shown(response, 'p50')} p95 {ms_shown(response, 'p95')} ms"
     )
     found = (
         f"reuse     {reuse['hits']} of {reuse['looked_up']} blocks looked up were hits "

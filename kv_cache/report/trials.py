@@ -17,7 +17,7 @@ from typing import Any
 from kv_cache import __version__
 from kv_cache.core.kinds import Qos
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import GIB, MISSING
+from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import coefficient_of_variation, mean_interval
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
@@ -55,6 +55,13 @@ class Metric:
     shown_unit: str
     scale: float = 1.0  # of the unit in one of the unit shown
     resolution: float = 0.0
+    path: str | None = None  # of a percentile, beside which a section lists its lower bounds
+
+    def shown_in(self, own: Json) -> str:
+        """As `shown`, of a section, marked where it is a lower bound."""
+        where, _, percentile = (self.path or "").rpartition(".")
+        bounds = words_at(own, f"{where}.at_least")
+        return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(own))}"
 
     def shown(self, value: float | None) -> str:
         """Four digits that count, in the unit for people."""
@@ -68,11 +75,22 @@ class Metric:
 # --- what is looked at -----------------------------------------------------------------------
 
 
-def number_at(section: Json, path: str) -> float | None:
-    """The number at a dotted path; None where there is none."""
+def _at(section: Json, path: str) -> Any:
     value: Any = section
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def words_at(section: Json, path: str) -> list[Any]:
+    """The list at a dotted path; empty where there is none."""
+    value = _at(section, path)
+    return value if isinstance(value, list) else []
+
+
+def number_at(section: Json, path: str) -> float | None:
+    """The number at a dotted path; None where there is none."""
+    value = _at(section, path)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)
@@ -168,6 +186,7 @@ def _latency(name: str, label: str, path: str, count: str, in_window: str | None
         label=label,
         shown_unit="ms",
         resolution=2 * RELATIVE_ERROR,  # one of each side
+        path=path,
     )
 
 

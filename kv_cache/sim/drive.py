@@ -8,6 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from itertools import count
 from typing import Any
 
 from kv_cache.core.clock import VirtualClock
@@ -29,7 +30,7 @@ from kv_cache.core.effect import (
     Transfer,
     Write,
 )
-from kv_cache.core.kinds import OpKind, Outcome, Tier
+from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -116,6 +117,8 @@ class Simulation:
         self._clock = VirtualClock()
         self._events: list[tuple[int, bool, int, Callable[[], None]]] = []
         self._sequence = 0
+        self._legs: dict[int, tuple[Cause, Leg]] = {}  # in flight, by their numbers
+        self._numbers = count()
         self._parked: dict[Token, list[Callable[[], None]]] = {}
         self._living: dict[int, tuple[Request, int]] = {}
         self._wakes: set[int] = set()  # when a wake-up is due: one for each instant, at most
@@ -169,9 +172,20 @@ class Simulation:
                 unstarted(queued.request, queued.enqueued_ns, Outcome.UNFINISHED, "window-closed")
             )
         self._run_until(None if end_ns is None else (edges.measure_end_ns or 0) + drain_ns)
-        for request, enqueued_ns in self._living.values():
-            self._end(unstarted(request, enqueued_ns, Outcome.UNFINISHED, "drain-ended"))
+        self._cut_off()
         self._cut()
+
+    def _cut_off(self) -> None:
+        """The drain is over: what goes on is not waited for."""
+        for cause, leg in self._legs.values():
+            late_ns = max(0, self.now_ns - leg.finished_ns)  # of one whose end is not known yet
+            so_far = leg._replace(
+                finished_ns=leg.finished_ns + late_ns, device_ns=leg.device_ns + late_ns
+            )
+            self._recorder.cut_off(cause, so_far)
+        for request, enqueued_ns in self._living.values():
+            first_ns = self._world.first_tokens.get(request.request_id)
+            self._end(unstarted(request, enqueued_ns, Outcome.UNFINISHED, "drain-ended", first_ns))
 
     def _run_until(self, end_ns: int | None) -> None:
         while not (self._stopped() or self._enough):
@@ -382,13 +396,20 @@ class Simulation:
                 )
 
     def _leg(self, op: Op, ref: CopyRef, kind: OpKind, ended: Callable[[Leg], None]) -> None:
-        if (device := self._devices.shared.get(ref.tier)) is not None:
-            self._on_leg(op, asked(ref, kind, self.now_ns))
-            device.ask(ref, kind, self.now_ns, ended)
-            return
-        leg = self._devices.leg(ref, kind, self.now_ns)
+        device = self._devices.shared.get(ref.tier)
+        leg = (self._devices.leg if device is None else asked)(ref, kind, self.now_ns)
         self._on_leg(op, leg)
-        self._at(leg.finished_ns, partial(ended, leg))
+        number = next(self._numbers)
+        self._legs[number] = (op.cause, leg)
+
+        def over(whole: Leg) -> None:
+            del self._legs[number]
+            ended(whole)
+
+        if device is not None:
+            device.ask(ref, kind, self.now_ns, over)
+        else:
+            self._at(leg.finished_ns, partial(over, leg))
 
     def _wake_waiters(self) -> None:
         for token in self._signals.drain():

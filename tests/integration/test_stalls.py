@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.devices import Faults, faulty_directory, ram_directory
-from kv_cache.core.units import MIB
+from kv_cache.cli.verify import verify
+from kv_cache.core.units import MIB, NS_PER_MS
+from kv_cache.report.node import Node
 from kv_cache.tiers.wrappers import Throttled
 from tests.integration import test_faults
 from tests.integration.test_faults import NO_LOOPS, Told, needs_devices, watched_run
@@ -52,6 +54,16 @@ def test_a_device_that_hangs_to_the_end_of_the_window_is_suspect(
     ((at_s, seconds),) = gaps(told)
     assert seconds >= 1
     assert at_s + seconds == pytest.approx(told.own["window_s"])
+    assert worst(told, "device") > 0.9e3 * seconds
+    assert worst(told, "total") > 0.9e3 * seconds
+    assert not verify(Path("R.json")).deviations
+
+
+def worst(told: Told, part: str) -> float:
+    """The largest known time of storage, of those in flight too, in ms."""
+    rows = [row for row in told.own["operations"] if row["phase"] == "measure"]
+    found = [Node(row, "row")[f"histogram_{part}"].histogram() for row in rows]
+    return max(h.at_rank(100) or 0 for h in found if h.count) / NS_PER_MS
 
 
 @needs_devices

@@ -56,6 +56,62 @@ def test_a_percentile_is_the_sample_at_its_rank_within_the_bound(
     assert min(samples) <= exact <= max(samples)
 
 
+@given(
+    samples=st.lists(values, min_size=1, max_size=100),
+    ages=st.lists(values, max_size=30),
+    percent=percents,
+)
+def test_what_is_in_flight_never_makes_a_percentile_smaller_and_only_if_older_larger(
+    samples: list[int], ages: list[int], percent: float
+) -> None:
+    without, histogram = of(samples).bounds((percent,))[0], of(samples)
+    for age in ages:
+        histogram.add_in_flight(age)
+    (found,) = histogram.bounds((percent,))
+    assert found.value >= without.value
+    assert without.at_least is False
+    if all(bucket_of(age) <= bucket_of(min(int(without.value), LARGEST)) for age in ages):
+        assert found == without
+
+
+small = st.integers(1, 511)  # with a bucket each
+
+
+@given(
+    samples=st.lists(small, min_size=1, max_size=60),
+    waits=st.lists(st.tuples(small, st.integers(0, 511)), max_size=20),
+    percent=percents,
+)
+def test_a_percentile_is_what_it_becomes_when_all_has_ended_unless_it_is_a_lower_bound(
+    samples: list[int], waits: list[tuple[int, int]], percent: float
+) -> None:
+    """`waits` are (age, how much longer it takes); younger ones count as if they were not."""
+    histogram, without = of(samples), at_rank(samples, percent)
+    for age, _ in waits:
+        histogram.add_in_flight(age)
+    older = [age + more for age, more in waits if age > without]
+    true = at_rank([*samples, *older], percent)
+    (found,) = histogram.bounds((percent,))
+    assert found.value <= true
+    assert found.value == at_rank([*samples, *(a for a, _ in waits if a > without)], percent)
+    if not found.at_least:
+        assert found.value == true
+
+
+@given(samples=st.lists(values, max_size=20), ages=st.lists(st.integers(1, LARGEST), max_size=9))
+def test_ages_are_merged_and_kept_and_are_in_no_count(samples: list[int], ages: list[int]) -> None:
+    whole, parts = of(samples), [of(samples[:7]), of(samples[7:])]
+    for number, age in enumerate(ages):
+        whole.add_in_flight(age)
+        parts[number % 2].add_in_flight(age)
+    back = Histogram.from_json(orjson.loads(orjson.dumps(whole.to_json())))
+    assert merged(parts).to_json() == whole.to_json() == back.to_json()
+    assert whole.count == len(samples)
+    assert ("in_flight" in whole.to_json()) is bool(ages)
+    whole.clear()
+    assert whole.in_flight is None
+
+
 @given(samples=st.lists(st.integers(0, 511), min_size=1, max_size=300), percent=percents)
 def test_percentiles_of_small_values_are_exact(samples: list[int], percent: float) -> None:
     assert of(samples).at_rank(percent) == at_rank(samples, percent)

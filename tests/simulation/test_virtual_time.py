@@ -285,6 +285,20 @@ def test_operations_that_ended_inside_the_window_count_though_their_request_did_
     assert run.recorder.all.completed == 0
 
 
+def test_what_is_in_flight_at_the_end_is_as_old_whether_or_not_it_is_waited_for() -> None:
+    def ages(drain_ns: int) -> list[tuple[int | None, ...]]:
+        source = trace([(0, (1,)), (60, (2,)), (200, (3,))])
+        models = {Tier.NVME: TierModel(write_latency_ns=150)}
+        run = simulated(source, models, workers=3, end_ns=250, drain_ns=drain_ns)
+        (stats,) = (s for f, s in run.recorder.flows.items() if f.phase is Phase.MEASURE)
+        assert run.recorder.all.completed == stats.operations == 1
+        found = (stats.device, stats.total, run.recorder.all.response, run.recorder.all.ttft)
+        older = [histogram.in_flight for histogram in found]
+        return [(h.lowest, h.highest) if h is not None else () for h in older]
+
+    assert ages(0) == ages(100) == ages(1000) == [(50, 190)] * 4
+
+
 def test_what_waits_when_the_window_closes_is_unfinished_and_nothing_more_comes() -> None:
     source = trace([(0, (1,)), (10, (2,)), (20, (3,)), (500, (4,))])
     models = {Tier.NVME: TierModel(write_latency_ns=100)}

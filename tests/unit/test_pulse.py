@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kv_cache.bench.pulse import Pulse
 from kv_cache.core.effect import Leg
-from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.metrics.gaps import Silence
 
 S = 1_000_000_000
@@ -15,6 +15,7 @@ class _Call:
     began_ns: int
     calling: bool = True
     on_storage: bool = True
+    cause: Cause = Cause.REUSE
 
     def so_far(self, now_ns: int) -> Leg:
         return Leg(
@@ -51,4 +52,4 @@ def test_calls_of_memory_and_pauses_between_calls_are_not_waited_for() -> None:
     pulse.enter(_Call(S, on_storage=False))
     pulse.enter(_Call(S, calling=False))
     assert pulse.silences(20 * S) == []
-    assert [leg.finished_ns for leg in pulse.in_flight(20 * S)] == [20 * S, 20 * S]
+    assert [leg.finished_ns for _, leg in pulse.in_flight(20 * S)] == [20 * S, 20 * S]

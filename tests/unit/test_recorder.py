@@ -102,6 +102,68 @@ def flow(
     return recorder.flows.get(Flow(phase, tier, kind, cause, ENGINE), OpStats())
 
 
+# --- in flight when the window closes ------------------------------------------------------------
+
+
+def ages(histogram: Histogram) -> list[int]:
+    """Exact below 512."""
+    older = histogram.in_flight
+    return [] if older is None else [b for b, n in older.buckets().items() for _ in range(n)]
+
+
+def test_an_operation_over_the_end_of_the_window_has_the_age_that_it_had_there() -> None:
+    recorder = Recorder(edges())
+    late = leg(Tier.NVME, OpKind.READ, 260, (END + 70, 8192), device_ns=100)
+    recorder.op(done(Read(copy(), Cause.REUSE), late))
+    stats = flow(recorder, Phase.MEASURE, OpKind.READ)
+    assert (ages(stats.total), ages(stats.device)) == ([40], [30])
+    assert stats.operations == stats.total.count == 0
+
+
+def test_time_inside_the_device_after_the_window_is_no_age() -> None:
+    recorder = Recorder(edges())
+    late = leg(Tier.NVME, OpKind.READ, 260, (END + 70, 8192), device_ns=50)
+    recorder.op(done(Read(copy(), Cause.REUSE), late))
+    assert ages(flow(recorder, Phase.MEASURE, OpKind.READ).device) == []
+
+
+def test_an_operation_that_failed_later_or_is_never_waited_for_was_in_flight_too() -> None:
+    recorder = Recorder(edges())
+    late = leg(Tier.NVME, OpKind.READ, 250, (END + 5, 8192), device_ns=55)
+    recorder.op(done(Read(copy(), Cause.REUSE), late, error="io-error", failed=OpKind.READ))
+    recorder.cut_off(Cause.REUSE, leg(Tier.NVME, OpKind.READ, 210, (END + 9, 0), device_ns=99))
+    assert ages(flow(recorder, Phase.MEASURE, OpKind.READ).device) == [50, 90]
+
+
+def test_what_began_after_the_window_or_ended_in_it_was_not_in_flight() -> None:
+    recorder = Recorder(edges())
+    for began, ended in ((END + 1, END + 9), (250, END)):
+        whole = leg(Tier.NVME, OpKind.READ, began, (ended, 8192), device_ns=5)
+        recorder.op(done(Read(copy(), Cause.REUSE), whole))
+        recorder.cut_off(Cause.REUSE, whole)
+    assert ages(flow(recorder, Phase.MEASURE, OpKind.READ).total) == []
+
+
+def test_a_request_over_the_end_of_the_window_has_waited_so_long_at_least() -> None:
+    recorder = Recorder(edges())
+    recorder.request(record(END + 4, enqueued_ns=220))  # the first token came in the window
+    recorder.request(record(END + 40, enqueued_ns=230))
+    recorder.request(record(None, Outcome.UNFINISHED, enqueued_ns=240, error="window-closed"))
+    recorder.request(record(None, Outcome.REJECTED, enqueued_ns=250, error="queue-full"))
+    for stats in (recorder.all, recorder.classes[Qos.BATCH]):
+        assert ages(stats.response) == [70, 80, 90]
+        assert ages(stats.end_to_end) == [60, 70, 80]
+        assert ages(stats.ttft) == [70, 80]
+        assert stats.completed == 0
+    assert ages(recorder.classes[Qos.INTERACTIVE].response) == []
+
+
+def test_while_the_window_has_no_end_nothing_is_in_flight_over_it() -> None:
+    recorder = Recorder(Edges())
+    recorder.request(record(None, Outcome.UNFINISHED, error="window-closed"))
+    assert ages(recorder.all.response) == []
+
+
 # --- phases --------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import Any
 
+from kv_cache.core.units import AT_LEAST
 from kv_cache.metrics.histogram import Histogram, supported
 from kv_cache.report.html.parts import details, table
 from kv_cache.report.html.text import Html, figures, plain, rounded, tag
@@ -232,5 +233,17 @@ def _percentiles(histogram: Histogram) -> list[float]:
 
 
 def _named(histogram: Histogram) -> list[str]:
-    told = [None if ns is None else ns / 1e6 for ns in histogram.percentiles(NAMED)]
-    return [*map(figures, told), figures((histogram.highest or 0) / 1e6)]
+    return [*figures_ms(histogram, NAMED), figures((histogram.highest or 0) / 1e6)]
+
+
+def figures_ms(histogram: Histogram, percents: Sequence[float]) -> list[str]:
+    """Percentiles of nanoseconds, for people: missing where too few values support one, marked
+    where it is a lower bound."""
+    known = [percent for percent in percents if supported(histogram.count, percent)]
+    bounds = dict(zip(known, histogram.bounds(known), strict=True)) if known else {}
+    return [
+        f"{AT_LEAST if bounds[p].at_least else ''}{figures(bounds[p].value / 1e6)}"
+        if p in bounds
+        else figures(None)
+        for p in percents
+    ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.report.html.charts import figures_ms
 from kv_cache.report.html.parts import Doc, Json, bullets, details, share_bar, table
 from kv_cache.report.html.text import NOTHING, Html, figures, join, tag
 from kv_cache.report.pictures.base import needed, rows_at, word
@@ -165,14 +166,13 @@ def _between(every: Sequence[Flow]) -> list[Html]:
 
 
 def _row(flow: Flow) -> tuple[object, ...]:
-    times = flow.total.percentiles((50, 95, 99, 99.99))
     return (
         flow.tier,
         flow.operation,
         flow.cause,
         f"{flow.operations:,}",
         NOTHING if flow.operation == OpKind.DELETE else figures(flow.bytes / GIB),
-        *(figures(None if ns is None else ns / 1e6) for ns in times),
+        *figures_ms(flow.total, (50, 95, 99, 99.99)),
     )
 
 

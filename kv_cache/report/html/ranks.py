@@ -139,7 +139,7 @@ def _headline(own: Json) -> Iterator[Card]:
     ):
         value = METRICS[name].value(own)
         if value is not None:
-            yield Card(name=label, value=METRICS[name].shown(value), more="of all ranks' values",
+            yield Card(name=label, value=METRICS[name].shown_in(own), more="of all ranks' values",
                        unit=METRICS[name].shown_unit)  # fmt: skip
     yield from kept_card(own)
     skew = number(own, "crew.start_skew_ns")

@@ -267,7 +267,7 @@ def _headline(own: Json) -> Iterator[Card]:
         if value is None:
             yield Card(name=label, value=NOTHING)
         else:
-            yield Card(name=label, value=metric.shown(value), unit=metric.shown_unit,
+            yield Card(name=label, value=metric.shown_in(own), unit=metric.shown_unit,
                        more=_amount(own, metric))  # fmt: skip
     yield from kept_card(own)
 

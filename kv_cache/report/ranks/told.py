@@ -71,9 +71,9 @@ def _numbers(own: Json) -> list[str]:
         *size_lines(own),
         (
             f"requests  {done['completed_per_second']:.2f}/s, "
-            f"{done['output_tokens_per_second']:,.0f} tokens/s; TTFT p50 {ms_shown(ttft['p50'])} "
-            f"p95 {ms_shown(ttft['p95'])} ms; response p50 {ms_shown(response['p50'])} p95 "
-            f"{ms_shown(response['p95'])} ms"
+            f"{done['output_tokens_per_second']:,.0f} tokens/s; TTFT p50 {ms_shown(ttft, 'p50')} "
+            f"p95 {ms_shown(ttft, 'p95')} ms; response p50 {ms_shown(response, 'p50')} p95 "
+            f"{ms_shown(response, 'p95')} ms"
         ),
         (
             f"reuse     {reuse['hits']} of {reuse['looked_up']} blocks looked up were hits "
