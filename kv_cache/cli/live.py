@@ -185,7 +185,7 @@ def _tables(now: Snapshot) -> Iterator[list[str]]:
         head = f"{'storage ms':<11}{'p50':>8}{'p95':>8}{'p99':>8}"
         yield [head, _latency("read", now.storage.read), _latency("write", now.storage.write)]
     if now.promises:
-        yield [f"{'answers ms':<20}{'now':>8}{'promised':>9}", *map(_promise, now.promises)]
+        yield [f"{'answers ms':<20}{'now':>8}{'target':>9}", *map(_promise, now.promises)]
 
 
 def _moved(side: Side, width: int) -> str:

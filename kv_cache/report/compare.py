@@ -247,7 +247,7 @@ _MACHINE = (
     *("memory.total_bytes", "cgroup.memory_limit_bytes", "cgroup.cpu_limit", "python.version"),
 )
 _DRIVE = (
-    *("device.name", "device.model", "device.size_bytes", "device.rotational"),
+    *("device.name", "device.model", "device.firmware", "device.size_bytes", "device.rotational"),
     *("device.scheduler", "device.nr_requests", "device.write_cache"),
     *("filesystem.type", "filesystem.mount_options"),
 )

@@ -29,7 +29,16 @@ OPTIONAL_PACKAGES = (
 )
 VARIABLES = ("LD_PRELOAD", "*_NUM_THREADS")
 DEVICE_KEYS = (
-    *("name", "partition", "major_minor", "model", "rotational", "scheduler", "nr_requests"),
+    *(
+        "name",
+        "partition",
+        "major_minor",
+        "model",
+        "firmware",
+        "rotational",
+        "scheduler",
+        "nr_requests",
+    ),
     *("max_sectors_kb", "logical_block_bytes", "write_cache", "size_bytes", "backing_file"),
     *("built_on", "reason"),
 )
@@ -105,7 +114,10 @@ def _drive(
 ) -> dict[str, Any]:
     if isinstance(place, ObjectPlace):
         return _bucket(reader, place)
-    below = {} if stack is None else {"stack": dict(stack(place))}
+    below: dict[str, Any] = {}
+    if stack is not None:
+        below = {"stack": dict(stack(place))}
+        below["disks"] = [_foot(reader, foot["name"]) for foot in below["stack"]["feet"]]
     return {
         **below,
         "cache_dir": str(place),
@@ -355,6 +367,25 @@ def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
     )
 
 
+def _foot(reader: Reader, name: str) -> dict[str, Any]:
+    """What a disk at the foot of a stack is; null where it is none of this machine's."""
+    found: dict[str, Any] = {"name": name, "model": None, "firmware": None, "size_bytes": None}
+    disk = f"/sys/class/block/{name}"
+    if "/" in name or not (reader.root / disk.lstrip("/")).exists():
+        return found
+    model = reader.text("disks.model", f"{disk}/device/model", optional=True)
+    sectors = reader.number("disks.size_bytes", f"{disk}/size")
+    size = None if sectors is None else sectors * _SECTOR_BYTES
+    return found | {"model": model, "firmware": _firmware(reader, disk), "size_bytes": size}
+
+
+def _firmware(reader: Reader, disk: str) -> str | None:
+    """NVMe, SCSI and MMC each have a name of their own for it; others say none."""
+    files = ("firmware_rev", "rev", "fwrev")
+    texts = (reader.text("device.firmware", f"{disk}/device/{f}", optional=True) for f in files)
+    return next((text for text in texts if text), None)
+
+
 def _disk(reader: Reader, disk: str) -> dict[str, Any]:
     """What sysfs says of a whole disk; `disk` is its directory, below the reader's root."""
     rotational = reader.number("device.rotational", f"{disk}/queue/rotational")
@@ -362,6 +393,7 @@ def _disk(reader: Reader, disk: str) -> dict[str, Any]:
     scheduler = reader.text("device.scheduler", f"{disk}/queue/scheduler")
     return {
         "model": reader.text("device.model", f"{disk}/device/model"),
+        "firmware": _firmware(reader, disk),
         "rotational": None if rotational is None else bool(rotational),
         "scheduler": selected(scheduler),
         "nr_requests": reader.number("device.nr_requests", f"{disk}/queue/nr_requests"),

@@ -4,7 +4,7 @@ Several results stand side by side, the first being the baseline, with the ratio
 `compare` where they asked the same of their storage. Text out of the files is escaped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kv_cache import __version__
@@ -15,6 +15,7 @@ from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.metrics.intervals import Interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report.compare import Comparison, Finding, Input, Row, compare, require_comparable
+from kv_cache.report.identity import drive_texts, headline_text, run_text, tiers_text
 from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.sizes import HEADS, about_objects, shares, size_rows
 from kv_cache.report.trials import METRICS, Metric, number_at, words_at
@@ -104,10 +105,21 @@ _FACTS: Mapping[str, str] = {
 }
 
 
+_ABOUT: Mapping[str, Callable[[Json], str]] = {
+    "run": run_text,
+    "tiers": tiers_text,
+    "drive": lambda own: "; ".join(drive_texts(own)),
+    "headline": headline_text,
+}
+
+
 def _heading(inputs: Sequence[Input]) -> Iterator[list[str]]:
     yield ["**verdict**", *(f"**{plain(given.verdict).upper()}**" for given in inputs)]
     yield ["status", *(_status(given) for given in inputs)]
     yield ["requests", *(_books(given) for given in inputs)]
+    for name, text in _ABOUT.items():
+        if any(told := [plain(text(given.own)) for given in inputs]):
+            yield [name, *(cell or MISSING for cell in told)]
     for name, path in _FACTS.items():
         yield [name, *(_known(_at(given.own, path)) for given in inputs)]
     yield ["schedule", *(", ".join(plain(s[:12]) for s in given.schedules) for given in inputs)]
@@ -349,7 +361,7 @@ def _scaled(value: float | None, scale: float) -> str:
 
 _CLASS_HEADS = (
     *("class", "completed:", "TTFT p50 ms:", "TTFT p95 ms:", "response p50 ms:"),
-    *("response p95 ms:", "response p99 ms:", "promised p95"),
+    *("response p95 ms:", "response p99 ms:", "target p95"),
 )
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kv_cache.core.units import AT_LEAST, GIB, MISSING
+from kv_cache.report.identity import headline_text, identity_lines
 from kv_cache.report.prediction import prediction_lines
 from kv_cache.report.sizes import size_lines
 from kv_cache.report.traced import trace_line
-from kv_cache.report.trials import METRICS
 
 _OPS = ("read", "write")
 
@@ -18,7 +18,7 @@ def summary_text(document: Mapping[str, Any], result_path: str) -> str:
     what users felt."""
     own = document["kv_cache"]
     lines = [*verdict_lines(own["passport"]), *(f"  ! {note}" for note in own["notes"]), ""]
-    lines += [*_head(own), *_asked(own), *headline_lines(own), ""]
+    lines += [*_head(own), *identity_lines(own), *_asked(own), *headline_lines(own), ""]
     lines += [*tier_lines(own), "", *size_lines(own), *_requests(own)]
     lines += [*_users(own), *_before(own), *policy_lines(own)]
     lines += [*_validated(document), *_foreseen(own)]
@@ -157,19 +157,12 @@ def _head(own: Mapping[str, Any]) -> list[str]:
 def headline_lines(own: Mapping[str, Any]) -> list[str]:
     """The number that the run is there for, and how sure it is; of trials and of virtual time
     without a word on other runs."""
-    found = own.get("headline")
-    if found is None or _only_traced(own):
+    told = headline_text(own)
+    if not told or _only_traced(own):
         return []
-    metric, within = METRICS[found["metric"]], found["within_run"]
-    rate = f"headline  {metric.label} {metric.shown(found['bytes_per_second'])} GiB/s"
-    if within is None:
-        how = f"(no interval: {found['why_none']})"
-    else:
-        ends = f"{metric.shown(within['low'])} to {metric.shown(within['high'])}"
-        how = f"({ends} within this run, {100 * within['confidence']:.0f} %)"
     run = own["config"]["run"]
     alone = own["contains_performance"] and run.get("trials") == 1 and "ranks" not in own
-    return [f"{rate} {how}", *(["          between runs: use --trials 3"] if alone else [])]
+    return [f"headline  {told}", *(["          between runs: use --trials 3"] if alone else [])]
 
 
 def _traced_tiers(own: Mapping[str, Any]) -> list[str]:

@@ -81,6 +81,7 @@ def fake_disk(root: Path, *, files: dict[str, str]) -> None:
 QUEUE = {
     "size": "2048",
     "device/model": "Fast Disk 9000   ",
+    "device/firmware_rev": "2B4QJXD7",
     "queue/rotational": "0",
     "queue/scheduler": "[none] mq-deadline",
     "queue/nr_requests": "1023",
@@ -98,6 +99,7 @@ def test_a_partition_is_described_by_its_whole_disk(tmp_path: Path) -> None:
         "partition": "nvme0n1p1",
         "major_minor": "259:1",
         "model": "Fast Disk 9000",
+        "firmware": "2B4QJXD7",
         "rotational": False,
         "scheduler": "none",
         "nr_requests": 1023,

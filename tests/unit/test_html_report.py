@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_cache.config.root import Config
+from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import UsageError
+from kv_cache.core.units import MISSING
 from kv_cache.report import html
 from kv_cache.report.chain import seal
 from kv_cache.report.html import page
@@ -212,15 +215,20 @@ def test_windows_of_which_none_counts_are_said_not_to() -> None:
     assert "All of it was before or after the measured window" in " ".join(read(warm).text)
 
 
-def test_the_headline_names_the_machine_and_the_promises_that_were_kept() -> None:
+def test_the_headline_names_the_machine_the_drive_and_promises_that_somebody_made() -> None:
     where = {"hostname": "vm7", "cpu": {"model": "EPYC", "usable_cores": 2},
              "memory": {"total_bytes": 2**34},
              "drives": [{"device": {"name": "nvme0n1", "model": "PM9"},
-                         "filesystem": {"type": "xfs"}}]}  # fmt: skip
+                         "filesystem": {"type": "xfs", "mount_point": "/kv"}}]}  # fmt: skip
     text = " ".join(read(changed(environment=where)).text)
-    assert "Measured on vm7, EPYC, 2 cores, 16 GiB of memory, xfs on PM9." in text
+    said = f"xfs at /kv, on nvme0n1 (model PM9, {MISSING}, firmware {MISSING})."
+    assert f"Measured on vm7, EPYC, 2 cores, 16 GiB of memory, {said}" in text
     assert "17179869184 (16 GiB)" in text
-    assert "3 of 3" in text  # of each class one, by tests/reports.py
+    assert "Promises kept" not in text  # nobody made any
+    theirs: Any = to_mapping(Config())["qos_profiles"]
+    theirs["batch"]["target_latency_p95_ms"] = 77.0
+    config = {**RUN["kv_cache"]["config"], "qos_profiles": theirs}
+    assert "3 of 3" in " ".join(read(changed(config=config)).text)  # one of each class
 
 
 def test_files_that_the_run_wrote_beside_its_result_are_named() -> None:

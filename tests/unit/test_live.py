@@ -37,7 +37,7 @@ measure  7.2 s  [##############--------------------------]   36 %  12.8 s left
 4 users  16 workers  9 running  3 queued  2 behind  188 done  saturation 0.91
 1 failed operations  2 failed requests  3 rejected
 2 warnings: the clock jumped
-GiB/s       read   op/s   write   op/s   storage ms      p50     p95     p99   answers ms               now promised
+GiB/s       read   op/s   write   op/s   storage ms      p50     p95     p99   answers ms               now   target
 gpu         0.00      0    0.00      0   read           51.5    71.2     175   interactive p95         31.2     50.0
 storage     0.25     21    1.24    105   write             –       –       –   batch ttft p99.9           –     1000
                                                                                responsive p95           250      200 !
@@ -56,7 +56,7 @@ storage     0.25     21    1.24    105
 storage ms      p50     p95     p99
 read           51.5    71.2     175
 write             –       –       –
-answers ms               now promised
+answers ms               now   target
 interactive p95         31.2     50.0
 batch ttft p99.9           –     1000
 responsive p95           250      200 !

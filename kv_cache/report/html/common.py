@@ -11,6 +11,7 @@ from kv_cache.core.units import GIB
 from kv_cache.report.chain import fingerprint
 from kv_cache.report.html.parts import Doc, Json, Section, details, dotted, flat, table
 from kv_cache.report.html.text import Html, as_text, figures, tag
+from kv_cache.report.identity import drive_texts
 from kv_cache.report.pictures.base import number, rows_at, value_at, word
 
 _GIVEN_ANYWAY = ("run.seed", "output.output", "output.results_dir")
@@ -61,8 +62,6 @@ def _told(name: str, value: Any) -> str:
 
 def machine(own: Json) -> Iterator[str]:
     """Where this was measured, in a sentence; nothing where the document does not say."""
-    found = value_at(own, "environment")
-    drives = [_drive(row) for row in rows_at(found, "drives")] if isinstance(found, dict) else []
     about = [
         text
         for text in (
@@ -70,7 +69,7 @@ def machine(own: Json) -> Iterator[str]:
             word(own, "environment.cpu.model"),
             _counted(number(own, "environment.cpu.usable_cores"), "{} cores"),
             _counted(number(own, "environment.memory.total_bytes") / GIB, "{} GiB of memory"),
-            *dict.fromkeys(text for text in drives if text),
+            *dict.fromkeys(drive_texts(own)),
         )
         if text
     ]
@@ -80,14 +79,6 @@ def machine(own: Json) -> Iterator[str]:
 
 def _counted(amount: float, text: str) -> str:
     return text.format(figures(amount)) if isfinite(amount) else ""
-
-
-def _drive(row: Json) -> str:
-    """What stores the files of one directory."""
-    name, model, kind = (
-        word(row, path) for path in ("device.name", "device.model", "filesystem.type")
-    )
-    return " ".join(each for each in (kind, f"on {model or name}" if model or name else "") if each)
 
 
 @cache

@@ -39,6 +39,13 @@ from kv_cache.report.html.times import (
     time_charts,
     timeline,
 )
+from kv_cache.report.identity import (
+    headline_text,
+    interval_text,
+    promised,
+    run_text,
+    tiers_text,
+)
 from kv_cache.report.pictures.base import number, plain, value_at, word
 from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.reading import SECTION, histogram
@@ -225,6 +232,8 @@ def _sentences(own: Json) -> Iterator[str]:
     )
     if own.get("driver") != "real-io":
         yield "Virtual time: all figures come from a model, and nothing was measured."
+    if what := run_text(own):
+        yield f"{what[0].upper()}{what[1:]}; tiers: {tiers_text(own)}."
     yield from done_sentence(own)
     yield from _asked(own)
     if own.get("driver") == "real-io":
@@ -261,6 +270,12 @@ def _asked(own: Json) -> Iterator[str]:
 
 
 def _headline(own: Json) -> Iterator[Card]:
+    if headline_text(own):
+        metric = METRICS[word(own, "headline.metric")]
+        yield Card(
+            name="Headline: " + metric.label, unit=metric.shown_unit, more=interval_text(own),
+            value=metric.shown(number_at(own, "headline.bytes_per_second")),
+        )  # fmt: skip
     for name, label in _CARDS:
         metric = METRICS[name]
         value = metric.value(own)
@@ -273,7 +288,10 @@ def _headline(own: Json) -> Iterator[Card]:
 
 
 def kept_card(own: Json) -> Iterator[Card]:
-    """How many of the classes' promises were kept; nothing where none was judged."""
+    """How many of the classes' promises were kept; nothing where nobody made one, or none was
+    judged."""
+    if not promised(own):
+        return
     met = [row[2] == _KEPT for row in _judged(own) if row[2] != _TOO_FEW]
     if met:
         yield Card(name="Promises kept", value=f"{sum(met)} of {len(met)}", more="by class, below")
@@ -371,10 +389,14 @@ _NINES = {"p999": "p99.9", "p9999": "p99.99"}
 _KEPT, _MISSED, _TOO_FEW = "kept", "missed", "too few to say"
 
 
+NOT_PROMISED = "The reference's default targets of each class, which nobody here has promised"
+
+
 def _promises(own: Json) -> list[Html]:
     heads = ("class", "percentile", "promise", "actual ms", "promised ms", "within it", "95 %")
     rows = list(_judged(own))
-    return [table("What each class was promised", heads, rows, words=3)] if rows else []
+    caption = "What each class was promised" if promised(own) else NOT_PROMISED
+    return [table(caption, heads, rows, words=3)] if rows else []
 
 
 def _judged(own: Json) -> Iterator[tuple[str, ...]]:

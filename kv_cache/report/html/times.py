@@ -182,7 +182,7 @@ def _class_latency(own: Json, time: Timeline) -> Iterator[Chart | None]:
             and qos in promised
             and any(isfinite(lines[CLASSES.index(qos)].value(point)) for point in time.points)
         ]
-        says = "Horizontal lines: the p95 that each class is promised." if limits else ""
+        says = "Horizontal lines: the p95 target of each class." if limits else ""
         yield time.chart(f"{title} p95 of each class", "ms", lines, log=True, limits=limits,
                          says=says)  # fmt: skip
 

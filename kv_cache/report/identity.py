@@ -1,0 +1,131 @@
+"""What was run, and on what drive, in a line each: for the summary and the reports."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_cache.config.root import Config
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.units import MISSING, human_bytes
+from kv_cache.report.trials import METRICS, number_at
+
+Json = Mapping[str, Any]
+
+
+def _at(value: Any, path: str) -> Any:
+    """The value at a dotted path; None where there is none: the document may be anybody's."""
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def run_text(own: Json) -> str:
+    """Mode, who asked, and what else changes what storage sees."""
+    made = _at(own, "workload")
+    mode = _at(own, "config.run.mode")
+    parts = [*([] if mode is None else [f"{mode} mode"]), *_who(own)]
+    if _at(made, "multi_turn") is not None:
+        parts.append(f"multi-turn {'on' if _at(made, 'multi_turn') else 'off'}")
+    if isinstance(made, Mapping) and made:
+        parts.append(f"RAG {'on' if 'rag_documents' in made else 'off'}")
+    return ", ".join(parts)
+
+
+def _who(own: Json) -> Iterator[str]:
+    """The source of requests, and how many ask or how often."""
+    source, users = _at(own, "workload.source"), number_at(own, "workload.users")
+    rate = number_at(own, "workload.request_rate_per_s")
+    if source == "synthetic-users":
+        later = " at first, autoscaled" if _at(own, "config.autoscaler.enabled") is True else ""
+        count = MISSING if users is None else f"{users:.0f}"
+        yield f"{count} synthetic users{later}"
+        if rate is None:
+            yield f"{_at(own, 'workload.loop')} loop"
+    elif source == "sessions":
+        count = MISSING if users is None else f"{users:.0f}"
+        yield f"sessions of a trace, {count} at a time"
+    elif source == "trace":
+        speedup = number_at(own, "workload.speedup")
+        pace = f" at {speedup:g} times its speed" if speedup not in (None, 0.0, 1.0) else ""
+        yield f"requests of a trace{pace if rate is None else ''}"
+    elif source is not None:
+        yield str(source)
+    if rate is not None:
+        yield f"{rate:g} requests/s ({_at(own, 'workload.arrival_process')})"
+
+
+def tiers_text(own: Json) -> str:
+    """The tiers with their sizes, the fastest first."""
+    tiers = _at(own, "tiers")
+    return ", ".join(
+        f"{label} {_size(_at(row, 'capacity_bytes'), 'without a limit')}"
+        for label, row in (tiers.items() if isinstance(tiers, Mapping) else ())
+    )
+
+
+def _size(nbytes: Any, otherwise: str) -> str:
+    return human_bytes(nbytes) if type(nbytes) is int else otherwise
+
+
+def drive_texts(own: Json) -> list[str]:
+    """What each directory lies on. Of a bucket its server."""
+    drives = _at(own, "environment.drives")
+    rows = drives if isinstance(drives, list) else []
+    return [text for row in rows if (text := drive_text(row))]
+
+
+def drive_text(row: Any) -> str:
+    """File system, mount point, and each disk with model, size and firmware."""
+    kind, point = _at(row, "filesystem.type"), _at(row, "filesystem.mount_point")
+    if _at(row, "object_store") is not None:
+        server = _at(row, "object_store.server") or MISSING
+        bucket, endpoint = _at(row, "object_store.bucket"), _at(row, "object_store.endpoint")
+        return f"bucket {bucket} of {endpoint} (server {server})"
+    device, disks = _at(row, "device"), _at(row, "disks")
+    some = disks if isinstance(disks, list) and disks else [device]
+    told = [_disk(disk) for disk in some if _at(disk, "name") is not None]
+    name = _at(device, "name")
+    through = f"{name} over " if name and [_at(disk, "name") for disk in some] != [name] else ""
+    where = [] if kind is None else [f"{kind} at {point}" if point else str(kind)]
+    return ", ".join([*where, *([f"on {through}{' and '.join(told)}"] if told else [])])
+
+
+def _disk(disk: Any) -> str:
+    model, firmware = _at(disk, "model") or MISSING, _at(disk, "firmware") or MISSING
+    size = _size(_at(disk, "size_bytes"), MISSING)
+    return f"{_at(disk, 'name')} (model {model}, {size}, firmware {firmware})"
+
+
+def headline_text(own: Json) -> str:
+    """The headline with its interval; empty where the document has none."""
+    metric, rate = (
+        METRICS.get(str(_at(own, "headline.metric"))),
+        number_at(own, "headline.bytes_per_second"),
+    )
+    if metric is None or rate is None:
+        return ""
+    return f"{metric.label} {metric.shown(rate)} {metric.shown_unit} ({interval_text(own)})"
+
+
+def interval_text(own: Json) -> str:
+    """From where to where the headline may lie within this run, or why that is not known."""
+    metric = METRICS[str(_at(own, "headline.metric"))]
+    ends = [number_at(own, f"headline.within_run.{end}") for end in ("low", "high", "confidence")]
+    low, high, confidence = ends
+    if low is None or high is None or confidence is None:
+        return f"no interval: {_at(own, 'headline.why_none')}"
+    return f"{metric.shown(low)} to {metric.shown(high)} within this run, {100 * confidence:.0f} %"
+
+
+def promised(own: Json) -> bool:
+    """Whether somebody set the classes' targets: those of the reference, which hold if nobody does,
+    are promises of nobody's."""
+    given = _at(own, "config.qos_profiles")
+    return given is not None and given != to_mapping(Config())["qos_profiles"]
+
+
+def identity_lines(own: Json) -> list[str]:
+    """For a terminal."""
+    rows = [("run", run_text(own)), ("tiers", tiers_text(own))]
+    if _at(own, "driver") != "virtual-time":
+        rows += [("drive", text) for text in drive_texts(own)]
+    return [f"{name:<10}{text}" for name, text in rows if text]

@@ -1,0 +1,123 @@
+"""What was run, on which drive, and whose promises they are."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache.config.root import Config
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.units import GIB, MISSING
+from kv_cache.report.environment import capture
+from kv_cache.report.html.run import kept_card
+from kv_cache.report.identity import (
+    drive_text,
+    headline_text,
+    identity_lines,
+    promised,
+    run_text,
+    tiers_text,
+)
+from tests.reports import run
+
+USERS = {"source": "synthetic-users", "users": 40, "loop": "closed", "multi_turn": True}
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "says"),
+    [
+        (USERS, {}, "standard mode, 40 synthetic users, closed loop, multi-turn on, RAG off"),
+        (
+            USERS | {"multi_turn": False, "rag_documents": 10},
+            {"autoscaler": {"enabled": True}, "run": {"mode": "prefill-only"}},
+            (
+                "prefill-only mode, 40 synthetic users at first, autoscaled, closed loop, "
+                "multi-turn off, RAG on"
+            ),
+        ),
+        (
+            USERS | {"loop": "open", "request_rate_per_s": 12.5, "arrival_process": "poisson"},
+            {},
+            "standard mode, 40 synthetic users, 12.5 requests/s (poisson), multi-turn on, RAG off",
+        ),
+        (
+            {"source": "trace", "speedup": 4.0},
+            {},
+            "standard mode, requests of a trace at 4 times its speed, RAG off",
+        ),
+        (
+            {"source": "sessions", "users": 12, "speedup": 1.0},
+            {},
+            "standard mode, sessions of a trace, 12 at a time, RAG off",
+        ),
+    ],
+)
+def test_the_summary_says_mode_source_and_load(
+    made: dict[str, Any], config: dict[str, Any], says: str
+) -> None:
+    own = {"workload": made, "config": {"run": {"mode": "standard"}} | config}
+    assert run_text(own) == says
+
+
+def test_the_tiers_have_their_sizes() -> None:
+    tiers = {"cpu": {"capacity_bytes": GIB // 2}, "storage": {"capacity_bytes": None}}
+    assert tiers_text({"tiers": tiers}) == "cpu 512.0 MiB, storage without a limit"
+
+
+NVME = {"name": "nvme0n1", "model": "Fast 9", "firmware": "2B4Q", "size_bytes": 1000 * GIB}
+
+
+def test_a_drive_has_its_file_system_mount_model_size_and_firmware() -> None:
+    row = {"filesystem": {"type": "ext4", "mount_point": "/mnt/kv"}, "device": NVME}
+    told = "ext4 at /mnt/kv, on nvme0n1 (model Fast 9, 1000.00 GiB, firmware 2B4Q)"
+    assert drive_text(row) == told
+    assert drive_text(row | {"disks": [NVME]}) == told
+    bare = row | {"device": {"name": "vda", "size_bytes": GIB}, "disks": []}
+    said = f"vda (model {MISSING}, 1.00 GiB, firmware {MISSING})"
+    assert drive_text(bare) == f"ext4 at /mnt/kv, on {said}"
+    striped = row | {"device": {"name": "md0"}, "disks": [NVME, NVME | {"name": "nvme1n1"}]}
+    assert drive_text(striped).startswith("ext4 at /mnt/kv, on md0 over nvme0n1 (model Fast 9, ")
+    assert " and nvme1n1 (" in drive_text(striped)
+    assert drive_text({"filesystem": {"type": "nfs4", "mount_point": "/n"}}) == "nfs4 at /n"
+
+
+def test_disks_at_the_foot_are_read_by_their_names(tmp_path: Path) -> None:
+    """Of this machine: whatever it says of itself, the keys are there."""
+    feet = [{"name": name} for name in ("no-such-disk", "../../etc")]
+    found = capture(tmp_path, stack=lambda _: {"feet": feet})["drives"][0]["disks"]
+    assert found == [
+        {"name": foot["name"], "model": None, "firmware": None, "size_bytes": None} for foot in feet
+    ]
+
+
+def test_the_headline_says_its_interval_or_why_there_is_none() -> None:
+    head = {"metric": "storage.bytes_per_second", "bytes_per_second": 1.5 * GIB,
+            "within_run": {"low": 1.4 * GIB, "high": 1.6 * GIB, "confidence": 0.95}}  # fmt: skip
+    assert headline_text({"headline": head}) == (
+        "storage read + write 1.500 GiB/s (1.400 to 1.600 within this run, 95 %)"
+    )
+    none = head | {"within_run": None, "why_none": "8 batches need a window of 8 s"}
+    assert headline_text({"headline": none}).endswith(
+        "(no interval: 8 batches need a window of 8 s)"
+    )
+    assert headline_text({}) == headline_text({"headline": {"metric": "x"}}) == ""
+
+
+def test_targets_that_nobody_set_are_nobodys_promises() -> None:
+    own = run()["kv_cache"]
+    profiles: Any = to_mapping(Config())["qos_profiles"]
+    row = {"p95": {"target_ms": 50.0, "actual_ms": 20.0, "met": True}}
+    own["measured"]["batch"]["promises"] = row
+    own["config"] = {**own["config"], "qos_profiles": profiles}
+    assert not promised(own)
+    assert list(kept_card(own)) == []
+    batch = profiles["batch"] | {"target_latency_p95_ms": 50.0}
+    own["config"] = {**own["config"], "qos_profiles": profiles | {"batch": batch}}
+    assert promised(own)
+    assert [card.name for card in kept_card(own)] == ["Promises kept"]
+
+
+@pytest.mark.parametrize("own", [{}, {"workload": 5, "tiers": [], "environment": {"drives": 3}}])
+def test_whatever_stands_in_a_document_nothing_fails(own: dict[str, Any]) -> None:
+    assert identity_lines(own) == []
+    assert (headline_text(own), promised(own)) == ("", False)
