@@ -35,11 +35,11 @@ class PassportConfig:
         high=3600,
     )  # fmt: skip
     counter_tolerance: float = opt(
-        _T.counter_tolerance, "V1, V6, V19: how far the kernel's bytes may be from ours",
+        _T.counter_tolerance, "V1, V6, V19, V27: how far the kernel's bytes may be from ours",
         low=0, high=0.5,
     )  # fmt: skip
     enough_mib: float = opt(
-        _T.enough_bytes / MIB, "V1, V6, V18, V19, V23: fewer bytes than these are not judged",
+        _T.enough_bytes / MIB, "V1, V6, V18, V19, V23, V27: fewer bytes than these are not judged",
         unit="MiB", low=0, high=2**20,
     )  # fmt: skip
     most_resident_share: float = opt(
@@ -115,7 +115,8 @@ class PassportConfig:
         high=1,
     )  # fmt: skip
     least_device_share: float = opt(
-        _T.least_device_share, "V19: bytes that reached the device over ours; below it is invalid",
+        _T.least_device_share,
+        "V19, V27: bytes that reached the device, or its disks, over ours; below it is invalid",
         low=0, high=1,
     )  # fmt: skip
     clock_tolerance_s: float = opt(
