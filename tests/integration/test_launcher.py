@@ -165,11 +165,18 @@ def passed(result: Any) -> bool:
     return bool(health["overall_status"] == "PASS" and verdict != "invalid")
 
 
+def longest_ms(result: Any) -> float:
+    """Of the requests that were answered, and what others had waited for when the window closed."""
+    ended = result["kv_cache"]["measured"]["all"]["histogram_end_to_end"]
+    waited_ns = ended.get("in_flight", {}).get("max", 0)
+    return max(1e3 * max(result["end_to_end_latencies"]), waited_ns / 1e6)
+
+
 READ_BY_LAUNCHERS: Mapping[str, Callable[[Any], Any]] = {
     "overall_passed": passed,
     "total_requests": done,
     "avg_latency_ms": lambda r: 1e3 * fmean(r["end_to_end_latencies"]),
-    "p99_latency_ms": lambda r: 1e3 * max(r["end_to_end_latencies"]),  # of less than 100
+    "p99_latency_ms": lambda r: longest_ms(r),  # of less than 100
     "throughput_req_per_sec": lambda r: done(r) / seconds(r),
     "storage_throughput_mbps": lambda r: total_bytes(r, "read", "write") / seconds(r) / 1e6,
     "cache_hit_rate": lambda r: r["summary"]["cache_stats"]["cache_hit_rate"],

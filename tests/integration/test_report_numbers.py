@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kv_cache.core.units import GIB
+from kv_cache.core.units import AT_LEAST, GIB
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.report.html.run import NOT_PROMISED
 from kv_cache.report.html.text import NOTHING
@@ -86,7 +86,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[_Tables, Any]:
 
 
 def number(text: str) -> float:
-    return float(text.split()[0].replace(",", ""))
+    return float(text.split()[0].replace(",", "").removeprefix(AT_LEAST))
 
 
 def same(shown: str, value: float | None) -> bool:
