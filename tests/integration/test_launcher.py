@@ -168,7 +168,7 @@ def passed(result: Any) -> bool:
 def longest_ms(result: Any) -> float:
     """Of the requests that were answered, and what others had waited for when the window closed."""
     ended = result["kv_cache"]["measured"]["all"]["histogram_end_to_end"]
-    waited_ns = ended.get("in_flight", {}).get("max", 0)
+    waited_ns = float(ended.get("in_flight", {}).get("max", 0))
     return max(1e3 * max(result["end_to_end_latencies"]), waited_ns / 1e6)
 
 

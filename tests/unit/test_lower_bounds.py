@@ -1,5 +1,7 @@
 """A percentile that is only a lower bound is listed beside the others, and shown with a sign."""
 
+from typing import Any
+
 from kv_cache.core.units import AT_LEAST, NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.summary import kept_promises, latency_ms, reference_ms
@@ -34,7 +36,7 @@ def test_lower_bounds_are_listed_and_the_reference_has_the_same_numbers() -> Non
 
 
 def test_people_see_a_sign_before_a_lower_bound() -> None:
-    row = {"device_ms": latency_ms(hung()), "operations": 1000}
+    row: dict[str, Any] = {"device_ms": latency_ms(hung()), "operations": 1000}
     assert ms_shown(row["device_ms"], "p99", 2) == f"{AT_LEAST}5000.00"
     assert not ms_shown(row["device_ms"], "p50", 2).startswith(AT_LEAST)
     assert _late(row, "device_ms", "p99") == f"{AT_LEAST}5,000.00"
