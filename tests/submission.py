@@ -32,11 +32,11 @@ SMALL = """
 io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
 run: {drain_s: 1}
 user_templates:
-  chatbot: &user {context_range: [16, 64], generation_range: [10, 40], think_time_range: [0, 0.2]}
+  chatbot: &user {context_range: [1, 4], generation_range: [10, 40], think_time_range: [0, 0.01]}
   coding: *user
   document: *user
 """
-"""Small objects; everything else is the rules'."""
+"""Small objects, so that there are enough of them; everything else is the rules'."""
 
 STAMP = "20260701_120000"
 
@@ -45,9 +45,9 @@ def real_result(cwd: Path) -> Document:
     """A real rank of two that did little."""
     (cwd / "small.yaml").write_text(SMALL)
     words = (
-        "--rank-output-base out --rank-cache-base cache --config small.yaml --duration 2 "
-        "--model llama3.1-70b-instruct --num-users 3 --gpu-mem-gb 0 --cpu-mem-gb 0 "
-        "--max-concurrent-allocs 4 --generation-mode none --storage-capacity-gb 1"
+        "--rank-output-base out --rank-cache-base cache --config small.yaml --duration 60 "
+        "--max-requests 400 --model llama3.1-70b-instruct --num-users 3 --gpu-mem-gb 0 "
+        "--cpu-mem-gb 0 --max-concurrent-allocs 4 --generation-mode none --storage-capacity-gb 1"
     )
     told = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
     subprocess.run(
@@ -98,6 +98,7 @@ def as_rank(base: Document, option: int, trial: int, rank: int, ranks: int) -> D
     config["output"]["output"] = (
         f"/r/option_{option}/trial_{trial}/rank_{rank}/kvcache_results_1.json"
     )
+    own["passport"]["evidence"]["sample"] |= {"mode": config["run"]["mode"], "ranks": ranks}
     own["config"] = config
     own["seed"] = document["seed"] = 42 + rank
     own["rank"] = {"rank": rank, "ranks": ranks, "on_machine": ranks, "told_by": "PMI_RANK"}

@@ -151,6 +151,17 @@ class PassportConfig:
         _T.most_gap_share, "V29: share of the window in which storage may stand still", low=0,
         high=1,
     )  # fmt: skip
+    measurement: bool = opt(
+        _T.measurement, "V30: false declares a test, whose sample is not judged; its notes say so"
+    )
+    least_operations: int = opt(
+        _T.least_operations, "V30: storage reads and writes that must have ended; below is invalid",
+        low=0, high=1_000_000,
+    )  # fmt: skip
+    enough_operations: int = opt(
+        _T.enough_operations, "V30: of these so many are enough; below is suspect", low=0,
+        high=1_000_000,
+    )  # fmt: skip
 
     def thresholds(self) -> Thresholds:
         same = {f.name for f in fields(Thresholds)} - {"enough_bytes"}

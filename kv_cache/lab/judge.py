@@ -21,7 +21,7 @@ from itertools import combinations, pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
-from kv_cache.metrics.intervals import mean_interval, t_quantile
+from kv_cache.metrics.intervals import bounded_interval, t_quantile
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
@@ -99,8 +99,8 @@ def apart_by_seeds(some: Sequence[Shares]) -> Apart:
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(some))
 
     def apart(better: Shares, worse: Shares) -> bool:
-        high = mean_interval(better.values, confidence)
-        low = mean_interval(worse.values, confidence)
+        high = bounded_interval(better.values, confidence, 1.0)
+        low = bounded_interval(worse.values, confidence, 1.0)
         return (
             high is not None and low is not None and high.low > low.high
             and better.mean - worse.mean >= LEAST_DIFFERENCE

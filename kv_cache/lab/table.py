@@ -24,7 +24,7 @@ from kv_cache.lab.judge import (
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import LIMIT, MIN, MIN_REFUSING, UNLIMITED, Base, Found, Row, Study
-from kv_cache.metrics.intervals import Interval, mean_interval
+from kv_cache.metrics.intervals import Interval, bounded_interval
 
 BOUNDS = (UNLIMITED, MIN, MIN_REFUSING, LIMIT)
 _KINDS = dict.fromkeys(BOUNDS, "bound")
@@ -167,7 +167,7 @@ def _rate(found: Sequence[Found], bases: Sequence[Base], residency: Residency) -
         dequant_s=residency.seconds(round(loaded)),
         at_most=False,
         ratios=hits if len(hits) > 1 else None,
-        interval=mean_interval(hits),
+        interval=bounded_interval(hits, most=1.0),
     )
 
 

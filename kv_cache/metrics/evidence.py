@@ -91,6 +91,9 @@ class Thresholds:
     most_harness_lag_share: float = 1.0
     most_median_lag_share: float = 0.1
     most_gap_share: float = 0.02
+    measurement: bool = True  # false: declared to be a test
+    least_operations: int = 30
+    enough_operations: int = 200
 
     def changed(self) -> dict[str, list[float]]:
         """`[value, default]` of each threshold that is not at its default."""

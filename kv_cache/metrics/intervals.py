@@ -107,6 +107,34 @@ def series_reach(values: Sequence[float], confidence: float = 0.95) -> float | N
     return t_quantile(1 - tail, len(values) - 1) * spread
 
 
+def bounded_interval(
+    values: Sequence[float], confidence: float = 0.95, most: float = inf
+) -> Interval | None:
+    """The middle of quantities that lie between 0 and `most`, as rates, times and sizes do, and
+    shares with `most` 1. It never reaches beyond: Student's interval of their logarithms, or of
+    their logits. A value at an end has neither: then that of the values, cut off at the ends.
+
+    None as of `mean_interval`. Where it is of logarithms it is one of the `geometric_mean`.
+    """
+    ends = Interval(min([0.0, *values]), max([most, *values]))
+    if not all(0 < value < most for value in values):
+        found = mean_interval(values, confidence)
+        return found and Interval(max(found.low, ends.low), min(found.high, ends.high))
+    if most == inf:
+        found = mean_interval([log(value) for value in values], confidence)
+        return found and Interval(_exp(found.low), _exp(found.high))
+    odds = mean_interval([log(value) - log(most - value) for value in values], confidence)
+    return odds and Interval(*(most / (1 + _exp(-end)) for end in odds))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of quantities that a ratio compares; the arithmetic one where a value is 0 or less, or not
+    finite."""
+    if not all(value > 0 and isfinite(value) for value in values):
+        return fmean(values)
+    return exp(fmean(map(log, values)))
+
+
 def ratio_interval(
     a: Sequence[float], b: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, Interval] | None:

@@ -25,6 +25,7 @@ from kv_cache.metrics.evidence import (
     well,
 )
 from kv_cache.metrics.gaps import gaps, stood_still
+from kv_cache.metrics.rules_sample import least_sample
 from kv_cache.metrics.rules_stack import durability, memory_foot, unseen_foot
 from kv_cache.metrics.steady import (
     ROUNDS,
@@ -1018,6 +1019,7 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "V27": ("memory under the storage", _of_files("V27", memory_foot)),
     "V28": ("unseen foot", _of_files("V28", unseen_foot)),
     "V29": ("gaps", gaps),
+    "V30": ("least sample", least_sample),
     "V31": ("durability", _of_files("V31", durability)),
 }
 """Every rule by its number. V7 to V10, V16, V17 and V20 are faults of a benchmark's making and

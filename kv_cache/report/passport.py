@@ -24,6 +24,7 @@ from kv_cache.metrics.summary import (
     per_second,
     ratio,
     total_bytes,
+    total_operations,
 )
 from kv_cache.tiers.payload import MISMATCH
 
@@ -60,6 +61,18 @@ def gather(
         "client": _client(config, outcome, flows, targets),
         "clock": said.get("clock"),
         "gaps": _gaps(outcome, flows),
+        "sample": _sample(config, outcome, flows),
+    }
+
+
+def _sample(config: Config, outcome: RunOutcome, flows: Flows) -> dict[str, Any]:
+    return {
+        "mode": config.run.mode,
+        "ranks": outcome.rank.ranks,
+        **{
+            f"{kind.value}_operations": total_operations(flows.measured(Tier.NVME, kind))
+            for kind in (OpKind.READ, OpKind.WRITE)
+        },
     }
 
 

@@ -200,6 +200,8 @@ def _evidence(root: Node) -> Iterator[str]:
             for row in own["failed_operations"].rows()
             if row["reason"].value == MISMATCH
         ),
+        "sample.mode": own["config"]["run"]["mode"].value,
+        "sample.ranks": own["rank"]["ranks"].value,
         "engines.wanted": own["config"]["io"]["engine"].value,
         "engines.write_wanted": own["config"]["io"]["write_engine"].value,
         "engines.fsync": own["semantics"]["fsync"].value,
@@ -211,6 +213,7 @@ def _evidence(root: Node) -> Iterator[str]:
     for kind, name in (("read", "storage_read_bytes"), ("write", "storage_written_bytes")):
         mine = _sum_of(sums, "storage", kind)
         expected[f"amplification.{name}"] = mine.run_bytes
+        expected[f"sample.{kind}_operations"] = mine.operations
         rate = per_second(mine.bytes, own["window_s"].number())
         expected[f"link.{kind}_bytes_per_second"] = rate
         if evidence.find("gaps") is not None:

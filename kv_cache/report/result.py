@@ -19,6 +19,7 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.pace import MEASURED, headline
 from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
+from kv_cache.metrics.rules_sample import NO_MEASUREMENT
 from kv_cache.metrics.summary import (
     Targets,
     failure_rows,
@@ -118,7 +119,7 @@ def _own_section(
         "contains_performance": real,
         "started_utc": started.isoformat() if real else None,
         "status": _status(outcome),
-        "notes": notes(outcome),
+        "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
         "passport": passport(config, outcome, targets, environment),
         "seed": outcome.seed,
         "rank": outcome.rank.to_json(),

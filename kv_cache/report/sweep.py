@@ -15,7 +15,12 @@ from statistics import fmean, median
 from typing import Any
 
 from kv_cache import __version__
-from kv_cache.metrics.intervals import Interval, coefficient_of_variation, mean_interval
+from kv_cache.metrics.intervals import (
+    Interval,
+    bounded_interval,
+    coefficient_of_variation,
+    mean_interval,
+)
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.report.chain import fingerprint, seal
 from kv_cache.report.reading import SECTION
@@ -108,12 +113,13 @@ def _numbers(name: str, counted: Sequence[Json]) -> dict[str, Any] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    interval = mean_interval(known, CONFIDENCE)
+    metric = METRICS[name]
+    interval = bounded_interval(known, CONFIDENCE, metric.most)
     return {
-        "unit": METRICS[name].unit,
-        "better": METRICS[name].better,
+        "unit": metric.unit,
+        "better": metric.better,
         "values": values,
-        "mean": fmean(known),
+        "mean": metric.mean(known),
         "median": median(known),
         "interval": None if interval is None else interval._asdict(),
         "coefficient_of_variation": coefficient_of_variation(known),

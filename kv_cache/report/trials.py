@@ -10,7 +10,7 @@ and its absence makes the whole invalid.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, log10
+from math import floor, inf, log10
 from statistics import fmean, median
 from typing import Any
 
@@ -19,7 +19,7 @@ from kv_cache.core.kinds import Qos
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.metrics.histogram import RELATIVE_ERROR
-from kv_cache.metrics.intervals import coefficient_of_variation, mean_interval
+from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation, geometric_mean
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
 from kv_cache.report.chain import fingerprint, seal
 
@@ -35,6 +35,9 @@ FINISHED = "finished"
 HIGHER, LOWER = "higher", "lower"
 
 Json = Mapping[str, Any]
+
+
+_HUGE = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Metric:
     label: str
     shown_unit: str
     scale: float = 1.0  # of the unit in one of the unit shown
+    most: float = inf  # 1 of a share; nothing here is below 0
     resolution: float = 0.0
     path: str | None = None  # of a percentile, beside which a section lists its lower bounds
 
@@ -63,11 +67,17 @@ class Metric:
         bounds = words_at(own, f"{where}.at_least")
         return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(own))}"
 
+    def mean(self, values: Sequence[float]) -> float:
+        """Of several runs: the geometric mean, as `compare` takes it; of shares the mean."""
+        return geometric_mean(values) if self.most == inf else fmean(values)
+
     def shown(self, value: float | None) -> str:
         """Four digits that count, in the unit for people."""
         if value is None:
             return MISSING
         number = value / self.scale
+        if abs(number) >= _HUGE:  # where an interval of two trials may end
+            return f"{number:.3g}"
         digits = 3 - floor(log10(abs(number))) if number else 0
         return f"{number:,.{min(max(digits, 0), 6)}f}"
 
@@ -238,6 +248,7 @@ METRICS: Mapping[str, Metric] = {
             label="hit ratio",
             shown_unit="%",
             scale=0.01,
+            most=1.0,
         ),
     )
 }
@@ -365,13 +376,13 @@ def _numbers(metric: Metric, counted: Sequence[Json]) -> dict[str, Any] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    interval = mean_interval(known, CONFIDENCE)
+    interval = bounded_interval(known, CONFIDENCE, metric.most)
     return {
         "unit": metric.unit,
         "better": metric.better,
         "values": values,
         "median": median(known),
-        "mean": fmean(known),
+        "mean": metric.mean(known),
         "interval": None if interval is None else interval._asdict(),
         "coefficient_of_variation": coefficient_of_variation(known),
         "min": min(known),

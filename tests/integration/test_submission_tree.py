@@ -132,10 +132,11 @@ def test_pooled_percentiles_are_those_of_all_samples_together(
     parts = [r["kv_cache"]["measured"]["all"]["histogram_response"] for r in ranks]
     pool = merged(Histogram.from_json(part) for part in parts)
     assert response["count"] == pool.count == sum(part["count"] for part in parts)
-    assert response["p95"] == pytest.approx((pool.percentile(95) or 0) / 1e6)
-    each = [Histogram.from_json(part).percentile(95) or 0 for part in parts]
-    assert min(each) / 1e6 < response["p95"] <= max(each) / 1e6
-    assert response["p95"] != pytest.approx(fmean(each) / 1e6)
+    assert response["p50"] == pytest.approx((pool.at_rank(50) or 0) / 1e6)
+    each = [Histogram.from_json(part).at_rank(50) or 0 for part in parts]
+    assert min(each) / 1e6 < response["p50"] <= max(each) / 1e6
+    assert response["p50"] != pytest.approx(fmean(each) / 1e6)
+    assert response["p999"] is None  # of so few
 
 
 def _slow_response(document: Document) -> None:
@@ -691,7 +692,7 @@ def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:
     assert code == 0
     assert summary["complete"]
     assert summary["schema"] == "kv-cache-mlperf-summary/1"
-    assert summary["options"]["2"]["pooled_ms"]["device_read"]["p95_of_trials"]["median"] > 0
+    assert summary["options"]["2"]["pooled_ms"]["device_read"]["count"] > 0
     _, text = call("summarize", str(whole.top), "--markdown")
     assert text.startswith("<!-- kv-cache mlperf summary")
     assert text.count("\n| ") >= 10

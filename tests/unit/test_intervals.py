@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from kv_cache.metrics.intervals import (
     Interval,
     autocorrelation,
+    bounded_interval,
     coefficient_of_variation,
+    geometric_mean,
     incomplete_beta,
     mean_interval,
     ratio_interval,
@@ -50,6 +52,53 @@ def test_a_share_has_the_interval_of_clopper_and_pearson(
     hits: float, count: float, confidence: float, low: float, high: float
 ) -> None:
     assert share_interval(hits, count, confidence) == (near(low), near(high))
+
+
+@given(values=st.lists(st.floats(0, 1), min_size=2, max_size=8), confidence=confidences)
+def test_an_interval_of_shares_stays_within_0_and_1(values: list[float], confidence: float) -> None:
+    found = bounded_interval(values, confidence, most=1.0)
+    assert found is not None
+    assert 0 <= found.low <= found.high <= 1
+
+
+@given(values=st.lists(st.floats(0, 1e12), min_size=2, max_size=8), confidence=confidences)
+def test_an_interval_of_rates_times_and_sizes_never_goes_below_0(
+    values: list[float], confidence: float
+) -> None:
+    found = bounded_interval(values, confidence)
+    assert found is not None
+    assert 0 <= found.low <= found.high
+
+
+def test_an_interval_of_positive_values_is_that_of_their_logarithms() -> None:
+    """What three short trials gave: the interval of the mean began at -0.03."""
+    values = [0.0218, 0.0462, 0.0787]
+    plain, found = mean_interval(values), bounded_interval(values)
+    twice = bounded_interval([2.0 * value for value in values])
+    assert plain is not None
+    assert found is not None
+    assert plain.low < 0
+    assert found == (near(0.008653976237807802), near(0.21322253513420064))
+    assert geometric_mean(values) in found
+    assert twice == (near(2 * found.low), near(2 * found.high))
+
+
+def test_an_interval_of_shares_is_the_same_from_either_side() -> None:
+    hits = [0.12, 0.4, 0.82]
+    found = bounded_interval(hits, most=1.0)
+    misses = bounded_interval([1 - share for share in hits], most=1.0)
+    assert found is not None
+    assert misses == (near(1 - found.high), near(1 - found.low))
+    assert bounded_interval([0.0, 0.4, 1.0], most=1.0) == (0.0, 1.0)
+    some = mean_interval([0.0, 0.0, 1.0])
+    assert some is not None
+    assert bounded_interval([0.0, 0.0, 1.0]) == (0.0, near(some.high))
+
+
+def test_an_interval_of_one_value_or_of_what_is_no_number_is_none() -> None:
+    assert bounded_interval([1.0]) is None
+    assert bounded_interval([1.0, nan]) is None
+    assert bounded_interval([0.5, 0.5], most=1.0) == (near(0.5), near(0.5))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ def healthy() -> dict[str, Any]:
         },
         "clock": {"wall_s": 41.02, "monotonic_s": 41.0},
         "gaps": {"counted": True, "found": [], "read_call_ms": 12.0, "write_call_ms": 14.0},
+        "sample": {
+            "mode": "standard", "ranks": 1, "read_operations": 1920, "write_operations": 640,
+        },
         "steady": {
             "preconditioned": False, "filled_bytes": None, "capacity_bytes": 100 * GIB,
             "rounds": 0, "proof": None, "discard": False,
@@ -232,6 +235,18 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "most requests were cut off": (
         "V12", "suspect", {"completeness.unfinished": 300}, "unfinished"),
     "requests were rejected": ("V12", "suspect", {"completeness.rejected": 40}, "rejected"),
+    "next to nothing was read": (
+        "V30", "invalid", {"sample.read_operations": 29}, "only 29 storage reads"),
+    "nothing was written in a run that reads and writes": (
+        "V30", "invalid", {"sample.write_operations": 0}, "--decode-only"),
+    "little was read": ("V30", "suspect", {"sample.read_operations": 199}, "under 200"),
+    "little was written by a run that only writes": (
+        "V30", "suspect", {"sample.mode": "prefill-only", "sample.write_operations": 30},
+        "30 storage writes"),
+    "ranks have next to nothing together": (
+        "V30", "invalid", {"sample.ranks": 4, "sample.read_operations": 7}, "4 ranks together"),
+    "how much was measured is not known": (
+        "V30", "suspect", {"sample": None}, "not known"),
     "how the run ended is not known": ("V12", "suspect", {"completeness": {}}, "status"),
     "the client is close to its ceiling": (
         "V13", "suspect", {"client.ceiling": SLOW_CEILING, "client.cores_used": 0.6}, "1.05"),
@@ -445,6 +460,12 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "ledger.read.foot_bytes": None},
     "nobody syncs on a mount without barriers": {
         "stack.no_barrier": ["ext4 /data"], "engines.fsync": "never"},
+    "a run that only writes reads nothing": {
+        "sample.mode": "prefill-only", "sample.read_operations": 0},
+    "a run that only reads writes nothing": {
+        "sample.mode": "decode-only", "sample.write_operations": 0},
+    "eight ranks have a sample together": {
+        "sample.ranks": 8, "sample.read_operations": 40, "sample.write_operations": 25},
     "a trend is certain and small": {
         "steady.stationarity.bandwidth_trend": 0.1, "steady.stationarity.bandwidth_t": 100.0},
 }  # fmt: skip
@@ -483,6 +504,20 @@ def test_a_steady_state_is_not_proven_by_less(case: str) -> None:
     values, words = UNPROVEN[case]
     found = finding(judge(changed(changed(healthy(), STEADY), values), DEFAULTS), "V14")
     assert (found.status, words in found.says) == (Status.NOT_JUDGED, True), found
+
+
+def test_a_test_that_declares_itself_is_not_judged_by_its_sample_and_says_so() -> None:
+    few = changed(healthy(), {"sample.read_operations": 3})
+    verdict = judge(few, Thresholds(measurement=False))
+    found = finding(verdict, "V30")
+    assert found.status is Status.NOT_APPLICABLE
+    assert "declared to be no measurement" in found.says
+    assert verdict.changed_thresholds == {"measurement": [False, True]}
+    moved = judge(few, Thresholds(least_operations=3, enough_operations=3))
+    assert finding(moved, "V30").status is Status.PASS
+    assert moved.changed_thresholds == {
+        "least_operations": [3, 30], "enough_operations": [3, 200]
+    }  # fmt: skip
 
 
 def test_what_is_printed_as_the_finding_on_rounds_is_not_believed() -> None:

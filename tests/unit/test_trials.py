@@ -3,7 +3,7 @@
 import pytest
 
 from kv_cache.core.units import MISSING
-from kv_cache.metrics.intervals import mean_interval
+from kv_cache.metrics.intervals import bounded_interval, geometric_mean
 from kv_cache.report.chain import check, sealed_files
 from kv_cache.report.trials import METRICS, trial_seed, trials_text
 from tests.trials import GB, of, result
@@ -13,14 +13,14 @@ def test_each_metric_has_every_value_and_what_they_say_together() -> None:
     own = of([result(1, 1.00 * GB), result(2, 1.02 * GB), result(3, 1.01 * GB)])["kv_cache"]
     read = own["metrics"]["storage.read.bytes_per_second"]
     values = [1.00 * GB, 1.02 * GB, 1.01 * GB]
-    interval = mean_interval(values)
+    interval = bounded_interval(values)
     assert interval is not None
     assert read == {
         "unit": "bytes/s",
         "better": "higher",
         "values": values,
         "median": 1.01 * GB,
-        "mean": pytest.approx(1.01 * GB),
+        "mean": pytest.approx(geometric_mean(values)),
         "interval": {"low": interval.low, "high": interval.high},
         "coefficient_of_variation": pytest.approx(0.01 / 1.01),
         "min": 1.00 * GB,
@@ -30,6 +30,21 @@ def test_each_metric_has_every_value_and_what_they_say_together() -> None:
     assert own["metrics"]["output_tokens_per_second"]["median"] == 500
     assert own["metrics"]["interactive.response_ms.p95"]["better"] == "lower"
     assert own["passport"]["verdict"] == "valid"
+
+
+def test_no_interval_of_short_trials_goes_below_nothing_or_above_everything() -> None:
+    """Rates of 0.02 to 0.08 and hit ratios of 10 to 90 % gave -0.03 and 116 %."""
+    ratios = ({"looked_up": 10, "reuse_hit_ratio": ratio} for ratio in (0.1, 0.5, 0.9))
+    rates = (0.02 * GB, 0.05 * GB, 0.08 * GB)
+    several = [
+        result(seed, rate, reuse=reuse)
+        for seed, (rate, reuse) in enumerate(zip(rates, ratios, strict=True))
+    ]
+    metrics = of(several)["kv_cache"]["metrics"]
+    for name, most in (("storage.read.bytes_per_second", 1e12), ("hit_ratio", 1.0)):
+        low, high = metrics[name]["interval"].values()
+        assert 0 < low < metrics[name]["mean"] < high < most
+    assert metrics["hit_ratio"]["mean"] == pytest.approx(0.5)
 
 
 def test_what_nothing_was_measured_of_is_no_metric_and_not_zero_milliseconds() -> None:
@@ -124,7 +139,7 @@ def test_the_summary_is_read_in_ten_seconds() -> None:
     assert "trials    2 of 2 finished: Tiny 1B, serving semantics, seed 7" in text[1:4]
     read = next(line for line in text if line.startswith("storage read   "))
     assert read.split() == [
-        *("storage", "read", "GiB/s", "0.9406", "0.9406", "0.8223", "to", "1.059", "1.4", "%")
+        *("storage", "read", "GiB/s", "0.9406", "0.9406", "0.8294", "to", "1.067", "1.4", "%")
     ]
     assert text[-1] == "trials  R.json"
     assert len(text) < 25

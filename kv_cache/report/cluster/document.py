@@ -8,6 +8,7 @@ write those of all.
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import orjson
 
 from kv_cache import __version__
-from kv_cache.metrics.intervals import mean_interval
+from kv_cache.metrics.intervals import bounded_interval
 from kv_cache.report.chain import seal
 from kv_cache.report.cluster.judge import CONFIDENCE, verdict, warnings
 from kv_cache.report.cluster.limits import NOT_MODELLED
@@ -61,13 +62,19 @@ def variant_row(
     }
 
 
+_SHARES = ("ratio", "share", "utilisation", "compulsory_of_missed")
+"""In the paths of numbers that are at most 1."""
+
+
 def _numbers(runs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Of every number the value of each run, their mean and its interval. A counter that a run does
     not have was never touched there: 0; of a number that a run cannot tell there is no interval."""
     for path in dict.fromkeys(path for run in runs for path in run):
         values = [run.get(path, 0) for run in runs]
         known = [value for value in values if value is not None]
-        interval = mean_interval(known, CONFIDENCE) if len(known) == len(values) else None
+        most = 1.0 if any(word in path for word in _SHARES) else inf
+        whole = len(known) == len(values)
+        interval = bounded_interval(known, CONFIDENCE, most) if whole else None
         yield (
             path,
             {

@@ -12,8 +12,9 @@ from statistics import fmean, median
 from typing import Any
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS
+from kv_cache.core.units import ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
-from kv_cache.metrics.intervals import coefficient_of_variation, mean_interval
+from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
 from kv_cache.metrics.summary import latency_ms
 from kv_cache.report.submission.rankfile import HISTOGRAMS, RankResult, pooled
 from kv_cache.report.submission.tree import Tree
@@ -135,7 +136,7 @@ def _trial(trial: int, results: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
-    interval = mean_interval(values, CONFIDENCE)
+    interval = bounded_interval(values, CONFIDENCE)
     return {
         "values": list(values),
         "median": median(values),
@@ -150,7 +151,8 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 def _pooled(
     results: Sequence[RankResult], trials: Mapping[int, list[RankResult]], name: str
 ) -> dict[str, Any] | None:
-    """Percentiles of all samples, and the P95 of each trial's; None where there are no samples."""
+    """Percentiles of all samples, and the P95 of each trial's; None where there are no samples, or
+    too few for it."""
     whole = pooled(list(results), name)
     if not whole.count:
         return None
@@ -160,12 +162,13 @@ def _pooled(
         "count": whole.count,
         **latency_ms(whole),
         "max": (whole.highest or 0) / 1e6,
-        "p95_of_trials": _spread(known),
+        "p95_of_trials": _spread(known) if known else None,
     }
 
 
 def _p95_ms(histogram: Histogram) -> float | None:
-    return latency_ms(histogram, ("p95",))["p95"] if histogram.count else None
+    found = histogram.percentile(95)
+    return None if found is None else ns_to_ms(found)
 
 
 def run_summary(tree: Tree, stamp: str) -> dict[str, Any]:

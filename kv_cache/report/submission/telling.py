@@ -150,7 +150,7 @@ def summary_markdown(summary: Json) -> str:
         lines.append(f"| {label}, {unit} | {' | '.join(values)} |")
     for label, unit, name in _SPREAD_ROWS:
         values = [_of_spread(told, name) for told in options]
-        lines.append(f"| {label}, median of trials ± half its 95 % interval, {unit} "
+        lines.append(f"| {label}, median of trials (95 % interval), {unit} "
                      f"| {' | '.join(values)} |")  # fmt: skip
     for label, name in _POOLED_ROWS:
         values = [_of_pooled(told, name) for told in options]
@@ -174,8 +174,8 @@ def _of_spread(told: Json, name: str) -> str:
         return MISSING
     numbers = told["spread"][name]
     interval = numbers["interval"]
-    around = "" if interval is None else f" ± {_shown((interval['high'] - interval['low']) / 2)}"
-    return f"{_shown(numbers['median'])}{around}"
+    ends = "" if interval is None else f"{_shown(interval['low'])} to {_shown(interval['high'])}"
+    return f"{_shown(numbers['median'])} ({ends})" if ends else _shown(numbers["median"])
 
 
 def _of_pooled(told: Json, name: str) -> str:
