@@ -169,7 +169,7 @@ def longest_ms(result: Any) -> float:
     """Of the requests that were answered, and what others had waited for when the window closed."""
     ended = result["kv_cache"]["measured"]["all"]["histogram_end_to_end"]
     waited_ns = float(ended.get("in_flight", {}).get("max", 0))
-    return max(1e3 * max(result["end_to_end_latencies"]), waited_ns / 1e6)
+    return float(max(1e3 * max(result["end_to_end_latencies"]), waited_ns / 1e6))
 
 
 READ_BY_LAUNCHERS: Mapping[str, Callable[[Any], Any]] = {
