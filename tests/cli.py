@@ -55,7 +55,14 @@ class Ran:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, str(PROGRAM), *args]
+    return [sys.executable, str(PROGRAM), *one_configuration(args)]
+
+
+def one_configuration(args: Sequence[str]) -> list[str]:
+    """The words without the configurations before the last: a test's own is in place of that of
+    `SMALL`, as two are refused."""
+    *dropped, _ = [word for word in args if word.startswith("--config=")] or [""]
+    return [word for word in args if word not in dropped]
 
 
 def environment() -> dict[str, str]:

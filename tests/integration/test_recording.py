@@ -18,7 +18,7 @@ from kv_cache.config.load import load_config
 from kv_cache.report.iotrace import COLUMNS, figures_left
 from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.row import TraceRow
-from tests.cli import SMALL, Ran, finish, prepare, run, small, start
+from tests.cli import SMALL, Ran, finish, one_configuration, prepare, run, small, start
 
 Go = Callable[..., Any]
 
@@ -36,7 +36,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
         output.unlink(missing_ok=True)
         mixed = any(arg.startswith("--model-mix") for arg in args)
         common = [arg for arg in VIRTUAL if not (mixed and arg == "--model=tiny-1b")]
-        assert main([*common, *args, "--output=R.json"]) == code
+        assert main(one_configuration([*common, *args, "--output=R.json"])) == code
         return json.loads(output.read_bytes()) if output.exists() else None
 
     return run_here

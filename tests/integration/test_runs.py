@@ -19,6 +19,7 @@ from tests.cli import (
     Ran,
     environment,
     finish,
+    one_configuration,
     prepare,
     run,
     small,
@@ -510,7 +511,7 @@ def test_a_defect_in_the_midst_of_a_run_ends_it_loudly_and_never_hangs(tmp_path:
             "--semantics=serving", "--block-tokens=64", "--cpu-mem-gb=0",
             "--storage-capacity-gb=0.1", "--config=behind.yaml"]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", DEFECT, *args],
+        [sys.executable, "-c", DEFECT, *one_configuration(args)],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1

@@ -12,7 +12,7 @@ import pytest
 
 import kv_cache.cli.progress as command
 from kv_cache.cli import main
-from tests.cli import SMALL, Ran, finish, prepare, run, start
+from tests.cli import SMALL, Ran, finish, one_configuration, prepare, run, start
 from tests.integration.test_runs import wait_for_objects
 from tests.integration.test_series import assert_in_order, assert_sums, windows_of
 
@@ -33,7 +33,7 @@ user_templates:
 """
 """Promises that are easily kept, and decisions every few tenths of a second."""
 
-FLAGS = [*SMALL, "--config=scale.yaml", "--cache-dir=cache", "--output=R.json"]
+FLAGS = one_configuration([*SMALL, "--config=scale.yaml", "--cache-dir=cache", "--output=R.json"])
 SCALING = [*FLAGS, "--enable-autoscaling"]
 
 

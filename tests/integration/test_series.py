@@ -14,7 +14,7 @@ import pytest
 import kv_cache.bench.run as real_run
 from kv_cache.bench.tracing import why_not
 from kv_cache.cli import main
-from tests.cli import SMALL, Ran, prepare, small
+from tests.cli import SMALL, Ran, one_configuration, prepare, small
 from tests.integration.test_runs import sound
 
 ORDER = ("populate", "precondition", "warmup", "measure", "drain")
@@ -134,7 +134,7 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *args: str) -> A
     (tmp_path / "ticks.yaml").write_text((tmp_path / "small.yaml").read_text() + TICKS)
     monkeypatch.chdir(tmp_path)
     words = [*SMALL, "--config=ticks.yaml", "--cache-dir=cache", "--output=R.json", *args]
-    assert main(words) == 0
+    assert main(one_configuration(words)) == 0
     return json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
 
 
