@@ -885,13 +885,13 @@ def test_a_harness_that_is_late_is_named(tmp_path: Path, quiet: Any) -> None:
     assert "tail latencies are the harness's as much as the device's" in says(own, "V25")
 
 
-PATIENT = {f"target_latency_{name}_ms": 5_000 for name in ("p95", "p99", "p999", "p9999")}
+PATIENT = {f"target_latency_{name}_ms": 1_000 for name in ("p95", "p99", "p999", "p9999")}
 
 
 def test_a_schedule_that_is_not_kept_is_named(tmp_path: Path) -> None:
     own = measured(
-        tmp_path, "--request-rate=20", "--max-requests=0", "--duration=2",
-        beside=interpreter_held(0.9, 0.1),
+        tmp_path, "--request-rate=20", "--max-requests=0", "--duration=3",
+        beside=interpreter_held(0.4, 0.3),
         arrival={"mode": "open"},
         qos_profiles=dict.fromkeys(("interactive", "responsive", "batch"), PATIENT),
     )  # fmt: skip
