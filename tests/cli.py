@@ -103,14 +103,26 @@ def finish(process: "subprocess.Popen[str]", cwd: Path, timeout: float = 120) ->
 
 def wait_until_at_work(process: "subprocess.Popen[str]", cpu_s: float = 0.5) -> None:
     """Until it has taken signals over, and used so much of the CPU since, however slow that is."""
-    while not _takes_signals(process.pid):
+    while not _takes_signals(worker_of(process)):
         assert process.poll() is None, "it has ended before it took signals over"
         time.sleep(0.01)
-    seen = psutil.Process(process.pid)
+    seen = psutil.Process(worker_of(process))
     until_s = _cpu_s(seen) + cpu_s
     while _cpu_s(seen) < until_s:
         assert process.poll() is None, "it has ended before it was at work"
         time.sleep(0.01)
+
+
+def worker_of(process: "subprocess.Popen[Any]") -> int:
+    """The process that does a command's work: this one, or the child that it supervises."""
+    return worker_below(process.pid)
+
+
+def worker_below(pid: int) -> int:
+    """A supervisor's child is of the same command line."""
+    above = psutil.Process(pid)
+    same = [child for child in above.children() if child.cmdline() == above.cmdline()]
+    return same[0].pid if same else pid
 
 
 def _takes_signals(pid: int) -> bool:

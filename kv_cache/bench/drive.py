@@ -241,11 +241,15 @@ class Drive:
             self._work.notify_all()
             self._feed.notify_all()
 
-    def stop(self, hurried: Callable[[], bool] = lambda: False) -> None:
+    def stop(
+        self,
+        hurried: Callable[[], bool] = lambda: False,
+        no_answer: Callable[[], bool] = lambda: False,
+    ) -> None:
         """End all threads. With `abort` set, operations end at their next buffer.
 
-        Once `hurried`, a thread that the device does not let go is left behind: nothing that it
-        does counts any more, and `join` waits for it.
+        Once `hurried` or without an answer, a thread that the device does not let go is left
+        behind: nothing that it does counts any more, and `join` waits for it.
         """
         with self._lock:
             self._stopping = True
@@ -258,7 +262,7 @@ class Drive:
             self._batches.put(None)
             self._lives.put(None)
             assert thread is not threading.current_thread(), "a worker cannot stop the drive"
-        self._wait_for_threads(hurried)
+        self._wait_for_threads(hurried, no_answer)
         with self._lock:
             self._sealed = True
             for cause, leg in self._mover.in_flight():
@@ -267,20 +271,23 @@ class Drive:
                 self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
             self._living.clear()
 
-    def _wait_for_threads(self, hurried: Callable[[], bool]) -> None:
+    def _wait_for_threads(self, hurried: Callable[[], bool], no_answer: Callable[[], bool]) -> None:
         deadline_ns: int | None = None
-        left = [thread for thread in list(self._threads) if thread.is_alive()]
-        while left and (deadline_ns is None or self._clock.now_ns() < deadline_ns):
+        while (left := self.left) and (deadline_ns is None or self._clock.now_ns() < deadline_ns):
             left[0].join(_LOOK_S)
-            left = [thread for thread in left if thread.is_alive()]
+            if no_answer():
+                return
             if deadline_ns is None and hurried():
                 deadline_ns = self._clock.now_ns() + _PATIENCE_NS
 
-    def join(self) -> None:
-        """Wait for the threads that `stop` left behind."""
-        for thread in list(self._threads):
-            if thread.ident is not None:
-                thread.join()
+    @property
+    def left(self) -> list[threading.Thread]:
+        """The threads that have not ended."""
+        return [thread for thread in list(self._threads) if thread.is_alive()]
+
+    def join(self, no_answer: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the threads that `stop` left behind, unless there is no answer."""
+        self._wait_for_threads(lambda: False, no_answer)
 
     def fail(self, error: BaseException) -> None:
         """The run cannot go on: end all operations at their next buffer, and tell why."""

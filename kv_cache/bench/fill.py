@@ -27,9 +27,10 @@ from typing import Any
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.place import nearest_existing, obtainable_bytes
 from kv_cache.bench.probes import text_of
+from kv_cache.bench.waits import ANSWER_S, Stillness, all_still, answered
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
-from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes
@@ -142,24 +143,33 @@ def fill(
     size_bytes: int = 0,
     threads: int = 0,
     progress: Progress = lambda done: None,
+    answer_s: float = ANSWER_S,
 ) -> Filled:
     """Write `size_bytes` (0 = twice the capacity) to files in existing directories that are ours,
     at most `capacities[i]` of each at a time; remove the files, however it ends.
 
     `threads` 0 is one for each core. `progress` is told the bytes written so far, a few times a
     second. `stop` ends it early, without an error. Raises PlaceError when the disk is full or
-    fails.
+    fails, and NoAnswerError, with nothing removed, once all writes have stood still for `answer_s`.
     """
     check_fill(size_bytes, capacities, directories)
     wanted, areas = _plan(size_bytes, capacities)
     existed = [(directory / "00").exists() for directory in directories]
-    try:
-        return _Fill(directories, areas, wanted, seed, stop, threads).run(progress)
-    finally:
+    writing = _Fill(directories, areas, wanted, seed, stop, threads, answer_s)
+
+    def remove() -> None:
+        writing.remove()
         for directory, there in zip(directories, existed, strict=True):
             if not there:
                 with suppress(OSError):  # somebody else's file is in it by now
                     os.rmdir(directory / "00")
+
+    try:
+        return writing.run(progress)
+    finally:
+        if not writing.silent:
+            where = ", ".join(map(str, directories))
+            answered(f"removing the files of the fill in {where}", remove, answer_s)
 
 
 def _plan(size_bytes: int, capacities: Sequence[int]) -> tuple[int, list[int]]:
@@ -250,7 +260,10 @@ class _Fill:
         seed: Seed,
         stop: threading.Event,
         threads: int,
+        answer_s: float,
     ) -> None:
+        self._answer_s = answer_s
+        self.silent = False
         chosen = [choose_engine("auto", directory) for directory in directories]
         self._directories = directories
         self._payload = Payload(seed.child("fill"), BLOCK_BYTES)
@@ -286,12 +299,9 @@ class _Fill:
         devices = tuple(dict.fromkeys(name for name in found if name is not None))
         before = read_counters(devices)
         rows, began_s = _Rows(), time.monotonic()
-        try:
-            self._write_all(rows, began_s, progress)
-            seconds = time.monotonic() - began_s
-            moved = read_counters(devices) - before
-        finally:
-            self._remove()
+        self._write_all(rows, began_s, progress)
+        seconds = time.monotonic() - began_s
+        moved = read_counters(devices) - before
         counted = None if None in found else moved.device_write_bytes
         return self._filled(seconds, tuple(rows.rows), counted)
 
@@ -321,16 +331,18 @@ class _Fill:
             threading.Thread(target=self._work, args=(part,), name="fill", daemon=True)
             for part in self._parts
         ]
-        left = 0
+        left, watched = 0, dict[threading.Thread, Stillness]()
         try:
             for worker in workers:
                 worker.start()
+                watched[worker] = Stillness(os.getpid(), worker.native_id or 0)
                 left += 1
             while left and not self._over():
                 left -= self._ended.acquire(timeout=_TICK_S)
                 done = self._written()
                 rows.see(time.monotonic() - began_s, done)
                 progress(done)
+                self._require_answer([watched[each] for each in workers if each.is_alive()])
         finally:
             self._abort.set()
             deadline = time.monotonic() + _GRACE_S
@@ -343,10 +355,18 @@ class _Fill:
             raise self._errors[0]
         progress(self._written())
 
+    def _require_answer(self, watched: Sequence[Stillness]) -> None:
+        if all_still(watched, self._answer_s):
+            self.silent = True
+            raise NoAnswerError(
+                f"the device did not answer: {len(watched)} writes of the fill in "
+                f"{', '.join(map(str, self._directories))} have not moved for {self._answer_s:g} s"
+            )
+
     def _over(self) -> bool:
         return self._stop.is_set() or self._abort.is_set()
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
         for part in self._parts:
             if part.created:
                 try:

@@ -23,6 +23,7 @@ part of it that lies inside.
 """
 
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +37,11 @@ from typing import Any, NamedTuple, Self
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.waits import ANSWER_S, Stillness, all_still, answered
 from kv_cache.config.profile import QUANTILES, Burst, Cell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import NoAnswerError, PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, MISSING, NS_PER_S, human_bytes, s_to_ns
@@ -55,6 +57,7 @@ LEAST_PER_THREAD = 3  # operations of a thread in a step, the first of which doe
 
 _BURST_PATIENCE_S = 10.0  # with a thread that does not come
 _FILES = 4  # of an arena; objects that fit it evenly never lie in two
+_LOOK_S = 0.1
 _SWITCH_INTERVAL_S = 0.0005  # the default of 5 ms shows in the tail of every short operation
 _FILL_THREADS = 4
 
@@ -255,7 +258,8 @@ class Probe:
         trace: TracebackType | None,
     ) -> None:
         sys.setswitchinterval(self._switch_interval_s)
-        self._store.close()
+        if not isinstance(error, NoAnswerError):
+            answered(f"closing files in {self._root}", self._store.close, ANSWER_S)
 
     def run(self) -> Probed:
         """Everything of the plan, or until `stop`."""
@@ -455,15 +459,25 @@ class Probe:
                 elif ended.error is not None:
                     errors.append(ended.error)
 
-        workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+        workers = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(threads)]
         for worker in workers:
             worker.start()
-        for worker in workers:
-            worker.join()
+        self._join(workers)
         for one in (d for mine in done for d in mine):
             moved[one.kind] += one.leg.nbytes
             self.found.verified_objects += one.kind is OpKind.READ
         return done, errors
+
+    def _join(self, workers: Sequence[threading.Thread]) -> None:
+        """Wait for all. Raises NoAnswerError once none of those that go on has moved for long."""
+        watched = {each: Stillness(os.getpid(), each.native_id or 0) for each in workers}
+        while left := [worker for worker in workers if worker.is_alive()]:
+            left[0].join(_LOOK_S)
+            if all_still([watched[each] for each in left], ANSWER_S):
+                raise NoAnswerError(
+                    f"the device did not answer: {len(left)} operations in {self._root} have "
+                    f"stood still for {ANSWER_S:g} s"
+                )
 
     def _refuse(self, nbytes: int, concurrency: int, step: str, reason: str) -> None:
         self.found.refused.append(

@@ -7,7 +7,7 @@ lock or looks at a device.
 from typing import Protocol
 
 from kv_cache.core.effect import Leg
-from kv_cache.core.kinds import Cause
+from kv_cache.core.kinds import Cause, OpKind
 from kv_cache.metrics.gaps import LEAST_NS, Silence
 
 
@@ -61,6 +61,12 @@ class Pulse:
     def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
         """The sides of operations that have begun and not ended, as far as they have come."""
         return [(call.cause, call.so_far(now_ns)) for call in list(self._calls)]
+
+    def waiting(self, now_ns: int) -> list[tuple[OpKind, int]]:
+        """The sides of operations that storage has not ended: what each does, and for how long no
+        call of it has ended."""
+        held = [call for call in list(self._calls) if call.on_storage]
+        return [(call.so_far(now_ns).kind, now_ns - call.began_ns) for call in held]
 
     def _begun(self) -> list[int]:
         return [c.began_ns for c in list(self._calls) if c.on_storage and c.calling]

@@ -10,11 +10,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from kv_cache.bench.bucket import RunPrefix, check_bucket
 from kv_cache.bench.clock import MonotonicClock
@@ -35,6 +36,7 @@ from kv_cache.bench.pulse import Pulse
 from kv_cache.bench.sizing import ram_parts, real_gpu
 from kv_cache.bench.tracing import Tracer
 from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.waits import answered
 from kv_cache.bench.witness import Witness
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import (
@@ -51,7 +53,7 @@ from kv_cache.config.build import (
 from kv_cache.config.places import Place, place_of, storage_places
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
-from kv_cache.core.errors import PlaceError, StoreError
+from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
@@ -94,6 +96,7 @@ _TICK_S = 0.2
 _ROUNDS_DRAIN_S = 60.0  # for requests of the rounds to end, at least
 _GRACE_S = 2.0  # of the drain when a signal ends the run: launchers kill 5 s after it
 
+T = TypeVar("T")
 Tick = Callable[["RealRun"], None]
 
 
@@ -204,19 +207,32 @@ def fill_drives(
     """The workload-independent half of preconditioning, in run directories that are gone again
     when it returns: the storage tier may take all the room for itself. Raises PlaceError."""
     with ExitStack() as taken:
-        drives = [d for d in _cache_dirs(config, f"seed {seed}") if isinstance(d, CacheDir)]
-        for drive in drives:
-            taken.callback(drive.close, keep=False)
-        paths = [drive.path for drive in drives]
-        return fill(
-            [drive.objects for drive in drives],
-            drive_capacities(config, paths),
-            seed=Seed(seed).child("fill"),
-            stop=stop,
-            size_bytes=gib_to_bytes(config.precondition.size_gib),
-            threads=config.precondition.threads,
-            progress=progress,
+        answer_s = config.run.answer_s
+        places = ", ".join(map(str, storage_places(config)))
+        opened = answered(
+            f"opening the cache directory {places}",
+            lambda: _cache_dirs(config, f"seed {seed}"),
+            answer_s,
         )
+        drives = [d for d in opened if isinstance(d, CacheDir)]
+        for drive in drives:
+            what = f"removing the cache files in {drive.path}"
+            taken.callback(answered, what, partial(drive.close, keep=False), answer_s)
+        paths = [drive.path for drive in drives]
+        try:
+            return fill(
+                [drive.objects for drive in drives],
+                drive_capacities(config, paths),
+                seed=Seed(seed).child("fill"),
+                stop=stop,
+                size_bytes=gib_to_bytes(config.precondition.size_gib),
+                threads=config.precondition.threads,
+                progress=progress,
+                answer_s=answer_s,
+            )
+        except NoAnswerError:
+            taken.pop_all()  # nothing more is asked of storage
+            raise
 
 
 def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:
@@ -244,14 +260,6 @@ def _check_apart(places: Sequence[Place]) -> None:
     for path in paths:
         if paths.count(path) > 1:
             raise PlaceError(f"--cache-dir {path} is given twice; give each drive's directory once")
-
-
-def _close(store: Store) -> None:
-    """What storage has to say now is too late for the result, and no reason to leave files."""
-    try:
-        store.close()
-    except StoreError as error:
-        log.error("storage could not be closed: %s", error)
 
 
 def _round_of(windows: Sequence[Window]) -> Round:
@@ -322,6 +330,9 @@ class RealRun:
         self._drives: list[NvmeStore] = []
         self._switch_interval_s = sys.getswitchinterval()
         self._abort = threading.Event()
+        self._pulse = Pulse()
+        self._silence: str | None = None  # what storage did not answer: it is asked nothing more
+        self._unanswered: Mapping[str, Any] | None = None
         self.clock = MonotonicClock()
         self.phase = "starting"
         self.signals = Signals()
@@ -356,7 +367,16 @@ class RealRun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Raises NoAnswerError where storage did not answer, now or before."""
         self._give_back()
+        if error is None and self._silence is not None:
+            raise NoAnswerError(
+                f"{self._silence}; process {os.getpid()} is left with it, and cache files stay in "
+                f"{self._places()}"
+            )
+
+    def _places(self) -> str:
+        return ", ".join(map(str, self.directories or storage_places(self._config)))
 
     @property
     def directories(self) -> list[Place]:
@@ -365,7 +385,11 @@ class RealRun:
 
     def _take(self) -> None:
         config = self._config
-        self._cache_dirs += _cache_dirs(config, f"seed {self._seed}")
+        places = ", ".join(map(str, storage_places(config)))
+        self._cache_dirs += self._answered(
+            f"opening the cache directory {places}",
+            lambda: _cache_dirs(config, f"seed {self._seed}"),
+        )
         size = config.io.buffer_mib * MIB
         payload = Payload(Seed(self._seed).child("payload"), size)
         loads = BufferPool(config.io.load_buffers, size)
@@ -375,14 +399,13 @@ class RealRun:
         self._pools = (loads, stored)
         uring.register([loads.memory, stored.memory])
         objects = [drive.objects for drive in self._cache_dirs if isinstance(drive, CacheDir)]
-        pulse = Pulse()
         self._witness = Witness(
             config.passport,
             objects,
             self.clock,
             siblings=() if self._together is None else self._together.siblings,
             servers=[d.path.url for d in self._cache_dirs if isinstance(d, RunPrefix)],
-            pulse=pulse,
+            pulse=self._pulse,
         )
         devices = [device for path in objects if (device := device_of(path)) is not None]
         self._monitor = self._machine_monitor(devices)
@@ -397,7 +420,7 @@ class RealRun:
             self._abort,
             page_cache=self._witness.page_cache,
             rehearse=self._rehearse,
-            pulse=pulse,
+            pulse=self._pulse,
         )
         self._drive = Drive(
             self.world,
@@ -459,14 +482,17 @@ class RealRun:
         if isinstance(cache_dir, RunPrefix):
             return cache_dir.store(self._abort.is_set)
         io = self._config.io
-        store = open_storage(
-            cache_dir.objects,
-            capacity_bytes=capacity,
-            layout=io.layout,
-            engine=io.engine,
-            write_engine=io.write_engine,
-            fsync=self._config.fsync(),
-            rename=io.rename,
+        store = self._answered(
+            f"making files in {cache_dir.path}",
+            lambda: open_storage(
+                cache_dir.objects,
+                capacity_bytes=capacity,
+                layout=io.layout,
+                engine=io.engine,
+                write_engine=io.write_engine,
+                fsync=self._config.fsync(),
+                rename=io.rename,
+            ),
         )
         self._drives.append(store)
         return store
@@ -495,16 +521,90 @@ class RealRun:
         stores, self._stores = self._stores, {}
         with ExitStack() as last:
             for cache_dir in self._cache_dirs:
-                last.callback(cache_dir.close, keep=self._config.tiers.keep_cache)
+                last.callback(self._release, cache_dir)
             for store in stores.values():
-                last.callback(_close, store)
+                last.callback(self._close, store)
             if (tracer := self.__dict__.get("_tracer")) is not None:
                 last.push(tracer)
             if "_drive" in self.__dict__:
-                self._drive.join()  # before what its threads work on is closed and removed
+                self._join()  # before what its threads work on is closed and removed
             for holder in ("_pools", "_drive"):  # of the buffers: their memory goes back now
                 self.__dict__.pop(holder, None)
             uring.register([])
+
+    def _release(self, cache_dir: CacheDir | RunPrefix) -> None:
+        keep = self._config.tiers.keep_cache
+        if self._silence is None:
+            with suppress(NoAnswerError):
+                self._answered(
+                    f"removing the cache files in {cache_dir.path}",
+                    lambda: cache_dir.close(keep=keep),
+                )
+
+    def _close(self, store: Store) -> None:
+        """What storage has to say now is too late for the result, and no reason to leave files."""
+        if self._silence is not None:
+            return
+        try:
+            self._answered(f"closing files in {self._places()}", store.close)
+        except StoreError as error:
+            log.error("storage could not be closed: %s", error)
+        except NoAnswerError:
+            return
+
+    def _join(self) -> None:
+        """Wait for operations that a signal has left behind."""
+        if self._drive.left and self._silence is None:
+            held = len(self._pulse.waiting(self.clock.now_ns()))
+            seconds = self._config.run.answer_s
+            log.warning(
+                "%d operations on %s are waited for until none has moved for %g s "
+                "(run.answer_s)", held, self._places(), seconds,
+            )  # fmt: skip
+        self._drive.join(self._no_answer)
+
+    # --- storage that does not answer ------------------------------------------------------
+
+    def _answered(self, what: str, call: Callable[[], T]) -> T:
+        """As `answered`; that there was no answer is kept in mind."""
+        try:
+            return answered(what, call, self._config.run.answer_s)
+        except NoAnswerError:
+            self._fell_silent(what, [])
+            raise
+
+    def _no_answer(self) -> bool:
+        """Whether storage has let all operations that it holds stand still for too long."""
+        if self._silence is not None:
+            return True
+        waiting = self._pulse.waiting(self.clock.now_ns())
+        ages_ns = [age_ns for _, age_ns in waiting]
+        if not ages_ns or min(ages_ns) < s_to_ns(self._config.run.answer_s):
+            return False
+        held = f"{len(waiting)} operations on {self._places()}"
+        oldest_s = max(ages_ns) / NS_PER_S
+        self._fell_silent(f"{held} have stood still for up to {oldest_s:.0f} s", waiting)
+        return True
+
+    def _fell_silent(self, what: str, waiting: Sequence[tuple[OpKind, int]]) -> None:
+        seconds = "" if waiting else f" has stood still for {self._config.run.answer_s:g} s"
+        self._silence = f"the device did not answer: {what}{seconds}"
+        self._unanswered = {
+            "what": what,
+            "pid": os.getpid(),
+            "directories": [str(place) for place in self.directories],
+            "operations": [
+                {"operation": kind.value, "still_s": round(age_ns / NS_PER_S, 3)}
+                for kind, age_ns in waiting
+            ],
+        }
+
+    def _end_without_answer(self) -> bool:
+        """Where nothing else ends a wait: the run is over once storage does not answer."""
+        if not self._no_answer():
+            return False
+        self._drive.fail(NoAnswerError(self._silence))
+        return True
 
     # --- the run ---------------------------------------------------------------------------
 
@@ -539,7 +639,7 @@ class RealRun:
             self._abort.set()  # else who waits for what is ended now waits for ever
             raise
         finally:
-            self._drive.stop(self._stop.is_set)
+            self._drive.stop(self._stop.is_set, self._no_answer)
             self._witness.stop()
             gc.unfreeze()
             sys.setswitchinterval(self._switch_interval_s)
@@ -624,6 +724,10 @@ class RealRun:
             due_s = ((self._next_cut_ns or 0) - self.clock.now_ns()) / NS_PER_S
             if self._drive.wait(until_ns, min(_TICK_S, due_s) if due_s > 0 else _TICK_S):
                 return
+            if (
+                until_ns is None or self.phase == Phase.PRECONDITION
+            ) and self._end_without_answer():
+                return
             self._cut_when_due(until_ns)
             tick(self)
 
@@ -679,6 +783,7 @@ class RealRun:
         lives = (populate(blocks, self.world) for blocks in self._load.populate)
 
         def look() -> None:
+            self._end_without_answer()
             self._cut_when_due()
             tick(self)
 
@@ -714,15 +819,24 @@ class RealRun:
         flows = Flows(self.recorder.flows)
         read, written = (flows.all_bytes(Tier.NVME, kind) for kind in (OpKind.READ, OpKind.WRITE))
         if not self._stop.is_set():  # whoever stopped us does not wait for a device
-            self._flush()
+            self._ask(f"flushing files in {self._places()}", self._flush)
         self._witness.settle(read, written, self._stop.is_set)
         if self._drive.death is not None:
             return
         refs = self.world.cache.sample(Tier.NVME, PAYLOAD_OBJECTS)
         seed = Seed(self._seed).child("payload-sample")
         if not self._rehearse:
-            store = self._stores[Tier.NVME]
-            self._witness.examine_payload(store, refs, seed, self._stop.is_set)
+            store, stopped = self._stores[Tier.NVME], self._stop.is_set
+            self._ask(
+                f"reading a sample of {self._places()}",
+                lambda: self._witness.examine_payload(store, refs, seed, stopped),
+            )
+
+    def _ask(self, what: str, call: Callable[[], None]) -> None:
+        """Call, unless storage does not answer."""
+        if self._silence is None:
+            with suppress(NoAnswerError):
+                self._answered(what, call)
 
     def _flush(self) -> None:
         """What a batch still waits for; where it fails, objects that are complete are not on the
@@ -749,7 +863,7 @@ class RealRun:
 
     def _outcome(self, sha256: str, requests: int) -> RunOutcome:
         death = self._drive.death
-        if death is None:
+        if death is None and self._silence is None:
             self._check_books()
         return RunOutcome(
             driver="real-io",
@@ -767,7 +881,8 @@ class RealRun:
             workload=self._load.source.describe(),
             seed=self._seed,
             started_unix_s=self.clock.started_unix_s,
-            death=None if death is None else f"{type(death).__name__}: {death}",
+            death=self._silence or (death and f"{type(death).__name__}: {death}") or None,
+            unanswered=self._unanswered,
             kernel=self._witness.kernel,
             witness={**self._witness.evidence(), "gaps": self._gaps()},
             series=self._control.series,

@@ -1,20 +1,19 @@
 """The command line: one file a command."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 
-from kv_cache.cli.aside import step_aside
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.ranks import COORDINATOR, rank_of
-from kv_cache.core.errors import BrokenLawError, UsageError, did_you_mean
+from kv_cache.cli.supervisor import supervise, tell
+from kv_cache.core.errors import BrokenLawError, NoAnswerError, UsageError, did_you_mean
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
 
 
 def _run(argv: Sequence[str]) -> int:
-    if COORDINATOR not in os.environ and rank_of(os.environ).told_by is not None:
-        step_aside()
     from kv_cache.cli.run import main as run
 
     return run(argv)
@@ -75,8 +74,6 @@ def _report(argv: Sequence[str]) -> int:
 
 
 def _sweep(argv: Sequence[str]) -> int:
-    if rank_of(os.environ).told_by is not None and "mpi4py" not in sys.modules:
-        step_aside()
     from kv_cache.cli.sweep import main as sweep
 
     return sweep(argv)
@@ -159,6 +156,9 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 }
 """Each command with its entry; without a command's name, `run` is meant."""
 
+_ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate", "twin"})
+_NOT_ON_DEVICES = frozenset({"-h", "--help", "--version", "--virtual-time"})
+
 
 def at_home(word: str) -> str:
     """A word of the command line with its `~` replaced, behind a `=` too (`--output=~/x`), where
@@ -189,6 +189,9 @@ def main(argv: Sequence[str]) -> int:
     except BrokenLawError as error:
         print(f"kv-cache: {error}", file=sys.stderr)
         return Exit.EARLY
+    except NoAnswerError as error:
+        print(f"kv-cache: {error}", file=sys.stderr)
+        return Exit.NO_ANSWER
 
 
 def _refuse_other_than_utf8(argv: Sequence[str]) -> int:
@@ -206,6 +209,20 @@ def _refuse_other_than_utf8(argv: Sequence[str]) -> int:
     return 0
 
 
+def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
+    """Returns in the process that does the work: this one, or a child where it touches devices or
+    is a rank of a launcher's."""
+    try:
+        launched = COORDINATOR not in os.environ and rank_of(os.environ).told_by is not None
+    except UsageError:  # the command says it
+        launched = False
+    command = argv[0] if argv and not argv[0].startswith("-") else "run"
+    if wrapper or (command in _ON_DEVICES and _NOT_ON_DEVICES.isdisjoint(argv)):
+        supervise(own_session=launched)
+    elif launched and (command == "run" or (command == "sweep" and "mpi4py" not in sys.modules)):
+        supervise(own_session=True)
+
+
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     if (stranger := stranger_hint()) is not None:
@@ -214,6 +231,7 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    _under_a_supervisor(sys.argv[1:], wrapper=entry is not main)
     try:
         code = _refuse_other_than_utf8(sys.argv[1:]) or entry(sys.argv[1:])
         sys.stdout.flush()
@@ -223,8 +241,13 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
         print(f"kv-cache: {missing_hint(error.name)}", file=sys.stderr)
         code = Exit.REFUSED
     except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = Exit.SIGINT
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    if code == Exit.NO_ANSWER:  # there is a thread that does not end
+        sys.stderr.flush()
+        tell(code=int(code))
+        os._exit(code)
     sys.exit(code)

@@ -290,7 +290,7 @@ def _calibrate(plan: _Plan, signals: Interrupts) -> int:
     kept = keep(plan.output, hardware_text(hardware).encode(), "hardware profile")
     print(f"hardware  {kept.shown}")
     kept.print_unwritten()
-    return Exit.DONE if whole and kept.in_place else Exit.EARLY
+    return kept.code or (Exit.DONE if whole else Exit.EARLY)
 
 
 def _with_memory(sheet: Sheet, signals: Interrupts) -> Sheet:

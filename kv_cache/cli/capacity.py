@@ -25,7 +25,7 @@ from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import Progress
 from kv_cache.config.root import Config
-from kv_cache.core.errors import ConfigError, UsageError
+from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
@@ -419,6 +419,7 @@ def _search(plan: Plan, caught: Interrupts) -> int:
     environment = captured(*plan.job.directories)
     probes: list[Probe] = []
     died: str | None = None
+    silent = False
     while True:
         document = _document(plan, search, probes, environment, caught, died)
         kept = None
@@ -432,10 +433,15 @@ def _search(plan: Plan, caught: Interrupts) -> int:
             died = _probe(plan, search, load, probes, environment, caught)
         except UsageError as error:  # the probes before it stand all the same
             died = str(error)
+        except NoAnswerError as error:
+            died, silent = str(error), True
+            log.error("%s", error)
     picture = plot_beside(document, plan.output)
     print(capacity_text(document, str(plan.output) if kept is None else kept.shown, picture))
     if kept is not None:
         kept.print_unwritten()
+    if silent or (kept is not None and kept.no_answer):
+        return Exit.NO_ANSWER
     return Exit.EARLY if died or lost else caught.exit_code
 
 

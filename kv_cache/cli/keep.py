@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kv_cache.bench.waits import ANSWER_S, answered
+from kv_cache.cli.exits import Exit
+from kv_cache.core.errors import NoAnswerError
 from kv_cache.report.writing import write_atomically
 
 log = logging.getLogger("kv_cache")
 
+_SILENT = "the device did not answer"
 _MOST_NAMES = 1000  # of the same stem that are looked at in one directory
 
 
@@ -27,10 +31,18 @@ class Kept:
     data: bytes
     path: Path | None  # None: nowhere
     problem: str | None = None  # why it is not where it was to be
+    no_answer: bool = False  # a device did not answer: a thread is still at it
 
     @property
     def in_place(self) -> bool:
         return self.problem is None
+
+    @property
+    def code(self) -> Exit:
+        """What it means for the exit code."""
+        if self.no_answer:
+            return Exit.NO_ANSWER
+        return Exit.DONE if self.in_place else Exit.EARLY
 
     @property
     def shown(self) -> str:
@@ -43,21 +55,31 @@ class Kept:
             print(self.data.decode(), end="", flush=True)
 
 
-def keep(path: Path, data: bytes, what: str = "result", others: Sequence[Path] = ()) -> Kept:
+def keep(
+    path: Path,
+    data: bytes,
+    what: str = "result",
+    others: Sequence[Path] = (),
+    answer_s: float = ANSWER_S,
+) -> Kept:
     """Write `data` to `path`, else to the first of `others`, the current directory and one for
     temporary files that takes it. A file that is there already is replaced only at `path` and
-    `others`. Logs an error that says where it went."""
-    why = _failure(path, data)
+    `others`. A device that does not answer for `answer_s` is given up. Logs an error that says
+    where it went."""
+    why = _failure(lambda: path, data, answer_s)
     if why is None:
         return Kept(data=data, path=path)
     problem = f"the {what} could not be written to {path} ({why})"
-    for candidate in _elsewhere(path.name, others):
-        place = candidate()
-        if place is not None and _failure(place, data) is None:
-            log.error("%s; it is in %s", problem, place)
-            return Kept(data=data, path=place, problem=problem)
+    silent = why == _SILENT
+    for name in _elsewhere(path.name, others):
+        written: list[Path] = []
+        why = _failure(name, data, answer_s, written)
+        silent = silent or why == _SILENT
+        if why is None:
+            log.error("%s; it is in %s", problem, written[0])
+            return Kept(data=data, path=written[0], problem=problem, no_answer=silent)
     log.error("%s, nor anywhere else; it goes to stdout", problem)
-    return Kept(data=data, path=None, problem=problem)
+    return Kept(data=data, path=None, problem=problem, no_answer=silent)
 
 
 def with_result(told: dict[str, Any], kept: Kept, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,40 +90,40 @@ def with_result(told: dict[str, Any], kept: Kept, document: Mapping[str, Any]) -
     return {**told, "files": {"result": str(kept.path), **told["files"]}}
 
 
-def _failure(path: Path, data: bytes) -> str | None:
-    try:
+def _failure(
+    name: Callable[[], Path], data: bytes, answer_s: float, written: list[Path] | None = None
+) -> str | None:
+    """Why `data` is not in the file that `name` finds; None where it is, and `written` has it."""
+
+    def write() -> None:
+        path = name()
         write_atomically(path, data)
+        if written is not None:
+            written.append(path)
+
+    try:
+        answered(f"writing {name}", write, answer_s)
+    except NoAnswerError:
+        return _SILENT
     except OSError as error:
-        return _reason(error)
+        return (error.strerror or str(error)).lower()
     return None
 
 
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
-
-
-def _elsewhere(name: str, others: Sequence[Path]) -> Iterator[Callable[[], Path | None]]:
-    """Other places, each made when its turn comes."""
+def _elsewhere(name: str, others: Sequence[Path]) -> Iterator[Callable[[], Path]]:
+    """Other places, each looked for when its turn comes. Each raises OSError."""
     yield from ((lambda other=other: other) for other in others)
     yield lambda: _unused(Path.cwd(), name)
-    yield lambda: _temporary(name)
+    yield lambda: Path(tempfile.mkdtemp(prefix="kv-cache-result-")) / name  # ours alone
 
 
-def _unused(directory: Path, name: str) -> Path | None:
+def _unused(directory: Path, name: str) -> Path:
     """A name in `directory` that nothing has yet."""
     wanted = directory / name
     for number in range(1, _MOST_NAMES):
         path = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
         try:
             path.lstat()
-        except OSError as error:
-            return path if error.errno == errno.ENOENT else None
-    return None
-
-
-def _temporary(name: str) -> Path | None:
-    """A file in a new directory that is ours alone: others may write beside it."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="kv-cache-result-")) / name
-    except OSError:
-        return None
+        except FileNotFoundError:
+            return path
+    raise FileExistsError(errno.EEXIST, "all names are taken", str(wanted))

@@ -18,6 +18,7 @@ from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import Progress
 from kv_cache.cli.run import fill_first, load_of_rounds
+from kv_cache.core.errors import NoAnswerError
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.precondition import precondition_document, precondition_text
@@ -91,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _precondition(job: Job, caught: Interrupts) -> int:
     environment = captured(*job.directories)
-    outcome = replace(_done(job, caught), interrupted=caught.name)
+    found, silence = _done(job, caught)
+    outcome = replace(found, interrupted=caught.name)
     document = precondition_document(job.config, outcome, environment)
     kept = keep(job.output, as_json(document))
     print(precondition_text(document, kept.shown))
@@ -99,20 +101,32 @@ def _precondition(job: Job, caught: Interrupts) -> int:
     if picture is not None:
         print(f"plot      {picture}")
     kept.print_unwritten()
-    return Exit.EARLY if outcome.death is not None or not kept.in_place else caught.exit_code
+    if silence is not None:
+        raise silence
+    if outcome.death is not None:
+        return kept.code or Exit.EARLY
+    return kept.code or caught.exit_code
 
 
-def _done(job: Job, caught: Interrupts) -> RunOutcome:
+def _done(job: Job, caught: Interrupts) -> tuple[RunOutcome, NoAnswerError | None]:
+    """What was done, and what did not answer at its end."""
     filled = fill_first(job, caught)
-    with (
-        RealRun(
-            job.config, job.load, job.specs, job.seed,
-            stop=caught.stop, on_record=_ignore, on_op=_ignore,
-            filled=filled, rounds=load_of_rounds(job),
-        ) as run,
-        Progress(job.config) as progress,
-    ):  # fmt: skip
-        return run.execute(progress.tick, measure=False)
+    outcome: RunOutcome | None = None
+    try:
+        with (
+            RealRun(
+                job.config, job.load, job.specs, job.seed,
+                stop=caught.stop, on_record=_ignore, on_op=_ignore,
+                filled=filled, rounds=load_of_rounds(job),
+            ) as run,
+            Progress(job.config) as progress,
+        ):  # fmt: skip
+            outcome = run.execute(progress.tick, measure=False)
+    except NoAnswerError as error:
+        if outcome is None:
+            raise
+        return outcome, error
+    return outcome, None
 
 
 def _ignore(_: object) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from kv_cache.bench.place import nearest_existing
 from kv_cache.bench.run import drive_capacities
 from kv_cache.bench.sizing import size_tiers
-from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.foresee import Foresight, foresee
 from kv_cache.cli.interrupts import Interrupts, interrupts
@@ -143,4 +142,4 @@ def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
         print("\n".join(prediction_lines(section, every=True)))
         print(f"result  {kept.shown}")
         kept.print_unwritten()
-    return Exit.DONE if kept.in_place else Exit.EARLY
+    return kept.code

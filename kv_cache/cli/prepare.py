@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.bench.place import check_name, check_output_file, check_results_dir
+from kv_cache.bench.probes.foreign import count_as_ours
 from kv_cache.bench.run import check_places
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cache.manager import TierSpec
@@ -17,6 +18,7 @@ from kv_cache.cli.exports import check_exports
 from kv_cache.cli.flags import Invocation
 from kv_cache.cli.keep import Kept
 from kv_cache.cli.progress import bar_for, to
+from kv_cache.cli.supervisor import supervisor, tell
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import is_the_references, load_config
 from kv_cache.config.machine import read_machine
@@ -114,6 +116,9 @@ def prepare(
     start = start or Start()
     path = QUICK if quick and invocation.config_path is None else invocation.config_path
     config = load_config(path, invocation.overrides)
+    tell(still_s=2 * config.run.answer_s)
+    if (parent := supervisor()) is not None:
+        count_as_ours(parent)
     if start.own is not None:
         config = start.own(config)
     config, sizing = size_tiers(config, start.rank.on_machine or 1)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from kv_cache.bench.probe import (
     refusals,
     table,
 )
+from kv_cache.bench.waits import ANSWER_S, answered
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.keep import keep
@@ -31,7 +33,7 @@ from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.cli.progress import bar
 from kv_cache.config.profile import HEADER, Profile, profile_text
-from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
 from kv_cache.metrics.passport import found_below
 from kv_cache.report.environment import Reader, filesystem
@@ -287,14 +289,18 @@ def measure(
     """Carry out a plan: what was found, as a profile that will be called `output`, and as text.
     No profile where nothing could be measured, or a signal came."""
     began_s, started = time.monotonic(), datetime.now(UTC)
-    with CacheDir(directory, run="probe", reclaim=plan.reclaim) as place:
-        bar = _Bar()
-        try:
-            with Probe(place.objects, plan, stop=signals.stop, tick=bar.tick) as probe:
-                found = probe.run()
-        finally:
-            bar.close()
-        removed = place.close()
+    what = f"opening the cache directory {directory}"
+    place = answered(
+        what, partial(CacheDir, directory, run="probe", reclaim=plan.reclaim), ANSWER_S
+    )
+    try:
+        found = _probed(place, plan, signals)
+    except NoAnswerError:  # nothing more is asked of it
+        raise
+    except BaseException:
+        place.close()
+        raise
+    removed = answered(f"removing the cache files in {directory}", place.close, ANSWER_S)
     left = [f"  ! not removed: {path}" for path in (*removed.foreign, *removed.failed)]
     if signals.came:
         return found, None, "\n".join(left)
@@ -313,11 +319,21 @@ def measure(
     return found, profile, "\n".join(lines)
 
 
+def _probed(place: CacheDir, plan: ProbePlan, signals: Interrupts) -> Probed:
+    bar = _Bar()
+    try:
+        make = partial(Probe, place.objects, plan, stop=signals.stop, tick=bar.tick)
+        with answered(f"making files in {place.path}", make, ANSWER_S) as probe:
+            return probe.run()
+    finally:
+        bar.close()
+
+
 def _write(output: Path, text: str, found: Probed) -> int:
     kept = keep(output, text.encode(), "profile")
     print(f"profile  {kept.shown}")
     kept.print_unwritten()
-    return Exit.EARLY if found.failures or not kept.in_place else Exit.DONE
+    return kept.code or (Exit.EARLY if found.failures else Exit.DONE)
 
 
 def _head(environment: Mapping[str, Any], plan: ProbePlan, wall_s: float) -> str:

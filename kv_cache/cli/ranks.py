@@ -1,6 +1,6 @@
 """Which rank of a job this process is, by the environment alone: no MPI library is needed.
 
-Imports little, as it is asked before anything else (`cli/aside`).
+Imports little, as it is asked before anything else (`cli/supervisor`).
 """
 
 import re

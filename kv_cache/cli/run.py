@@ -46,7 +46,7 @@ from kv_cache.cli.twin import export_job
 from kv_cache.cli.watchers import Watchers
 from kv_cache.config.build import Load, endless
 from kv_cache.config.root import Config
-from kv_cache.core.errors import ConfigError, UsageError
+from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.fio import derive
@@ -128,7 +128,11 @@ def _log_as_asked(invocation: Invocation) -> None:
 def _with_others(job: Job, seat: Seat, caught: Interrupts) -> int:
     """What is handed over is the result, wherever it could be written."""
     seat.introduce(job.config, caught)
-    code = _run(job, caught)
+    try:
+        code = _run(job, caught)
+    except NoAnswerError as error:
+        log.error("%s", error)
+        code = Exit.NO_ANSWER
     seat.conclude(code, job.kept[-1].data if job.kept else None)
     return code
 
@@ -161,6 +165,9 @@ def _run_trials(job: Job, caught: Interrupts) -> int:
         except UsageError as error:  # what other trials measured stands all the same
             log.error("trial %d: %s", number, error)
             code = Exit.REFUSED
+        except NoAnswerError as error:
+            log.error("trial %d: %s", number, error)
+            code = Exit.NO_ANSWER
         if trial.kept:
             data = trial.kept[-1].data
             documents.append(orjson.loads(data))
@@ -178,7 +185,7 @@ def _run_trials(job: Job, caught: Interrupts) -> int:
     else:
         print(trials_text(document, kept.shown))
         kept.print_unwritten()
-    return code or caught.exit_code or (Exit.DONE if kept.in_place else Exit.EARLY)
+    return code or caught.exit_code or kept.code
 
 
 def _print_json(document: Mapping[str, Any]) -> None:
@@ -310,7 +317,9 @@ def _simulated(job: Job, caught: Interrupts, watchers: Watchers) -> RunOutcome:
 def _conclude(job: Job, caught: Interrupts, watchers: Watchers, outcome: RunOutcome) -> int:
     """Write what there is, tell it, and choose the exit code."""
     document, kept, copied = _keep(job, watchers, outcome)
-    files, complete = _write_beside(job, watchers, outcome, document)
+    files, complete = dict[str, str](), True
+    if not kept.no_answer:
+        files, complete = _write_beside(job, watchers, outcome, document)
     told = job.config.output
     if job.start.seat is not None:
         where = [kept.shown, *files.values()]
@@ -326,9 +335,9 @@ def _conclude(job: Job, caught: Interrupts, watchers: Watchers, outcome: RunOutc
             if what in files:
                 print(f"{what.replace('_', ' '):<7} {files[what]}")
         kept.print_unwritten()
-    if not (kept.in_place and copied and complete) or outcome.death is not None:
-        return Exit.EARLY
-    return caught.exit_code
+    if not (copied and complete) or outcome.death is not None:
+        return kept.code or Exit.EARLY
+    return kept.code or caught.exit_code
 
 
 def _write_beside(
@@ -369,9 +378,9 @@ def _keep(job: Job, watchers: Watchers, outcome: RunOutcome) -> tuple[dict[str, 
     directory = watchers.run_directory
     earlier = [before.path for before in job.kept if before.path is not None]
     others = [*earlier, *([] if directory is None else [directory.result])]
-    kept = keep(job.output, as_json(document), others=others)
+    kept = keep(job.output, as_json(document), others=others, answer_s=job.config.run.answer_s)
     job.kept.append(kept)
-    if directory is None or kept.path == directory.result:
+    if directory is None or kept.path == directory.result or kept.no_answer:
         return document, kept, True
     try:
         directory.end(document)

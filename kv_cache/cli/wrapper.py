@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kv_cache.cli import at_home
-from kv_cache.cli.aside import step_aside
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.ranks import rank_of
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError
+from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError, UsageError
 from kv_cache.core.mpirank import MpiRank
 
 if TYPE_CHECKING:
@@ -58,13 +57,13 @@ class Asked:
 def main(argv: Sequence[str]) -> int:
     """One rank's run; the exit code is that of `run`."""
     try:
-        rank = rank_of(os.environ)
-        if rank.told_by is not None:
-            step_aside()
-        return _delayed(read([at_home(word) for word in argv]), rank)
+        return _delayed(read([at_home(word) for word in argv]), rank_of(os.environ))
     except UsageError as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return Exit.REFUSED
+    except NoAnswerError as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return Exit.NO_ANSWER
 
 
 # --- what is asked ---------------------------------------------------------------------------

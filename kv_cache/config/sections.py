@@ -67,6 +67,11 @@ class RunConfig:
         10.0, "How long requests in flight may finish after the window; reported apart", unit="s",
         low=0, high=86_400, flag="--drain",
     )  # fmt: skip
+    answer_s: float = opt(
+        30.0, "How long a call on storage may stand still where nothing else ends the wait for it: "
+        "after the drain, and before and after a window. Then the run ends without it (exit code "
+        "3)", unit="s", low=0.1, high=86_400,
+    )  # fmt: skip
     seed: int | None = opt(
         None, "Seed of everything that is drawn; if not given, a fresh one, which the result names",
         low=0, high=2**32 - 1, flag="--seed",

@@ -5,6 +5,7 @@
     │   ├── ConfigError     an option or config key
     │   ├── TraceError      a trace file or one of its rows
     │   └── PlaceError      a directory, an output path, memory or space
+    ├── NoAnswerError       a device holds on to a call: given up, exit code 3
     ├── StoreError          a store could not do one operation: becomes `OpDone(ok=False)`
     └── BrokenLawError      the simulator contradicts itself: no result, exit code 1
 
@@ -34,6 +35,11 @@ class TraceError(UsageError):
 
 class PlaceError(UsageError):
     """A directory or file of the run, or memory and space for it."""
+
+
+class NoAnswerError(KvCacheError):
+    """A call on storage has stood still for too long, and is not waited for any more. The message
+    names the call and where it was made; its thread is left behind."""
 
 
 class StoreError(KvCacheError):

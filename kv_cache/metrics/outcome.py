@@ -48,7 +48,8 @@ class RunOutcome:
     seed: int = 0
     started_unix_s: float = 0.0
     interrupted: str | None = None  # the signal's name
-    death: str | None = None  # why a thread of the program died
+    death: str | None = None  # why a thread of the program died, or what did not answer
+    unanswered: Mapping[str, Any] | None = None  # the calls on storage that were given up
     kernel: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     witness: Mapping[str, Any] = field(default_factory=dict)
     ceiling: Mapping[str, Any] | None = None  # what the client could do, from --certify

@@ -119,6 +119,7 @@ def _own_section(
         "contains_performance": real,
         "started_utc": started.isoformat() if real else None,
         "status": _status(outcome),
+        "unanswered": None if outcome.unanswered is None else dict(outcome.unanswered),
         "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
         "passport": passport(config, outcome, targets, environment),
         "seed": outcome.seed,

@@ -15,7 +15,19 @@ import psutil
 import pytest
 
 from kv_cache.installing import install_hint
-from tests.cli import SMALL, Ran, anything, command, environment, finish, prepare, small, start
+from tests.cli import (
+    SMALL,
+    Ran,
+    anything,
+    command,
+    environment,
+    finish,
+    prepare,
+    small,
+    start,
+    worker_below,
+    worker_of,
+)
 
 SMALLER = [
     *(arg for arg in SMALL if not arg.startswith("--storage-capacity")),
@@ -50,7 +62,7 @@ def both_write(place: Path) -> None:
 
 def children_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     """The ranks, by their numbers."""
-    return sorted(psutil.Process(process.pid).children(), key=lambda child: child.pid)
+    return sorted(psutil.Process(worker_of(process)).children(), key=lambda child: child.pid)
 
 
 def leaves_nothing(place: Path) -> bool:
@@ -181,12 +193,13 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(tmp_path: Path) -> None:
     process = start(tmp_path, LONG)
     both_write(tmp_path)
     victim = children_of(process)[1]
+    worker = worker_below(victim.pid)
     victim.kill()
     ran = finish(process, tmp_path)
     assert ran.code == 1, ran.err
     crew = ran.own["crew"]
     lost = {member["pid"]: member["lost"] for member in crew["members"]}
-    assert lost.pop(victim.pid) == "died (signal 9)"
+    assert lost.pop(worker) == "died (signal 9)"
     assert set(lost.values()) == {None}
     assert "died" in crew["ended_early"]
     assert ran.own["passport"]["verdict"] == "invalid"

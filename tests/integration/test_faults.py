@@ -42,7 +42,7 @@ from kv_cache.tiers.buffers import Buffer
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
 from kv_cache.tiers.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall
-from tests.cli import SMALL, finish, prepare, run, start
+from tests.cli import SMALL, finish, prepare, run, start, worker_of
 from tests.stores import mounted
 
 LAYOUTS = ("file", "arena", "bucket")
@@ -547,7 +547,7 @@ def test_a_run_is_refused_a_drive_that_another_run_uses_and_leaves_its_others_un
                 "--storage-capacity-gb=0.2", "--output=second.json",
             )  # fmt: skip
             assert second.code == 2
-            assert str(first.pid) in second.err
+            assert str(worker_of(first)) in second.err
             assert list(third.iterdir()) == []
             assert not (tmp_path / "second.json").exists()
             assert first.poll() is None

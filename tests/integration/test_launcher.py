@@ -20,7 +20,7 @@ from kv_cache.cli.wrapper import read as read_call
 from kv_cache.config.load import load_config
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
-from tests.cli import PROGRAM, ROOT, anything, small
+from tests.cli import PROGRAM, ROOT, anything, small, worker_of
 
 WRAPPER = ROOT / "mlperf_wrapper.py"
 STAMP = "20260401_120000"
@@ -447,7 +447,7 @@ def test_a_result_that_cannot_be_written_is_exit_code_1(place: Path) -> None:
 
 def test_a_signal_in_the_delay_ends_it_with_nothing_written(place: Path) -> None:
     process = start(place, WRAPPER, july(1, more=" --start-delay 90"))
-    while not handles(process.pid, signal.SIGTERM):
+    while not handles(worker_of(process), signal.SIGTERM):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     finish(process, 143)

@@ -25,6 +25,7 @@ from tests.cli import (
     small,
     start,
     wait_until_at_work,
+    worker_of,
 )
 
 MODES = ("standard", "prefill-only", "decode-only")
@@ -215,7 +216,7 @@ def test_a_second_run_on_a_cache_dir_in_use_is_refused(tmp_path: Path) -> None:
     wait_for_objects(tmp_path / "cache", first)
     second = run(tmp_path, *SMALL, "--cache-dir=cache", "--output=second.json")
     assert second.code == 2
-    assert str(first.pid) in second.err
+    assert str(worker_of(first)) in second.err
     assert not (tmp_path / "second.json").exists()
     first.send_signal(signal.SIGINT)
     assert finish(first, tmp_path).code == 130

@@ -13,7 +13,7 @@ import pytest
 
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.report.fio import HEADER
-from tests.cli import SIGNALS, environment, small
+from tests.cli import SIGNALS, environment, small, worker_of
 from tests.results import document, row, write
 
 # Also before the command has a name in the table of commands.
@@ -103,7 +103,7 @@ def test_fio_does_not_outlive_a_comparison_that_is_killed(tmp_path: Path) -> Non
     with start(tmp_path, made(tmp_path), "--seconds=60") as process:
         try:
             wait_for(lambda: any((tmp_path / "cache").rglob("reads.*.kv")))
-            [fio] = psutil.Process(process.pid).children()
+            [fio] = psutil.Process(worker_of(process)).children()
             assert fio.name() == "fio"
         finally:
             process.kill()

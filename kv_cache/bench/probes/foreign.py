@@ -32,6 +32,13 @@ class ProcessIo:
 
 Snapshot = Mapping[int, ProcessIo]
 
+_ours: set[int] = set()
+
+
+def count_as_ours(pid: int) -> None:
+    """A process that belongs to this one, such as the one that supervises it."""
+    _ours.add(pid)
+
 
 def foreign(
     device_read: int | None, device_write: int | None, own_read: int | None, own_write: int | None
@@ -58,7 +65,7 @@ def snapshot(proc: Path = Path("/proc"), *, own: Collection[int] | None = None) 
 
     Without root these are the user's own. About 40 µs a process.
     """
-    ours = {os.getpid()} if own is None else set(own)
+    ours = {os.getpid(), *_ours} if own is None else set(own)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
     found = (_process(proc, pid) for pid in pids if pid not in ours)
     return {process.pid: process for process in found if process is not None}

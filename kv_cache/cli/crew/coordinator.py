@@ -513,6 +513,8 @@ class Coordinator:
         if self._caught.came:
             return self._caught.exit_code
         lost = self._ended_early is not None or any(rank.lost for rank in self._ranks)
+        if any(rank.code == Exit.NO_ANSWER for rank in self._ranks) or kept.no_answer:
+            return Exit.NO_ANSWER
         broken = any(rank.code != 0 for rank in self._ranks)
         return Exit.EARLY if lost or broken or not kept.in_place else 0
 

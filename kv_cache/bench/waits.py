@@ -1,0 +1,87 @@
+"""Waiting for storage that may never answer.
+
+A call on a device that hangs for good cannot be ended from outside: its thread survives even
+SIGKILL, as long as the device holds on to it. So whatever touches storage and can be waited for by
+the thread that must tell about it is called in a thread of its own, and given up once that thread
+has not run at all for a while: a call that makes any progress sleeps and wakes again and again.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from kv_cache.core.errors import NoAnswerError
+
+T = TypeVar("T")
+
+ANSWER_S = 30.0
+"""How long a call on storage may stand still, where no configuration says (`run.answer_s`)."""
+_LOOK_S = 0.1
+
+
+class Stillness:
+    """Since when a thread, of this process or another, has not run."""
+
+    def __init__(self, pid: int, thread: int) -> None:
+        self._status = Path(f"/proc/{pid}/task/{thread}/status")
+        self._seen: tuple[str, ...] = ()
+        self._since_s = time.monotonic()
+        self.state = ""
+        """`R`, `S`, `D` (in a call that no signal ends) or `Z`, as the last look found it; empty
+        where there is no such thread."""
+
+    def look(self) -> float:
+        """Seconds for which the kernel has not once switched to the thread."""
+        fields = self._fields()
+        self.state = fields.get("State", "")[:1]
+        seen = tuple(fields.get(f"{kind}_ctxt_switches", "") for kind in _KINDS)
+        now_s = time.monotonic()
+        if seen != self._seen or self.state in ("", "R"):
+            self._seen, self._since_s = seen, now_s
+        return now_s - self._since_s
+
+    def _fields(self) -> dict[str, str]:
+        try:
+            lines = self._status.read_text(errors="replace").splitlines()
+        except OSError:  # it has ended
+            return {}
+        pairs = (line.partition(":") for line in lines)
+        return {name: value.strip() for name, _, value in pairs}
+
+
+_KINDS = ("voluntary", "nonvoluntary")
+
+
+def all_still(watched: Sequence[Stillness], patience_s: float) -> bool:
+    """Whether there are threads, and none of them has run for so long."""
+    return bool(watched) and min([each.look() for each in watched]) >= patience_s
+
+
+def answered(what: str, call: Callable[[], T], patience_s: float) -> T:
+    """What `call` returns or raises. Raises NoAnswerError, which says that `what` did not come to
+    its end, once it has stood still for `patience_s`; its thread is left behind."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="storage", daemon=True)
+    thread.start()
+    thread.join(_LOOK_S)
+    watched = Stillness(os.getpid(), thread.native_id or 0)
+    while thread.is_alive():
+        if watched.look() >= patience_s:
+            raise NoAnswerError(
+                f"the device did not answer: {what} has stood still for {patience_s:g} s"
+            )
+        thread.join(_LOOK_S)
+    if failed:
+        raise failed[0]
+    return done[0]
