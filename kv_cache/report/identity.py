@@ -69,7 +69,7 @@ def _size(nbytes: Any, otherwise: str) -> str:
 def drive_texts(own: Json) -> list[str]:
     """What each directory lies on. Of a bucket its server."""
     drives = _at(own, "environment.drives")
-    rows = drives if isinstance(drives, list) else []
+    rows = drives if isinstance(drives, list) else [_at(own, "environment")]  # of ranks
     return [text for row in rows if (text := drive_text(row))]
 
 
@@ -125,7 +125,8 @@ def promised(own: Json) -> bool:
 
 def identity_lines(own: Json) -> list[str]:
     """For a terminal."""
-    rows = [("run", run_text(own)), ("tiers", tiers_text(own))]
+    each = "each rank: " if "ranks" in own else ""
+    rows = [("run", f"{each}{what}" if (what := run_text(own)) else ""), ("tiers", tiers_text(own))]
     if _at(own, "driver") != "virtual-time":
         rows += [("drive", text) for text in drive_texts(own)]
     return [f"{name:<10}{text}" for name, text in rows if text]

@@ -578,6 +578,11 @@ def test_the_text_has_a_line_for_each_rank_and_what_is_missing() -> None:
     ends = ("  valid", "  suspect", "  NOT COUNTED")
     assert [line.split()[0] for line in lines if line.endswith(ends)] == ["0", "1", "2"]
     assert any("rank 2 has no result" in line for line in lines)
+    said = (
+        "run       each rank: standard mode, 4 synthetic users, closed loop, multi-turn on, RAG off"
+    )
+    assert said in lines
+    assert any(line.startswith("drive     ") for line in lines)
     assert lines[-1] == "result  R.json"
 
 

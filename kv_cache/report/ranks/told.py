@@ -5,6 +5,7 @@ from typing import Any
 
 from kv_cache.core.units import MISSING, NS_PER_MS
 from kv_cache.metrics.passport import Status
+from kv_cache.report.identity import identity_lines
 from kv_cache.report.sizes import size_lines
 from kv_cache.report.table import headline_lines, ms_shown, tier_lines, verdict_lines
 from kv_cache.report.trials import METRICS
@@ -33,6 +34,7 @@ def ranks_text(document: Json, path: str) -> str:
     lines += [
         "",
         *_head(own),
+        *identity_lines(own),
         *headline_lines(own),
         "",
         *_numbers(own),
