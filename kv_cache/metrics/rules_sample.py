@@ -33,28 +33,36 @@ def least_sample(e: Evidence, t: Thresholds) -> Iterator[Look]:
         return
     ranks = max(1.0, e.number("sample.ranks") or 1.0)
     sides = _MEASURED.get(e.text("sample.mode") or "", _MEASURED[RunMode.STANDARD])
-    way = "raise --duration"
-    if len(sides) > 1:
-        way += " (--prefill-only measures writes alone, --decode-only reads alone)"
-    for kind in sides:
-        ended = e.number(f"sample.{kind}_operations")
-        if ended is None:
-            yield suspect(f"how many storage {kind}s ended in the window is not known; run again")
-        else:
-            yield _judged(kind, ended, ranks, way, t)
+    counts = {kind: e.number(f"sample.{kind}_operations") for kind in sides}
+    for kind in (kind for kind, ended in counts.items() if ended is None):
+        yield suspect(f"how many storage {kind}s ended in the window is not known; run again")
+    yield from _judged({k: n for k, n in counts.items() if n is not None}, ranks, t)
 
 
-def _judged(kind: str, ended: float, ranks: float, way: str, t: Thresholds) -> Look:
-    said = f"{ended:.0f} storage {kind}{'' if ended == 1 else 's'} ended in the window"
+def _judged(ended: Mapping[str, float], ranks: float, t: Thresholds) -> Iterator[Look]:
     of = "" if ranks == 1 else f" of all {ranks:.0f} ranks together"
-    if ended * ranks < t.least_operations:
-        return invalid(
-            f"only {said}, where at least {t.least_operations:g}{of} are wanted: next to nothing "
-            f"was measured; {way}"
+    way = "raise --duration"
+    if len(ended) > 1:
+        way += ", or measure one side alone with --prefill-only or --decode-only"
+    few, some = (
+        {kind: n for kind, n in ended.items() if n * ranks < limit}
+        for limit in (t.least_operations, t.enough_operations)
+    )
+    if few:
+        yield invalid(
+            f"only {_told(few)} ended in the window, where at least {t.least_operations:g}{of} are "
+            f"wanted: next to nothing was measured; {way}"
         )
-    if ended * ranks < t.enough_operations:
-        return suspect(
-            f"only {said}, under {t.enough_operations:g}{of}: too few for a p95, and a rate may be "
-            f"chance; {way}"
+    elif some:
+        yield suspect(
+            f"only {_told(some)} ended in the window, under {t.enough_operations:g}{of}: too few "
+            f"for a p95, and a rate may be chance; {way}"
         )
-    return well(said)
+    elif ended:
+        yield well(f"{_told(ended)} ended in the window")
+
+
+def _told(counts: Mapping[str, float]) -> str:
+    return " and ".join(
+        f"{count:.0f} storage {kind}{'' if count == 1 else 's'}" for kind, count in counts.items()
+    )

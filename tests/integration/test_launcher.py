@@ -29,6 +29,7 @@ ABORT_S = 60.0  # launchers wait for 5 s after their signal, but this machine ma
 _YAML = """
 io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
 run: {drain_s: 1}
+passport: {measurement: false}
 user_templates:
   chatbot: &user {context_range: [16, 64], generation_range: [10, 40], think_time_range: [0, 0.2]}
   coding: *user

@@ -91,7 +91,12 @@ def configured(cwd: Path, more: Sections) -> Path:
     sections: dict[str, dict[str, Any]] = {
         "io": {"buffer_mib": 1, "load_buffers": 16, "store_buffers": 16, "threads": 4},
         "run": {"drain_s": 5},
-        "passport": {"sample_every": 2, "payload_pages": 64, "settle_s": 0.5},
+        "passport": {
+            "sample_every": 2,
+            "payload_pages": 64,
+            "settle_s": 0.5,
+            "measurement": False,
+        },
         "user_templates": dict.fromkeys(("chatbot", "coding", "document"), template),
     }
     for name, values in more.items():
@@ -240,7 +245,7 @@ def test_a_run_to_which_nothing_was_done_breaks_no_rule_that_can_be_provoked(
     untouched_run: Any,
 ) -> None:
     names(untouched_run)
-    assert untouched_run["passport"]["changed_thresholds"] == {}
+    assert untouched_run["passport"]["changed_thresholds"] == {"measurement": [False, True]}
 
 
 @pytest.mark.nightly
@@ -249,12 +254,23 @@ def test_a_run_to_which_nothing_was_done_is_valid_on_an_idle_machine(tmp_path: P
         pytest.skip("the bytes of the tests' directory end on no disk")
     if throttles.read_throttles().io_limits:
         pytest.skip("an I/O limit is in force")
-    own = ran(tmp_path, "--max-requests=0", "--duration=20", "--fsync=object")
+    measurement = {"measurement": True}
+    own = ran(tmp_path, "--max-requests=0", "--duration=20", "--fsync=object", passport=measurement)
     assert named(own) == {}, own["passport"]["reasons"]
     assert own["passport"]["verdict"] == "valid"
     silent = {"V14": "not-judged", "V15": "not-applicable"}
     for number in RULES:
         assert status(own, number) == silent.get(number, "pass"), rule(own, number)
+
+
+@pytest.mark.parametrize(("declared", "found"), [(True, "invalid"), (False, "not-applicable")])
+def test_next_to_no_data_is_no_result_unless_a_test_declares_itself(
+    tmp_path: Path, declared: bool, found: str
+) -> None:
+    own = measured(tmp_path, "--max-requests=5", passport={"measurement": declared})
+    assert status(own, "V30") == found, rule(own, "V30")
+    assert any("declared to be no measurement" in note for note in own["notes"]) is not declared
+    assert own["tiers"]["storage"]["write"]["device_ms"]["p99"] is None
 
 
 def test_every_section_of_the_evidence_is_there(untouched_run: Any) -> None:

@@ -37,6 +37,7 @@ TRACED = (
 
 SMALL = """
 io: {load_buffers: 4, store_buffers: 4}
+passport: {measurement: false}
 user_templates:
   chatbot: {context_range: [260, 520], generation_range: [5, 20], think_time_range: [0, 0.01]}
   coding: {context_range: [260, 520], generation_range: [5, 20], think_time_range: [0, 0.01]}
