@@ -620,8 +620,8 @@ class RealRun:
         tick(self)
         for arena in self._arenas:
             arena.touch(self._stop.is_set)
+        self._answered(f"writing a trial file in {self._places()}", self._witness.begin)
         try:
-            self._witness.begin()
             self._next_cut_ns = self.clock.now_ns() + self._tick_ns
             self._drive.start()
             self._populate(tick)

@@ -122,7 +122,9 @@ def until_gone(pid: int) -> None:
 
 @needs_device
 def test_a_signal_ends_a_run_whose_device_never_answers(tmp_path: Path, device: Faults) -> None:
-    process = begin(tmp_path, *run_of(device, "--output=R.json", "--duration=600"))
+    process = begin(
+        tmp_path, *run_of(device, "--output=R.json", "--duration=600"), hasty="answer_s: 8"
+    )
     until(process, lambda: anything(device.path, "c/*/*/*.kv"))
     worker = worker_of(process)
     device.pause()
@@ -143,19 +145,15 @@ def test_a_signal_ends_a_run_whose_device_never_answers(tmp_path: Path, device: 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--duration=600", "--max-requests=1000000"],
-        ["--precondition", "--precondition-size-gb=20"],
+        ["--max-requests=1000000"],
+        ["--precondition", "--precondition-size-gb=0.35"],
     ],
     ids=["requests", "fill"],
 )
 def test_where_nothing_ends_the_wait_the_run_ends_all_the_same(
     flags: list[str], tmp_path: Path, device: Faults
 ) -> None:
-    hasty = "drain_s: 1, answer_s: 2, duration_s: 0" if "600" in flags[0] else None
-    rest = flags[1:] if hasty else flags
-    process = begin(
-        tmp_path, *run_of(device, "--output=R.json", *rest), hasty=hasty or "answer_s: 2"
-    )
+    process = begin(tmp_path, *run_of(device, "--output=R.json", *flags))
     until(process, lambda: anything(device.path, "c/*/*/*"))
     worker = worker_of(process)
     device.pause()
