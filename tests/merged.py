@@ -54,6 +54,7 @@ def _as_of(document: Any, count: int) -> Any:
     if count == RANKS:
         return document
     document["kv_cache"]["rank"] |= {"ranks": count, "on_machine": count}
+    document["kv_cache"]["passport"]["evidence"]["sample"]["ranks"] = count
     return resealed(document)
 
 

@@ -115,13 +115,13 @@ def test_a_real_run_is_compared_in_latencies_too(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     rows = ran.result["validation"]["comparison"]
     for side in ("read", "write", "storage_read"):
-        for part in ("mean", "p50", "p95", "p99"):
+        for part in ("mean", "p50"):
             row = rows[f"{side}_latency_{part}_ms"]
             assert row["benchmark"] > 0
             error = 100 * abs(row["benchmark"] - row["trace"]) / row["trace"]
             assert row["error_pct"] == pytest.approx(error)
     assert rows["read_latency_mean_ms"]["trace"] == pytest.approx(mean(range(2, 22)))
-    assert rows["read_latency_p95_ms"]["trace"] == pytest.approx(20.0, rel=0.01)
+    assert rows["read_latency_p95_ms"]["trace"] is None  # of 20
 
 
 def test_where_nothing_is_looked_up_there_is_no_rate_to_judge(go: Go) -> None:

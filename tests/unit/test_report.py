@@ -76,7 +76,7 @@ def test_trials_have_means_with_intervals(
     text = told(capsysbinary, write(tmp_path / "T.json", document))
     assert cells(text, "status")[1] == "3 of 3 trials finished"
     value = cells(text, "storage read")[2]
-    assert value.startswith("0.9313 (")
+    assert value.startswith("0.9312 (")
     assert " to " in value
     assert "Means over trials" in text
 
