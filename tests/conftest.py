@@ -1,7 +1,9 @@
 """What all tests have in common: no test fails because a machine was slow (timings are figures, and
 stand in `benchmarks/`), what hypothesis tries is the same each time (`pytest
 --hypothesis-profile=explore` tries other things), and simulations in this process run as Python,
-whatever was compiled."""
+whatever was compiled. What was skipped is counted by its reason at the end."""
+
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -21,3 +23,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "nightly" in item.keywords:
             item.add_marker(skipped)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last words before the count: how many tests were skipped, and what each lacked."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        longrepr = report.longrepr
+        said = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+        reasons[said.removeprefix("Skipped: ")] += 1
+    told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    terminalreporter.write_line(f"skipped: {reasons.total()}{f' ({told})' if told else ''}")

@@ -1,17 +1,42 @@
-"""Where the real public traces lie that the project does not redistribute."""
+"""Real public traces, packed beside the tests, and conversations that are made."""
 
-import os
+import lzma
+import shutil
+import tarfile
+import tempfile
+from functools import cache
 from pathlib import Path
 
-import pytest
+from kv_cache.core.seed import Seed
+from kv_cache.workload.samples.talks import sharegpt_text
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKED = ROOT / "tests" / "data" / "traces"
 
 
-def shared_trace(name: str) -> Path:
-    """The real trace file `name` from $KV_TRACES or ../shared/traces; skips the test without it."""
-    place = Path(os.environ.get("KV_TRACES") or ROOT.parent / "shared" / "traces")
-    path = place / name
-    if not path.exists():
-        pytest.skip(f"the real trace {name} is not in {place}; $KV_TRACES may name another place")
+@cache
+def _unpacked() -> tempfile.TemporaryDirectory[str]:
+    """One directory for the process, which goes with it."""
+    return tempfile.TemporaryDirectory(prefix="kv-traces-")
+
+
+@cache
+def real_trace(name: str) -> Path:
+    """A real trace by its name, unpacked; see tests/data/README.md."""
+    path = Path(_unpacked().name) / name
+    archive = PACKED / f"{name}.tar.xz"
+    if archive.exists():
+        with tarfile.open(archive) as files:
+            files.extractall(path.parent, filter="data")
+        return path
+    with lzma.open(PACKED / f"{name}.xz") as packed, path.open("wb") as file:
+        shutil.copyfileobj(packed, file)
+    return path
+
+
+@cache
+def made_talks() -> Path:
+    """400 conversations in ShareGPT's form, always the same."""
+    path = Path(_unpacked().name) / "sharegpt_made_400.json"
+    path.write_text(sharegpt_text(Seed(7), 400))
     return path

@@ -24,7 +24,7 @@ from kv_cache.workload.formats.lmcache import frame_texts
 from kv_cache.workload.formats.opening import open_lines
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.samples import SAMPLES, sample_bytes
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 _IDS = count(1000)  # where a format wants one that no other row has
 
@@ -643,7 +643,7 @@ def test_an_instant_that_is_none_is_bad(text: str) -> None:
 
 
 def real(name: str, file: str) -> Walked:
-    return walk(name, (text for _, text in open_lines(shared_trace(file))))
+    return walk(name, (text for _, text in open_lines(real_trace(file))))
 
 
 def test_the_real_mooncake_trace_gives_the_known_answers() -> None:
@@ -683,7 +683,7 @@ def lru_hits(ids: list[int | str], capacity: int) -> int:
     ("file", "rows", "span_s", "p50", "p99", "gap_cv"),
     [
         ("azure_2023_code.csv", 8819, 3435.9, 1469, 7436, 13.2),
-        ("azure_2023_conv.csv", 19366, 3501.7, 1020, 4142, 1.09),
+        ("azure_2023_conv_6000.csv", 6000, 1202.2, 1042, 4107, 1.0555),
     ],
 )
 def test_the_real_azure_traces_give_the_known_answers(

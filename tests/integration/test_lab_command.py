@@ -22,7 +22,7 @@ from kv_cache.lab.patterns import PATTERNS
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.samples import mooncake_lines
 from tests.cli import PROGRAM, ROOT, SIGNALS, start, wait_until_at_work
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def entries(own: Any, capacity: int = 0, table: int = 0, case: int = 0) -> dict[
 
 
 def test_mooncake_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    path = shared_trace("mooncake_conversation_6000.jsonl")
+    path = real_trace("mooncake_conversation_6000.jsonl")
     own = lab(capsys, path, "--capacities", "9971blocks,10%", "--policies", "lru")
     base = own["cases"][0]["base"]
     assert (base["lookups"], base["unique"], base["compulsory"]) == (152_537, 99_716, 99_716)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli import Ran, run
-from tests.traces import shared_trace
+from tests.traces import made_talks, real_trace
 
 SMALL_KV = """
 model_configs:
@@ -66,7 +66,7 @@ def served_from_history(path: Path, block: int = 16) -> tuple[int, int, int]:
 def test_sharegpt_is_served_from_history_as_an_independent_count_says(
     users: int, tmp_path: Path
 ) -> None:
-    path = shared_trace("sharegpt_v3_400.json")
+    path = made_talks()
     turns, prompts, served = served_from_history(path)
     assert 0.4 < served / prompts < 0.95, "with one turn of each conversation it would be 0"
     reuse = replayed(
@@ -86,7 +86,7 @@ def shorter_sessions(cwd: Path, count: int) -> tuple[Path, list[Any]]:
     """A directory with the shortest of the agents' sessions, and the sessions."""
     place = cwd / "sessions"
     place.mkdir()
-    files = sorted(shared_trace("agentic").glob("*.json"), key=lambda file: file.stat().st_size)
+    files = sorted(real_trace("agentic").glob("*.json"), key=lambda file: file.stat().st_size)
     for file in files[:count]:
         (place / file.name).write_bytes(file.read_bytes())
     return place, [json.loads(file.read_text()) for file in files[:count]]
@@ -145,7 +145,7 @@ def test_agents_through_real_files_are_causal_and_lose_only_what_did_not_fit(
 
 
 def test_hash_ids_are_looked_up_with_the_references_semantics_too(tmp_path: Path) -> None:
-    path = shared_trace("mooncake_conversation_6000.jsonl")
+    path = real_trace("mooncake_conversation_6000.jsonl")
     reuse = replayed(
         tmp_path, "--virtual-time", f"--trace={path}", "--trace-speedup=0", "--semantics=mlperf",
         "--max-requests=300",
@@ -157,7 +157,7 @@ def test_hash_ids_are_looked_up_with_the_references_semantics_too(tmp_path: Path
 
 
 def test_a_trace_without_prefix_information_offers_nothing(tmp_path: Path) -> None:
-    path = shared_trace("azure_2023_code.csv")
+    path = real_trace("azure_2023_code.csv")
     reuse = replayed(
         tmp_path, "--virtual-time", f"--trace={path}", "--trace-speedup=0", "--max-requests=2000"
     ).own["reuse"]
@@ -182,7 +182,7 @@ def test_a_trace_without_prefix_information_offers_nothing(tmp_path: Path) -> No
 def test_options_that_a_trace_has_no_use_for_are_refused(
     name: str, args: list[str], told: str, tmp_path: Path
 ) -> None:
-    ran = run(tmp_path, f"--trace={shared_trace(name)}", "--virtual-time", "--duration=1", *args)
+    ran = run(tmp_path, f"--trace={real_trace(name)}", "--virtual-time", "--duration=1", *args)
     assert ran.code == 2, ran.err
     assert told in ran.err
     assert len(ran.err.strip().splitlines()) == 1
@@ -190,7 +190,7 @@ def test_options_that_a_trace_has_no_use_for_are_refused(
 
 
 def test_a_window_replays_only_what_lies_in_it(tmp_path: Path) -> None:
-    path = shared_trace("azure_2023_code.csv")
+    path = real_trace("azure_2023_code.csv")
     ran = replayed(
         tmp_path, "--virtual-time", f"--trace={path}", "--trace-window=600:900",
         "--trace-speedup=100",
@@ -201,7 +201,7 @@ def test_a_window_replays_only_what_lies_in_it(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_every_tier_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
-    path = shared_trace("azure_2023_code.csv")
+    path = real_trace("azure_2023_code.csv")
     args = (
         f"--trace={path}", "--model=tiny-1b", "--semantics=mlperf", "--gpu-mem-gb=0",
         "--cpu-mem-gb=0", "--storage-capacity-gb=0.1", "--virtual-time", "--trace-speedup=0",

@@ -18,7 +18,7 @@ from kv_cache.cli import main
 from kv_cache.config.scenarios import scenario_names
 from tests.cli import SIGNALS, command, environment, run, start
 from tests.screen import Terminal
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 OWN = """\
 name: pool
@@ -190,7 +190,7 @@ def test_runs_go_through_all_variants_before_the_second_seed(
 
 
 def test_a_real_trace_is_simulated(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = shared_trace("mooncake_conversation_6000.jsonl")
+    path = real_trace("mooncake_conversation_6000.jsonl")
     (here / "traced.yaml").write_text(
         f"name: traced\nmodel: {{block_tokens: 512}}\nworkload: {{source: trace, trace: '{path}', "
         "requests: 200}\ninstances: {gpu: {count: 4, hbm_gib: 80}}\n"

@@ -14,7 +14,7 @@ from kv_cache.cli import main
 from kv_cache.core.seed import Seed
 from kv_cache.workload.samples import burstgpt_lines, mooncake_lines
 from tests.cli import run
-from tests.traces import shared_trace
+from tests.traces import made_talks, real_trace
 
 
 def stats(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
@@ -63,13 +63,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "rows", "span_s", "p50", "p99", "cv"),
-    [("code", 8819, 3435.9, 1469, 7436, 13.2), ("conv", 19366, 3501.7, 1020, 4142, 1.09)],
+    [("code", 8819, 3435.9, 1469, 7436, 13.2), ("conv_6000", 6000, 1202.2, 1042, 4107, 1.06)],
 )
 def test_azure_has_its_known_answers(
     capsys: pytest.CaptureFixture[str],
     name: str, rows: int, span_s: float, p50: int, p99: int, cv: float,
 ) -> None:  # fmt: skip
-    own = stats(capsys, shared_trace(f"azure_2023_{name}.csv"))
+    own = stats(capsys, real_trace(f"azure_2023_{name}.csv"))
     prompt, arrivals, reuse = own["tokens"]["prompt"], own["arrivals"], own["reuse"]
     assert (own["requests"], prompt["p50"], prompt["p99"]) == (rows, p50, p99)
     assert round(arrivals["span_s"], 1) == span_s
@@ -78,7 +78,7 @@ def test_azure_has_its_known_answers(
 
 
 def test_mooncake_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    own = stats(capsys, shared_trace("mooncake_conversation_6000.jsonl"))
+    own = stats(capsys, real_trace("mooncake_conversation_6000.jsonl"))
     reuse = own["reuse"]
     assert (reuse["references"], reuse["unique_blocks"]) == (152_537, 99_716)
     assert (reuse["hits"], reuse["prefix_hits"]) == (52_821, 52_821)
@@ -90,7 +90,7 @@ def test_mooncake_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_agentic_sessions_have_their_known_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    own = stats(capsys, shared_trace("agentic"))
+    own = stats(capsys, real_trace("agentic"))
     reuse = own["reuse"]
     assert (reuse["references"], reuse["hits"], reuse["own_hits"]) == (611_886, 561_082, 561_082)
     assert own["sessions"]["sessions"] == 25
@@ -98,7 +98,7 @@ def test_the_agentic_sessions_have_their_known_answers(
 
 
 def test_sharegpt_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    own = stats(capsys, shared_trace("sharegpt_v3_400.json"), "--block-tokens", 16)
+    own = stats(capsys, made_talks(), "--block-tokens", 16)
     told = own["sessions"]
     assert told["sessions"] + own["rows"]["notes"]["empty"] == 400
     assert told["turns"]["total"] == own["requests"] == own["rows"]["good"]

@@ -1,8 +1,8 @@
 """Hits of the policies beside those of libcachesim (the library of the authors of S3-FIFO and
 SIEVE) on the real Mooncake slice: blocks of one size, as many as the capacity says.
 
-Skipped where `libcachesim` (0.3.5) or the trace is not there. The counts that it gave are kept
-here, so that ours are held against them even where it cannot be installed.
+The counts that it gave are kept here, so that ours are held against them even where its wheel
+(0.3.5, of the tests' environment) does not go.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from kv_cache.policy.eviction import EVICTION, Item
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 CAPACITIES = (1000, 9971, 40000)
 
@@ -36,7 +36,7 @@ before its own; here room is made first, and it counts from its own victim's."""
 
 @pytest.fixture(scope="module")
 def blocks() -> list[int]:
-    path = shared_trace("mooncake_conversation_6000.jsonl")
+    path = real_trace("mooncake_conversation_6000.jsonl")
     with path.open() as lines:
         return [block for line in lines for block in json.loads(line)["hash_ids"]]
 

@@ -1,7 +1,7 @@
 """The lab beside libcachesim on the real Mooncake slice: the same hits by the way that the lab
 takes (its own fast caches, and its seam to the policies of the tiers), and the same optimum.
 
-Skipped where the trace is not there; Belady's own count also where `libcachesim` (0.3.5) is not."""
+Belady's own count is skipped where `libcachesim` (0.3.5) is not."""
 
 import json
 
@@ -13,7 +13,7 @@ from kv_cache.lab.accesses import Accesses, accesses_of
 from kv_cache.lab.arms import Arm, Named
 from kv_cache.lab.study import MIN, replay, study
 from tests.property.test_eviction_libcachesim import CAPACITIES, GDSF, THEIRS
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 BELADY = (28833, 52821, 52821)
 NEVER = 2**63 - 1
@@ -21,7 +21,7 @@ NEVER = 2**63 - 1
 
 @pytest.fixture(scope="module")
 def blocks() -> list[int]:
-    path = shared_trace("mooncake_conversation_6000.jsonl")
+    path = real_trace("mooncake_conversation_6000.jsonl")
     with path.open() as lines:
         return [block for line in lines for block in json.loads(line)["hash_ids"]]
 

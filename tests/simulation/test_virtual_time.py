@@ -40,7 +40,7 @@ from kv_cache.workload.replay import ReplayConfig, TraceReplay
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
-from tests.traces import ROOT, shared_trace
+from tests.traces import ROOT, real_trace
 
 PAGE = 4096
 # 1024 bytes a token, so that a block of 4 tokens is one page.
@@ -509,7 +509,7 @@ def test_another_process_with_other_hashes_gives_the_same_records() -> None:
 
 def test_the_mooncake_trace_has_its_known_share_of_reused_blocks() -> None:
     """52,821 of the 152,537 blocks of its first 6000 requests lie in a prefix that came before."""
-    opened = open_trace(str(shared_trace("mooncake_conversation_6000.jsonl")))
+    opened = open_trace(str(real_trace("mooncake_conversation_6000.jsonl")))
     config = ReplayConfig(
         asking=AskingConfig(
             geometry=replace(GEOMETRY, block_tokens=512),

@@ -17,7 +17,7 @@ from kv_cache.workload.formats.base import MAX_ID_CHARS, Reading
 from kv_cache.workload.formats.opening import detect, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import require_usable, survey
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 S = 10**9
 
@@ -413,7 +413,7 @@ def test_it_is_told_by_the_first_64_kib_and_no_other_format_is(tmp_path: Path) -
 
 
 def test_the_real_sessions_give_the_known_answers() -> None:
-    trace = open_trace(str(shared_trace("agentic")))
+    trace = open_trace(str(real_trace("agentic")))
     found = survey(trace)
     require_usable(trace, found)
     assert (trace.format_name, found.sessions, found.rows) == ("agentic", 25, 504)

@@ -20,7 +20,7 @@ from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.router import Loads
 from tests.cluster import Plain, gib, random_values, scenario_of, serve
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 BLOCK = 16
 
@@ -170,7 +170,7 @@ def test_without_shortage_every_policy_finds_all_that_came_before(eviction: str)
 def mooncake(chain: Chain, *, whole: bool) -> list[Ask]:
     """The first 6000 requests; `whole`: as if the last, partial block of a prompt were whole, and
     one more token asked."""
-    path = shared_trace("mooncake_conversation_6000.jsonl")
+    path = real_trace("mooncake_conversation_6000.jsonl")
     asks = []
     for number, line in enumerate(path.read_text().splitlines()):
         row: dict[str, Any] = json.loads(line)

@@ -23,7 +23,7 @@ from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.sim.cluster.asks import Ask, AskSource
 from kv_cache.sim.cluster.chain import ROOT, Chain
 from kv_cache.sim.cluster.sources import build_source
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 SIZE = 16
 SAMPLES = Path(__file__).parents[2] / "datasets"
@@ -379,7 +379,7 @@ def test_every_format_of_prompts_is_asked_whole_and_by_the_laws(
 
 def test_all_blocks_of_a_hash_id_trace_are_reused_where_it_says_so() -> None:
     """611,886 blocks and 561,082 prefix hits are counted in the file itself."""
-    walked = traced(shared_trace("agentic"), 64, concurrency=5)
+    walked = traced(real_trace("agentic"), 64, concurrency=5)
     assert walked.hits() == (611_886, 561_082)
 
 

@@ -32,7 +32,7 @@ from kv_cache.workload.formats.opening import (
 )
 from kv_cache.workload.formats.surveying import Survey, require_usable, survey
 from kv_cache.workload.samples import SAMPLES, sample_bytes
-from tests.traces import shared_trace
+from tests.traces import real_trace
 
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 
@@ -505,13 +505,13 @@ def test_a_wrong_header_is_refused_whatever_may_be_skipped(tmp_path: Path, skip:
     [
         ("mooncake_conversation_6000.jsonl", "mooncake", 6000, 1872.0),
         ("azure_2023_code.csv", "azure", 8819, 3435.9),
-        ("azure_2023_conv.csv", "azure", 19366, 3501.7),
+        ("azure_2023_conv_6000.csv", "azure", 6000, 1202.2),
     ],
 )
 def test_the_real_traces_survey_to_the_known_answers(
     file: str, name: str, rows: int, span_s: float
 ) -> None:
-    trace = open_trace(str(shared_trace(file)))
+    trace = open_trace(str(real_trace(file)))
     found = survey(trace)
     require_usable(trace, found)
     assert (trace.format_name, found.rows, found.backward_rows) == (name, rows, 0)

@@ -19,7 +19,7 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.sharegpt import MODELS, PEOPLE, SYSTEM, ShareGpt
 from kv_cache.workload.formats.surveying import require_usable, survey
 from kv_cache.workload.formats.tokens import Chars
-from tests.traces import shared_trace
+from tests.traces import made_talks
 
 LETTERS = Reading(tokens=Chars(1.0))
 
@@ -299,21 +299,22 @@ def test_it_is_told_by_the_first_64_kib_and_no_other_format_is(
     assert list(walked(json.dumps(content)[: 64 << 10])) == ["sharegpt"]
 
 
-# --- the real one ---
+# --- many ---
 
 
-def test_the_real_conversations_have_their_known_shape() -> None:
-    path = shared_trace("sharegpt_v3_400.json")
+def test_many_conversations_have_the_shape_that_a_count_by_hand_gives() -> None:
+    path = made_talks()
     reading = Reading(max_context_tokens=8192, max_generation_tokens=2048)
     trace = open_trace(str(path), reading=reading)
     found = survey(trace)
     require_usable(trace, found)
     talks = json.loads(path.read_text())
     first = Counter(one["conversations"][0]["from"] for one in talks if one["conversations"])
-    assert (len(talks), first["gpt"], first["system"]) == (400, 139, 1)
+    assert len(talks) == 400
+    assert min(first["human"], first["gpt"], first["system"]) > 20
     assert (trace.format_name, found.bad_rows) == ("sharegpt", 0)
     assert found.sessions + found.notes["empty"] == 400
-    assert found.notes["duplicate"] == 400 - len({one["id"] for one in talks})
+    assert found.notes.get("duplicate", 0) == 400 - len({one["id"] for one in talks})
     by_hand = [answers_by_hand(one) for one in talks]
     assert found.rows + found.notes.get("too_long", 0) == sum(by_hand)
     assert 400 - found.notes["empty"] == sum(count > 0 for count in by_hand)
