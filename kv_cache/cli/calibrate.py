@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="what the machine is called")
     parser.add_argument("--description", help="for a reader of the file")
     parser.add_argument(
-        "--output", type=Path, default=Path("hardware.yaml"), metavar="FILE",
+        "-o", "--output", type=Path, default=Path("hardware.yaml"), metavar="FILE",
         help="the hardware profile (default: %(default)s); probes of --cache-dir are written "
         "beside it",
     )  # fmt: skip

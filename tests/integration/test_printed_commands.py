@@ -1,0 +1,80 @@
+"""Every command that the README, the tutorial and the how-tos print runs as it is printed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import ROOT, environment
+from tests.printed import PAGES
+
+MISSING = [name for name in ("unshare", "mkfs.ext4", "fio", "xz") if shutil.which(name) is None]
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+    pytest.mark.timeout(1200),
+]
+
+REPORT = "docs/reports/README.md"
+STALE = pytest.mark.xfail(
+    strict=True, reason="docs/reports/result.json is of 0.6.0; docs/reports/make.sh makes it again"
+)
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What became of each command, by its page; all pages in one process, which has the mounts."""
+    scratch = tmp_path_factory.mktemp("printed")
+    report = scratch / "report.json"
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-m", "tests.printed", str(scratch), str(report)],
+        cwd=ROOT, env={**environment(), "MPLBACKEND": "agg"}, capture_output=True, text=True,
+        check=False, timeout=1100,
+    )  # fmt: skip
+    if "unshare failed" in done.stderr or "failed to setup loop device" in done.stderr:
+        pytest.skip(f"no mounts of one's own here: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr[-2000:]
+    (scratch / "image").unlink()
+    rows: dict[str, list[dict[str, Any]]] = {page: [] for page in PAGES}
+    for row in json.loads(report.read_text()):
+        rows[row["page"]].append(row)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=STALE if page == REPORT else ()) for page in PAGES]
+)
+def test_every_command_of_a_page_runs_as_printed(
+    page: str, tried: dict[str, list[dict[str, Any]]]
+) -> None:
+    problems = [
+        f"{page}:{row['line']}: {row['command']}\n    {row['problem']}"
+        for row in tried[page]
+        if row["problem"] is not None
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_the_pages_print_as_many_commands_as_are_found(
+    tried: dict[str, list[dict[str, Any]]],
+) -> None:
+    """Else a page whose blocks are written in another way would be tried by nobody."""
+    silent = []
+    for page in PAGES:
+        said = [line for line in (ROOT / page).read_text().splitlines()
+                if line.startswith("python kv-cache.py ")]  # fmt: skip
+        if len(tried[page]) < len(said):
+            silent.append((page, len(said), len(tried[page])))
+    assert not silent
+    assert sum(map(len, tried.values())) > 100
+
+
+def test_the_mounts_are_nobody_elses() -> None:
+    assert not Path("/mnt/drive").exists()
