@@ -10,10 +10,14 @@ every request. Where that is refused (RLIMIT_MEMLOCK, an older kernel) requests 
 """
 
 import ctypes
+import functools
 import importlib
 import importlib.util
 import os
 import select
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -40,11 +44,23 @@ def uring_missing() -> str | None:
     """Why io_uring cannot be used here; None if it can."""
     if importlib.util.find_spec("liburing") is None:
         return f"it needs the package liburing; {install_hint('uring')}, or use direct"
+    died = _dies()
+    if died is not None:
+        return f"the package liburing dies on this processor ({died}); use direct"
     try:
         _Ring(()).close()
     except OSError as error:
         return f"the kernel refuses io_uring ({os.strerror(error.errno or 0)}); use direct"
     return None
+
+
+@functools.cache
+def _dies() -> str | None:
+    """The signal by which another process dies that makes a ring: a wheel may hold instructions
+    that this processor lacks, which no exception tells of."""
+    make = "import liburing as u; r = u.Ring(); u.io_uring_queue_init(8, r)"
+    status = subprocess.run([sys.executable, "-c", make], capture_output=True).returncode
+    return signal.Signals(-status).name if status < 0 else None
 
 
 def register(memories: Sequence[Bytes]) -> None:
