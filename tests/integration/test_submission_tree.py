@@ -263,6 +263,7 @@ def interrupted(made: Made) -> None:
 def of_another_job(made: Made) -> None:
     def change(document: Document) -> None:
         document["kv_cache"]["rank"]["ranks"] = 8
+        document["kv_cache"]["passport"]["evidence"]["sample"]["ranks"] = 8
 
     edited(made.file(2, 1), change)
 
@@ -415,6 +416,8 @@ def setting(path: str, value: Any, *, where: Callable[[int, int, int], bool] | N
             for name in parents:
                 inner = inner[name]
             inner[last] = value
+            if path == "rank.ranks":  # which the evidence repeats
+                document["kv_cache"]["passport"]["evidence"]["sample"]["ranks"] = value
 
     return edit
 

@@ -64,7 +64,7 @@ def test_both_programs_stand_side_by_side_and_nothing_stays(tmp_path: Path, layo
     assert (code, err) == (0, ""), out
     assert f"fio: 1 s in {tmp_path}/cache\n" in out
     told = {line[:22].strip(): line[22:].split() for line in out.splitlines() if line}
-    for name in ("read MB/s", "read p99 ms", "write MB/s", "write p50 ms", "CPU s/GiB"):
+    for name in ("read MB/s", "read p50 ms", "write MB/s", "CPU s/GiB"):
         mine, theirs, ratio = map(float, told[name])
         assert theirs > 0, name
         assert ratio == pytest.approx(mine / theirs, rel=0.1), name
