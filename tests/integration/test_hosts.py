@@ -192,7 +192,8 @@ def test_of_another_container_on_this_machine_the_lock_says_whether_it_lives(
             CacheDir(cache, run="second")
         assert anything(cache, "*/ab/1.kv")
         process.kill()
-        process.communicate()  # until all that it began is gone
+        assert process.stdout is not None
+        process.stdout.read()  # until all that it began is gone; its input stays open
         left = CacheDir(cache, run="third")
         assert left.leftovers.files == 1
         left.close()
