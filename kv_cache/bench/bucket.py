@@ -21,8 +21,8 @@ from typing import Any
 
 import orjson
 
-from kv_cache.bench.owner import Life, life_of, may_be_removed, run_identity
-from kv_cache.bench.place import OWNER_NAME
+from kv_cache.bench.owner import OWNER_NAME, Life, life_of, may_be_removed, run_identity
+from kv_cache.bench.sweep import Removed
 from kv_cache.core.effect import VANISHED
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.text import to_json
@@ -121,11 +121,11 @@ class RunPrefix:
     def store(self, stopped: Callable[[], bool]) -> ObjectStore:
         return ObjectStore(Client(self.path, stopped=stopped), self.directory)
 
-    def close(self, *, keep: bool = False) -> None:
-        """Delete all objects of the run, or leave them for good. What cannot be deleted is told,
-        and stays owned, so that a later run here tries again. Calling again is fine."""
+    def close(self, *, keep: bool = False) -> Removed:
+        """Delete all objects of the run, or leave them for good. What cannot be deleted is in the
+        answer, and stays owned, so that a later run here tries again. Calling again is fine."""
         if self._closed:
-            return
+            return Removed()
         self._closed = True
         try:
             if keep:
@@ -135,7 +135,8 @@ class RunPrefix:
         except StoreError as error:
             where = f"{self.path}/{self.directory}/"
             what = "marked as kept" if keep else "removed"
-            log.error("the objects below %s could not all be %s: %s", where, what, error)
+            return Removed(failed=(f"{where} (the objects could not all be {what}: {error})",))
+        return Removed()
 
     def _remove_leftovers(self) -> None:
         """What dead runs of this machine left goes; what may be in use is left alone."""

@@ -215,7 +215,7 @@ class _Part:
     length: int
     quota: int
     written: int = 0
-    created: bool = False
+    created: tuple[int, int] | None = None  # device and number of the file that was made
 
     @property
     def path(self) -> Path:
@@ -368,9 +368,11 @@ class _Fill:
 
     def remove(self) -> None:
         for part in self._parts:
-            if part.created:
+            if part.created is not None:
                 try:
-                    os.unlink(part.path)
+                    found = os.lstat(part.path)
+                    if (found.st_dev, found.st_ino) == part.created:  # else it is not ours
+                        os.unlink(part.path)
                 except FileNotFoundError:
                     pass  # somebody else was quicker: it is gone, as wished
                 except OSError as error:  # its directory's owner tries again
@@ -431,7 +433,8 @@ def _allocate(part: _Part) -> None:
     allocate, the C library writes a byte to each block instead."""
     part.path.parent.mkdir(exist_ok=True)
     fd = os.open(part.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    part.created = True
+    made = os.fstat(fd)
+    part.created = (made.st_dev, made.st_ino)
     try:
         os.posix_fallocate(fd, 0, part.length)
     finally:

@@ -21,6 +21,7 @@ from kv_cache.bench.probes import text_of
 from kv_cache.core.text import in_utf8
 
 PROGRAM = "kv-cache"
+OWNER_NAME = "OWNER.json"
 RECORD_BYTES = 4096  # more than a lock or owner file of ours can have
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: that of no container

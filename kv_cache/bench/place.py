@@ -18,20 +18,19 @@ import itertools
 import json
 import os
 import pwd
-import re
 import secrets
 import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kv_cache.bench.owner import (
+    OWNER_NAME,
     RECORD_BYTES,
     Life,
     host_of,
@@ -42,11 +41,11 @@ from kv_cache.bench.owner import (
     process_of,
     run_identity,
 )
+from kv_cache.bench.sweep import Removed, Sweep, is_at, open_directory
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, human_bytes
 
 LOCK_NAME = ".kv-cache.lock"
-OWNER_NAME = "OWNER.json"
 RUN_PREFIX = "kv-cache-run-"
 FILES_PATTERN = "[0-9a-f][0-9a-f]/*.kv"
 """The objects in a run's subdirectory, as a glob; everything else there is foreign."""
@@ -65,7 +64,6 @@ SYSTEM_DIRS = tuple(
     )
 )
 
-_SHARD = re.compile(r"[0-9a-f]{2}")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NEUTRAL = frozenset({"lost+found"})  # in every new ext4 file system
 RESULT_NAMES = ("benchmark_results_", "precondition_")
@@ -184,9 +182,7 @@ def obtainable_bytes(path: Path, reclaim: str | None = None) -> int:
     real = _resolve(path, str(path))
     if not real.is_dir():
         return free_bytes(path)
-    device = os.stat(real).st_dev
-    owned = _owned_dirs(real)
-    dead = (d for d in owned if may_be_removed(_owner(d), device=device, reclaim=reclaim))
+    dead = [real / name for name, _ in _leftovers(real, reclaim)]
     objects = itertools.chain.from_iterable(d.glob(FILES_PATTERN) for d in dead)
     return free_bytes(path) + sum(o.lstat().st_blocks * _BLOCK_BYTES for o in objects)
 
@@ -316,94 +312,6 @@ def _first_foreign(directory: Path, where: str) -> str | None:
         raise PlaceError(f"{where}: it cannot be listed ({err.strerror})") from err
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """What was deleted, and what was left: foreign things by path, failures with their reason."""
-
-    files: int = 0
-    bytes: int = 0
-    foreign: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
-
-
-class _Sweep:
-    """Deletes our files, counts them, and remembers what it left."""
-
-    def __init__(self) -> None:
-        self._files = 0
-        self._bytes = 0
-        self._foreign: list[str] = []
-        self._failed: list[str] = []
-
-    @property
-    def removed(self) -> Removed:
-        return Removed(
-            files=self._files,
-            bytes=self._bytes,
-            foreign=tuple(self._foreign),
-            failed=tuple(self._failed),
-        )
-
-    def run_dir(self, directory: Path) -> None:
-        """The objects of a run, its owner file and, where nothing foreign is left, itself."""
-        failed_before, foreign_before = len(self._failed), len(self._foreign)
-        for entry in self._entries(directory):
-            if _SHARD.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                self._shard(Path(entry.path))
-            elif entry.name != OWNER_NAME:
-                self._foreign.append(entry.path)
-        if len(self._failed) > failed_before:
-            return  # still owned, so that a later run tries again
-        with self.tolerated(directory / OWNER_NAME):
-            os.unlink(directory / OWNER_NAME)
-        if len(self._foreign) == foreign_before:
-            self._rmdir(directory)
-
-    def empty_dir(self, directory: Path) -> None:
-        """A directory that we created: goes unless somebody else uses it by now."""
-        try:
-            os.rmdir(directory)
-        except OSError as err:
-            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                self._failed.append(f"{directory} ({err.strerror})")
-
-    def _shard(self, directory: Path) -> None:
-        left_before = len(self._failed) + len(self._foreign)
-        for entry in self._entries(directory):
-            if entry.name.endswith(".kv") and entry.is_file(follow_symlinks=False):
-                self._unlink(entry)
-            else:
-                self._foreign.append(entry.path)
-        if len(self._failed) + len(self._foreign) == left_before:
-            self._rmdir(directory)
-
-    def _unlink(self, entry: os.DirEntry[str]) -> None:
-        with self.tolerated(Path(entry.path)):
-            nbytes = entry.stat(follow_symlinks=False).st_size
-            os.unlink(entry.path)
-            self._files += 1
-            self._bytes += nbytes
-
-    def _rmdir(self, directory: Path) -> None:
-        with self.tolerated(directory):
-            os.rmdir(directory)
-
-    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
-        with self.tolerated(directory), os.scandir(directory) as found:
-            return list(found)
-        return []
-
-    @contextmanager
-    def tolerated(self, path: Path) -> Iterator[None]:
-        """One failing deletion is noted and does not keep the others from being made."""
-        try:
-            yield
-        except FileNotFoundError:
-            pass  # somebody else was quicker: it is gone, as wished
-        except OSError as err:
-            self._failed.append(f"{path} ({err.strerror})")
-
-
 class CacheDir:
     """Possession of a cache directory, from the constructor to `close`.
 
@@ -425,7 +333,9 @@ class CacheDir:
         self._reclaim = reclaim
         self._created: list[Path] = []
         self._lock: int | None = None
+        self._cache_fd: int | None = None
         self._objects = self.path / f"{RUN_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        self._objects_fd: int | None = None  # from here on it is this directory, whatever the name
         self._closed = False
         self._open()
 
@@ -438,7 +348,7 @@ class CacheDir:
         try:
             cache_dir = cls(path, run=run)
         except BaseException:
-            _Sweep().empty_dir(path)
+            Sweep().empty_dir(path)
             raise
         cache_dir._created.append(path)
         return cache_dir
@@ -456,14 +366,14 @@ class CacheDir:
         if self._closed:
             return Removed()
         self._closed = True
-        sweep = _Sweep()
+        sweep = Sweep()
         try:
             if keep:
                 # Where this fails half-way the owner file is not valid: the objects stay as well.
                 with sweep.tolerated(self._objects / OWNER_NAME):
                     self._write_owner(kept=True)
-            else:
-                sweep.run_dir(self._objects)
+            elif self._objects_fd is not None and self._cache_fd is not None:
+                sweep.run_dir(self._objects_fd, self._objects, self._cache_fd)
         finally:
             self._give_back(sweep)
         return sweep.removed
@@ -482,25 +392,35 @@ class CacheDir:
     def _open(self) -> None:
         try:
             with _as_place_error(f"cache directory {self.path}"):
-                self._take_lock()
-                self._remove_leftovers()
-                self._make_objects()
+                cache = self._take_lock()
+                self._remove_leftovers(cache)
+                self._make_objects(cache)
         except BaseException:
             self._closed = True
-            self._give_back(_Sweep())
+            self._give_back(Sweep())
             raise
 
-    def _take_lock(self) -> None:
+    def _take_lock(self) -> int:
+        """Lock the cache directory; its descriptor."""
         # A run that ends here at the same time removes the directories that it created, maybe
         # between two steps of ours; the next try then creates them anew.
         for _ in range(100):
             try:
                 self._make_dirs()
-                self._lock = _lock(self.path / LOCK_NAME, self.path)
+                cache = open_directory(self.path)
             except FileNotFoundError:
                 continue
+            try:
+                self._lock = _lock(cache, self.path)
+            except FileNotFoundError:
+                os.close(cache)
+                continue
+            except BaseException:
+                os.close(cache)
+                raise
+            self._cache_fd = cache
             _write_record(self._lock, run_identity(self._run))
-            return
+            return cache
         raise PlaceError(f"cache directory {self.path}: somebody keeps removing it; name another")
 
     def _make_dirs(self) -> None:
@@ -513,44 +433,55 @@ class CacheDir:
             if path not in self._created:
                 self._created.append(path)
 
-    def _remove_leftovers(self) -> None:
-        sweep, device = _Sweep(), os.stat(self.path).st_dev
-        for directory in _owned_dirs(self.path):
-            owner = _owner(directory)
+    def _remove_leftovers(self, cache: int) -> None:
+        sweep, device = Sweep(), os.fstat(cache).st_dev
+        for name, fd in _owned_dirs(cache):
+            owner = _owner(fd)
             if owner is None or owner.get("kept"):
                 continue
             if not may_be_removed(owner, device=device, reclaim=self._reclaim):
                 # Its lock does not reach us, or was deleted by hand; its objects may be in use.
                 here = life_of(owner, device=device) is Life.ALIVE
                 raise PlaceError((_in_use if here else _in_use_elsewhere)(self.path, owner))
-            sweep.run_dir(directory)
+            sweep.run_dir(fd, self.path / name, cache)
         self.leftovers = sweep.removed
 
-    def _make_objects(self) -> None:
-        os.mkdir(self._objects, 0o700)
+    def _make_objects(self, cache: int) -> None:
+        name = self._objects.name
+        os.mkdir(name, 0o700, dir_fd=cache)
+        self._objects_fd = open_directory(name, cache)
+        if os.listdir(self._objects_fd):
+            os.close(self._objects_fd)
+            self._objects_fd = None
+            raise PlaceError(f"cache directory {self.path}: somebody replaces what is made there")
         try:
             self._write_owner(kept=False)
         except BaseException:
-            _Sweep().run_dir(self._objects)
+            Sweep().run_dir(self._objects_fd, self._objects, cache)
             raise
 
     def _write_owner(self, *, kept: bool) -> None:
+        assert self._objects_fd is not None
         record = run_identity(self._run) | {
-            "device": os.stat(self._objects).st_dev,
+            "device": os.fstat(self._objects_fd).st_dev,
             "files_pattern": FILES_PATTERN,
             "kept": kept,
         }
-        fd = os.open(self._objects / OWNER_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(OWNER_NAME, flags, 0o644, dir_fd=self._objects_fd)
         try:
             _write_record(fd, record)
         finally:
             os.close(fd)
 
-    def _give_back(self, sweep: _Sweep) -> None:
-        if self._lock is not None:
+    def _give_back(self, sweep: Sweep) -> None:
+        if self._lock is not None and self._cache_fd is not None:
             with sweep.tolerated(self.path / LOCK_NAME):
-                _unlock(self._lock, self.path / LOCK_NAME)
-            self._lock = None
+                _unlock(self._lock, self._cache_fd)
+        fds = [fd for fd in (self._objects_fd, self._cache_fd) if fd is not None]
+        self._lock = self._objects_fd = self._cache_fd = None
+        for fd in fds:
+            os.close(fd)
         for directory in reversed(self._created):
             sweep.empty_dir(directory)
 
@@ -564,16 +495,17 @@ def _as_place_error(where: str) -> Iterator[None]:
         raise PlaceError(f"{where}: it cannot be used ({what}); name another one") from err
 
 
-def _lock(file: Path, cache_dir: Path) -> int:
+def _lock(cache: int, cache_dir: Path) -> int:
     """The descriptor of the lock file, locked. FileNotFoundError when its directory is gone."""
     while True:
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(LOCK_NAME, flags, 0o644, dir_fd=cache)
         try:
             _flock(fd, cache_dir)
             # A run that ends removes its lock file. Who opened that file before now holds a lock
             # that nobody else will ever see, and has to begin again with the new file.
-            if _is_file_of(fd, file):
-                _refuse_foreign_lock(fd, file)
+            if is_at(fd, LOCK_NAME, cache):
+                _refuse_foreign_lock(fd, cache_dir / LOCK_NAME)
                 return fd
         except BaseException:
             os.close(fd)
@@ -588,20 +520,13 @@ def _flock(fd: int, cache_dir: Path) -> None:
         raise PlaceError(_in_use(cache_dir, _holder(fd))) from None
 
 
-def _unlock(fd: int, file: Path) -> None:
+def _unlock(fd: int, cache: int) -> None:
     """Remove the lock file while it is still locked, then let go."""
     try:
-        if _is_file_of(fd, file):
-            os.unlink(file)
+        if is_at(fd, LOCK_NAME, cache):
+            os.unlink(LOCK_NAME, dir_fd=cache)
     finally:
         os.close(fd)
-
-
-def _is_file_of(fd: int, file: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.lstat(file))
-    except FileNotFoundError:
-        return False
 
 
 def _refuse_foreign_lock(fd: int, file: Path) -> None:
@@ -646,20 +571,40 @@ def _write_record(fd: int, record: dict[str, Any]) -> None:
     os.pwrite(fd, json.dumps(record).encode() + b"\n", 0)
 
 
-def _owned_dirs(cache_dir: Path) -> list[Path]:
-    with os.scandir(cache_dir) as entries:
-        return sorted(
-            Path(entry.path)
-            for entry in entries
-            if entry.name.startswith(RUN_PREFIX) and entry.is_dir(follow_symlinks=False)
-        )
+def _owned_dirs(cache: int) -> Iterator[tuple[str, int]]:
+    """The subdirectories of runs in an open cache directory: name, and a descriptor until the
+    next."""
+    with os.scandir(cache) as entries:
+        runs = [e for e in entries if e.name.startswith(RUN_PREFIX)]
+        names = sorted(entry.name for entry in runs if entry.is_dir(follow_symlinks=False))
+    for name in names:
+        try:
+            fd = open_directory(name, cache)
+        except OSError:
+            continue  # gone by now, or nothing that we may read: no proof that it is ours
+        try:
+            yield name, fd
+        finally:
+            os.close(fd)
 
 
-def _owner(directory: Path) -> dict[str, Any] | None:
+def _leftovers(cache_dir: Path, reclaim: str | None = None) -> Iterator[tuple[str, int]]:
+    """Those of dead runs, or of runs of the host `reclaim`."""
+    cache = open_directory(cache_dir)
+    try:
+        device = os.fstat(cache).st_dev
+        for name, fd in _owned_dirs(cache):
+            if may_be_removed(_owner(fd), device=device, reclaim=reclaim):
+                yield name, fd
+    finally:
+        os.close(cache)
+
+
+def _owner(directory: int) -> dict[str, Any] | None:
     """What the owner file says; None where there is none that we wrote or may read."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(directory / OWNER_NAME, flags)
+        fd = os.open(OWNER_NAME, flags, dir_fd=directory)
     except OSError:
         return None  # no proof that it is ours, so it is not touched
     try:
@@ -675,11 +620,9 @@ def _sweep_temporary(run: str) -> None:
     and something dead."""
     for path in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
         try:
-            device = os.stat(path).st_dev
-            dead = (may_be_removed(_owner(d), device=device) for d in _owned_dirs(path))
-            if path.is_symlink() or not any(dead):
+            if not any(True for _ in _leftovers(path)):
                 continue
             CacheDir(path, run=run).close()
         except (OSError, PlaceError):
             continue  # somebody else's, or in use: not ours to remove
-        _Sweep().empty_dir(path)
+        Sweep().empty_dir(path)

@@ -34,6 +34,7 @@ from kv_cache.bench.place import (
 )
 from kv_cache.bench.pulse import Pulse
 from kv_cache.bench.sizing import ram_parts, real_gpu
+from kv_cache.bench.sweep import Removed
 from kv_cache.bench.tracing import Tracer
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.bench.waits import answered
@@ -217,7 +218,7 @@ def fill_drives(
         drives = [d for d in opened if isinstance(d, CacheDir)]
         for drive in drives:
             what = f"removing the cache files in {drive.path}"
-            taken.callback(answered, what, partial(drive.close, keep=False), answer_s)
+            taken.callback(answered, what, partial(_close_drive, drive), answer_s)
         paths = [drive.path for drive in drives]
         try:
             return fill(
@@ -233,6 +234,10 @@ def fill_drives(
         except NoAnswerError:
             taken.pop_all()  # nothing more is asked of storage
             raise
+
+
+def _close_drive(drive: CacheDir) -> None:
+    drive.close().told()
 
 
 def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:
@@ -327,6 +332,8 @@ class RealRun:
         self._stores: dict[Tier, Store] = {}
         self._arenas: list[MemoryStore] = []
         self._cache_dirs: list[CacheDir | RunPrefix] = []
+        self.left_behind: tuple[str, ...] = ()
+        """What could not be removed, each with its reason; known once the run is left."""
         self._drives: list[NvmeStore] = []
         self._switch_interval_s = sys.getswitchinterval()
         self._abort = threading.Event()
@@ -532,14 +539,21 @@ class RealRun:
                 self.__dict__.pop(holder, None)
             uring.register([])
 
+    def _leftovers(self) -> Mapping[str, Any] | None:
+        """What the opening removed of dead runs, and what it could not."""
+        drives = [drive for drive in self._cache_dirs if isinstance(drive, CacheDir)]
+        found = sum((drive.leftovers for drive in drives), Removed())
+        return None if found == Removed() else found.to_json()
+
     def _release(self, cache_dir: CacheDir | RunPrefix) -> None:
         keep = self._config.tiers.keep_cache
         if self._silence is None:
             with suppress(NoAnswerError):
-                self._answered(
+                removed = self._answered(
                     f"removing the cache files in {cache_dir.path}",
                     lambda: cache_dir.close(keep=keep),
                 )
+                self.left_behind += removed.told().left
 
     def _close(self, store: Store) -> None:
         """What storage has to say now is too late for the result, and no reason to leave files."""
@@ -894,6 +908,7 @@ class RealRun:
             tracing=self._traced,
             buffers=self._buffer_facts(),
             cpu_count=os.cpu_count(),
+            leftovers=self._leftovers(),
             kept_in=", ".join(map(str, self.directories))
             if self._config.tiers.keep_cache
             else None,

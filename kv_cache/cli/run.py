@@ -51,9 +51,10 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.fio import derive
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.result import as_json, build_result
+from kv_cache.report.result import as_json, build_result, with_left_behind
 from kv_cache.report.table import summary_text
 from kv_cache.report.trials import aggregate, trial_seed, trials_text
+from kv_cache.report.writing import write_atomically
 from kv_cache.sim.run import simulate
 
 log = logging.getLogger("kv_cache")
@@ -244,7 +245,7 @@ def _foreseen(job: Job, caught: Interrupts) -> Job:
 def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint | None) -> int:
     job = _foreseen(job, caught)
     filled = fill_first(job, caught) if job.config.precondition.enabled else None
-    with RealRun(
+    run = RealRun(
         job.config,
         job.load,
         job.specs,
@@ -257,7 +258,17 @@ def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint 
         rounds=load_of_rounds(job),
         on_latencies=watchers.on_latencies,
         together=job.start.seat,
-    ) as run:
+    )
+    code = _carry_out(job, caught, watchers, served, run)
+    if run.left_behind:
+        _amend(job, watchers, run.left_behind)
+    return code
+
+
+def _carry_out(
+    job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint | None, run: RealRun
+) -> int:
+    with run:
         watchers.open(run.clock.started_unix_s)
         if job.start.seat is not None:
             job.start.seat.watch(run)
@@ -271,6 +282,18 @@ def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint 
             return _conclude(job, caught, watchers, outcome)
         _keep(job, watchers, outcome)  # whatever becomes of the certification
     return _conclude(job, caught, watchers, _certified(job, caught, outcome))
+
+
+def _amend(job: Job, watchers: Watchers, left: Sequence[str]) -> None:
+    """Put what could not be removed into the results, which were written before."""
+    written = [kept.path for kept in job.kept[-1:] if kept.path is not None]
+    if watchers.run_directory is not None:
+        written.append(watchers.run_directory.result)
+    for path in dict.fromkeys(written):
+        try:
+            write_atomically(path, with_left_behind(path.read_bytes(), left))
+        except (OSError, ValueError) as error:
+            log.error("%s does not say what was not removed: %s", path, error)
 
 
 def fill_first(job: Job, caught: Interrupts) -> Filled:

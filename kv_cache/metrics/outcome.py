@@ -65,6 +65,7 @@ class RunOutcome:
     preconditioning: Mapping[str, Any] | None = None
     policies: Mapping[str, Any] = field(default_factory=dict)  # their names, and what they did
     tracing: Mapping[str, Any] | None = None  # the reference's keys, where the kernel was traced
+    leftovers: Mapping[str, Any] | None = None  # of dead runs, that were removed at the opening
     kept_in: str | None = None  # the directory of cache files that were left on purpose
     rank: MpiRank = ALONE
     not_submittable: Sequence[str] = ()  # why no launcher may be given this as a result

@@ -33,7 +33,7 @@ from kv_cache.metrics.summary import (
     tier_rows,
 )
 from kv_cache.metrics.window import window_row
-from kv_cache.report.chain import seal
+from kv_cache.report.chain import seal, sealed_files
 from kv_cache.report.iotrace import without_figures
 from kv_cache.report.mlperf import mlperf_keys, unsupported
 from kv_cache.report.model import model_section, stored_bytes_per_token
@@ -90,6 +90,14 @@ def _targets(config: Config) -> Targets:
     return Targets(ms=promised, slo_ms=config.run.slo_ms or None)
 
 
+def with_left_behind(result: bytes, left: Sequence[str]) -> bytes:
+    """A result that was written before the run's files were removed, with those that could not be,
+    each with its reason."""
+    document = orjson.loads(result)
+    document[SECTION]["left_behind"] = list(left)
+    return as_json(seal(document, sealed_files(document)))
+
+
 def write_result(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document, and the directory that it belongs in. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +128,7 @@ def _own_section(
         "started_utc": started.isoformat() if real else None,
         "status": _status(outcome),
         "unanswered": None if outcome.unanswered is None else dict(outcome.unanswered),
+        "leftovers": None if outcome.leftovers is None else dict(outcome.leftovers),
         "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
         "passport": passport(config, outcome, targets, environment),
         "seed": outcome.seed,

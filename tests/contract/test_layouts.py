@@ -162,14 +162,14 @@ def test_deleting_the_last_two_objects_of_a_bucket_at_once_succeeds_for_both(
     """One has left the index and has not yet punched its hole when the other removes the file."""
     first, second = (stored(store, HALF) for _ in range(2))
     stored(store, HALF)
-    punch, ends = layouts._punch_by_path, []
+    punch, ends = layouts._punch_by_name, []
 
-    def overtaken(path: str, offset: int, nbytes: int) -> None:
+    def overtaken(root: layouts.Root, name: str, offset: int, nbytes: int) -> None:
         if offset == 0:
             in_thread(lambda: ends.append(outcome(lambda: store.delete(second))))
-        punch(path, offset, nbytes)
+        punch(root, name, offset, nbytes)
 
-    monkeypatch.setattr(layouts, "_punch_by_path", overtaken)
+    monkeypatch.setattr(layouts, "_punch_by_name", overtaken)
     ends.append(outcome(lambda: store.delete(first)))
     assert ends == ["fine", "fine"]
     assert names(root) == ["1.bucket.kv"]
@@ -179,14 +179,14 @@ def test_a_bucket_that_fills_while_its_objects_are_deleted_goes(
     root: Path, store: NvmeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refs = [stored(store, HALF) for _ in range(2)]
-    punch, ends = layouts._punch_by_path, []
+    punch, ends = layouts._punch_by_name, []
 
-    def overtaken(path: str, offset: int, nbytes: int) -> None:
+    def overtaken(root: layouts.Root, name: str, offset: int, nbytes: int) -> None:
         if offset:
             in_thread(lambda: ends.append(outcome(lambda: stored(store, HALF))))
-        punch(path, offset, nbytes)
+        punch(root, name, offset, nbytes)
 
-    monkeypatch.setattr(layouts, "_punch_by_path", overtaken)
+    monkeypatch.setattr(layouts, "_punch_by_name", overtaken)
     for ref in refs:
         ends += ends_of(store.delete, [ref])
     assert ends == ["fine", "fine", "fine"]
@@ -321,10 +321,10 @@ def test_a_batch_syncs_so_many_objects_at_once_and_the_rest_at_the_end(
 
 
 def test_a_copy_that_goes_before_its_batch_is_synced_gives_its_space_back(root: Path) -> None:
-    before = open_descriptors()
     store = open_storage(
         root, capacity_bytes=CAPACITY, layout="file", engine="direct", fsync="batch"
     )
+    before = open_descriptors()
     refs = [stored(store, PAGE_BYTES) for _ in range(5)]
     assert open_descriptors() == before + 5
     for ref in refs:
@@ -453,7 +453,7 @@ def test_a_drive_that_refuses_a_create_has_its_bytes_back(root: Path) -> None:
         shard.rmdir()
     for _ in range(3):
         assert reason(lambda: drives.store.create(of_drive(0, BUFFER))) == "vanished"
-    layouts.make_shards(drives.roots[0])
+    layouts.Root.with_shards(drives.roots[0]).close()
     store_as(drives.store, ref := of_drive(0, BUFFER))
     assert drives.counts == [1, 0, 0]
     assert read_back(drives.store, ref)

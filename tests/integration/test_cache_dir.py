@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache.bench.place import LOCK_NAME, OWNER_NAME, CacheDir
+from kv_cache.bench.owner import OWNER_NAME
+from kv_cache.bench.place import LOCK_NAME, CacheDir
 from kv_cache.core.errors import PlaceError
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from kv_cache.bench import owner
-from kv_cache.bench.owner import Host, Life, life_of, run_identity, this_host
-from kv_cache.bench.place import OWNER_NAME, CacheDir, obtainable_bytes
+from kv_cache.bench.owner import OWNER_NAME, Host, Life, life_of, run_identity, this_host
+from kv_cache.bench.place import CacheDir, obtainable_bytes
 from kv_cache.core.errors import PlaceError
 from tests.cli import ROOT, SMALL, anything, run
 from tests.s3server import S3Server, missing, weed

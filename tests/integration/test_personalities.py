@@ -5,6 +5,7 @@ held against `PROMISES`: the page's table, written down a second time so that an
 changed in `config/personalities.py` alone is noticed.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ BUCKET_OBJECTS = 500
 USERS = 2
 
 TRACED = (
-    "openat,rename,renameat,renameat2,fsync,fdatasync,unlink,pread64,preadv,preadv2,pwrite64,"
+    "openat,rename,renameat,renameat2,fsync,fdatasync,unlinkat,pread64,preadv,preadv2,pwrite64,"
     "pwritev,pwritev2,fadvise64,io_uring_enter"
 )
 
@@ -163,6 +164,10 @@ class Trace:
 _OBJECTS = re.compile(r"/[0-9a-f]{2}/[0-9a-f]{16}[.a-z]*\.kv$")
 
 
+_NAMED = re.compile(r'(?:<([^>]*)>, )?"([^"]*)"')
+"""The directory that a name is relative to, if any, and the name."""
+
+
 def trace_of(calls: Sequence[Call]) -> Trace:
     """Objects alone: not the probes, nor the sample that the main thread reads after the run."""
     main = calls[0].thread
@@ -174,10 +179,10 @@ def trace_of(calls: Sequence[Call]) -> Trace:
         if call.result < 0 or call.thread == main:
             continue
         if call.name.startswith("rename"):
-            old, new = re.findall(r'"([^"]*)"', call.args)
+            old, new = (os.path.join(*found) for found in _NAMED.findall(call.args))
             renames[new] = old
-        elif call.name == "unlink":
-            unlinked += bool(_OBJECTS.search(call.args.strip('"')))
+        elif call.name == "unlinkat":
+            unlinked += any(_OBJECTS.search(f"/{name}") for _, name in _NAMED.findall(call.args))
         elif call.name == "io_uring_enter":
             rings += 1
         elif _OBJECTS.search(call.path) and not call.path.endswith(".meta.kv"):

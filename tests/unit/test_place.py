@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache.bench.owner import OWNER_NAME
 from kv_cache.bench.place import (
     LOCK_NAME,
-    OWNER_NAME,
     RUN_MARK,
     CacheDir,
     check_cache_dir,

@@ -3,7 +3,8 @@
 
 A layout opens files and says where in them an object is; it moves no bytes. Names come from ids
 alone: no key, user or dataset text ever becomes part of a path. Every file is below `root` and
-matches `??/*.kv`, which is what the owner of the directory removes.
+matches `??/*.kv`, which is what the owner of the directory removes. `root` is opened once, and all
+names are relative to its descriptor: what its path means by then is nothing that a run writes to.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import orjson
 
@@ -59,13 +60,57 @@ class Layout(Protocol):
     def close(self) -> None: ...
 
 
-def make_shards(root: Path) -> None:
-    for shard in range(SHARDS):
-        (root / f"{shard:02x}").mkdir(exist_ok=True)
+class Root:
+    """The open directory that all files of a layout lie below."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, also where the path is a symbolic link."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(path, flags)
+        self.path = path
+
+    @classmethod
+    def with_shards(cls, path: Path) -> Self:
+        """With a subdirectory for each shard."""
+        root = cls(path)
+        try:
+            for shard in range(SHARDS):
+                with suppress(FileExistsError):
+                    os.mkdir(f"{shard:02x}", dir_fd=root._fd)
+        except BaseException:
+            root.close()
+            raise
+        return root
+
+    def open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_CLOEXEC, dir_fd=self._fd)
+
+    def create(self, name: str, flags: int) -> int:
+        """A descriptor of a new file. Where O_DIRECT is refused, Linux has made it already."""
+        try:
+            return os.open(name, flags | _NEW, _MODE, dir_fd=self._fd)
+        except FileExistsError:
+            raise
+        except OSError:
+            with suppress(FileNotFoundError):
+                self.unlink(name)
+            raise
+
+    def rename(self, name: str, to: str) -> None:
+        os.rename(name, to, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(name, dir_fd=self._fd)
+
+    def close(self) -> None:
+        """Names mean nothing from now on. Calling again is fine."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
-def _path(root: Path, number: int, kind: str) -> str:
-    return f"{root}/{number % SHARDS:02x}/{number:016x}{kind}.kv"
+def _name(number: int, kind: str) -> str:
+    return f"{number % SHARDS:02x}/{number:016x}{kind}.kv"
 
 
 class FilePerObject:
@@ -76,15 +121,14 @@ class FilePerObject:
     removal = "unlink"
 
     def __init__(self, root: Path, *, rename: bool = True) -> None:
-        self._root = root
         self._rename = rename
         self._writing: dict[int, int] = {}  # descriptors that nobody has closed, by copy
-        make_shards(root)
+        self._root = Root.with_shards(root)
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
-        path = self._written(ref)
+        name = self._written(ref)
         with steps.timed("create"):
-            fd = _create(path, flags | (os.O_RDWR if allocate else os.O_WRONLY))
+            fd = self._root.create(name, flags | (os.O_RDWR if allocate else os.O_WRONLY))
         self._writing[ref.copy_id] = fd
         spans = (Span(fd, 0, ref.nbytes),)
         if allocate:
@@ -101,7 +145,7 @@ class FilePerObject:
             os.close(self._writing.pop(ref.copy_id))  # gone even where it reports an error
         if self._rename:
             with steps.timed("rename"):
-                os.rename(self._written(ref), self._complete(ref))
+                self._root.rename(self._written(ref), self._complete(ref))
 
     def abort(self, ref: CopyRef, spans: Spans) -> None:
         fd = self._writing.pop(ref.copy_id, None)
@@ -110,13 +154,13 @@ class FilePerObject:
                 os.close(fd)
         finally:  # an error of close is no reason to leave the file
             try:
-                os.unlink(self._written(ref))
+                self._root.unlink(self._written(ref))
             except FileNotFoundError:
-                os.unlink(self._complete(ref))
+                self._root.unlink(self._complete(ref))
 
     def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
         with steps.timed("open"):
-            fd = os.open(self._complete(ref), flags | os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._root.open(self._complete(ref), flags | os.O_RDONLY)
         return (_checked(Span(fd, 0, ref.nbytes)),)
 
     def release(self, spans: Spans, steps: Steps) -> None:
@@ -124,19 +168,19 @@ class FilePerObject:
             os.close(spans[0].fd)
 
     def delete(self, ref: CopyRef) -> None:
-        os.unlink(self._complete(ref))
+        self._root.unlink(self._complete(ref))
 
     def describe(self) -> Mapping[str, Any]:
         return {"layout": self.name, "rename": self._rename}
 
     def close(self) -> None:
-        pass
+        self._root.close()
 
     def _complete(self, ref: CopyRef) -> str:
-        return _path(self._root, ref.copy_id, "")
+        return _name(ref.copy_id, "")
 
     def _written(self, ref: CopyRef) -> str:
-        return _path(self._root, ref.copy_id, ".tmp" if self._rename else "")
+        return _name(ref.copy_id, ".tmp" if self._rename else "")
 
 
 class Arena:
@@ -155,23 +199,26 @@ class Arena:
         descriptors of its own. `files`, which exist and are large enough together, take the place
         of new ones."""
         if files is None:
-            make_shards(root)
             count = max(1, min(ARENA_FILES, capacity // BUCKET_BYTES))
-            sizes = _shares(capacity, count)
-            paths = [Path(_path(root, i, ".arena")) for i in range(count)]
-            _allocate(paths, sizes)
+            names = [_name(i, ".arena") for i in range(count)]
+            below = Root.with_shards(root)
         else:
-            paths = list(files)
-            sizes = _shares(capacity, len(paths))
+            names = [os.path.abspath(file) for file in files]
+            below = Root(Path("/"))  # of no meaning: each name is a whole path
+        sizes = _shares(capacity, len(names))
         self._fds: dict[int, list[int]] = {flag: [] for flag in flags}
         try:
+            if files is None:
+                _allocate(below, names, sizes)
             for flag, fds in self._fds.items():
-                for path in paths:
-                    fds.append(os.open(path, flag | os.O_RDWR | os.O_CLOEXEC))
+                for name in names:
+                    fds.append(below.open(name, flag | os.O_RDWR))
         except BaseException:
             self.close()
             raise
-        self._count = len(paths)
+        finally:
+            below.close()
+        self._count = len(names)
         self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self._extents = Extents(sizes)
         self._lock = threading.Lock()
@@ -230,9 +277,9 @@ class Arena:
 class _Bucket:
     """One file of many objects, open for appending until it is full."""
 
-    def __init__(self, number: int, path: str, fd: int) -> None:
+    def __init__(self, number: int, name: str, fd: int) -> None:
         self.number = number
-        self.path = path
+        self.name = name
         self.fd = fd
         self.end = 0
         self.writers = 0
@@ -259,14 +306,17 @@ class Buckets:
     removal = "punch"
 
     def __init__(self, root: Path) -> None:
-        self._root = root
         self._lock = threading.Lock()
         self._next = 0
         self._current: _Bucket | None = None
         self._of: dict[int, _Bucket] = {}
         self._writing: set[int] = set()
-        make_shards(root)
-        _require_punching(root)
+        self._root = Root.with_shards(root)
+        try:
+            self._require_punching()
+        except BaseException:
+            self._root.close()
+            raise
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
         with self._lock:
@@ -307,7 +357,7 @@ class Buckets:
                 raise StoreError("vanished", f"copy {ref.copy_id} is in no bucket")
             _, offset = bucket.objects[ref.copy_id]
         with steps.timed("open"):
-            fd = os.open(bucket.path, flags | os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._root.open(bucket.name, flags | os.O_RDONLY)
         return (_checked(Span(fd, offset, ref.nbytes)),)
 
     def release(self, spans: Spans, steps: Steps) -> None:
@@ -324,7 +374,7 @@ class Buckets:
             bucket.punching += 1
         try:
             if not over:
-                _punch_by_path(bucket.path, offset, ref.nbytes)
+                _punch_by_name(self._root, bucket.name, offset, ref.nbytes)
         finally:
             with self._lock:
                 bucket.punching -= 1
@@ -342,8 +392,11 @@ class Buckets:
 
     def close(self) -> None:
         current, self._current = self._current, None
-        if current is not None:
-            os.close(current.fd)
+        try:
+            if current is not None:
+                os.close(current.fd)
+        finally:
+            self._root.close()
 
     def _with_room(self, nbytes: int, flags: int, steps: Steps) -> _Bucket:
         """Under the lock: the current bucket, or a new one."""
@@ -358,10 +411,10 @@ class Buckets:
             bucket = None
         if bucket is None:
             number, self._next = self._next, self._next + 1
-            path = _path(self._root, number, ".bucket")
+            name = _name(number, ".bucket")
             with steps.timed("create"):
-                fd = _create(path, flags | os.O_RDWR)
-            bucket = self._current = _Bucket(number, path, fd)
+                fd = self._root.create(name, flags | os.O_RDWR)
+            bucket = self._current = _Bucket(number, name, fd)
         return bucket
 
     def _written(self, ref: CopyRef, steps: Steps, *, keep: bool) -> None:
@@ -382,7 +435,7 @@ class Buckets:
                 os.close(bucket.fd)
         finally:
             if bucket.over:
-                os.unlink(bucket.path)
+                self._root.unlink(bucket.name)
         if not bucket.objects:
             return
         index = [
@@ -390,17 +443,42 @@ class Buckets:
             for ref, offset in bucket.objects.values()
         ]
         with steps.timed("index"):
-            _write_new(self._index(bucket), orjson.dumps(index))
+            self._write_new(self._index(bucket), orjson.dumps(index))
 
     def _remove(self, bucket: _Bucket) -> None:
         try:
-            os.unlink(bucket.path)
+            self._root.unlink(bucket.name)
         finally:
             with suppress(FileNotFoundError):  # where writing it failed
-                os.unlink(self._index(bucket))
+                self._root.unlink(self._index(bucket))
 
     def _index(self, bucket: _Bucket) -> str:
-        return _path(self._root, bucket.number, ".meta")
+        return _name(bucket.number, ".meta")
+
+    def _write_new(self, name: str, data: bytes) -> None:
+        """All of it in a new file, or no file."""
+        fd = self._root.create(name, os.O_WRONLY)
+        try:
+            with open(fd, "wb", buffering=0) as file:
+                while data:
+                    data = data[file.write(data) :]
+        except BaseException:
+            self._root.unlink(name)
+            raise
+
+    def _require_punching(self) -> None:
+        """A file system that cannot punch holes would never give a deleted object's space back."""
+        name = _name(0, ".probe")
+        os.close(self._root.create(name, os.O_WRONLY))
+        try:
+            _punch_by_name(self._root, name, 0, PAGE_BYTES)
+        except OSError as error:
+            raise PlaceError(
+                f"--layout bucket: the file system of {self._root.path} cannot give back a part "
+                f"of a file ({reason_of(error)}); use --layout file or arena"
+            ) from error
+        finally:
+            self._root.unlink(name)
 
 
 def require_size(span: Span) -> None:
@@ -421,30 +499,6 @@ def _checked(span: Span) -> Span:
     return span
 
 
-def _create(path: str, flags: int) -> int:
-    """A descriptor of a new file. Where O_DIRECT is refused, Linux has made the file already."""
-    try:
-        return os.open(path, flags | _NEW, _MODE)
-    except FileExistsError:
-        raise
-    except OSError:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-        raise
-
-
-def _write_new(path: str, data: bytes) -> None:
-    """All of it in a new file, or no file."""
-    fd = _create(path, os.O_WRONLY)
-    try:
-        with open(fd, "wb", buffering=0) as file:
-            while data:
-                data = data[file.write(data) :]
-    except BaseException:
-        os.unlink(path)
-        raise
-
-
 def close_all(fds: Iterable[int]) -> None:
     """Every one, whatever happens to the others."""
     with ExitStack() as closing:
@@ -458,40 +512,25 @@ def _shares(total: int, count: int) -> list[int]:
     return [*[part] * (count - 1), total - part * (count - 1)]
 
 
-def _allocate(paths: Sequence[Path], sizes: Sequence[int]) -> None:
+def _allocate(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
     """New files of these sizes, or none."""
-    made: list[Path] = []
+    made: list[str] = []
     try:
-        for path, size in zip(paths, sizes, strict=True):
-            fd = _create(str(path), os.O_RDWR)
-            made.append(path)
+        for name, size in zip(names, sizes, strict=True):
+            fd = root.create(name, os.O_RDWR)
+            made.append(name)
             try:
                 os.posix_fallocate(fd, 0, size)
             finally:
                 os.close(fd)
     except OSError as error:
-        for path in made:
-            path.unlink()
+        for name in made:
+            root.unlink(name)
         raise PlaceError(
             f"--layout arena: {sum(sizes)} bytes could not be allocated at once in "
-            f"{paths[0].parents[1]} ({reason_of(error)}); lower --storage-capacity-gb, or use "
+            f"{root.path} ({reason_of(error)}); lower --storage-capacity-gb, or use "
             "--layout file"
         ) from error
-
-
-def _require_punching(root: Path) -> None:
-    """A file system that cannot punch holes would never give a deleted object's space back."""
-    path = _path(root, 0, ".probe")
-    os.close(_create(path, os.O_WRONLY))
-    try:
-        _punch_by_path(path, 0, PAGE_BYTES)
-    except OSError as error:
-        raise PlaceError(
-            f"--layout bucket: the file system of {root} cannot give back a part "
-            f"of a file ({reason_of(error)}); use --layout file or arena"
-        ) from error
-    finally:
-        os.unlink(path)
 
 
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
@@ -506,8 +545,8 @@ def _punch(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _punch_by_path(path: str, offset: int, nbytes: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def _punch_by_name(root: Root, name: str, offset: int, nbytes: int) -> None:
+    fd = root.open(name, os.O_WRONLY)
     try:
         _punch(fd, offset, nbytes)
     finally:
