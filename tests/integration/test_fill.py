@@ -120,7 +120,7 @@ def test_directories_share_the_fill(tmp_path: Path) -> None:
 def test_what_is_written_neither_compresses_nor_repeats_over_files_and_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module._Fill, "_remove", lambda self: None)
+    monkeypatch.setattr(module._Fill, "remove", lambda self: None)
     pages: list[bytes] = []
     for size in (4 * MIB, 8 * MIB):  # as the first and as the second pass leave it
         filled(tmp_path, capacity=4 * MIB, size=size)
@@ -149,7 +149,7 @@ def test_it_works_in_a_cache_directory_whose_owner_removes_what_a_kill_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, CacheDir(tmp_path / "cache", run="test") as cache:
-        patched.setattr(module._Fill, "_remove", lambda self: None)
+        patched.setattr(module._Fill, "remove", lambda self: None)
         filled(cache.objects)
         assert len(list(cache.objects.glob("00/*.kv"))) == 2
     assert everything(tmp_path) == set()
