@@ -169,14 +169,18 @@ _NAMED = re.compile(r'(?:<([^>]*)>, )?"([^"]*)"')
 
 
 def trace_of(calls: Sequence[Call]) -> Trace:
-    """Objects alone: not the probes, nor the sample that the main thread reads after the run."""
-    main = calls[0].thread
+    """Objects alone: not the probes of the main thread, nor the single pages that a thread of its
+    own reads as a sample after the run."""
+    moved = [call for call in calls if re.match(r"p?(read|write)v?", call.name) and call.result > 0]
+    pages = {c.thread for c in moved if c.name.startswith("pread") and c.result == PAGE_BYTES}
+    workers = {c.thread for c in moved if c.result != PAGE_BYTES or "write" in c.name}
+    apart = {calls[0].thread} | (pages - workers)
     uses: list[Use] = []
     open_files: dict[int, Use] = {}
     renames: dict[str, str] = {}
     unlinked = rings = 0
     for call in calls:
-        if call.result < 0 or call.thread == main:
+        if call.result < 0 or call.thread in apart:
             continue
         if call.name.startswith("rename"):
             old, new = (os.path.join(*found) for found in _NAMED.findall(call.args))
@@ -185,7 +189,7 @@ def trace_of(calls: Sequence[Call]) -> Trace:
             unlinked += any(_OBJECTS.search(f"/{name}") for _, name in _NAMED.findall(call.args))
         elif call.name == "io_uring_enter":
             rings += 1
-        elif _OBJECTS.search(call.path) and not call.path.endswith(".meta.kv"):
+        elif _OBJECTS.search(call.path) and not call.path.endswith((".meta.kv", ".probe.kv")):
             if call.name == "openat":
                 flags = frozenset(re.findall(r"O_\w+", call.args))
                 use = Use(path=call.path, thread=call.thread, begun=call.begun, flags=flags)
