@@ -24,6 +24,10 @@ _SILENT = "the device did not answer"
 _MOST_NAMES = 1000  # of the same stem that are looked at in one directory
 
 
+RESULTS = Path("results")
+"""Where results go that are given no place, below the working directory; made on demand."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What was to be written, and where it is now."""
@@ -97,6 +101,8 @@ def _failure(
 
     def write() -> None:
         path = name()
+        if path.parent == RESULTS:
+            RESULTS.mkdir(exist_ok=True)
         write_atomically(path, data)
         if written is not None:
             written.append(path)

@@ -16,7 +16,7 @@ from kv_cache.bench.sizing import size_tiers
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.exports import check_exports
 from kv_cache.cli.flags import Invocation
-from kv_cache.cli.keep import Kept
+from kv_cache.cli.keep import RESULTS, Kept
 from kv_cache.cli.progress import bar_for, to
 from kv_cache.cli.supervisor import supervisor, tell
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from kv_cache.cli.foresee import Foresight
 
 QUICK = Path("quick")
-RESULTS = Path("results")
-"""Where results go that are given no place, below the working directory."""
 
 log = logging.getLogger("kv_cache")
 
