@@ -59,7 +59,7 @@ def test_two_real_runs_are_compared_and_nothing_is_written(pair: Path) -> None:
     code, out, err = run(pair, "A.json", "B.json")
     assert (code, err) == (0, "")
     assert out.startswith(("compare   a single run each", "A is ", "B is "))
-    for name in ("storage read + write", "requests", "response p95", "hit ratio"):
+    for name in ("storage read + write", "requests", "hit ratio"):
         assert f"\n{name} " in out
     assert tree(pair) == ["A.json", "B.json"]
 

@@ -250,12 +250,15 @@ def test_a_rank_that_is_not_ready_in_time_ends_all(tmp_path: Path) -> None:
     process = start(tmp_path, [*LONG, "--decode-only", "--clients-timeout=3"])
     wait_for(lambda: len(children_of(process)) == 2)
     wait_for(lambda: any(objects(tmp_path, 1)))
-    late = children_of(process)[1]
-    late.suspend()
+    rank = children_of(process)[1]
+    late = [rank, *rank.children(recursive=True)]  # its supervisor, and who works
+    for each in late:
+        each.suspend()
     try:
         wait_for(lambda: (tmp_path / "R.rank0.json").exists())
     finally:
-        late.resume()
+        for each in late:
+            each.resume()
     ran = finish(process, tmp_path)
     assert ran.code == 1, ran.err
     assert ran.own["passport"]["verdict"] == "invalid"

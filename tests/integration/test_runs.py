@@ -476,7 +476,7 @@ def test_every_promised_percentile_of_a_class_is_judged(tmp_path: Path) -> None:
     batch = sound(ran)["measured"]["batch"]
     assert batch["completed"] > 0
     met = {name: promise["met"] for name, promise in batch["promises"].items()}
-    assert met == {"p95": False, "p99": False, "p999": True, "p9999": True}
+    assert met == {"p95": False, "p99": False, "p999": None, "p9999": None}, "too few to say"
 
 
 DEFECT = """
