@@ -3,6 +3,7 @@ stand in `benchmarks/`), what hypothesis tries is the same each time (`pytest
 --hypothesis-profile=explore` tries other things), and simulations in this process run as Python,
 whatever was compiled. What was skipped is counted by its reason at the end."""
 
+import signal
 from collections import Counter
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what nohup ignores
 settings.register_profile("explore", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile("same")
