@@ -111,7 +111,7 @@ def test_virtual_time_has_no_latencies_to_compare(go: Go) -> None:
 
 def test_a_real_run_is_compared_in_latencies_too(tmp_path: Path) -> None:
     write(tmp_path / "V.json", [entry(n) for n in range(20)])
-    ran = small(tmp_path, "--max-requests=40", "--validation-trace=V.json")
+    ran = small(tmp_path, "--max-requests=150", "--validation-trace=V.json")
     assert ran.code == 0, ran.err
     rows = ran.result["validation"]["comparison"]
     for side in ("read", "write", "storage_read"):
