@@ -287,7 +287,7 @@ CORPUS: dict[str, tuple[bytes, str, str]] = {
             1,
             2,
             "arrival_timestamp: expected a time in seconds from 0 to 9223372036, found "
-            "'1700000000000'",
+            "'1700000000000'; --trace-time-unit reads another unit",
         ),
     ),
     "failed rows alone": (

@@ -376,6 +376,7 @@ def test_a_full_disk_has_no_space_and_nothing_of_the_copy_is_left(
     assert rig.read(in_memory).ok
     assert rig.perform(Delete(first, Cause.EVICTION)).ok
     assert rig.move(in_memory, rig.twin(in_memory, Tier.NVME)).ok
+    rig.stores[Tier.NVME].close()  # which holds the directory that is unmounted
 
 
 @pytest.mark.parametrize("tier", Tier)
