@@ -22,7 +22,7 @@ from kv_cache.core.units import KIB, PAGE_BYTES
 from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.nvme import ENGINES, FSYNC, LAYOUTS, NvmeStore, Striped, open_storage, uring
-from kv_cache.tiers.nvme.layouts import Arena, Buckets
+from kv_cache.tiers.nvme.layouts import Arena, Buckets, FilePerObject
 from kv_cache.tiers.objects import Client, ObjectStore
 from kv_cache.tiers.payload import Payload
 from kv_cache.tiers.wrappers import Faulty, Throttled
@@ -239,8 +239,8 @@ def _is_socket(descriptor: str) -> bool:
 
 
 def kept_descriptors(store: Store) -> int:
-    """What a store keeps open between calls: files that wait for a batch's fsync, an arena, a
-    bucket that is being filled."""
+    """What a store keeps open between calls: its directory, files that wait for a batch's fsync, an
+    arena, a bucket that is being filled."""
     if isinstance(store, Striped):
         return sum(kept_descriptors(drive) for drive in store._stores)
     if isinstance(store, Faulty | Throttled):
@@ -250,7 +250,9 @@ def kept_descriptors(store: Store) -> int:
     layout, waiting = store._layout, len(store._syncer._waiting)
     if isinstance(layout, Arena):
         return waiting + sum(map(len, layout._fds.values()))
-    return waiting + (isinstance(layout, Buckets) and layout._current is not None)
+    assert isinstance(layout, FilePerObject | Buckets)
+    filled = isinstance(layout, Buckets) and layout._current is not None
+    return waiting + filled + (layout._root._fd >= 0)
 
 
 @contextmanager

@@ -231,10 +231,10 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    if refused := _refuse_other_than_utf8(sys.argv[1:]):
-        sys.exit(refused)
-    _under_a_supervisor(sys.argv[1:], wrapper=entry is not main)
     try:
+        if refused := _refuse_other_than_utf8(sys.argv[1:]):
+            sys.exit(refused)
+        _under_a_supervisor(sys.argv[1:], wrapper=entry is not main)
         code = entry(sys.argv[1:])
         sys.stdout.flush()
     except ModuleNotFoundError as error:

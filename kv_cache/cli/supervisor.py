@@ -95,8 +95,10 @@ class _Parent:
                 _exit(self._give_up(why))
 
     def _pass_on(self, came: "signal.struct_siginfo") -> None:
-        """What the terminal sends has reached the child too, unless that has its own session."""
-        if self._own_session or came.si_code != _SI_KERNEL:
+        """What the terminal sends has reached the child too, unless that has its own session. A
+        SIGHUP may have come to this process alone, as the leader of the terminal's session."""
+        of_group = came.si_code == _SI_KERNEL and came.si_signo != signal.SIGHUP
+        if self._own_session or not of_group:
             self._kill(came.si_signo)
 
     def _kill(self, number: int) -> None:
