@@ -305,14 +305,6 @@ def small_files(made: Path) -> None:
     os.chdir(before)
 
 
-def _readers_own(made: Path) -> None:
-    """Files that the README takes for the reader's: its commands are one line each."""
-    Path("site.yaml").write_text((ROOT / "configs" / "quick.yaml").read_text())
-    Path("grid.yaml").write_text("config: quick\nvary: {run.num_users: [4, 8]}\n")
-    shutil.copy(made / "R.json", "old.json")
-    os.environ.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
-
-
 def follow_all(scratch: Path, report: Path) -> None:
     mount(scratch)
     made = scratch / "made"
@@ -326,8 +318,6 @@ def follow_all(scratch: Path, report: Path) -> None:
         shutil.copytree(ROOT / "tests" / "data", place / "tests" / "data")
         shutil.copytree(ROOT / "docs" / "reports", place / "docs" / "reports")
         os.chdir(place)
-        if page == "README.md":
-            _readers_own(made)
         tried += Stranger(made).follow(page)
     os.chdir("/")
     report.write_text(json.dumps([asdict(each) for each in tried]))

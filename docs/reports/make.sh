@@ -16,9 +16,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 
 cd "$work"
-"$python" "$root/kv-cache.py" run --model tiny-1b --semantics serving --generation-mode none --seed 5 \
-    --gpu-mem-gb 0.5 --cpu-mem-gb 1 --storage-capacity-gb 16 --num-users 6 \
-    --warmup 15 --duration 60 --drain 10 --cache-dir "$cache" --no-progress \
+"$python" "$root/kv-cache.py" run --config quick --cache-dir "$cache" --no-progress \
     --fio-export job.fio --output result.json
 
 # The same document without the line breaks, which are four fifths of the file.

@@ -42,6 +42,7 @@ from kv_cache.bench.owner import (
     run_identity,
 )
 from kv_cache.bench.sweep import Removed, Sweep, is_at, open_directory
+from kv_cache.config.places import temporary_place
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, human_bytes
 
@@ -344,7 +345,8 @@ class CacheDir:
         """A fresh directory where the system keeps temporary files, removed at the end."""
         _sweep_temporary(run)
         with _as_place_error("a temporary cache directory"):
-            path = Path(os.path.realpath(tempfile.mkdtemp(prefix=_TEMPORARY)))
+            made = tempfile.mkdtemp(prefix=_TEMPORARY, dir=temporary_place())
+            path = Path(os.path.realpath(made))
         try:
             cache_dir = cls(path, run=run)
         except BaseException:
@@ -618,7 +620,7 @@ def _owner(directory: int) -> dict[str, Any] | None:
 def _sweep_temporary(run: str) -> None:
     """Remove the temporary cache directories of dead runs: those that hold nothing alive of ours
     and something dead."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+    for path in temporary_place().glob(f"{_TEMPORARY}*"):
         try:
             if not any(True for _ in _leftovers(path)):
                 continue

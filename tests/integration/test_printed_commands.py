@@ -22,11 +22,6 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-REPORT = "docs/reports/README.md"
-STALE = pytest.mark.xfail(
-    strict=True, reason="docs/reports/result.json is of 0.6.0; docs/reports/make.sh makes it again"
-)
-
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
@@ -48,9 +43,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     return rows
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=STALE if page == REPORT else ()) for page in PAGES]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page_runs_as_printed(
     page: str, tried: dict[str, list[dict[str, Any]]]
 ) -> None:

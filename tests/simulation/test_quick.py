@@ -14,7 +14,7 @@ from kv_cache.core.units import gib_to_bytes
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.sim.run import simulate
 
-MOST_SECONDS = 70  # of warm-up and window, so that `make run` keeps its 90 s
+MOST_SECONDS = 85  # of warm-up, window and drain, so that `make run` keeps its 90 s
 
 
 def quick(gbytes_per_s: float) -> Config:
@@ -61,6 +61,6 @@ def test_the_first_run_reads_what_it_stored_and_does_not_fit_into_ram(gbytes_per
     assert asked.hits >= 0.99 * asked.offered_blocks, "storage holds what is asked for again"
 
 
-def test_the_first_run_takes_a_minute_and_a_quarter() -> None:
+def test_the_first_run_leaves_the_rest_five_of_its_ninety_seconds() -> None:
     run = quick(1.0).run
     assert run.warmup_s + (run.duration_s or 0) + run.drain_s <= MOST_SECONDS

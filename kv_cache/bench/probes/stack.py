@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 from kv_cache.bench.probes import text_of
 from kv_cache.bench.probes.link import controllers_of
 from kv_cache.bench.probes.network import is_here
-from kv_cache.core.mounts import Mount, mount_of, parse_mounts
+from kv_cache.core.mounts import MEMORY_FILESYSTEMS, Mount, mount_of, parse_mounts
 
 _MOST_LEVELS = 24  # of one way down: a path of another mount namespace can lead in circles
-_MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"})
 _MEMORY_DEVICES = {
     re.compile(r"zram\d+"): "it compresses into RAM",
     re.compile(r"ram\d+"): "it is a RAM disk (brd)",
@@ -169,7 +168,7 @@ class _Walk:
         way = way.down(f"{mount.kind} {_shown(mount.point)}")
         if _without_barrier(mount):
             self.no_barrier.append(way.path[-1])
-        if mount.kind in _MEMORY_FILESYSTEMS:
+        if mount.kind in MEMORY_FILESYSTEMS:
             yield way.foot(FootKind.RAM, "it is a file system in RAM")
         elif mount.kind.startswith("fuse"):  # fuseblk has a device, behind a process
             yield way.unseen("a process answers for this file system (FUSE)")
