@@ -2,16 +2,21 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS := -n auto --maxprocesses=4 --dist loadfile
 
-.PHONY: run test nightly lint bench clean
+.PHONY: run check test nightly lint bench clean
 
 run: $(VENV)/run.stamp
 	$(BIN)/python kv-cache.py
 
-test: lint
-	$(BIN)/python -m pytest -q
+# What starts no process and makes no device.
+check: lint
+	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/property
 
-# What only an idle machine can show: VALID of a live run.
+test: lint
+	$(BIN)/python -m pytest -q $(WORKERS)
+
+# What only an idle machine can show (VALID of a live run), and full products of choices.
 nightly: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -q -m nightly
 

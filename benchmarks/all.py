@@ -35,6 +35,7 @@ from benchmarks import (
     report_page,
     resize,
     s3,
+    startup,
     trace_stats,
     twin,
 )
@@ -56,6 +57,7 @@ def sections(*, quick: bool, directory: Path) -> dict[str, Section]:
     """By the figures that they measure. The shortest first, so that what is broken shows soon."""
     plan = io_path.plan_of(quick=quick, directory=directory)
     return {
+        "22": ("starting a command", lambda: startup.figures(5 if quick else 11)),
         "12": ("looking at traces", trace_stats.figures),
         "17": ("the policy lab", lab.figures),
         "18": ("the cluster simulator", lambda: cluster.figures(3 if quick else 5)),
@@ -107,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, groups and loads")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk of figure 1")
-    numbers = ("1", *map(str, range(4, 11)), *map(str, range(12, 22)))
+    numbers = ("1", *map(str, range(4, 11)), *map(str, range(12, 23)))
     parser.add_argument("--only", nargs="+", choices=numbers)
     options = parser.parse_args()
     leave_cleanly_on_sigterm()

@@ -2,15 +2,13 @@
 
 The program is in no package index, and `kv-cache` there is a stranger's project whose package is
 called `kv_cache` too. A hint names neither: it names the checkout that runs, or the packages. This
-module imports nothing but the standard library, as it speaks where the rest cannot be imported.
+module imports nothing but the standard library, as it speaks where the rest cannot be imported,
+and what is slow to import only where it speaks.
 """
 
 import re
 import sys
-import sysconfig
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, requires
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 
@@ -74,6 +72,8 @@ def _by_name(extra: str | None) -> str:
 
 def _packages(extra: str | None) -> Sequence[str]:
     """Packages of an extra, or those always needed, as the installed metadata names them."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
@@ -93,12 +93,16 @@ def _python() -> str:
 
 def _managed() -> bool:
     """Whether the system's own packaging forbids pip to install for this interpreter."""
+    import sysconfig
+
     stdlib = Path(sysconfig.get_path("stdlib"))
     return sys.prefix == sys.base_prefix and (stdlib / "EXTERNALLY-MANAGED").exists()
 
 
 def _pip() -> str:
     """The beginning of a command that installs where this program runs."""
+    from importlib.util import find_spec
+
     checkout = _checkout()
     if _managed():
         if checkout is None:

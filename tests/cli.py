@@ -1,17 +1,25 @@
-"""The program as a user starts it: a process of its own, in an empty directory."""
+"""The program as a user starts it, in an empty directory: called in the tests' own process, which
+takes milliseconds, or as a process of its own (`start`, and `alone`), which takes a second."""
 
+import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
+
+from kv_cache.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "kv-cache.py"
@@ -85,10 +93,58 @@ def prepare(cwd: Path) -> None:
     (cwd / "small.yaml").write_text(_SMALL_YAML)
 
 
-def run(cwd: Path, *args: str, timeout: float = 120) -> Ran:
-    """Run to the end in `cwd`; the result of `--output=R.json`, if it was written."""
-    process = start(cwd, args)
-    return finish(process, cwd, timeout)
+def run(cwd: Path, *args: str) -> Ran:
+    """Call the program in `cwd`; the result of `--output=R.json`, if it was written."""
+    prepare(cwd)
+    with as_a_process(cwd) as printed:
+        try:
+            code = main(one_configuration(args))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+    return _ran(cwd, code, *printed)
+
+
+def alone(cwd: Path, *args: str, timeout: float = 120) -> Ran:
+    """The same in a process of its own."""
+    return finish(start(cwd, args), cwd, timeout)
+
+
+@contextlib.contextmanager
+def as_a_process(cwd: Path) -> Iterator[list[str]]:
+    """What a process begins with: its directory, streams, environment, handlers. At the end the
+    list has what went to stdout and to stderr, also that of children."""
+    printed: list[str] = []
+    before, root = Path.cwd(), logging.getLogger()
+    handlers, level, interval = root.handlers[:], root.level, sys.getswitchinterval()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in (1, 2)]
+        kept = [os.dup(fd) for fd in (1, 2)]
+        streams = [open(fd, "w", errors="backslashreplace", closefd=False) for fd in (1, 2)]  # noqa: SIM115
+        stack.enter_context(patch.multiple(sys, stdout=streams[0], stderr=streams[1]))
+        stack.enter_context(patch.dict(os.environ, environment(), clear=True))
+        stack.enter_context(patch.object(tempfile, "tempdir", None))  # it may be another
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("error")
+        root.handlers.clear()
+        for file, fd in zip(files, (1, 2), strict=True):
+            os.dup2(file.fileno(), fd)
+        os.chdir(cwd)
+        try:
+            yield printed
+        finally:
+            os.chdir(before)
+            for stream, kept_fd, fd in zip(streams, kept, (1, 2), strict=True):
+                stream.flush()
+                os.dup2(kept_fd, fd)
+                os.close(kept_fd)
+            root.handlers[:] = handlers
+            root.setLevel(level)
+            sys.setswitchinterval(interval)
+        for file in files:
+            file.seek(0)
+            printed.append(file.read().decode(errors="backslashreplace"))
 
 
 def finish(process: "subprocess.Popen[str]", cwd: Path, timeout: float = 120) -> Ran:
@@ -96,9 +152,13 @@ def finish(process: "subprocess.Popen[str]", cwd: Path, timeout: float = 120) ->
         out, err = process.communicate(timeout=timeout)
     finally:
         process.kill()
+    return _ran(cwd, process.returncode, out, err)
+
+
+def _ran(cwd: Path, code: int, out: str, err: str) -> Ran:
     written = cwd / "R.json"
     result = json.loads(written.read_bytes()) if written.exists() else None
-    return Ran(process.returncode, out, err, result)
+    return Ran(code, out, err, result)
 
 
 def wait_until_at_work(process: "subprocess.Popen[str]", cpu_s: float = 0.5) -> None:
@@ -137,9 +197,15 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(used.user + used.system)
 
 
-def small(cwd: Path, *args: str, timeout: float = 120) -> Ran:
+def small(cwd: Path, *args: str) -> Ran:
     """A small run below `cwd/cache`, with its result."""
-    return run(cwd, *SMALL, "--cache-dir=cache", "--output=R.json", *args, timeout=timeout)
+    return run(cwd, *SMALL, "--cache-dir=cache", "--output=R.json", *args)
+
+
+def small_alone(cwd: Path, *args: str, timeout: float = 120) -> Ran:
+    """The same in a process of its own."""
+    flags = (*SMALL, "--cache-dir=cache", "--output=R.json", *args)
+    return alone(cwd, *flags, timeout=timeout)
 
 
 def anything(directory: Path, pattern: str) -> bool:

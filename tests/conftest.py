@@ -1,9 +1,12 @@
 """What all tests have in common: no test fails because a machine was slow (timings are figures, and
 stand in `benchmarks/`), what hypothesis tries is the same each time (`pytest
 --hypothesis-profile=explore` tries other things), and simulations in this process run as Python,
-whatever was compiled. What was skipped is counted by its reason at the end."""
+whatever was compiled. Processes of tests keep the bytecode that they make: it takes a third of the
+time of a short one. What was skipped is counted by its reason at the end."""
 
+import os
 import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -11,6 +14,8 @@ from hypothesis import settings
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what nohup ignores
 settings.register_profile("explore", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
@@ -18,13 +23,12 @@ settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What wants an idle machine runs only where it is asked for."""
+    """What wants an idle machine, or much time, runs only where it is asked for."""
     if "nightly" in config.getoption("-m"):
         return
-    skipped = pytest.mark.skip(reason="wants an idle machine: make nightly")
-    for item in items:
-        if "nightly" in item.keywords:
-            item.add_marker(skipped)
+    left_out = [item for item in items if "nightly" in item.keywords]
+    items[:] = [item for item in items if "nightly" not in item.keywords]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

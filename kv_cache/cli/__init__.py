@@ -1,14 +1,12 @@
 """The command line: one file a command."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 
 from kv_cache.cli.exits import Exit
-from kv_cache.cli.ranks import COORDINATOR, rank_of
-from kv_cache.cli.supervisor import supervise, tell
+from kv_cache.cli.help import first_words
 from kv_cache.core.errors import BrokenLawError, NoAnswerError, UsageError, did_you_mean
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
 
@@ -157,7 +155,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 """Each command with its entry; without a command's name, `run` is meant."""
 
 _ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate", "twin"})
-_NOT_ON_DEVICES = frozenset({"-h", "--help", "--version", "--virtual-time"})
+_NOT_ON_DEVICES = frozenset({"-h", "--help", "--help-all", "--version", "--virtual-time"})
 
 
 def at_home(word: str) -> str:
@@ -212,6 +210,9 @@ def _refuse_other_than_utf8(argv: Sequence[str]) -> int:
 def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
     """Returns in the process that does the work: this one, or a child where it touches devices or
     is a rank of a launcher's."""
+    from kv_cache.cli.ranks import COORDINATOR, rank_of
+    from kv_cache.cli.supervisor import supervise
+
     try:
         launched = COORDINATOR not in os.environ and rank_of(os.environ).told_by is not None
     except UsageError:  # the command says it
@@ -228,6 +229,9 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
         sys.exit(Exit.REFUSED)
+    if entry is main and (words := first_words(sys.argv[1:])):
+        sys.stdout.write(words)
+        sys.exit(Exit.DONE)
     # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -243,12 +247,16 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
         print(f"kv-cache: {missing_hint(error.name)}", file=sys.stderr)
         code = Exit.REFUSED
     except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
+        import signal
+
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = Exit.SIGINT
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     if code == Exit.NO_ANSWER:  # there is a thread that does not end
+        from kv_cache.cli.supervisor import tell
+
         sys.stderr.flush()
         tell(code=int(code))
         os._exit(code)

@@ -7,13 +7,14 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
-from kv_cache import __version__
+from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
 from kv_cache.cli.parsing import Once
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
@@ -69,19 +70,7 @@ _GROUP_OF: Mapping[str, str] = {
 }
 """By the option's path, else by its section."""
 
-_EPILOG = """other commands, each with a --help of its own:
-  capacity      how many users, or requests/s, keep their promises
-  precondition  bring a drive into the state in which it will be used
-  probe         measure a device alone        twin       fio does the I/O of a run
-  calibrate     a machine's profile           predict    a run, by such a profile
-  verify        is a result as its run left it?
-  compare       do results differ?            report     pages, tables, logs of results
-  plot          pictures of results           sweep      a run for each cell of a grid
-  lab           policies, without time        sim        clusters, in virtual time
-  compile       the engine of lab and sim as machine code
-  mlperf        the official sequence: run, check, summarize
-  trace         stats, plot, fit, convert     datasets   public traces
-  config        the configuration in effect
+_EPILOG = f"""{COMMANDS}
 
 examples:
   %(prog)s --config quick --cache-dir /mnt/nvme/kv
@@ -146,15 +135,18 @@ def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
     """The parser of `run`; each value's destination is the full name of its flag."""
     parser = _Parser(
         prog=prog,
-        usage="%(prog)s [--config FILE] [--model NAME] [--num-users N] [option ...]",
+        usage=USAGE,
         description="Measure how fast storage is for the KV caches of LLM serving.",
         epilog=_EPILOG,
         formatter_class=_Formatter,
         argument_default=argparse.SUPPRESS,
+        add_help=False,
     )
     parser.add_argument(
-        "--version", action="version", version=f"kv-cache {__version__}", help="Print the version"
+        "-h", "--help", action=_Print, const=FIRST_PAGE, help="Show the commands and main options"
     )
+    parser.add_argument("--help-all", action="help", help="Show this: all options")
+    parser.add_argument("--version", action=_Print, const=VERSION, help="Show the version")
     groups = {title: parser.add_argument_group(title, text) for title, text in _GROUPS.items()}
     _add_general(groups["What to run"])
     for option in options().values():
@@ -168,6 +160,17 @@ def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=100)
+
+
+class _Print(argparse.Action):
+    """Writes `const` to stdout and exits with 0."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(nargs=0, **given)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        sys.stdout.write(self.const)
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -77,7 +77,7 @@ examples:
   kv-cache.py lab --pattern all --seeds 20
 
 Options of run that change what is asked may follow (--block-tokens, --model, --trace-format,
---skip-bad-rows, --seed, ...); with --pattern only --seed. See run --help.
+--skip-bad-rows, --seed, ...); with --pattern only --seed. See run --help-all.
 
 exit code: 0 done, 1 a file is not where it was to be, 2 bad input, 130 and 143 interrupted
 """

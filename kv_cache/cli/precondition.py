@@ -39,7 +39,7 @@ examples:
   kv-cache.py precondition --cache-dir /mnt/nvme/kv --storage-capacity-gb 400 --model llama3.1-8b
   kv-cache.py precondition --cache-dir /mnt/nvme/kv --storage-capacity-gb 400 --max-rounds 0
 
-The same before a measurement, in one go: kv-cache.py run --precondition. All options: run --help.
+The same before a measurement, in one go: kv-cache.py run --precondition. All: run --help-all.
 
 exit code: 0 done (the verdict says whether it is steady), 1 broken, 2 bad input, 130, 143
 """

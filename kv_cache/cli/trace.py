@@ -99,7 +99,7 @@ of the trace, and whose sessions have as many turns. Comments say how well each 
 
 _EPILOG = """\
 Options of run that change what is asked may follow (--block-tokens, --model, --trace-format,
---trace-users, --skip-bad-rows, --config, ...); see run --help.
+--trace-users, --skip-bad-rows, --config, ...); see run --help-all.
 
 exit code: 0 done, 2 bad input
 """

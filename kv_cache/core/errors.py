@@ -14,7 +14,6 @@ value, a row in the record and a line in the report.
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class KvCacheError(Exception):
@@ -57,6 +56,8 @@ class BrokenLawError(KvCacheError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when something is near, else the list of what is known."""
+    from difflib import get_close_matches  # slow to import, and seldom needed
+
     choices = sorted(known)
     near = get_close_matches(word, choices, n=1, cutoff=0.6)
     if near:

@@ -5,14 +5,15 @@ depend on it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice, pairwise, product
+from itertools import combinations, islice, pairwise, product
 from random import Random
 from typing import NamedTuple
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from kv_cache.core.block import Block
 from kv_cache.core.errors import TraceError
@@ -313,7 +314,34 @@ def all_makers() -> Iterator[tuple[str, Make]]:
 
 SOURCES = dict(all_makers())
 LIMITED = [n for n in SOURCES if "users" in n or "sessions" in n]  # these share max_requests out
-every_source = pytest.mark.parametrize("make", SOURCES.values(), ids=list(SOURCES))
+
+
+def covering() -> set[str]:
+    """So many of the sources that each two of their choices (the words of a name) come together in
+    one of them, if they do in any."""
+    left = {pair for name in SOURCES for pair in combinations(name.split("-"), 2)}
+    chosen = set()
+    for name in sorted(SOURCES, key=lambda name: -name.count("-")):
+        pairs = set(combinations(name.split("-"), 2))
+        if pairs & left:
+            left -= pairs
+            chosen.add(name)
+    return chosen
+
+
+TRIED = covering()
+
+
+def tried(names: Iterable[str], values: Mapping[str, object]) -> list[ParameterSet]:
+    """Parameters by their names; what the covering set leaves out is for the night."""
+    return [
+        pytest.param(values[name], id=name, marks=() if name in TRIED else pytest.mark.nightly)
+        for name in names
+    ]
+
+
+NAMES = {name: name for name in SOURCES}
+every_source = pytest.mark.parametrize("make", tried(SOURCES, SOURCES))
 
 
 class Ask(NamedTuple):
@@ -438,7 +466,7 @@ def test_a_large_max_requests_costs_nothing_before_it_is_used() -> None:
     assert len(drive(source, Seed(1)).requests) == POPS
 
 
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("name", tried(LIMITED, NAMES))
 @pytest.mark.parametrize("most", [1, 40])
 def test_max_requests_sends_exactly_the_first_of_the_plan(name: str, most: int) -> None:
     make = SOURCES[name]
@@ -508,7 +536,7 @@ def served(source: Source, chance: Seed, sizes: tuple[int, ...]) -> dict[str, li
 RESIZED = [name for name, make in SOURCES.items() if make(Seed(1), 0).users is not None]
 
 
-@pytest.mark.parametrize("name", RESIZED)
+@pytest.mark.parametrize("name", tried(RESIZED, NAMES))
 def test_users_who_stay_ask_the_same_whoever_comes_and_goes(name: str) -> None:
     steady = by_user(drive(SOURCES[name](Seed(1), 0), Seed(2), pops=600).requests)
     moving = served(SOURCES[name](Seed(1), 0), Seed(3), (USERS, 20, 3, 9, USERS, 12, 2))
@@ -518,7 +546,9 @@ def test_users_who_stay_ask_the_same_whoever_comes_and_goes(name: str) -> None:
         assert len(moving[user]) > 5
 
 
-@pytest.mark.parametrize("name", [n for n in RESIZED if n.startswith(("users", "renamed"))])
+@pytest.mark.parametrize(
+    "name", tried([n for n in RESIZED if n.startswith(("users", "renamed"))], NAMES)
+)
 def test_who_comes_back_is_somebody_else_and_finds_nothing_of_whom_was_there(name: str) -> None:
     source = SOURCES[name](Seed(1), 0)
     asked = served(source, Seed(3), (USERS, 2, USERS, 2, USERS))

@@ -33,9 +33,10 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 
 
 def test_the_help_text(tmp_path: Path) -> None:
-    ran = run(tmp_path, "--help")
-    assert ran.code == 0
-    golden("help.txt", ran.out)
+    for flag, name in (("--help", "help.txt"), ("--help-all", "help_all.txt")):
+        ran = run(tmp_path, flag)
+        assert ran.code == 0
+        golden(name, ran.out)
 
 
 def test_the_keys_of_a_result(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ SLO = "--slo=interactive:p95<50ms"
 SHORT = ["--probe=10", "--probe-warmup=1", "--most-probes=4", "--confirmations=1"]
 
 
-def capacity(cwd: Path, *args: str, config: str = "", timeout: float = 60) -> Ran:
+def capacity(cwd: Path, *args: str, config: str = "") -> Ran:
     (cwd / "queue.yaml").write_text(UNIFORM + config)
-    return run(cwd, "capacity", "--output=R.json", *args, timeout=timeout)
+    return run(cwd, "capacity", "--output=R.json", *args)
 
 
 def found(ran: Ran) -> Any:
@@ -185,7 +185,7 @@ NOBODY = UNIFORM.replace("interactive_probability: 1.0", "interactive_probabilit
 @pytest.mark.parametrize("by", ["users", "rate"])
 def test_a_promise_to_a_class_of_which_nobody_is_is_refused(by: str, tmp_path: Path) -> None:
     (tmp_path / "nobody.yaml").write_text(NOBODY)
-    ran = capacity(tmp_path, SLO, *QUEUE, "--config=nobody.yaml", f"--by={by}", *SHORT, timeout=20)
+    ran = capacity(tmp_path, SLO, *QUEUE, "--config=nobody.yaml", f"--by={by}", *SHORT)
     refused(ran, "--slo")
 
 

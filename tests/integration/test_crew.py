@@ -23,7 +23,7 @@ from tests.cli import (
     environment,
     finish,
     prepare,
-    small,
+    small_alone,
     start,
     worker_below,
     worker_of,
@@ -76,7 +76,7 @@ def leaves_nothing(place: Path) -> bool:
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     place = tmp_path_factory.mktemp("three")
     files = ("--latency-dump=dump.jsonl", "--results-dir=runs")
-    ran = small(place, "--duration=1", "--clients=3", "--storage-capacity-gb=0.1", *files)
+    ran = small_alone(place, "--duration=1", "--clients=3", "--storage-capacity-gb=0.1", *files)
     assert ran.code == 0, ran.err
     return place, ran
 
@@ -149,7 +149,7 @@ def test_what_siblings_move_is_not_foreign(three: tuple[Path, Ran]) -> None:
 def test_what_clients_cannot_do_is_refused_before_they_are_started(
     more: list[str], says: str, tmp_path: Path
 ) -> None:
-    ran = small(tmp_path, "--clients=2", *more)
+    ran = small_alone(tmp_path, "--clients=2", *more)
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert says in ran.err
@@ -159,7 +159,7 @@ def test_what_clients_cannot_do_is_refused_before_they_are_started(
 def test_a_rank_that_cannot_begin_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "rank_1").write_text("a file")
-    ran = small(tmp_path, "--duration=1", "--clients=2")
+    ran = small_alone(tmp_path, "--duration=1", "--clients=2")
     assert ran.code == 2
     assert ran.err.count("kv-cache:") == 1
     assert "rank 1 on " in ran.err
@@ -170,7 +170,7 @@ def test_a_rank_that_cannot_begin_is_named_and_nothing_is_written(tmp_path: Path
 
 def test_more_room_than_there_is_for_all_is_refused_though_each_would_fit(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free / 2**30
-    ran = small(tmp_path, "--clients=2", f"--storage-capacity-gb={0.7 * free:.3f}")
+    ran = small_alone(tmp_path, "--clients=2", f"--storage-capacity-gb={0.7 * free:.3f}")
     assert ran.code == 2
     assert "ranks 0, 1 want " in ran.err
     assert {path.name for path in tmp_path.iterdir()} == {"small.yaml"}

@@ -24,7 +24,7 @@ def replayed(cwd: Path, *args: str) -> Ran:
     ran = run(
         cwd, "--config=small-kv.yaml", "--model=small", "--semantics=serving", "--gpu-mem-gb=0",
         "--cpu-mem-gb=0", "--generation-mode=none", "--replay-cycles=1", "--seed=4",
-        "--output=R.json", *args, timeout=300,
+        "--output=R.json", *args,
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.own["requests"]["failed"] == 0

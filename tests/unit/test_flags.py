@@ -1,5 +1,8 @@
 """The flags of `run`: every one of the reference's is mapped, without effect, or refused."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +11,11 @@ from hypothesis import strategies as st
 
 from kv_cache.cli import COMMANDS, main
 from kv_cache.cli.flags import Invocation, build_parser, parse
+from kv_cache.cli.help import FIRST_PAGE, VERSION
 from kv_cache.config.load import load_config
 from kv_cache.config.root import options, value_at
 from kv_cache.core.errors import ConfigError
+from tests.cli import PROGRAM
 
 MAPPED = {
     "--model tiny-1b": ("run.model", "tiny-1b"),
@@ -283,9 +288,9 @@ def test_the_april_launcher_is_understood() -> None:
     load_config(None, invocation.overrides)
 
 
-def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse(["--help"])
+        parse(["--help-all"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert text == build_parser().format_help()
@@ -294,11 +299,31 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         assert option.flag is None or option.flag in text
 
 
-def test_the_help_of_run_names_every_other_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    told = capsys.readouterr().out.split("other commands")[1].split("examples:")[0]
-    assert COMMANDS.keys() - {"run"} <= set(told.split())
+def test_both_helps_name_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            parse([flag])
+        told = capsys.readouterr().out.split("\ncommands")[1]
+        assert COMMANDS.keys() <= set(told.split())
+
+
+def test_the_first_page_of_help_names_flags_that_there_are() -> None:
+    named = set(re.findall(r"--[a-z][a-z-]+", FIRST_PAGE))
+    assert len(named) > 10
+    assert named <= set(build_parser()._option_string_actions)
+
+
+def test_help_and_version_are_printed_before_anything_is_imported() -> None:
+    for flag, text in (("--help", FIRST_PAGE), ("--version", VERSION)):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", PROGRAM, flag], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (0, text)
+        ours = set(re.findall(r"\| +(kv_cache[\w.]*|numpy|argparse|orjson)\n", done.stderr))
+        assert ours == {
+            "kv_cache", "kv_cache.cli", "kv_cache.cli.exits", "kv_cache.cli.help",
+            "kv_cache.core", "kv_cache.core.errors", "kv_cache.installing",
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize(
