@@ -249,10 +249,10 @@ def _links(pid: int) -> list[str]:
 def test_a_command_that_touches_no_device_has_no_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kv_cache import cli
+    from kv_cache.cli import supervisor
 
     seen: list[bool] = []
-    monkeypatch.setattr(cli, "supervise", lambda own_session=False: seen.append(own_session))
+    monkeypatch.setattr(supervisor, "supervise", lambda own_session=False: seen.append(own_session))
     for argv in (["config"], ["run", "--virtual-time", "--help"], ["probe", "--help"]):
         monkeypatch.setattr(sys, "argv", ["kv-cache.py", *argv])
         with pytest.raises(SystemExit):
