@@ -44,6 +44,7 @@ from kv_cache.config.hardware import (
 from kv_cache.config.profile import HEADER as PROBE_HEADER
 from kv_cache.config.profile import Profile, profile_text, read_profile
 from kv_cache.core.errors import ConfigError
+from kv_cache.core.format import gib_per_s
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.report.reading import require_replaceable
 from kv_cache.tiers.objects import is_object_url
@@ -359,8 +360,8 @@ def _dram(copied: Copied) -> Dram:
 
 def _told(copied: Copied) -> str:
     told = (
-        f"memory: {copied.bytes_per_s / 1e9:.1f} GB/s copied by {copied.threads} threads, "
-        f"{copied.one_thread_bytes_per_s / 1e9:.1f} GB/s by one (median of {copied.passes}, spread "
+        f"memory: {gib_per_s(copied.bytes_per_s)} copied by {copied.threads} threads, "
+        f"{gib_per_s(copied.one_thread_bytes_per_s)} by one (median of {copied.passes}, spread "
         f"{copied.spread:.0%})"
     )
     if copied.spread <= _MOST_SPREAD:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kv_cache.core.format import gib_per_s
 from kv_cache.core.units import ns_to_ms
 
 
@@ -123,8 +124,8 @@ def _device(p: Pressure) -> Limited | None:
     busy = "unknown" if p.utilisation is None else f"{p.utilisation:.0%}"
     return Limited(
         by=Limit.DEVICE_BANDWIDTH,
-        why=f"storage moved {_rate(p.bytes_per_s)} of at most {_rate(p.peak_bytes_per_s)} that "
-        f"were seen at any load (utilisation {busy})",
+        why=f"storage moved {gib_per_s(p.bytes_per_s)} of at most "
+        f"{gib_per_s(p.peak_bytes_per_s)} that were seen at any load (utilisation {busy})",
     )
 
 
@@ -136,7 +137,3 @@ def _latency(p: Pressure) -> str:
         f"requests took too long though storage moved {of_peak:.0%} of the highest rate seen, "
         f"with utilisation {busy}, and the client had cores to spare{rejected}"
     )
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.3g} GB/s"

@@ -10,6 +10,7 @@ is, or leaves out a part of the run, is invalid. What makes it worse, or cannot 
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from kv_cache.core.format import gib_per_s
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import (
     OBJECT_ENGINES,
@@ -44,10 +45,6 @@ _KINDS = (("read", "read"), ("write", "written"))
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / 1e9:.2f} GB/s"
 
 
 def _some(words: Sequence[str], most: int = 4) -> str:
@@ -209,8 +206,8 @@ def _above_the_link(e: Evidence, t: Thresholds) -> Iterator[Look]:
         rate = e.number(f"link.{kind}_bytes_per_second")
         if rate is not None and rate > link * (1 + t.link_tolerance):
             yield invalid(
-                f"{kind}s ran at {_rate(rate)}, above the {_rate(link)} that the link can carry "
-                f"({source}): memory answered; use --io-engine direct, or set "
+                f"{kind}s ran at {gib_per_s(rate)}, above the {gib_per_s(link)} that the link can "
+                f"carry ({source}): memory answered; use --io-engine direct, or set "
                 "passport.link_gbytes_per_s if the link is known wrong"
             )
 

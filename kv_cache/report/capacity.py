@@ -10,7 +10,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.model import ModelShape
-from kv_cache.core.units import NS_PER_MS, ns_to_ms
+from kv_cache.core.units import GIB, NS_PER_MS, ns_to_ms
 from kv_cache.metrics.curve import (
     DEVICE_BUSY,
     CurvePoint,
@@ -430,10 +430,10 @@ def _head(own: Mapping[str, Any]) -> list[str]:
 
 def _curve(own: Mapping[str, Any]) -> list[str]:
     heads = (("req/s", 9), ("done/s", 9), ("p50 ms", 10), ("p95 ms", 10), ("p99 ms", 10))
-    titles = "".join(f"{title:>{width}}" for title, width in (*heads, ("GB/s", 8), ("busy", 6)))
+    titles = "".join(f"{title:>{width}}" for title, width in (*heads, ("GiB/s", 8), ("busy", 6)))
     lines = [f"{own['unit']:>10}{titles}  probe"]
     for row in sorted(own["probes"], key=lambda row: (row["load"], row["probe"])):
-        moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / 1e9
+        moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / GIB
         busy = row["machine"].get("device_utilisation")
         response = row["response_ms"]
         times = "".join(f"{ms_shown(response, p, 1):>10}" for p in ("p50", "p95", "p99"))

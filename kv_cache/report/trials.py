@@ -10,11 +10,12 @@ and its absence makes the whole invalid.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, inf, log10
+from math import inf
 from statistics import fmean, median
 from typing import Any
 
 from kv_cache import __version__
+from kv_cache.core.format import figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import AT_LEAST, GIB, MISSING
@@ -35,9 +36,6 @@ FINISHED = "finished"
 HIGHER, LOWER = "higher", "lower"
 
 Json = Mapping[str, Any]
-
-
-_HUGE = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +70,8 @@ class Metric:
         return geometric_mean(values) if self.most == inf else fmean(values)
 
     def shown(self, value: float | None) -> str:
-        """Four digits that count, in the unit for people."""
-        if value is None:
-            return MISSING
-        number = value / self.scale
-        if abs(number) >= _HUGE:  # where an interval of two trials may end
-            return f"{number:.3g}"
-        digits = 3 - floor(log10(abs(number))) if number else 0
-        return f"{number:,.{min(max(digits, 0), 6)}f}"
+        """In the unit for people."""
+        return figures(None if value is None else value / self.scale)
 
 
 # --- what is looked at -----------------------------------------------------------------------

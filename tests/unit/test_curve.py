@@ -49,14 +49,14 @@ FULL = replace(CALM, bytes_per_s=1.95e9, utilisation=0.99)
     [
         (CALM, Limit.LATENCY, "50% of the highest rate seen, with utilisation 60%"),
         (replace(CALM, rejected_share=0.021), Limit.LATENCY, "2.1% were rejected"),
-        (FULL, Limit.DEVICE_BANDWIDTH, "1.95 GB/s of at most 2 GB/s"),
+        (FULL, Limit.DEVICE_BANDWIDTH, "1.816 GiB/s of at most 1.863 GiB/s"),
         (replace(FULL, utilisation=None), Limit.DEVICE_BANDWIDTH, "utilisation unknown"),
         (replace(FULL, utilisation=0.5), Limit.LATENCY, "utilisation 50%"),
         (replace(FULL, memory_stall_share=0.3), Limit.MEMORY, "30% of the time"),
-        (replace(FULL, memory_stall_share=0.05), Limit.DEVICE_BANDWIDTH, "GB/s"),
+        (replace(FULL, memory_stall_share=0.05), Limit.DEVICE_BANDWIDTH, "GiB/s"),
         (replace(FULL, lateness_p99_ns=3 * NS_PER_MS), Limit.CLIENT, "3 ms late"),
         (replace(FULL, cores_used=3.7), Limit.CLIENT, "3.7 of 4 cores"),
-        (replace(FULL, cores_used=None, lateness_p99_ns=None), Limit.DEVICE_BANDWIDTH, "GB/s"),
+        (replace(FULL, cores_used=None, lateness_p99_ns=None), Limit.DEVICE_BANDWIDTH, "GiB/s"),
         (replace(CALM, bytes_per_s=0, peak_bytes_per_s=0), Limit.LATENCY, "0% of the highest"),
     ],
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import isfinite, nan
 from statistics import fmean
 
+from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart, Limit, Line, Table
 from kv_cache.report.html.common import common_sections, machine
@@ -24,7 +25,7 @@ from kv_cache.report.html.parts import (
     table,
     text_at,
 )
-from kv_cache.report.html.text import NOTHING, Html, as_text, figures, tag
+from kv_cache.report.html.text import NOTHING, Html, as_text, tag
 from kv_cache.report.html.times import LOOK_OF_CLASS
 from kv_cache.report.pictures.base import needed, number, promises_at, rows_at, value_at, word
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import Any
 
+from kv_cache.core.format import figures
 from kv_cache.core.units import AT_LEAST
 from kv_cache.metrics.histogram import Histogram, supported
 from kv_cache.report.html.parts import details, table
-from kv_cache.report.html.text import Html, figures, plain, rounded, tag
+from kv_cache.report.html.text import Html, plain, rounded, tag
 
 TIME, LINEAR, PERCENTILE, LOG = "time", "linear", "percentile", "log"
 """What the horizontal axis is."""

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kv_cache.core.format import figures
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.report.html.charts import figures_ms
 from kv_cache.report.html.parts import Doc, Json, bullets, details, share_bar, table
-from kv_cache.report.html.text import NOTHING, Html, figures, join, tag
+from kv_cache.report.html.text import NOTHING, Html, join, tag
 from kv_cache.report.pictures.base import needed, rows_at, word
 from kv_cache.report.reading import histogram
 from kv_cache.report.sizes import HEADS, about_objects, shares, size_rows

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kv_cache.report.html.text import NOTHING, Html, figures, join, plain, safe, tag, verbatim
+from kv_cache.core.format import figures
+from kv_cache.report.html.text import NOTHING, Html, join, plain, safe, tag, verbatim
 from kv_cache.report.pictures.base import rows_at, texts_at, value_at, word
 from kv_cache.report.reading import SECTION
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
+from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import merged
@@ -29,7 +30,7 @@ from kv_cache.report.html.parts import (
     text_at,
 )
 from kv_cache.report.html.rounds import rounds_content
-from kv_cache.report.html.text import NOTHING, Html, as_text, figures, tag
+from kv_cache.report.html.text import NOTHING, Html, as_text, tag
 from kv_cache.report.html.times import (
     CLASSES,
     DENSE,

@@ -5,6 +5,7 @@ from math import isfinite, log, nan
 from pathlib import Path
 
 from kv_cache.core.errors import UsageError
+from kv_cache.core.format import figures
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.report import capacity, precondition, trials
 from kv_cache.report.cluster.document import SCHEMA as SIM
@@ -42,7 +43,7 @@ from kv_cache.report.html.parts import (
 )
 from kv_cache.report.html.ranks import SCHEMA as RANKS
 from kv_cache.report.html.run import Run
-from kv_cache.report.html.text import NOTHING, Html, as_text, figures, tag
+from kv_cache.report.html.text import NOTHING, Html, as_text, tag
 from kv_cache.report.html.times import bandwidth, storage_p95
 from kv_cache.report.pictures.base import value_at, word
 from kv_cache.report.pictures.run import Point

@@ -89,13 +89,3 @@ def rounded(value: float) -> float | int | None:
         return None
     short = float(f"{value:.4g}")
     return int(short) if short.is_integer() and abs(short) < 2**53 else short
-
-
-def figures(value: float | None) -> str:
-    """Four figures that count, for people: 0.01234, 1.234, 1,234."""
-    if value is None or not isfinite(value):
-        return NOTHING
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    text = f"{float(f'{value:.4g}'):.6f}"
-    return text.rstrip("0").rstrip(".") or "0"

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 
+from kv_cache.core.format import figures
 from kv_cache.core.kinds import Qos, Tier
 from kv_cache.core.units import GIB
 from kv_cache.report.html.charts import TIME, Axis, Chart, Limit, Line, Table
 from kv_cache.report.html.parts import Doc, Json
-from kv_cache.report.html.text import figures
 from kv_cache.report.pictures.base import highest, needed, number, rows_at
 from kv_cache.report.pictures.run import Point, limits_of, phases_of, points_of
 

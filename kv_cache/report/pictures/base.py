@@ -13,6 +13,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from kv_cache.core.errors import ConfigError
+from kv_cache.core.format import figures
 from kv_cache.metrics.slo import Promise, parse_promises
 
 if TYPE_CHECKING:
@@ -120,15 +121,6 @@ def short(value: object) -> str:
 
 def known(values: Iterable[float]) -> list[float]:
     return [value for value in values if isfinite(value)]
-
-
-def figures(value: float) -> str:
-    """Three figures that count, for people: 0.0123, 1.23, 12.3, 1,230."""
-    if not value or not isfinite(value):
-        return "0"
-    digits = min(6, max(0, 2 - floor(log10(abs(value)))))
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def ending(own: Json) -> str:

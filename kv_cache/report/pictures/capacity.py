@@ -6,8 +6,9 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from kv_cache.core.format import figures
 from kv_cache.core.kinds import Qos
-from kv_cache.core.units import NS_PER_MS
+from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.metrics.slo import Promise
 from kv_cache.report.pictures.base import (
     BLACK,
@@ -25,7 +26,6 @@ from kv_cache.report.pictures.base import (
     Picture,
     ending,
     few_ticks,
-    figures,
     from_zero,
     highest,
     known,
@@ -296,7 +296,7 @@ def _completed(own: Json, probes: Sequence[Json]) -> Panel:
 
 def _moved(own: Json, probes: Sequence[Json]) -> Panel:
     rates = {
-        kind: [number(row, f"storage_{kind}_bytes_per_s") / 1e9 for row in probes]
+        kind: [number(row, f"storage_{kind}_bytes_per_s") / GIB for row in probes]
         for kind in ("read", "write")
     }
     looks = {"read": (BLUE, "-", "o"), "write": (RED, "--", "s")}
@@ -312,4 +312,4 @@ def _moved(own: Json, probes: Sequence[Json]) -> Panel:
                 labels.append(Label(_through(axes, probes, rates[kind], look), kind, colour))
         label_ends(axes, labels)
 
-    return Panel(title="Storage throughput", x=_x(own), y="GB/s", draw=draw)
+    return Panel(title="Storage throughput", x=_x(own), y="GiB/s", draw=draw)

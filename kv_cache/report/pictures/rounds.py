@@ -5,7 +5,9 @@ from itertools import accumulate, pairwise
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from kv_cache.core.format import figures
 from kv_cache.core.kinds import Phase
+from kv_cache.core.units import GIB
 from kv_cache.metrics.steady import MOST_CHANGE, MOST_RANGE, ROUNDS
 from kv_cache.report.pictures.base import (
     BLACK,
@@ -23,7 +25,6 @@ from kv_cache.report.pictures.base import (
     Picture,
     ending,
     few_ticks,
-    figures,
     from_zero,
     highest,
     known,
@@ -86,7 +87,7 @@ def rounds_panels(own: Json, *, wide: bool) -> Iterator[Panel]:
 
 
 def _fill(own: Json, rows: Sequence[Json], height: float) -> Panel:
-    rates = [needed(row, "bytes_per_second") / 1e9 for row in rows]
+    rates = [needed(row, "bytes_per_second") / GIB for row in rows]
     edges = [*(needed(row, "start_s") for row in rows), needed(rows[-1], "end_s")]
     if any(after <= before for before, after in pairwise(edges)):
         raise BadDocumentError("the rows of the fill do not follow each other in time")
@@ -103,10 +104,10 @@ def _fill(own: Json, rows: Sequence[Json], height: float) -> Panel:
             _name_pass(axes, index, begin, end, last=end == edges[-1])
 
     written, seconds = number(own, f"{_PART}.fill.bytes"), edges[-1]
-    title = f"The fill: {figures(written / 1e9)} GB in {figures(seconds)} s"
+    title = f"The fill: {figures(written / GIB)} GiB in {figures(seconds)} s"
     return Panel(
         title=f"{title}, {len(borders) + 1} passes" if borders else title,
-        x="seconds since the fill began", y="GB/s written", draw=draw, height=height,
+        x="seconds since the fill began", y="GiB/s written", draw=draw, height=height,
     )  # fmt: skip
 
 
@@ -138,9 +139,9 @@ def _borders(own: Json, rows: Sequence[Json]) -> list[float]:
 
 
 def _rounds(own: Json, rows: Sequence[Json], height: float) -> Panel:
-    rates = [needed(row, "bytes_per_second") / 1e9 for row in rows]
+    rates = [needed(row, "bytes_per_second") / GIB for row in rows]
     numbers = [needed(row, "round") for row in rows]
-    average = number(own, f"{_PART}.proof.average") / 1e9
+    average = number(own, f"{_PART}.proof.average") / GIB
 
     def draw(axes: "Axes") -> None:
         axes.plot(numbers, rates, "-", color=PALE, linewidth=1.2, zorder=2)
@@ -152,7 +153,7 @@ def _rounds(own: Json, rows: Sequence[Json], height: float) -> Panel:
             _last_five(axes, numbers[-ROUNDS:], rates[-ROUNDS:], average, _allowed(own), height)
 
     return Panel(
-        title=_said(own, len(rows)), x="round", y="GB/s on storage", draw=draw, height=height
+        title=_said(own, len(rows)), x="round", y="GiB/s on storage", draw=draw, height=height
     )
 
 

@@ -6,8 +6,9 @@ from math import isfinite, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from kv_cache.core.format import figures
 from kv_cache.core.kinds import Phase, Qos
-from kv_cache.core.units import NS_PER_MS
+from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.metrics.slo import Measure
 from kv_cache.report.pictures.base import (
     BLACK,
@@ -27,7 +28,6 @@ from kv_cache.report.pictures.base import (
     Picture,
     ending,
     few_ticks,
-    figures,
     from_zero,
     highest,
     known,
@@ -308,13 +308,13 @@ def _mark(axes: "Axes", row: Json, *, labelled: bool) -> None:
 
 def _storage(_: Json, points: Sequence[Point]) -> Panel | None:
     rates = {
-        kind: [point.rate(f"tiers.storage.{kind}.bytes") / 1e9 for point in points]
+        kind: [point.rate(f"tiers.storage.{kind}.bytes") / GIB for point in points]
         for kind in ("read", "write")
     }
     lines = [_Line(name="read", colour=BLUE, values=rates["read"])]
     if highest(rates["write"]) > 0:
         lines.append(_Line(name="write", colour=RED, values=rates["write"], style="--"))
-    return _over_time("Storage throughput", "GB/s", points, lines)
+    return _over_time("Storage throughput", "GiB/s", points, lines)
 
 
 def _tokens(_: Json, points: Sequence[Point]) -> Panel | None:

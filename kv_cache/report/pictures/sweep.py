@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from kv_cache.core.format import figures
 from kv_cache.report.pictures.base import (
     BLACK,
     BLUE,
@@ -19,7 +20,6 @@ from kv_cache.report.pictures.base import (
     Panel,
     Picture,
     few_ticks,
-    figures,
     from_zero,
     label_ends,
     needed,

@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from kv_cache.core.format import figures
 from kv_cache.core.units import GIB
 from kv_cache.report.pictures.base import (
     BLACK,
@@ -23,7 +24,6 @@ from kv_cache.report.pictures.base import (
     Panel,
     Picture,
     few_ticks,
-    figures,
     from_zero,
     label_ends,
     logarithmic,

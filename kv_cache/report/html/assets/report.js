@@ -25,7 +25,7 @@
     if (value === null || value === undefined) return "–";
     var size = Math.abs(value);
     if (size >= 1000) return value.toLocaleString("en", { maximumFractionDigits: 0 });
-    return String(Number(value.toPrecision(3)));
+    return String(Number(value.toPrecision(4)));
   }
 
   function two(value) { return (value < 10 ? "0" : "") + value; }
