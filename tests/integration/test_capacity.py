@@ -207,24 +207,30 @@ def test_a_rate_of_users_of_whom_none_is_promised_anything_is_refused(tmp_path: 
     [
         "arrival: {request_rate: 5}",
         "arrival: {request_rate: 5, process: poisson}",
-        "run: {max_requests: 20}",
-        "run: {duration_s: 2, warmup_s: 1, trials: 3, num_users: 7}",
         "autoscaler: {enabled: true}",
         "precondition: {enabled: true}",
+    ],
+)
+def test_a_configuration_that_scales_a_run_is_refused(section: str, tmp_path: Path) -> None:
+    """What scales a run is the search's own, wherever it stands."""
+    ran = capacity(tmp_path, SLO, *QUEUE, *SHORT, config=f"{section}\n")
+    assert ran.code == 2
+    refused(ran)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "run: {max_requests: 20}",
+        "run: {duration_s: 2, warmup_s: 1, trials: 3, num_users: 7}",
         "schedule: {workers: 1}",
     ],
 )
-def test_a_configuration_made_for_runs_is_refused_or_changes_nothing(
-    section: str, tmp_path: Path
-) -> None:
-    """What ends or scales a run is the search's own, wherever it stands."""
-    ran = capacity(tmp_path, SLO, *QUEUE, *SHORT, config=f"{section}\n")
-    if ran.code == 2:
-        refused(ran)
-        return
+def test_a_configuration_that_ends_a_run_changes_nothing(section: str, tmp_path: Path) -> None:
+    """What ends a run is the search's own, too."""
     (tmp_path / "plain").mkdir()
     plain = found(capacity(tmp_path / "plain", SLO, *QUEUE, *SHORT))
-    own = found(ran)
+    own = found(capacity(tmp_path, SLO, *QUEUE, *SHORT, config=f"{section}\n"))
     rows = ("load", "offered_per_s", "completed_per_s", "schedule_sha256")
     assert [[row[n] for n in rows] for row in own["probes"]] == [
         [row[n] for n in rows] for row in plain["probes"]
