@@ -518,51 +518,15 @@ def _check_rag(config: Config) -> None:
 
 
 def _warnings(config: Config) -> Iterator[str]:
-    ranks, work = config.tiers.tensor_parallel, config.workload
+    ranks = config.tiers.tensor_parallel
     if ranks & (ranks - 1):
         yield f"{_say(config, 'tiers.tensor_parallel')}, not a power of two: models rarely split so"
     yield from _model_warnings(config)
-    if not config.replays:
-        for path in (
-            "trace_prompts", "trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format",
-            "trace_time_unit",
-            "max_conversations", "tokenizer", "trace_users", "arrival_scale", "trace_window",
-            "trace_history",
-        ):  # fmt: skip
-            if getattr(work, path) != options()[f"workload.{path}"].default:
-                yield f"{_say(config, f'workload.{path}')}: no effect, as no trace is replayed"
-    else:
-        unused = ["workload.multi_turn", "workload.prefix_caching"]
-        if config.arrival.request_rate > 0 and work.trace_speedup != options()[_SPEEDUP].default:
-            yield f"{_say(config, _SPEEDUP)}: no effect, as --request-rate sets the pace"
-        if config.arrival.request_rate > 0 or not work.trace_speedup:
-            unscaled = "workload.arrival_scale"
-            if work.arrival_scale != options()[unscaled].default:
-                yield f"{_say(config, unscaled)}: no effect, as the trace's instants are not kept"
-        if config.arrival.request_rate == 0:  # with a rate, the arrivals are spaced all the same
-            unused.append("arrival.mode")
-        for path in unused:
-            if value_at(config, path) != options()[path].default:
-                yield f"{_say(config, path)}: no effect, as a trace says itself who asks when"
-    if work.dataset_path is not None and work.use_burst_trace:
+    yield from _replay_warnings(config) if config.replays else _warnings_without_trace(config)
+    if config.workload.dataset_path is not None and config.workload.use_burst_trace:
         yield f"{_say(config, 'workload.use_burst_trace')}: no effect with --dataset-path"
-    elif config.replays and work.use_burst_trace and work.trace_format != "auto":
-        yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
-    if config.output.records and config.output.results_dir is None:
-        yield f"{_say(config, 'output.records')}: no effect without --results-dir"
-    if config.output.hdr_log is not None and config.output.io_trace_log is not None:
-        yield f"{_say(config, 'output.hdr_log')}: no effect with --io-trace-log: nothing is timed"
-    host = "output.metrics_host"
-    if config.output.metrics_port is None and value_at(config, host) != options()[host].default:
-        yield f"{_say(config, host)}: no effect without --metrics-port"
-    if config.run.virtual_time:
-        for path in ("output.certify", "output.fio_export", "output.metrics_port"):
-            if value_at(config, path) != options()[path].default:
-                yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
-        if config.sim.predict is not None:
-            yield f"{_say(config, 'sim.predict')}: no effect, as the run itself is in virtual time"
-    elif config.sim.profile is not None:
-        yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
+    yield from _output_warnings(config)
+    yield from _virtual_time_warnings(config)
     yield from policy_warnings(config)
     yield from place_warnings(config)
     yield from _shared_by_nobody(config)
@@ -570,8 +534,62 @@ def _warnings(config: Config) -> Iterator[str]:
     yield from _without_effect(config)
     if config.io.layout != "file" and not config.io.rename:
         yield f"{_say(config, 'io.rename')}: no effect, as io.layout is not file"
-    if config.arrival.process != "gamma" and config.arrival.cv != options()["arrival.cv"].default:
+    if config.arrival.process != "gamma" and _is_set(config, "arrival.cv"):
         yield f"{_say(config, 'arrival.cv')}: no effect, as arrival.process is not gamma"
+
+
+def _is_set(config: Config, path: str) -> bool:
+    """Whether an option differs from its default."""
+    return bool(value_at(config, path) != options()[path].default)
+
+
+def _warnings_without_trace(config: Config) -> Iterator[str]:
+    for name in (
+        "trace_prompts", "trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format",
+        "trace_time_unit", "max_conversations", "tokenizer", "trace_users", "arrival_scale",
+        "trace_window", "trace_history",
+    ):  # fmt: skip
+        path = f"workload.{name}"
+        if _is_set(config, path):
+            yield f"{_say(config, path)}: no effect, as no trace is replayed"
+
+
+def _replay_warnings(config: Config) -> Iterator[str]:
+    work, spaced = config.workload, config.arrival.request_rate > 0
+    scale = "workload.arrival_scale"
+    if spaced and _is_set(config, _SPEEDUP):
+        yield f"{_say(config, _SPEEDUP)}: no effect, as --request-rate sets the pace"
+    if (spaced or not work.trace_speedup) and _is_set(config, scale):
+        yield f"{_say(config, scale)}: no effect, as the trace's instants are not kept"
+    # With a rate, the arrivals are spaced all the same.
+    modes = () if spaced else ("arrival.mode",)
+    for path in ("workload.multi_turn", "workload.prefix_caching", *modes):
+        if _is_set(config, path):
+            yield f"{_say(config, path)}: no effect, as a trace says itself who asks when"
+    if work.dataset_path is None and work.use_burst_trace and work.trace_format != "auto":
+        yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
+
+
+def _output_warnings(config: Config) -> Iterator[str]:
+    output = config.output
+    if output.records and output.results_dir is None:
+        yield f"{_say(config, 'output.records')}: no effect without --results-dir"
+    if output.hdr_log is not None and output.io_trace_log is not None:
+        yield f"{_say(config, 'output.hdr_log')}: no effect with --io-trace-log: nothing is timed"
+    if output.metrics_port is None and _is_set(config, "output.metrics_host"):
+        yield f"{_say(config, 'output.metrics_host')}: no effect without --metrics-port"
+
+
+def _virtual_time_warnings(config: Config) -> Iterator[str]:
+    if not config.run.virtual_time:
+        if config.sim.profile is not None:
+            yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
+        return
+    for path in ("output.certify", "output.fio_export", "output.metrics_port"):
+        if _is_set(config, path):
+            yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
+    if config.sim.predict is not None:
+        yield f"{_say(config, 'sim.predict')}: no effect, as the run itself is in virtual time"
 
 
 def _model_warnings(config: Config) -> Iterator[str]:
