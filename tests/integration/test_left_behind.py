@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,9 +207,9 @@ def test_a_run_whose_directory_is_swapped_spares_strangers_and_says_what_it_left
         tmp_path,
         [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=4"],
     )
-    found = threading.Event()
-    while not anything(tmp_path, "cache/kv-cache-run-*/??/*.kv") and process.poll() is None:
-        found.wait(0.02)
+    while len(list(tmp_path.glob("cache/kv-cache-run-*/??/*.kv"))) < 5:  # behind its preparations
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
     run = next((tmp_path / "cache").glob("kv-cache-run-*"))
     before = precious(tmp_path / "precious")
     moved = swap(run, tmp_path / "precious")
