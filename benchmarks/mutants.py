@@ -1,0 +1,291 @@
+"""Faults put into the program one at a time: do the tests find them?
+
+    python benchmarks/mutants.py [--only TEXT]
+
+Each mutant changes one place of a copy of the source and runs the tests that are to find it. It is
+killed if they fail. Exits with 1 where one lives, or where its place is no longer there: whoever
+moves that code moves the mutant with it, so that a fault that was found stays one that is found.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("kv_cache", "tests", "configs", "datasets", "docs", "benchmarks")
+UNIT, INTEGRATION = "tests/unit/test_", "tests/integration/test_"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`before`, which is in the file at least once, becomes `after` at its first place."""
+
+    what: str
+    path: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "the mean latency of the reference is the median",
+        "kv_cache/report/mlperf.py",
+        '"avg_latency_ms": end_to_end["mean"]',
+        '"avg_latency_ms": end_to_end["p50"]',
+        (f"{INTEGRATION}verify.py", f"{UNIT}report.py"),
+    ),
+    Mutant(
+        "the reference's storage throughput is in MiB/s",
+        "kv_cache/report/mlperf.py",
+        '"storage_throughput_mbps": per_second(moved, seconds) / 1e6',
+        '"storage_throughput_mbps": per_second(moved, seconds) / 2**20',
+        (f"{INTEGRATION}verify.py",),
+    ),
+    Mutant(
+        "misses of conversations are counted as hits",
+        "kv_cache/report/mlperf.py",
+        "recorder.reuse.history_looked_up - recorder.reuse.history_hits",
+        "recorder.reuse.history_hits",
+        (f"{INTEGRATION}verify.py", f"{UNIT}report.py"),
+    ),
+    Mutant(
+        "a criterion that fails is no failure",
+        "kv_cache/report/mlperf.py",
+        '"PASS" if criteria and passed == len(criteria) else "FAIL"',
+        '"PASS" if criteria else "FAIL"',
+        (f"{UNIT}judged.py",),
+    ),
+    Mutant(
+        "a broken SLO is too few requests to say",
+        "kv_cache/metrics/summary.py",
+        '"met": True if low >= wanted else False if high < wanted else None',
+        '"met": True if low >= wanted else None',
+        (f"{UNIT}judged.py",),
+    ),
+    Mutant(
+        "the hit ratio of ranks is over all blocks",
+        "kv_cache/report/ranks/merged.py",
+        '"reuse_hit_ratio": ("hits", "looked_up")',
+        '"reuse_hit_ratio": ("hits", "blocks")',
+        (f"{UNIT}merged_ranks.py",),
+    ),
+    Mutant(
+        "a part of a result has no link in the chain",
+        "kv_cache/report/chain.py",
+        '        "config": own.pop("config", None),\n',
+        '        "config": own.pop("config", None) and None,\n',
+        (f"{UNIT}chain.py",),
+    ),
+    Mutant(
+        "a file that was added after the run is fine",
+        "kv_cache/report/chain.py",
+        'yield Change(name, "is not in the chain: it was added after the run")',
+        "continue",
+        (f"{UNIT}chain.py", f"{INTEGRATION}verify.py"),
+    ),
+    Mutant(
+        "histograms of several results are those of the first",
+        "kv_cache/report/pooled.py",
+        "return [(key, groups[key]) for key in sorted(groups, key=_place)]",
+        "return [(key, groups[key][:1]) for key in sorted(groups, key=_place)]",
+        (f"{UNIT}merged_ranks.py", f"{UNIT}trials.py"),
+    ),
+    Mutant(
+        "storage latencies in the summary have the wait for the host in them",
+        "kv_cache/report/table.py",
+        'row["device_ms"] if label == "storage" else row["total_ms"]',
+        'row["total_ms"]',
+        (f"{UNIT}judged.py",),
+    ),
+    Mutant(
+        "a lower bound has no sign",
+        "kv_cache/report/table.py",
+        'AT_LEAST if name in latency.get("at_least", ()) else ""',
+        '""',
+        (f"{UNIT}lower_bounds.py",),
+    ),
+    Mutant(
+        "a comparison of trials does not pair them by their schedules",
+        "kv_cache/report/compare.py",
+        "known = [value for _, value in sorted(_by_schedule(given, several))]",
+        "known = [value for _, value in _by_schedule(given, several)]",
+        (f"{UNIT}compare.py",),
+    ),
+    Mutant(
+        "batches that depend on each other are as good as any",
+        "kv_cache/report/compare.py",
+        "    if autocorrelation(known) > 2 / sqrt(len(known)):\n",
+        "    if autocorrelation(known) > 2:\n",
+        (f"{UNIT}compare.py", f"{INTEGRATION}compare.py"),
+    ),
+    Mutant(
+        "a comparison takes samples without their inflation",
+        "kv_cache/report/compare.py",
+        "logs, factor = [log(value) for value in known], series_inflation(known)",
+        "logs, factor = [log(value) for value in known], 1.0",
+        (f"{UNIT}judged.py",),
+    ),
+    Mutant(
+        "trials have the mean where the geometric one is told",
+        "kv_cache/report/trials.py",
+        "return geometric_mean(values) if self.most == inf else fmean(values)",
+        "return fmean(values)",
+        (f"{UNIT}trials.py", f"{INTEGRATION}trials.py"),
+    ),
+    Mutant(
+        "the headline forgets what moved before the window",
+        "kv_cache/metrics/pace.py",
+        "reach += abs(self.after_bytes - self.before_bytes) / seconds",
+        "reach += 0",
+        (f"{UNIT}pace.py",),
+    ),
+    Mutant(
+        "a percentile is given of too few values",
+        "kv_cache/metrics/histogram.py",
+        "def supported(",
+        "def supported(*_: object) -> bool:\n    return True\n\n\ndef _unused(",
+        (f"{UNIT}lower_bounds.py", f"{UNIT}recorder.py", "tests/property/test_histogram.py"),
+    ),
+    Mutant(
+        "a result that found no other place is not given to stdout",
+        "kv_cache/cli/keep.py",
+        'return {**told, "document": document}',
+        "return told",
+        (f"{INTEGRATION}output_lost.py",),
+    ),
+    Mutant(
+        "a result replaces a file of another name's owner",
+        "kv_cache/cli/keep.py",
+        "wanted if number == 1 else wanted.with_name",
+        "wanted if number else wanted.with_name",
+        (f"{INTEGRATION}output_lost.py",),
+    ),
+    Mutant(
+        "a terminal that closes leaves the child to run",
+        "kv_cache/cli/supervisor.py",
+        "of_group = came.si_code == _SI_KERNEL and came.si_signo != signal.SIGHUP",
+        "of_group = came.si_code == _SI_KERNEL",
+        (f"{INTEGRATION}interrupts.py",),
+    ),
+    Mutant(
+        "a device that did not answer is a clean end",
+        "kv_cache/cli/supervisor.py",
+        "return Exit.NO_ANSWER",
+        "return Exit.DONE",
+        (f"{INTEGRATION}no_answer.py",),
+    ),
+    Mutant(
+        "~ is not the home behind an equals sign",
+        "kv_cache/cli/__init__.py",
+        'if equals and flag.startswith("--") and value.startswith("~"):',
+        'if equals and flag.startswith("--") and value == "~":',
+        (f"{INTEGRATION}given_paths.py",),
+    ),
+    Mutant(
+        "a temporary directory in RAM is taken",
+        "kv_cache/config/places.py",
+        'if "TMPDIR" in os.environ or not _in_memory(usual)',
+        'if "TMPDIR" in os.environ or _in_memory(usual)',
+        (f"{UNIT}places.py",),
+    ),
+    Mutant(
+        "an option of a feature that is off says nothing",
+        "kv_cache/config/root.py",
+        "            if flagged and value_at(config, path) != option.default:\n",
+        "            if False and value_at(config, path) != option.default:\n",
+        (f"{UNIT}config.py",),
+    ),
+    Mutant(
+        "capacity's table has read alone",
+        "kv_cache/report/capacity.py",
+        'moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / GIB',
+        'moved = row["storage_read_bytes_per_s"] / GIB',
+        (f"{INTEGRATION}capacity.py", f"{UNIT}capacity.py"),
+    ),
+    Mutant(
+        "a picture of throughput is ten times too high",
+        "kv_cache/report/pictures/run.py",
+        '.bytes") / GIB',
+        '.bytes") / GIB * 10',
+        (f"{UNIT}plot.py", f"{INTEGRATION}plot.py", f"{INTEGRATION}report_numbers.py"),
+    ),
+    Mutant(
+        "numbers have three figures",
+        "kv_cache/core/format.py",
+        "{value:.4g}'):.6f",
+        "{value:.3g}'):.6f",
+        (f"{UNIT}format.py",),
+    ),
+    Mutant(
+        "text in a page is not escaped",
+        "kv_cache/report/html/text.py",
+        "escape(",
+        "str(",
+        (f"{UNIT}html_report.py",),
+    ),
+    Mutant(
+        "a link that is too fast for its bus is fine",
+        "kv_cache/metrics/rules.py",
+        "if rate is not None and rate > link * (1 + t.link_tolerance):",
+        "if rate is not None and rate > 100 * link * (1 + t.link_tolerance):",
+        (f"{UNIT}passport.py",),
+    ),
+    Mutant(
+        "a submission without its third option is complete",
+        "kv_cache/report/submission/rules.py",
+        'yield _short(f"option_{option}", "was not run; all three options are wanted")',
+        "continue",
+        (f"{INTEGRATION}submission_tree.py", f"{UNIT}submission.py"),
+    ),
+)
+
+
+def fate(mutant: Mutant, copy: Path) -> str:
+    """`killed`, `lives`, or `gone` where its place is no longer there."""
+    path = copy / mutant.path
+    whole = path.read_text() if path.exists() else ""
+    if mutant.before not in whole:
+        return "gone"
+    path.write_text(whole.replace(mutant.before, mutant.after, 1))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests],
+            cwd=copy, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        path.write_text(whole)
+    return {0: "lives", 1: "killed"}.get(done.returncode, f"pytest exits with {done.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="", help="mutants with this in their description or path")
+    options = parser.parse_args()
+    fates: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="kv-cache-mutants-") as scratch:
+        copy = Path(scratch)
+        _copy(copy, COPIED)
+        for mutant in MUTANTS:
+            if options.only in f"{mutant.what} {mutant.path}":
+                fates.append(fate(mutant, copy))
+                print(f"{fates[-1]:<8}{mutant.path}: {mutant.what}", flush=True)
+    print(f"{fates.count('killed')} of {len(fates)} are killed")
+    sys.exit(0 if set(fates) == {"killed"} else 1)
+
+
+def _copy(copy: Path, folders: Sequence[str]) -> None:
+    for name in folders:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+
+
+if __name__ == "__main__":
+    main()
