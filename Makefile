@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS := -n auto --maxprocesses=4 --dist loadfile
+WORKERS := -n logical --maxprocesses=4 --dist loadfile
 
 .PHONY: run check test nightly lint bench clean
 
