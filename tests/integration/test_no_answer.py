@@ -57,6 +57,14 @@ def until(process: Any, there: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def is_prepared(device: Faults) -> bool:
+    """Whether a run is behind its preparations, which make files too."""
+    try:
+        return len(list(device.path.glob("c/*/*/*.kv"))) >= 5
+    except FileNotFoundError:  # a directory went while it was looked at
+        return False
+
+
 def ended(process: Any) -> tuple[int, str]:
     """Exit code and stderr; a child that is left behind keeps the pipes open, so they are closed
     by hand."""
@@ -93,7 +101,7 @@ def test_a_device_that_never_answers_ends_the_run_with_its_result_and_is_named(
     tmp_path: Path, device: Faults
 ) -> None:
     process = begin(tmp_path, *run_of(device, "--output=R.json", "--duration=3"))
-    until(process, lambda: anything(device.path, "c/*/*/*.kv"))
+    until(process, lambda: is_prepared(device))
     worker = worker_of(process)
     device.pause()
     code, err = ended(process)
@@ -125,7 +133,7 @@ def test_a_signal_ends_a_run_whose_device_never_answers(tmp_path: Path, device: 
     process = begin(
         tmp_path, *run_of(device, "--output=R.json", "--duration=600"), hasty="answer_s: 8"
     )
-    until(process, lambda: anything(device.path, "c/*/*/*.kv"))
+    until(process, lambda: is_prepared(device))
     worker = worker_of(process)
     device.pause()
     time.sleep(0.5)
@@ -167,7 +175,7 @@ def test_where_nothing_ends_the_wait_the_run_ends_all_the_same(
 @needs_device
 def test_an_output_on_the_same_dead_device_goes_elsewhere(tmp_path: Path, device: Faults) -> None:
     process = begin(tmp_path, *run_of(device, f"--output={device.path}/R.json", "--duration=3"))
-    until(process, lambda: anything(device.path, "c/*/*/*.kv"))
+    until(process, lambda: is_prepared(device))
     worker = worker_of(process)
     device.pause()
     code, err = ended(process)

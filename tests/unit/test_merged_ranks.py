@@ -196,9 +196,10 @@ def test_percentiles_of_real_ranks_are_those_of_all_their_requests() -> None:
     )
     promised = document["kv_cache"]["measured"]["batch"]["promises"]["p95"]
     assert promised["requests"] == histogram.count
-    assert promised["actual_ms"] is None  # of so few
+    few = histogram.count < 200  # how many there are depends on the machine
+    assert (promised["actual_ms"] is None) == few
     marked = document["kv_cache"]["reference_keys_unsupported"]
-    assert "summary.qos_metrics.batch.latency_ms.p95" in marked
+    assert ("summary.qos_metrics.batch.latency_ms.p95" in marked) == few
 
 
 def test_the_latencies_of_the_requests_of_several_ranks_are_known_as_far_as_there_are_enough() -> (
