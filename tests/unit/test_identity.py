@@ -94,7 +94,7 @@ def test_the_headline_says_its_interval_or_why_there_is_none() -> None:
     head = {"metric": "storage.bytes_per_second", "bytes_per_second": 1.5 * GIB,
             "within_run": {"low": 1.4 * GIB, "high": 1.6 * GIB, "confidence": 0.95}}  # fmt: skip
     assert headline_text({"headline": head}) == (
-        "storage read + write 1.500 GiB/s (1.400 to 1.600 within this run, 95 %)"
+        "storage read + write 1.5 GiB/s (1.4 to 1.6 within this run, 95 %)"
     )
     none = head | {"within_run": None, "why_none": "8 batches need a window of 8 s"}
     assert headline_text({"headline": none}).endswith(
