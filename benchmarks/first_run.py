@@ -25,7 +25,7 @@ from benchmarks.figures import Figure, table
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ROOT / "configs" / "quick.yaml"
 RATE = 200_000_000
-GIB = 10.0  # of the device: what the run stores, and room
+DEVICE_GIB = 10.0  # what the run stores, and room
 HALF_WIDTH = 0.03
 HITS = 0.6
 READS_A_WRITE = 4
@@ -72,7 +72,7 @@ def run(cache: Path) -> Seen:
 
 def figures(runs: int = 3, rate: int = RATE) -> list[Figure]:
     seen = []
-    with throttled_directory(rate, GIB) as directory:
+    with throttled_directory(rate, DEVICE_GIB) as directory:
         for turn in range(runs):
             one = run(directory / "cache")
             seen.append(one)

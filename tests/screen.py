@@ -5,13 +5,16 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
+
+from tests.cli import worker_of
 
 _PIECE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|[\r\n]|[^\x1b\r\n]")
 
@@ -125,17 +128,20 @@ class Terminal:
         return True
 
     def resize_between_drawings(self, columns: int, lines: int) -> None:
-        """What was drawn for the old size is read before, as long as the program stands still."""
+        """What was drawn for the old size is read before, as long as the program stands still: the
+        process that draws, which is the child of one that supervises it."""
+        worker = psutil.Process(worker_of(self.process))
         while True:
-            self.process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+            worker.suspend()
+            while worker.status() != psutil.STATUS_STOPPED:
+                time.sleep(0.001)
             while select.select([self._master], [], [], 0)[0]:
                 before = len(self.told)
                 self.until(lambda t, before=before: len(t.told) > before)  # type: ignore[misc]
             whole = _DRAWN.search(self.told) is not None
             if whole:
                 self.resize(columns, lines)
-            self.process.send_signal(signal.SIGCONT)
+            worker.resume()
             if whole:
                 return
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 
 from kv_cache.cli.exits import Exit
-from kv_cache.cli.help import first_words
 from kv_cache.core.errors import BrokenLawError, NoAnswerError, UsageError, did_you_mean
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
 
@@ -229,6 +228,8 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
         sys.exit(Exit.REFUSED)
+    from kv_cache.cli.help import first_words
+
     if entry is main and (words := first_words(sys.argv[1:])):
         sys.stdout.write(words)
         sys.exit(Exit.DONE)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-import kv_cache
+from kv_cache import __version__
 
 COMMANDS = """commands, each with a --help of its own:
   run           measure (also without a command's name)
@@ -51,7 +51,7 @@ Sizes named gb are GiB (2^30 bytes), as in the reference. Flags may be shortened
 stay unambiguous. What a number means: docs/metrics.md; exit codes: docs/reference/exit-codes.md.
 """
 
-VERSION = f"kv-cache {getattr(kv_cache, '__version__', '?')}\n"  # a stranger's package has none
+VERSION = f"kv-cache {__version__}\n"
 
 
 def first_words(argv: Sequence[str]) -> str | None:

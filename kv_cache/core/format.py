@@ -1,4 +1,4 @@
-"""Numbers as people read them: the one module that rounds. Files hold the numbers themselves."""
+"""Numbers as people read them; files hold the numbers themselves (decision 0030)."""
 
 from math import isfinite
 

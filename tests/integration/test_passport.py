@@ -716,7 +716,10 @@ def test_few_bytes_that_are_read_many_times_are_named_where_a_limit_is_set(
     own = measured(tmp_path, passport={"most_read_amplification": 1.1})
     names(own, V11="suspect")
     assert "more than 1.1: a cache in the drive may answer" in says(own, "V11")
-    assert own["passport"]["changed_thresholds"]["most_read_amplification"] == [1.1, 0.0]
+    assert own["passport"]["changed_thresholds"] == {
+        "measurement": [False, True],
+        "most_read_amplification": [1.1, 0.0],
+    }
 
 
 # --- V12: a part is missing ------------------------------------------------------------------
