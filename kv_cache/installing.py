@@ -15,7 +15,7 @@ from shlex import quote
 import kv_cache
 
 DISTRIBUTION = "kv-cache-bench"
-NEEDED = ("numpy", "psutil", "yaml", "tqdm", "orjson")
+NEEDED = ("numpy", "psutil", "yaml", "tqdm", "orjson", "msgspec")
 """Modules without which nothing runs."""
 
 _PACKAGE = Path(__file__).resolve().parent

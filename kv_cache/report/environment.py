@@ -23,7 +23,7 @@ import kv_cache
 from kv_cache.core.mounts import Mount, mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
-PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson")
+PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson", "msgspec")
 OPTIONAL_PACKAGES = (
     *("torch", "cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "zstandard", "obstore"),
 )
