@@ -24,8 +24,8 @@ from benchmarks.figures import Figure, table
 from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
 from kv_cache.config.scenario_trace import open_work
 from kv_cache.core.units import NS_PER_S
-from kv_cache.sim.cluster.asks import Ask
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources import build_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,13 +53,13 @@ SOURCES: Mapping[str, tuple[int, dict[str, Any]]] = {
 """By name: how many a second are wanted, and what is asked."""
 
 
-def walk(scenario: Scenario) -> tuple[Chain, list[Ask], float]:
+def walk(scenario: Scenario) -> tuple[PrefixChain, list[ClusterRequest], float]:
     """What is asked, and how long that took."""
-    chain, opened = Chain(), open_work(scenario)
+    chain, opened = PrefixChain(), open_work(scenario)
     began = time.perf_counter()
     source = build_source(scenario, chain, opened)
-    asks: list[Ask] = []
-    under_way: list[tuple[int, int, Ask]] = []
+    requests: list[ClusterRequest] = []
+    under_way: list[tuple[int, int, ClusterRequest]] = []
     first = source.first()
     ahead = next(first, None)
     while under_way or ahead is not None:
@@ -67,11 +67,11 @@ def walk(scenario: Scenario) -> tuple[Chain, list[Ask], float]:
             heappush(under_way, (ahead.arrival_ns + NS_PER_S, ahead.number, ahead))
             ahead = next(first, None)
             continue
-        at_ns, _, ask = heappop(under_way)
-        asks.append(ask)
-        for follower in source.after(ask, at_ns, answered=True):
+        at_ns, _, request = heappop(under_way)
+        requests.append(request)
+        for follower in source.after(request, at_ns, answered=True):
             heappush(under_way, (follower.arrival_ns + NS_PER_S, follower.number, follower))
-    return chain, asks, time.perf_counter() - began
+    return chain, requests, time.perf_counter() - began
 
 
 def speeds(requests: int) -> Iterator[Figure]:
@@ -88,10 +88,10 @@ def known(path: Path) -> Iterator[Figure]:
     if not path.exists():
         return
     work = WorkloadSection(source="trace", trace=str(path), requests=100_000, concurrency=5)
-    chain, asks, _ = walk(Scenario(model=ModelSection(block_tokens=64), workload=work))
+    chain, requests, _ = walk(Scenario(model=ModelSection(block_tokens=64), workload=work))
     seen: set[int] = set()
     blocks = hits = 0
-    for node in (node for ask in asks for node in chain.path(ask.leaf)):
+    for node in (node for request in requests for node in chain.path(request.leaf)):
         blocks += chain.blocks[node]
         hits += chain.blocks[node] * (node in seen)
         seen.add(node)

@@ -27,13 +27,13 @@ from benchmarks.figures import Figure, table
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB
 from kv_cache.lab.accesses import Accesses, Ints
-from kv_cache.lab.arms import USUAL, Arm, Named
 from kv_cache.lab.bounds import Min
-from kv_cache.lab.ground import Ground
+from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.study import replay, study
+from kv_cache.lab.variants import USUAL, Named, Variant
 from kv_cache.workload.reuse import StackDistances
 
-LRU = Arm(Named("lru"))
+LRU = Variant(Named("lru"))
 REQUESTS = 5_000
 TURNS = 4
 TURN_TOKENS = (256, 2048)
@@ -101,19 +101,19 @@ def measure_one_node(requests: int, times: int) -> dict[str, float]:
     for begin in range(0, given.lookups, 1 << 17):
         stack.add(given.blocks[begin : begin + (1 << 17)])
     assert found.hits == stack.hits(ROOM_BLOCKS), "LRU does not find what stack distances say"
-    ground = Ground(given, seed)
-    assert len(ground.uses)  # is made before the clock runs
+    shared = SharedState(given, seed)
+    assert len(shared.uses)  # is made before the clock runs
 
     def least() -> None:
-        rule = Min(ground, room)
+        rule = Min(shared, room)
         for part in given.parts():
             rule.blocks(part)
 
     row["min_per_s"] = given.lookups / seconds(least)
     few = work(requests // PART_OF_STUDY)
-    arms = [Arm(Named(name)) for name in USUAL]
+    variants = [Variant(Named(name)) for name in USUAL]
     rooms = [int(few.working_set_bytes * share) for share in SHARES]
-    row["study_s"] = seconds(lambda: study(few, arms, rooms, seed=seed))
+    row["study_s"] = seconds(lambda: study(few, variants, rooms, seed=seed))
     row["study_lookups"] = few.lookups
     row["caches"] = len(rooms) * (1 + 2 * len(USUAL))  # policies by both rules
     row["study_mib"] = peak_mib()

@@ -96,17 +96,17 @@ def _warm(name: str, blocks: int, sequence: int, stretch: int) -> tuple[Any, lis
     """A cache that is full and warm, and what it is asked then."""
     from kv_cache.core.seed import Seed
     from kv_cache.lab.accesses import accesses_of
-    from kv_cache.lab.arms import Arm, Named
-    from kv_cache.lab.ground import Ground
     from kv_cache.lab.seam import Seam
+    from kv_cache.lab.shared_state import SharedState
+    from kv_cache.lab.variants import Named, Variant
 
     warm_up = blocks + FEW_WARM if name == LEARNED else WARM_UP * blocks
     asked = [*range(blocks), *accesses(blocks, warm_up + STRETCHES * stretch, sequence)]
     given = accesses_of(asked, np.full(CONTENTS * blocks, BLOCK_BYTES, np.int64))
     heads = np.flatnonzero(np.array(asked) % sequence == 0)
     given = replace(given, begins=heads)
-    room, ground = blocks * BLOCK_BYTES, Ground(given, Seed(1))
-    cache = Seam(Arm(Named(name)).eviction(room, ground.seed), room, ground)
+    room, shared = blocks * BLOCK_BYTES, SharedState(given, Seed(1))
+    cache = Seam(Variant(Named(name)).eviction(room, shared.seed), room, shared)
     begins = [0, *(blocks + warm_up + number * stretch for number in range(STRETCHES))]
     cold, *parts = _each(given, begins)
     cache.blocks(cold)

@@ -22,9 +22,9 @@ from kv_cache.config.scenario_rules import check
 from kv_cache.config.schema import from_mapping
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.cluster import OnEvent
-from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.run import simulate
 from kv_cache.sim.cluster.sources import build_source
 
@@ -47,8 +47,8 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
     return scenario
 
 
-def serve(scenario: Scenario, on_event: OnEvent | None = None) -> Outcome:
-    chain = Chain()
+def serve(scenario: Scenario, on_event: OnEvent | None = None) -> ClusterOutcome:
+    chain = PrefixChain()
     return simulate(scenario, build_source(scenario, chain), chain, on_event=on_event)
 
 

@@ -13,12 +13,12 @@ from kv_cache.report.cluster.document import run_row, sim_document, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import (
     Blocks,
+    ClusterOutcome,
+    ClusterSeries,
+    ClusterTierFacts,
     Instances,
     LinkFacts,
-    Outcome,
     Requests,
-    Series,
-    TierFacts,
 )
 
 MS = 1_000_000
@@ -28,14 +28,14 @@ def outcome(
     seed: int = 1, *, slower: float = 1.0, requests: int = 40, instances: int = 4,
     hits: int = 500, only: int | None = None, promised: bool = True,
     lost: int = 2,
-) -> Outcome:  # fmt: skip
+) -> ClusterOutcome:  # fmt: skip
     """Requests whose times are drawn around 100 ms x `slower`; `only` so many instances work."""
     rng = Seed(seed).child("outcome").rng()
     scenario = Scenario(name="by hand", question="Does it tell?", instances={
         "big": InstanceSection(count=instances)})  # fmt: skip
     if promised:
         scenario = replace(scenario, promise=PromiseSection(ttft_ms=120.0))
-    some, series = Requests(arrived=requests + 3, finished=requests + 1), Series()
+    some, series = Requests(arrived=requests + 3, finished=requests + 1), ClusterSeries()
     each = Instances()
     some.rejected, some.aborted = Counter({"queue full": 1}), Counter({"preempted": 1})
     some.measured_arrived, some.measured_finished = requests + lost, requests
@@ -67,12 +67,12 @@ def outcome(
         for place, column in enumerate(series.columns.values()):
             column.append(at * 100 * MS if place == 0 else at)
     series.interval_ns = 100 * MS
-    return Outcome(
+    return ClusterOutcome(
         scenario=replace(scenario, seed=seed), requests=some, series=series, instances=each,
         blocks=Blocks(looked_up=1000, hits=Counter({"hbm": hits, "nvme": 100}), ceiling=700),
         tiers=[
-            TierFacts(name="hbm", scope="device", places=4, possible=4, capacity_blocks=100),
-            TierFacts(name="nvme", scope="node", places=1, possible=1, capacity_blocks=1000),
+            ClusterTierFacts(name="hbm", scope="device", places=4, possible=4, capacity_blocks=100),
+            ClusterTierFacts(name="nvme", scope="node", places=1, possible=1, capacity_blocks=1000),
         ],
         links=[
             LinkFacts(

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import psutil
 
-from kv_cache.bench.place import nearest_existing
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.cache_dir import nearest_existing
+from kv_cache.bench.procfs import parse_pairs, text_of
 from kv_cache.core.units import KIB
 
 SECTOR_BYTES = 512
@@ -147,12 +147,6 @@ def added_up(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
     if not all(rows):
         return {}
     return {name: sum(row[name] for row in rows) for name in (rows[0] if rows else ())}
-
-
-def parse_pairs(text: str) -> dict[str, str]:
-    """`name: value` lines."""
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name: value.strip() for name, _, value in pairs}
 
 
 def _int(value: str | None) -> int | None:

@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from kv_cache.bench.memory import available_ram_bytes, usable_bytes
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import text_of
 from kv_cache.core.units import MIB, human_bytes
 
 PASSES = 9

@@ -24,9 +24,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from kv_cache.bench.cache_dir import nearest_existing, obtainable_bytes
 from kv_cache.bench.counters import device_of, read_counters
-from kv_cache.bench.place import nearest_existing, obtainable_bytes
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import text_of
 from kv_cache.bench.waits import ANSWER_S, Stillness, all_still, answered
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef

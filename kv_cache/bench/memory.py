@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import cgroup_directories, text_of
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, human_bytes
 
@@ -124,43 +124,3 @@ def reclaimable_bytes(statistics: str) -> int:
     """`inactive_file` of a memory.stat; v1 has it with the children's as `total_inactive_file`."""
     values = dict(line.split(maxsplit=1) for line in statistics.splitlines() if " " in line)
     return int(values.get("total_inactive_file", values.get("inactive_file", 0)))
-
-
-def cgroup_directories(controller: str, cgroups: str, mounts: str) -> tuple[int, tuple[str, ...]]:
-    """The cgroup version of a controller and the directories whose limits hold for this process.
-
-    Own directory first, then up to the mount point. Takes the text of /proc/self/cgroup and
-    /proc/self/mountinfo. Without the controller: version 2 and no directory.
-    """
-    own: dict[int, str] = {}
-    for line in cgroups.splitlines():
-        number, names, path = line.split(":", 2)
-        if number == "0":
-            own[2] = path
-        elif controller in names.split(","):
-            own[1] = path
-    for version in (1, 2):
-        mount = _cgroup_mount(version, controller, mounts) if version in own else None
-        if mount is not None:
-            return version, _upwards(own[version], *mount)
-    return 2, ()
-
-
-def _cgroup_mount(version: int, controller: str, mounts: str) -> tuple[str, str] | None:
-    """Root and mount point of the hierarchy."""
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        if (version == 2 and kind == "cgroup2") or (
-            version == 1 and kind == "cgroup" and controller in options.split(",")
-        ):
-            root, point = left.split(" ")[3:5]
-            return root, point
-    return None
-
-
-def _upwards(path: str, root: str, point: str) -> tuple[str, ...]:
-    """In a container the mount may show only the part below `root`, and `path` begins with it."""
-    inside = path.removeprefix(root.rstrip("/")) if path.startswith(root) else ""
-    parts = [part for part in inside.split("/") if part]
-    return tuple("/".join([point, *parts[:depth]]) for depth in range(len(parts), -1, -1))

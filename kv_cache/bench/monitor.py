@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.counters import parse_pairs
-from kv_cache.bench.probes import text_of
 from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
 from kv_cache.bench.probes.pressure import RESOURCES, read_pressure
 from kv_cache.bench.probes.throttles import usable_cores
+from kv_cache.bench.procfs import parse_pairs, text_of
 from kv_cache.core.units import KIB, NS_PER_MS, NS_PER_S, NS_PER_US
 
 _IDLE = (3, 4)  # the columns `idle` and `iowait` of /proc/stat; both do nothing

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import text_of
 from kv_cache.core.text import in_utf8
 
 PROGRAM = "kv-cache"

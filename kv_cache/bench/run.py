@@ -18,13 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from kv_cache.bench.bucket import RunPrefix, check_bucket
-from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.counters import device_of
-from kv_cache.bench.drive import Drive
-from kv_cache.bench.fill import Filled, check_fill, fill
-from kv_cache.bench.memory import check_ram, check_ram_of_ranks
-from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
-from kv_cache.bench.place import (
+from kv_cache.bench.cache_dir import (
     CacheDir,
     check_cache_dir,
     check_space,
@@ -32,6 +26,12 @@ from kv_cache.bench.place import (
     nearest_existing,
     obtainable_bytes,
 )
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.counters import device_of
+from kv_cache.bench.drive import Drive
+from kv_cache.bench.fill import Filled, check_fill, fill
+from kv_cache.bench.memory import check_ram, check_ram_of_ranks
+from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
 from kv_cache.bench.pulse import Pulse
 from kv_cache.bench.sizing import ram_parts, real_gpu
 from kv_cache.bench.sweep import Removed

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kv_cache.bench.probes import text_of
 from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
+from kv_cache.bench.procfs import text_of
 from kv_cache.bench.tracing_program import ATTACHED, kernel_number, missing, program
 from kv_cache.metrics.tracing import READ, WRITE, Traced, parse
 

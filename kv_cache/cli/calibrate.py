@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 
 from kv_cache import __version__
+from kv_cache.bench.cache_dir import check_cache_dir, check_name, obtainable_bytes
 from kv_cache.bench.dram import Copied, NotCopied, measure_copies
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.place import check_cache_dir, check_name, obtainable_bytes
 from kv_cache.bench.probe import ProbePlan
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kv_cache.bench.place import check_output_file
+from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import own_and_rest, parse
@@ -28,12 +28,12 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB
 from kv_cache.installing import install_hint
 from kv_cache.lab.accesses import Accesses, gathered
-from kv_cache.lab.arms import ADMISSIONS, ALWAYS, USUAL, Arm, arms_of
 from kv_cache.lab.capacity import Capacity, capacities_of
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.residency import BITS, SCALED_BITS, Residency
 from kv_cache.lab.study import Base, Study, study
 from kv_cache.lab.table import table_of
+from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, Variant, variants_of
 from kv_cache.report.lab import CSV_HEAD, lab_csv, lab_document, lab_text, source_name
 from kv_cache.report.plot import (
     FORMATS,
@@ -215,7 +215,7 @@ def _add_of_patterns(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    arms: Sequence[Arm]
+    variants: Sequence[Variant]
     capacities: Sequence[Capacity]
     residencies: Sequence[Residency | None]  # None: as they are
     cost_source: str
@@ -229,13 +229,13 @@ def _checked(options: argparse.Namespace) -> _Asked:
         given = CAPACITIES if options.pattern is None else OF_PATTERNS
     if options.dequant_source and not options.dequant:
         raise ConfigError("--dequant-source tells where --dequant is from, which is not given")
-    arms = arms_of(options.policies, options.admission, ("--policies", "--admission"))
+    variants = variants_of(options.policies, options.admission, ("--policies", "--admission"))
     return _Asked(
-        arms=arms,
+        variants=variants,
         capacities=capacities_of(given, "--capacities"),
         residencies=_residencies(options),
         cost_source=options.dequant_source or _UNSOURCED,
-        refusing=options.refusing or any(arm.gate() is not None for arm in arms),
+        refusing=options.refusing or any(variant.gate() is not None for variant in variants),
     )
 
 
@@ -355,7 +355,7 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
     )  # fmt: skip
     return lab_document(
         engine=engine_name(), seed=seed, source={"requests": accesses.requests, **source},
-        policies=[str(arm) for arm in asked.arms],
+        policies=[str(variant) for variant in asked.variants],
         capacities=[each.text for each in asked.capacities],
         residencies=_told(asked, DTYPE_BITS[look.model.dtype]), cases=[case],
         config=to_mapping(look.config),
@@ -396,7 +396,7 @@ def _patterns(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -
              for name in names]  # fmt: skip
     return lab_document(
         engine=engine_name(), seed=seed, source={"patterns": names, **shape},
-        policies=[str(arm) for arm in asked.arms],
+        policies=[str(variant) for variant in asked.variants],
         capacities=[each.text for each in asked.capacities],
         residencies=_told(asked, _PATTERN_BITS), cases=cases, config=None,
     )  # fmt: skip
@@ -478,7 +478,7 @@ def _studied(
 ) -> Study:
     return study(
         accesses,
-        asked.arms,
+        asked.variants,
         [each.room_bytes(accesses) for each in asked.capacities],
         seed=seed,
         stored=None if residency is None else residency.sizes(accesses.sizes, own_bits),

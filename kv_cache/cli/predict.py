@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kv_cache.bench.place import nearest_existing
+from kv_cache.bench.cache_dir import nearest_existing
 from kv_cache.bench.run import drive_capacities
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.flags import Invocation, parse

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kv_cache.bench.place import check_name, check_output_file, check_results_dir
+from kv_cache.bench.cache_dir import check_name, check_output_file, check_results_dir
 from kv_cache.bench.probes.foreign import count_as_ours
 from kv_cache.bench.run import check_places
 from kv_cache.bench.sizing import size_tiers

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
+from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, nearest_existing, obtainable_bytes
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.place import CacheDir, check_cache_dir, nearest_existing, obtainable_bytes
 from kv_cache.bench.probe import (
     BUFFER_BYTES,
     Probe,

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from kv_cache.bench.place import check_output_file
+from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import interrupts

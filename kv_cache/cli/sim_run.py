@@ -25,12 +25,12 @@ from kv_cache.report.cluster.document import run_row, variant_row
 from kv_cache.report.cluster.events import EventLog
 from kv_cache.report.cluster.tables import ColumnsFile
 from kv_cache.report.writing import open_atomically
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
-from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.run import simulate
 from kv_cache.sim.cluster.sources import build_source
-from kv_cache.sim.cluster.topology import Topology
+from kv_cache.sim.cluster.topology import ClusterTopology
 from kv_cache.sim.profile import ProfileModel
 
 _LONGEST_NAME = 40
@@ -127,7 +127,7 @@ class _Given:
         """Raises UsageError where something cannot be read, or does not go together."""
         model = scenario.model
         block_bytes = kv_bytes_per_token(model) * model.block_tokens
-        Topology(*self.machine(scenario), block_bytes)
+        ClusterTopology(*self.machine(scenario), block_bytes)
         self.work(scenario)
 
     def work(self, scenario: Scenario) -> TraceWork | None:
@@ -257,9 +257,9 @@ class _Runs:
         if self._instances is not None:
             self._instances.write(point.key(), row, columns["instances"])
 
-    def _simulate(self, variant: Variant) -> Outcome:
+    def _simulate(self, variant: Variant) -> ClusterOutcome:
         """Raises _StoppedError and what `simulate` raises."""
-        scenario, chain, before = variant.scenario, Chain(), self._bar.n
+        scenario, chain, before = variant.scenario, PrefixChain(), self._bar.n
 
         def progress(ended: int) -> None:
             self._bar.update(before + ended - self._bar.n)
@@ -284,7 +284,7 @@ def _at(scenario: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _columns_of(outcome: Outcome) -> Row:
+def _columns_of(outcome: ClusterOutcome) -> Row:
     return {
         "series": {
             "interval_ns": outcome.series.interval_ns, "columns": series_columns(outcome),

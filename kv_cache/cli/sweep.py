@@ -28,7 +28,7 @@ import orjson
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 import kv_cache
-from kv_cache.bench.place import check_name
+from kv_cache.bench.cache_dir import check_name
 from kv_cache.bench.run import check_places
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.aside import tied

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.place import check_output_file
+from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.cli.flags import build_parser, own_and_rest, parse
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.prepare import open_workload

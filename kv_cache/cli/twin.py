@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, obtainable_bytes
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.place import CacheDir, check_cache_dir, obtainable_bytes
 from kv_cache.cli.aside import tied
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts

@@ -7,9 +7,9 @@ it of each hit; so does this, one block at a time and with no bytes moved.
 from collections.abc import Callable, Sequence
 
 from kv_cache.lab.accesses import Part
-from kv_cache.lab.arms import Arm
 from kv_cache.lab.caches import Cache, Nothing, Queue
-from kv_cache.lab.ground import Ground
+from kv_cache.lab.shared_state import SharedState
+from kv_cache.lab.variants import Variant
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item
 
@@ -18,33 +18,33 @@ _GONE = -1
 _new = tuple.__new__  # of an Item, in half the time
 
 
-def cache_of(arm: Arm, room_bytes: int, ground: Ground) -> Cache:
+def cache_of(variant: Variant, room_bytes: int, shared: SharedState) -> Cache:
     """An empty cache."""
-    accesses = ground.accesses
+    accesses = shared.accesses
     room = room_bytes // max(1, int(accesses.sizes.min(initial=room_bytes + 1)))
     if not room:
         return Nothing()
-    if arm.plain in _FAST and accesses.size is not None:
-        return Queue(room, to_back=_FAST[arm.plain])
-    policy, admission = arm.eviction(room_bytes, ground.seed), arm.gate()
+    if variant.plain in _FAST and accesses.size is not None:
+        return Queue(room, to_back=_FAST[variant.plain])
+    policy, admission = variant.eviction(room_bytes, shared.seed), variant.gate()
     if admission is None:
-        return Seam(policy, room_bytes, ground)
-    return Gated(policy, admission, room_bytes, ground)
+        return Seam(policy, room_bytes, shared)
+    return Gated(policy, admission, room_bytes, shared)
 
 
 class Seam:
     """A policy of `policy/eviction` with room for so many bytes. A block that is larger than all of
     it is refused. A copy has the number of the access that stored it: none is used again."""
 
-    def __init__(self, policy: Eviction, room_bytes: int, ground: Ground) -> None:
+    def __init__(self, policy: Eviction, room_bytes: int, shared: SharedState) -> None:
         self._policy = policy
         self._hit: Callable[[int], None] = policy.hit
         self._free = room_bytes
         self._room = room_bytes
-        self._sequence = ground.sequence
-        self._contents = ground.contents
-        self._sizes = ground.sizes
-        self._copies = [_GONE] * ground.accesses.unique
+        self._sequence = shared.sequence
+        self._contents = shared.contents
+        self._sizes = shared.sizes
+        self._copies = [_GONE] * shared.accesses.unique
         self.evicted = self.refused = 0
 
     def blocks(self, part: Part) -> list[int]:
@@ -114,9 +114,9 @@ class Gated(Seam):
     """With a policy of `policy/admission` before it: what is not admitted is refused."""
 
     def __init__(
-        self, policy: Eviction, admission: Admission, room_bytes: int, ground: Ground
+        self, policy: Eviction, admission: Admission, room_bytes: int, shared: SharedState
     ) -> None:
-        super().__init__(policy, room_bytes, ground)
+        super().__init__(policy, room_bytes, shared)
         self._admission = admission
         if admission.counts:
             self._hit = self._use

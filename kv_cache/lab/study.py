@@ -12,11 +12,11 @@ import numpy as np
 
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import BATCHES, Accesses, Flags, Ints, Part
-from kv_cache.lab.arms import Arm
 from kv_cache.lab.bounds import Limit, Min, SpaceTime, leading
 from kv_cache.lab.caches import Cache
-from kv_cache.lab.ground import Ground
 from kv_cache.lab.seam import cache_of
+from kv_cache.lab.shared_state import SharedState
+from kv_cache.lab.variants import Variant
 
 UNLIMITED, MIN, MIN_REFUSING, LIMIT = "unlimited", "min", "min-refusing", "limit"
 
@@ -72,7 +72,7 @@ class Study:
 
 def study(
     accesses: Accesses,
-    arms: Sequence[Arm],
+    variants: Sequence[Variant],
     rooms_bytes: Sequence[int],
     *,
     seed: Seed,
@@ -83,46 +83,46 @@ def study(
     among the rows, `refusing` adds the one that may refuse; those of a capacity stand together,
     bounds first."""
     there = accesses if stored is None else accesses.sized(stored)
-    ground = Ground(there, seed)
+    shared = SharedState(there, seed)
     told = _Told(accesses=accesses, there=there)
     rows = []
     for room in rooms_bytes:
-        rows.append(_bound(told, ground, MIN, room))
+        rows.append(_bound(told, shared, MIN, room))
         if refusing:
-            rows.append(_bound(told, ground, MIN_REFUSING, room))
-        rows += [_row(told, ground, arm, room) for arm in arms]
+            rows.append(_bound(told, shared, MIN_REFUSING, room))
+        rows += [_row(told, shared, variant, room) for variant in variants]
     unlimited = _unlimited(accesses, there)
     return Study(
         base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
-        limits=_limits(ground, rooms_bytes),
+        limits=_limits(shared, rooms_bytes),
     )  # fmt: skip
 
 
-def replay(accesses: Accesses, arm: Arm, room_bytes: int, *, seed: Seed) -> Found:
+def replay(accesses: Accesses, variant: Variant, room_bytes: int, *, seed: Seed) -> Found:
     """One arm at one capacity, by blocks: the shortest way."""
     told = _Told(accesses=accesses, there=accesses)
-    return told.blocks(cache_of(arm, room_bytes, Ground(accesses, seed)))
+    return told.blocks(cache_of(variant, room_bytes, SharedState(accesses, seed)))
 
 
-def _bound(told: "_Told", ground: Ground, name: str, room: int) -> Row:
-    rule = Min(ground, room, refusing=name == MIN_REFUSING)
+def _bound(told: "_Told", shared: SharedState, name: str, room: int) -> Row:
+    rule = Min(shared, room, refusing=name == MIN_REFUSING)
     return Row(policy=name, room_bytes=room, blocks=told.blocks(rule), prefix=None)
 
 
-def _row(told: "_Told", ground: Ground, arm: Arm, room: int) -> Row:
-    blocks, same = told.blocks_and_same(cache_of(arm, room, ground))
-    if ground.accesses.alone:
+def _row(told: "_Told", shared: SharedState, variant: Variant, room: int) -> Row:
+    blocks, same = told.blocks_and_same(cache_of(variant, room, shared))
+    if shared.accesses.alone:
         prefix = None
     else:
-        prefix = blocks if same else told.prefix(cache_of(arm, room, ground))
-    return Row(policy=str(arm), room_bytes=room, blocks=blocks, prefix=prefix)
+        prefix = blocks if same else told.prefix(cache_of(variant, room, shared))
+    return Row(policy=str(variant), room_bytes=room, blocks=blocks, prefix=prefix)
 
 
-def _limits(ground: Ground, rooms_bytes: Sequence[int]) -> list[Limit] | None:
-    accesses = ground.accesses
+def _limits(shared: SharedState, rooms_bytes: Sequence[int]) -> list[Limit] | None:
+    accesses = shared.accesses
     if accesses.size is not None or not accesses.lookups:
         return None
-    space = SpaceTime(accesses, ground.uses)
+    space = SpaceTime(accesses, shared.uses)
     return [space.limit(room) for room in rooms_bytes]
 
 

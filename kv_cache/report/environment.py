@@ -331,7 +331,7 @@ def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
 
 
 def _nearest_existing(path: Path) -> str:
-    """A resolved path; `bench.place` has the same for its own use, and knows nothing of us."""
+    """A resolved path; `bench.cache_dir` has the same for its own use, and knows nothing of us."""
     real = os.path.realpath(path)
     while not os.path.exists(real):
         real = os.path.dirname(real)
@@ -442,7 +442,7 @@ def cgroup_places(
     """(cgroup version, directory) of this process for a controller, then of all above it.
 
     `cgroups` is the text of /proc/self/cgroup. Empty when the controller is not there.
-    `bench.memory` has the same for its own use: neither package knows the other.
+    `bench.procfs` has the same for its own use: neither package knows the other.
     """
     names = {"io": ("blkio",)}.get(controller, (controller,))
     mounts = tuple(mounts)

@@ -40,7 +40,7 @@ from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Gauges
 from kv_cache.schedule.control import Control
 from kv_cache.schedule.intake import Intake
-from kv_cache.sim.hands import Hands, Next
+from kv_cache.sim.io_workers import IoWorkers, Next
 from kv_cache.sim.models import Devices, asked
 
 OnRecord = Callable[[RequestRecord], None]
@@ -87,15 +87,15 @@ class Simulation:
         control: Control | None = None,
         tick_ns: int = NS_PER_S,
         workers_for: Callable[[int], int] | None = None,
-        hands: Hands | None = None,
+        io_workers: IoWorkers | None = None,
         background: int | None = None,
     ) -> None:
         """`on_leg` is told each side of an operation when it is asked for, `on_op` when all of it
         has ended. `control` sees a window every `tick_ns`; `workers_for` tells how many workers
-        serve so many users, where their number may change. `hands` and `background` are the
+        serve so many users, where their number may change. `io_workers` and `background` are the
         threads of the real driver, for operations and for what is stored behind; without them
         there is no end of either."""
-        self._hands = hands
+        self._io_workers = io_workers
         self._background_idle = background
         self._behind: deque[Life] = deque()  # lives that wait for a background thread
         for device in devices.shared.values():
@@ -371,9 +371,9 @@ class Simulation:
         def begin(index: int, further: Next) -> None:
             self._perform(ops[index], partial(ended, index, further))
 
-        if self._hands is not None:
+        if self._io_workers is not None:
             starts = [partial(begin, index) for index in range(len(ops))]
-            self._hands.work(starts, shared=any(map(_on_storage, ops)))
+            self._io_workers.work(starts, shared=any(map(_on_storage, ops)))
             return
         for index in range(len(ops)):
             begin(index, _no_further)

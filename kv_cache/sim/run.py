@@ -33,7 +33,7 @@ from kv_cache.schedule.autoscale import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, nobody
 from kv_cache.sim.drive import OnLeg, Simulation, unwatched
-from kv_cache.sim.hands import Hands
+from kv_cache.sim.io_workers import IoWorkers
 from kv_cache.sim.models import Devices, Model, TierModel
 from kv_cache.sim.profile import ProfileModel
 from kv_cache.sim.shared import ENGINE, SharedDevice
@@ -202,7 +202,7 @@ def simulate(
         control=control,
         tick_ns=s_to_ns(config.monitor.tick_s),
         workers_for=lambda users: workers(config, users),
-        hands=Hands(config.io.threads - 1) if shared else None,
+        io_workers=IoWorkers(config.io.threads - 1) if shared else None,
         background=BACKGROUND_THREADS if shared else None,
     )
     digest = schedule_digest(load.source.plan(), config.run.max_requests)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache.bench.cache_dir import LOCK_NAME, CacheDir
 from kv_cache.bench.owner import OWNER_NAME
-from kv_cache.bench.place import LOCK_NAME, CacheDir
 from kv_cache.core.errors import PlaceError
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ HOLD = """
 import signal
 import sys
 from pathlib import Path
-from kv_cache.bench.place import CacheDir
+from kv_cache.bench.cache_dir import CacheDir
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 with CacheDir(Path(sys.argv[1]), run="first") as cache_dir:
     for name in ("00/a.kv", "ff/b.kv", "ff/c.kv"):
@@ -35,7 +35,7 @@ with CacheDir(Path(sys.argv[1]), run="first") as cache_dir:
 TAKE_TURNS = """
 import sys
 from pathlib import Path
-from kv_cache.bench.place import CacheDir
+from kv_cache.bench.cache_dir import CacheDir
 from kv_cache.core.errors import PlaceError
 inside = Path(sys.argv[2])
 won = 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kv_cache.cli.compiled import MODULES
-from kv_cache.lab.arms import USUAL
+from kv_cache.lab.variants import USUAL
 from kv_cache.policy import eviction
 from tests.cli import command, environment
 

@@ -16,8 +16,8 @@ from benchmarks.devices import (
     why_not,
 )
 from kv_cache.bench import fill as module
+from kv_cache.bench.cache_dir import CacheDir
 from kv_cache.bench.fill import Filled, check_fill, discards, fill, mount_options
-from kv_cache.bench.place import CacheDir
 from kv_cache.bench.probes.sample import examine
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.seed import Seed

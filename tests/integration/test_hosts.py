@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from kv_cache.bench import owner
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.owner import OWNER_NAME, Host, Life, life_of, run_identity, this_host
-from kv_cache.bench.place import CacheDir, obtainable_bytes
 from kv_cache.core.errors import PlaceError
 from tests.cli import ROOT, SMALL, anything, run
 from tests.s3server import S3Server, missing, weed
@@ -27,7 +27,7 @@ NOBODY = 2**22 - 1  # no process has this number
 
 _HOLDER = """
 import sys; from pathlib import Path
-from kv_cache.bench.place import CacheDir
+from kv_cache.bench.cache_dir import CacheDir
 with CacheDir(Path(sys.argv[1]), run="first") as place:
     (place.objects / "ab").mkdir()
     (place.objects / "ab" / "1.kv").write_bytes(bytes(4096))

@@ -17,8 +17,8 @@ from kv_cache.cli import main
 from kv_cache.cli.interrupts import interrupts
 from kv_cache.cli.lab import _StoppedError, _until
 from kv_cache.core.seed import Seed
-from kv_cache.lab.arms import USUAL
 from kv_cache.lab.patterns import PATTERNS
+from kv_cache.lab.variants import USUAL
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.samples import mooncake_lines
 from tests.cli import PROGRAM, ROOT, SIGNALS, start, wait_until_at_work

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache.bench.cache_dir import CacheDir
 from kv_cache.bench.owner import OWNER_NAME, run_identity
-from kv_cache.bench.place import CacheDir
 from kv_cache.cli import main as kv_cache
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kv_cache.bench.place import LOCK_NAME
+from kv_cache.bench.cache_dir import LOCK_NAME
 from kv_cache.config.profile import HEADER, read_profile
 from kv_cache.core.units import KIB, MIB
 from kv_cache.report.environment import Reader, filesystem

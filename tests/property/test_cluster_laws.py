@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from kv_cache.config.scenario import Scenario
-from kv_cache.sim.cluster.asks import Ask, AskSource
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.check import AT_END, LAWS
 from kv_cache.sim.cluster.compute import make_compute
-from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.run import simulate
 from kv_cache.sim.cluster.sources import build_source
 from tests.cluster import Plain, gib, random_values, scenario_of, serve, with_admission
@@ -30,35 +30,39 @@ class Turns:
     """A source that is watched: each turn comes after the end of the one before it, each request
     ends once, and ends are told in the order of time."""
 
-    def __init__(self, source: AskSource) -> None:
+    def __init__(self, source: RequestSource) -> None:
         self._source = source
-        self._alive: dict[int, Ask] = {}
+        self._alive: dict[int, ClusterRequest] = {}
         self._ends: dict[tuple[int, int], int] = {}
         self._last_ns = 0
 
-    def first(self) -> Iterator[Ask]:
-        for ask in self._source.first():
-            yield self._begun(ask)
+    def first(self) -> Iterator[ClusterRequest]:
+        for request in self._source.first():
+            yield self._begun(request)
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
-        assert self._alive.pop(ask.number) is ask, "a request ended that was not alive"
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
+        assert self._alive.pop(request.number) is request, "a request ended that was not alive"
         assert self._last_ns <= ended_ns, "ends are told out of order"
-        self._last_ns = self._ends[ask.session, ask.turn] = ended_ns
-        return [self._begun(new) for new in self._source.after(ask, ended_ns, answered=answered)]
+        self._last_ns = self._ends[request.session, request.turn] = ended_ns
+        return [
+            self._begun(new) for new in self._source.after(request, ended_ns, answered=answered)
+        ]
 
-    def _begun(self, ask: Ask) -> Ask:
-        assert ask.number not in self._alive
-        if ask.turn:
-            ended_ns = self._ends[ask.session, ask.turn - 1]
-            assert ask.arrival_ns >= ended_ns, "a turn began before the one before it ended"
-        self._alive[ask.number] = ask
-        return ask
+    def _begun(self, request: ClusterRequest) -> ClusterRequest:
+        assert request.number not in self._alive
+        if request.turn:
+            ended_ns = self._ends[request.session, request.turn - 1]
+            assert request.arrival_ns >= ended_ns, "a turn began before the one before it ended"
+        self._alive[request.number] = request
+        return request
 
 
-def served(scenario: Scenario) -> tuple[Outcome, list[tuple[int, str, int, int]]]:
+def served(scenario: Scenario) -> tuple[ClusterOutcome, list[tuple[int, str, int, int]]]:
     """With the log that the run told."""
     events: list[tuple[int, str, int, int]] = []
-    chain = Chain()
+    chain = PrefixChain()
     source = Turns(build_source(scenario, chain))
     return simulate(scenario, source, chain, on_event=lambda *e: events.append(e)), events
 
@@ -85,7 +89,9 @@ def test_what_went_wrong_once_goes_well(seed: int) -> None:
     served(scenario_of(random_values(seed)))
 
 
-def every_request_ends_once(outcome: Outcome, events: list[tuple[int, str, int, int]]) -> None:
+def every_request_ends_once(
+    outcome: ClusterOutcome, events: list[tuple[int, str, int, int]]
+) -> None:
     ends = [number for _, kind, number, _ in events if kind in ("finish", "reject", "abort")]
     asked = outcome.scenario.workload.drawn_requests
     assert sorted(ends) == list(range(asked)), "not every request ended once"
@@ -94,7 +100,7 @@ def every_request_ends_once(outcome: Outcome, events: list[tuple[int, str, int, 
     assert requests.arrived == ended == asked
 
 
-def times_are_in_order(outcome: Outcome) -> None:
+def times_are_in_order(outcome: ClusterOutcome) -> None:
     requests = outcome.requests
     for queue, ttft, e2e, tpot, tokens in zip(
         requests.queue_ns, requests.ttft_ns, requests.e2e_ns, requests.tpot_ns,
@@ -105,7 +111,7 @@ def times_are_in_order(outcome: Outcome) -> None:
 
 
 def no_token_comes_before_its_computation(
-    outcome: Outcome, events: list[tuple[int, str, int, int]]
+    outcome: ClusterOutcome, events: list[tuple[int, str, int, int]]
 ) -> None:
     """TTFT is at least the wait and the prefill of what was not found, at the peak and alone."""
     scenario, requests = outcome.scenario, outcome.requests
@@ -121,7 +127,7 @@ def no_token_comes_before_its_computation(
         assert requests.ttft_ns[at] >= least - 1, f"request {number} is faster than its prefill"
 
 
-def parts_add_up(outcome: Outcome) -> None:
+def parts_add_up(outcome: ClusterOutcome) -> None:
     instances, requests = outcome.instances, outcome.requests
     assert outcome.blocks.hit <= outcome.blocks.looked_up
     assert requests.measured_finished == len(requests.number) <= requests.measured_arrived
@@ -319,7 +325,7 @@ def test_prefetching_over_free_links_never_raises_the_mean_latency(
     }
     network = {"pcie": {"gbytes_per_s": 1e9, "latency_us": 0.0}}
 
-    def outcome(kind: str) -> Outcome:
+    def outcome(kind: str) -> ClusterOutcome:
         work = {"think_s": (think_s, think_s)}
         rules = {"max_num_seqs": 1, "reservation": "reserve-full"}
         values = small(
@@ -340,7 +346,7 @@ def test_what_is_brought_up_shortly_before_a_turn_is_still_there_and_half_way_is
         "requests": 800, "warmup_requests": 80, "rate_per_s": 1.0, "think_s": (10.0, 120.0),
     }  # fmt: skip
 
-    def outcome(kind: str, at: float) -> Outcome:
+    def outcome(kind: str, at: float) -> ClusterOutcome:
         far: Plain = {"dram": {"capacity_gib": 64.0}, "nvme": {"capacity_gib": 1024.0}}
         values: Plain = {
             "workload": work, "instances": {"gpu": {"count": 4, "hbm_gib": 16.0}},

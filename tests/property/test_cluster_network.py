@@ -11,15 +11,15 @@ from kv_cache.config.scenario import NetworkSection, Scenario
 from kv_cache.config.schema import from_mapping
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.links import Link
+from kv_cache.sim.cluster.links import NetworkLink
 from kv_cache.sim.cluster.loop import ARRIVES, Loop
 from kv_cache.sim.cluster.network import Network
-from kv_cache.sim.cluster.topology import Topology, Way
+from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 
 CAUSES = ("load", "offload", "pd-transfer")
 
 
-class Watched(Link):
+class Watched(NetworkLink):
     """A link that remembers when it worked."""
 
     def __init__(self, number: int, bytes_per_s: float, latency_ns: int) -> None:
@@ -62,13 +62,13 @@ class Played:
             begun = sum(link.transfers > 0 for link in self.links)
             assert begun or not self.net.in_flight
 
-    def way(self, number: int) -> Way:
+    def link_path(self, number: int) -> LinkPath:
         _, order, count, _, _ = self.sends[number]
         return tuple(self.links[n] for n in order[:count])
 
     def _send(self, number: int) -> None:
         _, _, _, nbytes, cause = self.sends[number]
-        self.net.send(self.way(number), nbytes, cause, self._arrived, number)
+        self.net.send(self.link_path(number), nbytes, cause, self._arrived, number)
 
     def _arrived(self, number: int) -> None:
         assert number not in self.done
@@ -77,15 +77,15 @@ class Played:
     def soonest(self, number: int) -> int:
         """With nobody else."""
         at_ns, _, _, nbytes, _ = self.sends[number]
-        way = self.way(number)
-        longest = max(ceil(nbytes / link.bytes_per_ns) for link in way)
-        return at_ns + longest + sum(link.latency_ns for link in way)
+        link_path = self.link_path(number)
+        longest = max(ceil(nbytes / link.bytes_per_ns) for link in link_path)
+        return at_ns + longest + sum(link.latency_ns for link in link_path)
 
     def nothing_is_lost(self) -> None:
         assert self.done.keys() == set(range(len(self.sends)))
         assert self.net.in_flight == 0
         for link in self.links:
-            over = [n for n in self.done if link in self.way(n)]
+            over = [n for n in self.done if link in self.link_path(n)]
             assert link.transfers == len(over)
             assert link.ended_bytes == sum(link.bytes.values())
             for cause in CAUSES:
@@ -141,7 +141,9 @@ def test_every_fair_share_has_a_full_link_on_which_none_is_faster(plan: Plan) ->
     """What max-min means, and that no link is over its rate."""
     loop = Loop()
     net = Network(loop, from_mapping(NetworkSection, {"discipline": "fair-share"}), Seed(0))
-    links = [Link(str(n), "wire", gb * 1e9, latency) for n, (gb, latency) in enumerate(plan[0])]
+    links = [
+        NetworkLink(str(n), "wire", gb * 1e9, latency) for n, (gb, latency) in enumerate(plan[0])
+    ]
     ways = {n: [links[i] for i in s[1][: s[2]]] for n, s in enumerate(plan[1], 1)}
     for number, (_, _, _, nbytes, cause) in enumerate(plan[1], 1):
         net.send(tuple(ways[number]), nbytes, cause, lambda _: None)
@@ -186,7 +188,7 @@ settings_of_links = st.fixed_dictionaries(
 )
 
 
-def small(section: dict[str, Any], between: list[tuple[str, str, float, float]]) -> Topology:
+def small(section: dict[str, Any], between: list[tuple[str, str, float, float]]) -> ClusterTopology:
     keys = ("a", "b", "gbytes_per_s", "latency_us")
     named = {
         f"w{n}": dict(zip(keys, w, strict=True)) for n, w in enumerate(between) if w[0] != w[1]
@@ -196,14 +198,14 @@ def small(section: dict[str, Any], between: list[tuple[str, str, float, float]])
         "instances": {"all": {"count": 8}},
         "network": section | {"wires": named},
     }
-    return Topology(from_mapping(Scenario, plan))
+    return ClusterTopology(from_mapping(Scenario, plan))
 
 
-def cost(way: Way) -> float:
-    return sum(link.cost_ns for link in way)
+def cost(link_path: LinkPath) -> float:
+    return sum(link.cost_ns for link in link_path)
 
 
-def direct_links(places: Topology) -> dict[tuple[int, int], Link]:
+def direct_links(places: ClusterTopology) -> dict[tuple[int, int], NetworkLink]:
     """All that there are, found by asking for every pair."""
     pairs = [(a, b) for a in range(places.vertices) for b in range(places.vertices) if a != b]
     found = {}
@@ -218,7 +220,7 @@ def direct_links(places: Topology) -> dict[tuple[int, int], Link]:
     return found
 
 
-def cheapest(places: Topology, src: int) -> dict[int, float]:
+def cheapest(places: ClusterTopology, src: int) -> dict[int, float]:
     """Bellman and Ford over (vertex, came by a wire): an instance relays from wire to wire."""
     links = direct_links(places)
     best = {(src, True): 0.0}
@@ -235,7 +237,7 @@ def cheapest(places: Topology, src: int) -> dict[int, float]:
     return found
 
 
-def connected_way(places: Topology, src: int, dst: int) -> Way | None:
+def connected_way(places: ClusterTopology, src: int, dst: int) -> LinkPath | None:
     try:
         return places.path(src, dst)
     except ConfigError:
@@ -249,10 +251,10 @@ def test_ways_are_the_cheapest_there_are(section: Any, between: Any) -> None:
     for src in range(places.vertices):
         best = cheapest(places, src)
         for dst in range(places.vertices):
-            way = connected_way(places, src, dst)
-            assert (way is None) == (dst not in best)
-            if way is not None:
-                assert abs(cost(way) - best[dst]) < 1e-3
+            link_path = connected_way(places, src, dst)
+            assert (link_path is None) == (dst not in best)
+            if link_path is not None:
+                assert abs(cost(link_path) - best[dst]) < 1e-3
 
 
 @settings(max_examples=60, deadline=None)

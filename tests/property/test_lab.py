@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
-from kv_cache.lab.arms import ADMISSIONS, USUAL, Arm, Named
 from kv_cache.lab.bounds import Min, SpaceTime, next_uses
 from kv_cache.lab.caches import Cache
-from kv_cache.lab.ground import Ground
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.seam import Seam, cache_of
+from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.study import Row, study
+from kv_cache.lab.variants import ADMISSIONS, USUAL, Named, Variant
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.reuse import StackDistances
 
 SIZE = 64
 of_all = settings(max_examples=40, deadline=None)  # laws of all policies
 SEED = Seed(5)
-LRU = Arm(Named("lru"))
-ARMS = [Arm(Named(name)) for name in USUAL]
+LRU = Variant(Named("lru"))
+ARMS = [Variant(Named(name)) for name in USUAL]
 
 
 def accesses(
@@ -94,7 +94,7 @@ def test_min_finds_what_the_best_of_all_ways_finds(
     blocks: list[int], room: int, refusing: bool
 ) -> None:
     given = accesses(blocks)
-    rule = Min(Ground(given, SEED), room * SIZE, refusing=refusing)
+    rule = Min(SharedState(given, SEED), room * SIZE, refusing=refusing)
     assert hits(rule, given) == best(blocks, room, refusing=refusing)
 
 
@@ -125,8 +125,8 @@ def test_the_prefix_hits_of_a_study_are_those_of_a_cache_that_is_told_by_prefix(
     found = study(given, ARMS, [room * SIZE for room in some], seed=SEED)
     for row in found.rows:
         if row.prefix is not None:
-            arm = ARMS[USUAL.index(row.policy)]
-            cache = cache_of(arm, row.room_bytes, Ground(given, SEED))
+            variant = ARMS[USUAL.index(row.policy)]
+            cache = cache_of(variant, row.room_bytes, SharedState(given, SEED))
             assert row.prefix.hits == leading_hits(cache, given)
             assert row.prefix.evictions == cache.evicted
 
@@ -136,8 +136,8 @@ def test_the_prefix_hits_of_a_study_are_those_of_a_cache_that_is_told_by_prefix(
 def test_no_policy_behind_an_admission_policy_is_above_min_that_may_refuse(
     given: Accesses, room: int, admission: str
 ) -> None:
-    arms = [Arm(Named(name), Named(admission)) for name in USUAL]
-    found = study(given, arms, [room * SIZE], seed=SEED, refusing=True)
+    variants = [Variant(Named(name), Named(admission)) for name in USUAL]
+    found = study(given, variants, [room * SIZE], seed=SEED, refusing=True)
     for row in found.rows[2:]:
         assert row.blocks.hits <= found.rows[1].blocks.hits
         held = given.lookups - row.blocks.hits - row.blocks.evictions - row.blocks.refused
@@ -158,8 +158,8 @@ def test_lru_behind_second_hit_finds_what_the_rule_says(given: Accesses, room: i
             order = [*order, block][-room:]
         else:
             seen.add(block)
-    arm = Arm(Named("lru"), Named("second-hit"))
-    assert hits(cache_of(arm, room * SIZE, Ground(given, SEED)), given) == found
+    variant = Variant(Named("lru"), Named("second-hit"))
+    assert hits(cache_of(variant, room * SIZE, SharedState(given, SEED)), given) == found
 
 
 def by_prefix(row: Row) -> int:
@@ -210,8 +210,8 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
     policy: str, given: Accesses, room: int
 ) -> None:
     for tell in (hits, leading_hits):
-        fast = cache_of(Arm(Named(policy)), room * SIZE, Ground(given, SEED))
-        slow = Seam(EVICTION[policy](room * SIZE), room * SIZE, Ground(given, SEED))
+        fast = cache_of(Variant(Named(policy)), room * SIZE, SharedState(given, SEED))
+        slow = Seam(EVICTION[policy](room * SIZE), room * SIZE, SharedState(given, SEED))
         assert not isinstance(fast, Seam)
         assert tell(fast, given) == tell(slow, given)
         assert (fast.evicted, fast.refused) == (slow.evicted, slow.refused)
@@ -220,7 +220,9 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
 @given(asked(), rooms)
 def test_lru_finds_all_that_a_smaller_one_finds(given: Accesses, room: int) -> None:
     """The inclusion property (Mattson et al.), place by place."""
-    small, large = (cache_of(LRU, some * SIZE, Ground(given, SEED)) for some in (room, room + 1))
+    small, large = (
+        cache_of(LRU, some * SIZE, SharedState(given, SEED)) for some in (room, room + 1)
+    )
     for part in given.parts():
         assert set(large.blocks(part)) <= set(small.blocks(part))
 
@@ -229,7 +231,7 @@ def test_lru_finds_all_that_a_smaller_one_finds(given: Accesses, room: int) -> N
 def test_lru_finds_what_stack_distances_say(given: Accesses, room: int) -> None:
     stack = StackDistances()
     stack.add(given.blocks)
-    assert hits(cache_of(LRU, room * SIZE, Ground(given, SEED)), given) == stack.hits(room)
+    assert hits(cache_of(LRU, room * SIZE, SharedState(given, SEED)), given) == stack.hits(room)
 
 
 @given(asked(), rooms)
@@ -247,14 +249,14 @@ def test_a_hit_by_prefix_has_no_miss_before_it(given: Accesses, room: int) -> No
             if block not in order:
                 order = [*order, block][-room:]
         found += gap
-    assert leading_hits(cache_of(LRU, room * SIZE, Ground(given, SEED)), given) == found
+    assert leading_hits(cache_of(LRU, room * SIZE, SharedState(given, SEED)), given) == found
 
 
 @of_all
 @given(asked(unequal=True), st.integers(0, 120))
 def test_what_was_stored_was_evicted_or_is_there(given: Accesses, room: int) -> None:
-    for arm in ARMS:
-        kept = cache_of(arm, room, Ground(given, SEED))
+    for variant in ARMS:
+        kept = cache_of(variant, room, SharedState(given, SEED))
         misses = given.lookups - hits(kept, given)
         held = misses - kept.evicted - kept.refused
         assert 0 <= held * int(given.sizes.min(initial=1)) <= room

@@ -9,10 +9,10 @@ import pytest
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.asks import Ask
-from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.cluster import Cluster
-from kv_cache.sim.cluster.pieces import Place, Run, Watch, become_ready, blocks_of
+from kv_cache.sim.cluster.requests import ClusterRequest
+from kv_cache.sim.cluster.segments import BlockPool, Extent, Watch, become_ready, blocks_of
 from kv_cache.sim.cluster.stack import match
 from tests.cluster import Plain, gib, scenario_of, serve
 from tests.unit.test_cluster_by_hand import rates
@@ -41,54 +41,54 @@ class Coin(Admission):
         self.decisions.append((candidate.key, admitted))
 
 
-def keys(runs: Sequence[Run]) -> list[Key]:
+def keys(runs: Sequence[Extent]) -> list[Key]:
     """Block by block, as a place names them."""
     return [(r.node << 24 | at + 1).to_bytes(8, "little") for r in runs for at in range(*r[1:])]
 
 
 @pytest.mark.parametrize("eviction", sorted(set(EVICTION) - {"learned"}))
 def test_who_was_compared_is_who_leaves_and_every_decision_is_told_once(eviction: str) -> None:
-    rng, chain = random.Random(eviction), Chain()
+    rng, chain = random.Random(eviction), PrefixChain()
     coin = Coin(rng)
-    place = Place(1, 0, 0, 40, 1000, chain, EVICTION[eviction], Watch(), coin)
+    pool = BlockPool(1, 0, 0, 40, 1000, chain, EVICTION[eviction], Watch(), coin)
     nodes = [chain.fresh(ROOT, rng.randint(1, 12)) for _ in range(30)]
     came = left = 0
     for _ in range(600):
-        for piece in place.pieces:
+        for segment in pool.segments:
             if rng.random() < 0.2:
-                place.hit(piece)
+                pool.hit(segment)
         node = rng.choice(nodes)
-        for run in place.missing(node, 0, chain.blocks[node]):
+        for run in pool.missing(node, 0, chain.blocks[node]):
             coin.taken.clear()
             coin.decisions.clear()
-            free, without_room = max(0, place.capacity - place.cached), place.not_stored
-            taken, others = place.offer(run)
+            free, without_room = max(0, pool.capacity - pool.cached), pool.not_stored
+            taken, others = pool.offer(run)
             assert sorted(keys([run])) == sorted(keys([*taken, *others]))
             assert [key for key, _ in coin.taken] == keys(taken)
             assert not any(rivals for _, rivals in coin.taken[:free])
             assert all(len(rivals) == 1 for _, rivals in coin.taken[free:])
-            without_room = place.not_stored - without_room
+            without_room = pool.not_stored - without_room
             refused = keys(others)[: len(keys(others)) - without_room]
-            found = place.take_in(taken)
+            found = pool.take_in(taken)
             assert found is not None, "there is room for what was compared"
-            pieces, evicted = found
+            segments, evicted = found
             told = [(key, False) for key in refused] + [(key, True) for key in keys(taken)]
             assert coin.decisions == told
             rivals = [key for _, some in coin.taken for key in some]
             assert sorted(rivals) == sorted(keys(evicted)), "somebody else left"
             came, left = came + blocks_of(taken), left + blocks_of(evicted)
-            for piece in pieces:
-                become_ready(piece)
+            for segment in segments:
+                become_ready(segment)
                 if rng.random() < 0.5:
-                    place.unpin(piece)
-            place.check()
-        if place.pinned > 35:
-            for piece in [piece for piece in place.pieces if piece.pins][:6]:
-                place.unpin(piece)
-    assert came == place.stored == place.admitted
+                    pool.unpin(segment)
+            pool.check()
+        if pool.pinned > 35:
+            for segment in [segment for segment in pool.segments if segment.pins][:6]:
+                pool.unpin(segment)
+    assert came == pool.stored == pool.admitted
     assert came > left > 200
-    assert place.refused["tails"] > 200
-    assert place.not_stored, "a place that is all in use was never met"
+    assert pool.refused["tails"] > 200
+    assert pool.not_stored, "a place that is all in use was never met"
 
 
 # --- tiers ---------------------------------------------------------------------------------------
@@ -102,26 +102,28 @@ def tiered(dram: Plain, nvme: Plain | None = None, hbm: int = 8) -> Plain:
     return one_instance(hbm) | {"instances": {"gpu": rates(hbm)}, "tiers": tiers}
 
 
-def asks_of(chain: Chain, names: str, blocks: int = 4) -> list[Ask]:
+def asks_of(chain: PrefixChain, names: str, blocks: int = 4) -> list[ClusterRequest]:
     """One after the other, each letter a prompt of so many whole blocks of its own."""
     leaves = [chain.named(ROOT, name, blocks) for name in names]
-    return [Ask(n, n, 0, 0, blocks * BLOCK + 1, 1, leaf) for n, leaf in enumerate(leaves)]
+    return [
+        ClusterRequest(n, n, 0, 0, blocks * BLOCK + 1, 1, leaf) for n, leaf in enumerate(leaves)
+    ]
 
 
-def places(cluster: Cluster) -> dict[str, Place]:
-    return {tier: place for (tier, _), place in cluster.storage.places.items()}
+def pools(cluster: Cluster) -> dict[str, BlockPool]:
+    return {tier: pool for (tier, _), pool in cluster.storage.pools.items()}
 
 
-def depths(place: Place) -> set[int]:
-    return {place.chain.depth[p.node] + at for p in place.pieces for at in range(p.start, p.end)}
+def depths(pool: BlockPool) -> set[int]:
+    return {pool.chain.depth[p.node] + at for p in pool.segments for at in range(p.start, p.end)}
 
 
 def test_what_a_tier_does_not_take_goes_on_down_and_what_none_takes_is_dropped() -> None:
-    chain = Chain()
+    chain = PrefixChain()
     shallow = {"admission": "depth", "admission_max_depth": 1}
     deeper = {"admission": "depth", "admission_max_depth": 3}
     cluster, _ = ran(tiered(shallow, deeper), asks_of(chain, "abcdef"), chain)
-    at = places(cluster)
+    at = pools(cluster)
     assert depths(at["dram"]) == {0}
     assert depths(at["nvme"]) == {1, 2}
     # A prompt has room for 8 - 5 blocks beside it: those of four have left, and the last of one.
@@ -133,64 +135,64 @@ def test_what_a_tier_does_not_take_goes_on_down_and_what_none_takes_is_dropped()
 
 
 def test_what_is_too_large_never_comes() -> None:
-    chain = Chain()
+    chain = PrefixChain()
     small = {"admission": "size", "admission_max_mib": 0.001}
     cluster, found = ran(tiered(small), asks_of(chain, "abcdabcd"), chain)
-    at = places(cluster)
+    at = pools(cluster)
     assert (at["dram"].stored, at["dram"].admitted) == (0, 0)
     assert at["dram"].refused["too-large"] == at["hbm"].evicted == at["hbm"].dropped
     assert not any(found.values())
 
 
 def test_on_the_second_hit_comes_what_is_offered_for_the_second_time() -> None:
-    chain = Chain()
+    chain = PrefixChain()
     second = {"admission": "second-hit"}
     cluster, found = ran(tiered(second), asks_of(chain, "abcabca"), chain)
     assert [found[n] for n in range(6)] == [0] * 6
     assert found[6] == 4, "it has left HBM twice"
-    assert places(cluster)["dram"].refused == {"first-time": 3 * 4}
+    assert pools(cluster)["dram"].refused == {"first-time": 3 * 4}
 
 
 def test_by_frequency_a_tier_hears_of_what_is_used_above_it() -> None:
     """What was asked for again in HBM is worth a place below; what was computed once is not."""
-    chain = Chain()
+    chain = PrefixChain()
     often = {"admission": "frequency", "admission_floor": 2}
     cluster, found = ran(tiered(often), asks_of(chain, "aaabcda"), chain)
     assert found[6] == 4, "it is brought back from DRAM"
-    at = places(cluster)
-    assert {piece.node for piece in at["dram"].pieces} == {chain.named(ROOT, "a", 4)}
+    at = pools(cluster)
+    assert {segment.node for segment in at["dram"].segments} == {chain.named(ROOT, "a", 4)}
     assert at["dram"].refused["infrequent"] > 0
 
 
 def test_by_frequency_nobody_leaves_for_what_was_used_less() -> None:
-    chain = Chain()
+    chain = PrefixChain()
     often = {"admission": "frequency"}
     kept = "aaabbbcccddd"  # fills DRAM once it has left HBM
     cluster, _ = ran(tiered(often), asks_of(chain, kept + "eeefff" + "ghijklmnop"), chain)
-    here = {piece.node for piece in places(cluster)["dram"].pieces}
+    here = {segment.node for segment in pools(cluster)["dram"].segments}
     assert here == {chain.named(ROOT, name, 4) for name in "abcd"}
 
 
 def test_a_prefetch_asks_as_well() -> None:
     """What DRAM does not take is not brought up to it, but loaded from the drive when needed."""
-    chain = Chain()
+    chain = PrefixChain()
     shallow = {"admission": "depth", "admission_max_depth": 1}
     values = tiered(shallow, {})
     values["tiers"]["prefetch"] = "on-arrival"
     cluster, found = ran(values, asks_of(chain, "abcdefghia"), chain)
     assert found[9] == 4
-    assert depths(places(cluster)["dram"]) == {0}
+    assert depths(pools(cluster)["dram"]) == {0}
     assert cluster.storage.prefetched["dram"] <= 1
 
 
 def test_what_finds_no_room_goes_on_down_as_what_is_refused_does() -> None:
-    chain = Chain()
+    chain = PrefixChain()
     often = {"admission": "frequency"}
     cluster = Cluster(scenario_of(tiered(often, {})), OneByOne([]), chain)
     hbm, dram, nvme = cluster.instance(0).tiers
-    held = dram.take_in([Run(chain.fresh(ROOT, 16), 0, 16)])
+    held = dram.take_in([Extent(chain.fresh(ROOT, 16), 0, 16)])
     assert held is not None
-    wanted = Run(chain.fresh(ROOT, 4), 0, 4)
+    wanted = Extent(chain.fresh(ROOT, 4), 0, 4)
     for _ in range(3):
         cluster.storage.used(hbm, [wanted])
     cluster.storage.evicted(hbm, [wanted])
@@ -200,7 +202,7 @@ def test_what_finds_no_room_goes_on_down_as_what_is_refused_does() -> None:
 
 def test_a_tier_that_is_written_through_takes_everything() -> None:
     """The option is not read then, and may stand beside variants that read it."""
-    chain = Chain()
+    chain = PrefixChain()
     values = tiered({}, {})
     values["tiers"]["write_policy"] = "through"
     scenario = scenario_of(values)
@@ -208,7 +210,7 @@ def test_a_tier_that_is_written_through_takes_everything() -> None:
     scenario = replace(scenario, tiers=replace(scenario.tiers, dram=dram))
     cluster = Cluster(scenario, OneByOne([]), chain)
     hbm, dram_place, nvme = cluster.instance(0).tiers
-    run = Run(chain.fresh(ROOT, 4), 0, 4)
+    run = Extent(chain.fresh(ROOT, 4), 0, 4)
     cluster.storage.stored(hbm, [run])
     assert (dram_place.stored, nvme.stored, hbm.dropped) == (4, 0, 0)
 
@@ -244,20 +246,20 @@ def test_what_is_sent_to_who_decodes_was_computed_once(roles: tuple[str, str]) -
 
 def test_a_prefetch_under_way_that_begins_within_what_is_asked_for_is_late() -> None:
     """The drive has six blocks; of these DRAM takes the last four, which it knows."""
-    chain = Chain()
+    chain = PrefixChain()
     node = chain.fresh(ROOT, 6)
     values = tiered({"admission": "second-hit", "write_gbytes_per_s": 0.001}, {})
     values["tiers"]["prefetch"] = "on-arrival"
     cluster = Cluster(scenario_of(values), OneByOne([]), chain)
     instance = cluster.instance(0)
     _, dram, nvme = instance.tiers
-    piece = nvme.add(Run(node, 0, 6), ready=True, pinned=False)
-    dram.offer(Run(node, 2, 6))
+    segment = nvme.add(Extent(node, 0, 6), ready=True, pinned=False)
+    dram.offer(Extent(node, 2, 6))
     cluster.storage.prefetch(instance.tiers, (node,))
-    [coming] = dram.pieces_of(node)
+    [coming] = dram.segments_of(node)
     assert (coming.start, coming.end, coming.fetched) == (2, 6, True)
     [part] = match(instance.tiers, (node,), chain, 6)
-    assert part.piece is piece
+    assert part.segment is segment
     cluster._note_late(instance, part)
     assert cluster.prefetch_late == {"dram": 4}
     assert not coming.fetched

@@ -8,10 +8,10 @@ import pytest
 
 from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
-from kv_cache.sim.cluster.asks import Ask
-from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.facts import facts
-from kv_cache.sim.cluster.outcome import Outcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.run import simulate
 from kv_cache.sim.profile import ProfileModel
 from tests.cluster import Plain, gib, scenario_of, serve
@@ -22,18 +22,22 @@ BLOCK, MS, S = 16, 10**6, 10**9
 class Known:
     """Requests at their instants, whatever becomes of them."""
 
-    def __init__(self, asks: Sequence[Ask]) -> None:
-        self._asks = asks
+    def __init__(self, requests: Sequence[ClusterRequest]) -> None:
+        self._asks = requests
 
-    def first(self) -> Iterator[Ask]:
+    def first(self) -> Iterator[ClusterRequest]:
         return iter(self._asks)
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
         return ()
 
 
-def ask(number: int, at_ns: int, prompt: int, output: int = 1, leaf: int = ROOT) -> Ask:
-    return Ask(number, number, 0, at_ns, prompt, output, leaf, -1)
+def request(
+    number: int, at_ns: int, prompt: int, output: int = 1, leaf: int = ROOT
+) -> ClusterRequest:
+    return ClusterRequest(number, number, 0, at_ns, prompt, output, leaf, -1)
 
 
 def rates(blocks: int = 1000, **more: Any) -> Plain:
@@ -49,10 +53,10 @@ def rates(blocks: int = 1000, **more: Any) -> Plain:
 
 def ran(
     values: Mapping[str, Any],
-    asks: Sequence[Ask],
-    chain: Chain | None = None,
+    requests: Sequence[ClusterRequest],
+    chain: PrefixChain | None = None,
     profiles: Mapping[str, ProfileModel] | None = None,
-) -> Outcome:
+) -> ClusterOutcome:
     """Tokens of 1,000 bytes, blocks of 16."""
     scenario = scenario_of(
         {
@@ -61,7 +65,7 @@ def ran(
             **values,
         }
     )
-    return simulate(scenario, Known(asks), chain or Chain(), profiles=profiles)
+    return simulate(scenario, Known(requests), chain or PrefixChain(), profiles=profiles)
 
 
 # --- the model ---------------------------------------------------------------------------------
@@ -128,7 +132,7 @@ def separate(prefill: int, decode: int, reservation: str) -> Plain:
 @pytest.mark.parametrize("reservation", ["reserve-full", "reserve-prompt", "on-demand"])
 def test_who_only_prefills_needs_memory_for_the_prompt_alone(reservation: str) -> None:
     """4 blocks of prompt, 4 of answer: 4 are enough where it prefills, 8 where it decodes."""
-    one = [ask(0, 0, 64, 65)]
+    one = [request(0, 0, 64, 65)]
     assert ran(separate(4, 8, reservation), one).requests.finished == 1
     for prefill, decode in ((3, 8), (4, 7)):
         found = ran(separate(prefill, decode, reservation), one)
@@ -136,10 +140,12 @@ def test_who_only_prefills_needs_memory_for_the_prompt_alone(reservation: str) -
 
 
 def test_a_request_that_is_rejected_has_missed_all_of_its_blocks() -> None:
-    chain = Chain()
+    chain = PrefixChain()
     long, short = chain.fresh(ROOT, 20), chain.fresh(ROOT, 4)
-    asks = [ask(n, n * S, *size) for n, size in enumerate([(320, 1, long), (64, 1, short)] * 2)]
-    found = ran({"instances": {"gpu": rates(8)}}, asks, chain)
+    requests = [
+        request(n, n * S, *size) for n, size in enumerate([(320, 1, long), (64, 1, short)] * 2)
+    ]
+    found = ran({"instances": {"gpu": rates(8)}}, requests, chain)
     assert found.requests.rejected == {"larger-than-hbm": 2}
     assert (found.blocks.looked_up, found.blocks.ceiling) == (48, 19 + 3)
     assert found.blocks.hit == 3
@@ -147,7 +153,7 @@ def test_a_request_that_is_rejected_has_missed_all_of_its_blocks() -> None:
 
 def test_a_request_that_comes_back_after_preemption_is_one_request() -> None:
     """Two answers of 40 tokens grow out of 10 blocks."""
-    found = ran({"instances": {"gpu": rates(10)}}, [ask(0, 0, 64, 40), ask(1, 0, 64, 40)])
+    found = ran({"instances": {"gpu": rates(10)}}, [request(0, 0, 64, 40), request(1, 0, 64, 40)])
     assert found.requests.preemptions == 1
     assert list(found.instances.requests) == [2]
 
@@ -178,7 +184,7 @@ def test_a_prompt_takes_latencies_once_and_its_bytes_over_the_slowest_link(
         "separation": separation,
     }
     values["scheduler"] |= scheduler
-    found = ran(values, [ask(0, 0, 256, 3)])
+    found = ran(values, [request(0, 0, 256, 3)])
     assert list(found.requests.ttft_ns) == [256 * MS]
     assert list(found.requests.e2e_ns) == [256 * MS + sent_us * 1000 + 20 * MS]
     assert facts(found)["links"]["nic"]["bytes_by_cause"] == {"pd-transfer": 2 * 256_000}
@@ -200,7 +206,7 @@ def test_what_is_swapped_comes_back_over_the_device_and_the_bus() -> None:
             }
         },
     }
-    found = ran(values, [ask(0, 0, 64, 40), ask(1, 0, 64, 40)])
+    found = ran(values, [request(0, 0, 64, 40), request(1, 0, 64, 40)])
     first, second = found.requests.e2e_ns
     assert second == first + 185_000 + 24 * 10 * MS
     moved = facts(found)["links"]
@@ -211,17 +217,17 @@ def test_what_is_swapped_comes_back_over_the_device_and_the_bus() -> None:
 # --- prefetching ---------------------------------------------------------------------------------
 
 
-def prefetching(busy_ms: int) -> Outcome:
+def prefetching(busy_ms: int) -> ClusterOutcome:
     """A prompt of 4 blocks lies on a slow drive (16 ms a block) when it is asked for again, behind
     another one that takes `busy_ms`."""
-    chain = Chain()
+    chain = PrefixChain()
     asked = chain.named(chain.named(ROOT, "a", 2), "b", 2)
     others = [chain.fresh(ROOT, 7) for _ in range(2)]
-    asks = [
-        ask(0, 0, 65, 1, asked),
-        *(ask(n, n * S, 113, 1, leaf) for n, leaf in enumerate(others, 1)),
-        ask(3, 3 * S, busy_ms),
-        ask(4, 3 * S + MS, 65, 1, asked),
+    requests = [
+        request(0, 0, 65, 1, asked),
+        *(request(n, n * S, 113, 1, leaf) for n, leaf in enumerate(others, 1)),
+        request(3, 3 * S, busy_ms),
+        request(4, 3 * S + MS, 65, 1, asked),
     ]
     fast = {"read_gbytes_per_s": 1, "write_gbytes_per_s": 1}
     none = {"read_latency_us": 0, "write_latency_us": 0}
@@ -236,7 +242,7 @@ def prefetching(busy_ms: int) -> Outcome:
             "overlap_load": False,
         },
     }
-    return ran(values, asks, chain)
+    return ran(values, requests, chain)
 
 
 def test_a_prefetch_in_time_is_useful_and_one_under_way_is_late_for_all_of_its_blocks() -> None:
@@ -274,10 +280,10 @@ def test_a_measured_device_is_not_busier_than_it_can_be() -> None:
         for depth in (1, 4)
         for share in (0.0, 1.0)
     )  # fmt: skip
-    chain = Chain()
+    chain = PrefixChain()
     leaves = [chain.fresh(ROOT, 4) for _ in range(5)]
-    asks = [ask(n, n * S, 65, 1, leaf) for n, leaf in enumerate(leaves)]
-    asks += [ask(5 + n, 10 * S, 65, 1, leaf) for n, leaf in enumerate(leaves[:4])]
+    requests = [request(n, n * S, 65, 1, leaf) for n, leaf in enumerate(leaves)]
+    requests += [request(5 + n, 10 * S, 65, 1, leaf) for n, leaf in enumerate(leaves[:4])]
     values: Plain = {
         "workload": {"source": "poisson", "requests": 100, "warmup_requests": 5},
         "instances": {"gpu": rates(5, count=4)},
@@ -289,7 +295,7 @@ def test_a_measured_device_is_not_busier_than_it_can_be() -> None:
         },
         "network": {"pcie": {"gbytes_per_s": 10**9, "latency_us": 0}},
     }
-    found = ran(values, asks, chain, {"nvme": ProfileModel(Profile(name="p", cells=cells))})
+    found = ran(values, requests, chain, {"nvme": ProfileModel(Profile(name="p", cells=cells))})
     told = facts(found)["links"]["device:nvme:read"]
     assert (told["servers"], told["transfers"]) == (4, 4)
     assert told["utilisation"] == pytest.approx(4 * 40 / (4 * 41), rel=1e-6)
@@ -310,10 +316,10 @@ def test_the_reference_names_the_events_that_there_are() -> None:
         {"instances": {"gpu": rates(8)}, "tiers": {"dram": {"capacity_gib": gib(80, BLOCK)}}},
     ]
     for values in kinds:
-        chain = Chain()
+        chain = PrefixChain()
         leaves = [chain.fresh(ROOT, 4) for _ in range(2)]
-        asks = [ask(n, n * MS, 64, 40, leaves[n % 2]) for n in range(6)]
-        asks += [ask(n, n * S, 65, 1, leaves[n % 2]) for n in range(6, 12)]
+        requests = [request(n, n * MS, 64, 40, leaves[n % 2]) for n in range(6)]
+        requests += [request(n, n * S, 65, 1, leaves[n % 2]) for n in range(6, 12)]
         scenario = scenario_of(
             {
                 "model": {"kv_bytes_per_token": 1000, "block_tokens": BLOCK},
@@ -321,5 +327,5 @@ def test_the_reference_names_the_events_that_there_are() -> None:
                 **values,
             }
         )
-        simulate(scenario, Known(asks), chain, on_event=lambda _, kind, *__: seen.add(kind))
+        simulate(scenario, Known(requests), chain, on_event=lambda _, kind, *__: seen.add(kind))
     assert seen == named

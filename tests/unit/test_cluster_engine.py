@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.asks import Ask
-from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.check import Log
 from kv_cache.sim.cluster.cluster import Cluster
-from kv_cache.sim.cluster.compute import Compute, Rates, Roofline, pairs_of
-from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.compute import ComputeModel, Rates, Roofline, pairs_of
+from kv_cache.sim.cluster.inflight import Flight
 from kv_cache.sim.cluster.instance import Instance
+from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.router import Loads
 from tests.cluster import Plain, gib, random_values, scenario_of, serve
 from tests.traces import real_trace
@@ -28,13 +28,15 @@ BLOCK = 16
 class OneByOne:
     """Requests that each wait for the end of the one before."""
 
-    def __init__(self, asks: Sequence[Ask]) -> None:
-        self._asks = iter(asks)
+    def __init__(self, requests: Sequence[ClusterRequest]) -> None:
+        self._asks = iter(requests)
 
-    def first(self) -> Iterator[Ask]:
-        yield from (ask for ask in [next(self._asks, None)] if ask is not None)
+    def first(self) -> Iterator[ClusterRequest]:
+        yield from (request for request in [next(self._asks, None)] if request is not None)
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
         following = next(self._asks, None)
         return () if following is None else (following._replace(arrival_ns=ended_ns),)
 
@@ -43,20 +45,20 @@ class PlainLru:
     """Every block by itself; where several were used at once, the last of them is the first to
     go."""
 
-    def __init__(self, chain: Chain, capacity: int, block: int) -> None:
+    def __init__(self, chain: PrefixChain, capacity: int, block: int) -> None:
         self._chain = chain
         self._block = block
         self.capacity = capacity
         self.blocks: OrderedDict[tuple[int, int], None] = OrderedDict()
 
-    def serve(self, ask: Ask) -> int:
+    def serve(self, request: ClusterRequest) -> int:
         """The blocks that are found; -1: it is too large."""
-        need = -(-(ask.prompt_tokens + ask.output_tokens - 1) // self._block)
+        need = -(-(request.prompt_tokens + request.output_tokens - 1) // self._block)
         if need > self.capacity:
             return -1
-        prompt = self._of(ask.leaf)
+        prompt = self._of(request.leaf)
         found = 0
-        for key in prompt[: (ask.prompt_tokens - 1) // self._block]:
+        for key in prompt[: (request.prompt_tokens - 1) // self._block]:
             if key not in self.blocks:
                 break
             found += 1
@@ -68,8 +70,8 @@ class PlainLru:
             if key in self.blocks:
                 self.blocks.move_to_end(key)
         self._store(prompt)
-        if ask.answer_leaf >= 0:
-            self._store(self._of(ask.answer_leaf))
+        if request.answer_leaf >= 0:
+            self._store(self._of(request.answer_leaf))
         return found
 
     def _of(self, leaf: int) -> list[tuple[int, int]]:
@@ -102,27 +104,31 @@ def one_instance(blocks: int, block: int = BLOCK, eviction: str = "lru") -> Plai
     }
 
 
-def ran(values: Plain, asks: Sequence[Ask], chain: Chain) -> tuple[Cluster, dict[int, int]]:
+def ran(
+    values: Plain, requests: Sequence[ClusterRequest], chain: PrefixChain
+) -> tuple[Cluster, dict[int, int]]:
     """One request at a time; and what each one that finished found, in blocks."""
-    cluster = Cluster(scenario_of(values), OneByOne(asks), chain)
+    cluster = Cluster(scenario_of(values), OneByOne(requests), chain)
     flights: list[Flight] = []
     cluster.on_finish = flights.append
     cluster.begin()
     while cluster.loop.run(100_000):
         pass
-    return cluster, {f.ask.number: f.hit_tokens // cluster.block_tokens for f in flights}
+    return cluster, {f.request.number: f.hit_tokens // cluster.block_tokens for f in flights}
 
 
 def residents(cluster: Cluster) -> set[tuple[int, int]]:
-    place = cluster.instance(0).place
-    return {(piece.node, at) for piece in place.pieces for at in range(piece.start, piece.end)}
+    pool = cluster.instance(0).pool
+    return {
+        (segment.node, at) for segment in pool.segments for at in range(segment.start, segment.end)
+    }
 
 
 @st.composite
-def sessions(draw: st.DrawFn) -> tuple[Chain, list[Ask]]:
+def sessions(draw: st.DrawFn) -> tuple[PrefixChain, list[ClusterRequest]]:
     """A tree of content, and prompts that end anywhere in it, some behind answers of others. No
     prompt ends with a block, so that none of its whole blocks is left out."""
-    chain, asks = Chain(), list[Ask]()
+    chain, requests = PrefixChain(), list[ClusterRequest]()
     leaves = [ROOT]
     for number in range(draw(st.integers(1, 40))):
         leaf = draw(st.sampled_from(leaves))
@@ -136,42 +142,44 @@ def sessions(draw: st.DrawFn) -> tuple[Chain, list[Ask]]:
             blocks = (tokens + output - 1) // BLOCK - chain.end(leaf)
             answer = chain.fresh(leaf, blocks)
         leaves += [leaf, answer] if answer >= 0 else [leaf]
-        asks.append(Ask(number, number, 0, 0, tokens, output, leaf, answer))
-    return chain, asks
+        requests.append(ClusterRequest(number, number, 0, 0, tokens, output, leaf, answer))
+    return chain, requests
 
 
 @settings(max_examples=150, deadline=None)
 @given(sessions(), st.integers(3, 40))
-def test_runs_of_pieces_are_lru_block_by_block(case: tuple[Chain, list[Ask]], blocks: int) -> None:
-    chain, asks = case
-    cluster, found = ran(one_instance(blocks), asks, chain)
+def test_runs_of_pieces_are_lru_block_by_block(
+    case: tuple[PrefixChain, list[ClusterRequest]], blocks: int
+) -> None:
+    chain, requests = case
+    cluster, found = ran(one_instance(blocks), requests, chain)
     plain = PlainLru(chain, blocks, BLOCK)
-    for ask in asks:
-        assert found.get(ask.number, -1) == plain.serve(ask)
+    for request in requests:
+        assert found.get(request.number, -1) == plain.serve(request)
     assert residents(cluster) == set(plain.blocks)
 
 
 @pytest.mark.parametrize("eviction", sorted(EVICTION))
 def test_without_shortage_every_policy_finds_all_that_came_before(eviction: str) -> None:
-    chain = Chain()
-    asks = []
+    chain = PrefixChain()
+    requests = []
     leaf = ROOT
     for number in range(30):
         leaf = chain.fresh(leaf, 2)
         tokens = BLOCK * chain.end(leaf) + 1
-        asks.append(Ask(number, 0, number, 0, tokens, 1, leaf))
-    _, found = ran(one_instance(100, eviction=eviction), asks, chain)
+        requests.append(ClusterRequest(number, 0, number, 0, tokens, 1, leaf))
+    _, found = ran(one_instance(100, eviction=eviction), requests, chain)
     assert found == {number: 2 * number for number in range(30)}
 
 
 # --- a trace that is known -----------------------------------------------------------------------
 
 
-def mooncake(chain: Chain, *, whole: bool) -> list[Ask]:
+def mooncake(chain: PrefixChain, *, whole: bool) -> list[ClusterRequest]:
     """The first 6000 requests; `whole`: as if the last, partial block of a prompt were whole, and
     one more token asked."""
     path = real_trace("mooncake_conversation_6000.jsonl")
-    asks = []
+    requests = []
     for number, line in enumerate(path.read_text().splitlines()):
         row: dict[str, Any] = json.loads(line)
         hashes, tokens = row["hash_ids"], row["input_length"]
@@ -180,28 +188,30 @@ def mooncake(chain: Chain, *, whole: bool) -> list[Ask]:
         leaf = ROOT
         for name in hashes[: tokens // 512]:
             leaf = chain.named(leaf, name, 1)
-        asks.append(Ask(number, number, 0, 0, tokens, 1, leaf))
-    return asks
+        requests.append(ClusterRequest(number, number, 0, 0, tokens, 1, leaf))
+    return requests
 
 
 def test_unlimited_hbm_finds_what_the_benchmark_finds_in_the_mooncake_trace() -> None:
     """52,821 of 152,537 blocks, partial ones and all. An engine shares whole blocks alone (146,550
     of them), so 45 of the hits are of blocks that it can not share."""
     for whole, looked_up, hits in ((True, 152_537, 52_821), (False, 146_550, 52_776)):
-        chain = Chain()
-        asks = mooncake(chain, whole=whole)
-        cluster, found = ran(one_instance(200_000, 512), asks, chain)
+        chain = PrefixChain()
+        requests = mooncake(chain, whole=whole)
+        cluster, found = ran(one_instance(200_000, 512), requests, chain)
         assert cluster.looked_up == looked_up
         assert sum(found.values()) == cluster.hits["hbm"] == cluster.ceiling == hits
 
 
 def test_lru_finds_in_the_mooncake_trace_what_it_finds_block_by_block() -> None:
-    chain = Chain()
-    asks = mooncake(chain, whole=False)[:3000]
+    chain = PrefixChain()
+    requests = mooncake(chain, whole=False)[:3000]
     for blocks in (1000, 5000):
-        cluster, found = ran(one_instance(blocks, 512), asks, chain)
+        cluster, found = ran(one_instance(blocks, 512), requests, chain)
         plain = PlainLru(chain, blocks, 512)
-        assert [found.get(ask.number, -1) for ask in asks] == [plain.serve(ask) for ask in asks]
+        assert [found.get(request.number, -1) for request in requests] == [
+            plain.serve(request) for request in requests
+        ]
         assert residents(cluster) == set(plain.blocks)
 
 
@@ -217,7 +227,7 @@ ROOFLINES = st.builds(
 
 @given(st.one_of(st.just(RATES), ROOFLINES), st.integers(1, 50), st.integers(0, 10**5), st.data())
 def test_a_run_of_decode_steps_is_the_sum_of_its_steps(
-    compute: Compute, sequences: int, context: int, data: st.DataObject
+    compute: ComputeModel, sequences: int, context: int, data: st.DataObject
 ) -> None:
     is_the_sum_of_its_steps(compute, sequences, context, data.draw(st.integers(1, 300)))
 
@@ -230,7 +240,9 @@ def test_lines_that_cross_beyond_all_numbers_are_added_up_as_well() -> None:
     is_the_sum_of_its_steps(hardly, 1, 0, 300)
 
 
-def is_the_sum_of_its_steps(compute: Compute, sequences: int, context: int, steps: int) -> None:
+def is_the_sum_of_its_steps(
+    compute: ComputeModel, sequences: int, context: int, steps: int
+) -> None:
     """Each step is rounded up by less than 1 ns, the run once."""
     alone = sum(compute.step_ns(0, 0, 0, sequences, context + i * sequences) for i in range(steps))
     assert -2 <= alone - compute.run_ns(sequences, context, steps) <= steps + alone * 1e-9

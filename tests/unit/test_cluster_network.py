@@ -19,16 +19,16 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.fair import FairShare
-from kv_cache.sim.cluster.links import Link, Measured, Way
+from kv_cache.sim.cluster.links import LinkPath, MeasuredDevice, NetworkLink
 from kv_cache.sim.cluster.loop import ARRIVES, Loop
 from kv_cache.sim.cluster.network import Network
-from kv_cache.sim.cluster.topology import Topology
-from kv_cache.sim.cluster.transfer import Transfer
+from kv_cache.sim.cluster.topology import ClusterTopology
+from kv_cache.sim.cluster.transfer import NetworkTransfer
 from kv_cache.sim.profile import OutsideProfileError, ProfileModel
 
 MB = 10**6
 Done = list[Any]
-Sends = Sequence[tuple[int, Way, int]]
+Sends = Sequence[tuple[int, LinkPath, int]]
 
 
 def scenario(**sections: Any) -> Scenario:
@@ -40,11 +40,11 @@ def scenario(**sections: Any) -> Scenario:
     return from_mapping(Scenario, default | sections)
 
 
-def topology(**sections: Any) -> Topology:
-    return Topology(scenario(**sections))
+def topology(**sections: Any) -> ClusterTopology:
+    return ClusterTopology(scenario(**sections))
 
 
-def wired(**wires: Any) -> Topology:
+def wired(**wires: Any) -> ClusterTopology:
     """Each wire as (a, b, GB/s, us)."""
     keys = ("a", "b", "gbytes_per_s", "latency_us")
     return topology(
@@ -52,12 +52,12 @@ def wired(**wires: Any) -> Topology:
     )
 
 
-def kinds(way: Way) -> list[str]:
-    return [link.kind for link in way]
+def kinds(link_path: LinkPath) -> list[str]:
+    return [link.kind for link in link_path]
 
 
-def ends(way: Way) -> list[str]:
-    return [link.name.split()[1] for link in way]
+def ends(link_path: LinkPath) -> list[str]:
+    return [link.name.split()[1] for link in link_path]
 
 
 def network(loop: Loop, **section: Any) -> Network:
@@ -74,8 +74,8 @@ def finishes(sends: Sends, check: bool = True, **section: Any) -> dict[int, int]
         done[number] = loop.now_ns
 
     def send(number: int) -> None:
-        _, way, nbytes = sends[number]
-        net.send(way, nbytes, "load", arrived, number)
+        _, link_path, nbytes = sends[number]
+        net.send(link_path, nbytes, "load", arrived, number)
 
     for number, (at_ns, _, _) in enumerate(sends):
         loop.at(at_ns, ARRIVES, send, number)
@@ -87,8 +87,8 @@ def finishes(sends: Sends, check: bool = True, **section: Any) -> dict[int, int]
     return done
 
 
-def gb(gbytes_per_s: float, latency_ns: int = 0, servers: int = 1, name: str = "a") -> Link:
-    return Link(name, "wire", gbytes_per_s * 1e9, latency_ns, servers)
+def gb(gbytes_per_s: float, latency_ns: int = 0, servers: int = 1, name: str = "a") -> NetworkLink:
+    return NetworkLink(name, "wire", gbytes_per_s * 1e9, latency_ns, servers)
 
 
 # --- places --------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_ten_thousand_instances_cost_nothing_until_they_talk() -> None:
     )
     tracemalloc.start()
     try:
-        places = Topology(plan)
+        places = ClusterTopology(plan)
         assert tracemalloc.get_traced_memory()[1] < 5 * MB
     finally:
         tracemalloc.stop()
@@ -178,10 +178,10 @@ def test_each_direction_is_a_link_of_its_own() -> None:
 
 def test_links_are_those_that_had_a_transfer() -> None:
     places, loop = topology(), Loop()
-    way = places.path(0, 1)
+    link_path = places.path(0, 1)
     places.path(0, 15)
-    network(loop).send(way, 10, "load", lambda _: None)
-    assert list(places.links()) == list(way)
+    network(loop).send(link_path, 10, "load", lambda _: None)
+    assert list(places.links()) == list(link_path)
 
 
 # --- gaps ----------------------------------------------------------------------------------
@@ -265,8 +265,8 @@ def test_nobody_goes_around_a_slow_wire_over_a_neighbours_nvlink() -> None:
 
 def test_a_faster_wire_takes_the_place_of_the_default_link() -> None:
     places = wired(fast=("rack:1", "core", 800.0, 1.0))
-    way = places.path(0, 15)
-    assert kinds(way) == ["pcie", "nic", "uplink", "wire", "nic", "pcie"]
+    link_path = places.path(0, 15)
+    assert kinds(link_path) == ["pcie", "nic", "uplink", "wire", "nic", "pcie"]
 
 
 def test_instances_relay_from_wire_to_wire() -> None:
@@ -362,7 +362,7 @@ def measured_profile(
 
 def test_a_measured_device_takes_what_was_measured_with_so_many_in_flight() -> None:
     model = measured_profile()
-    device = Link("d", "device", 1e9, 99, measured=Measured(model))
+    device = NetworkLink("d", "device", 1e9, 99, measured=MeasuredDevice(model))
     done = finishes([(0, (device,), MB)] * 5)
     first, second, third, fourth = (
         model.service_ns(OpKind.READ, MB, depth, 1.0) for depth in (1, 2, 3, 4)
@@ -374,9 +374,9 @@ def test_a_measured_device_takes_what_was_measured_with_so_many_in_flight() -> N
 
 def test_reads_and_writes_share_a_measured_device() -> None:
     model = measured_profile()
-    device = Measured(model)
-    read = Link("r", "device", 1e9, 0, measured=device)
-    write = Link("w", "device", 1e9, 0, measured=device, read=False)
+    device = MeasuredDevice(model)
+    read = NetworkLink("r", "device", 1e9, 0, measured=device)
+    write = NetworkLink("w", "device", 1e9, 0, measured=device, read=False)
     done = finishes([(0, (write,), MB), (0, (read,), MB)])
     assert done == {
         0: model.service_ns(OpKind.WRITE, MB, 1, 0.0),
@@ -385,20 +385,20 @@ def test_reads_and_writes_share_a_measured_device() -> None:
 
 
 def test_a_transfer_from_a_measured_device_is_so_many_operations_of_its_objects() -> None:
-    device = Link("d", "device", 1e9, 0, measured=Measured(measured_profile(), MB))
+    device = NetworkLink("d", "device", 1e9, 0, measured=MeasuredDevice(measured_profile(), MB))
     assert finishes([(0, (device,), 100 * MB)]) == {0: 100 * MB}
 
 
 @pytest.mark.parametrize("discipline", ["fifo", "fair-share"])
 def test_nothing_is_guessed_outside_the_measured_sizes(discipline: str) -> None:
-    device = Link("d", "device", 1e9, 0, measured=Measured(measured_profile()))
+    device = NetworkLink("d", "device", 1e9, 0, measured=MeasuredDevice(measured_profile()))
     with pytest.raises(OutsideProfileError, match="nothing is extrapolated"):
         finishes([(0, (device,), 5 * MB)], discipline=discipline)
 
 
 def test_a_tier_with_a_profile_asks_the_profile() -> None:
     tier = {"capacity_gib": 1.0, "profile": "p.yaml", "read_gbytes_per_s": 1000.0}
-    places = Topology(scenario(tiers={"nvme": tier}), {"nvme": measured_profile()})
+    places = ClusterTopology(scenario(tiers={"nvme": tier}), {"nvme": measured_profile()})
     read, write = (places.device("nvme", 0, kind) for kind in ("read", "write"))
     assert read.measured is write.measured is not None
     assert finishes([(0, (read, *places.path(places.node(0), 0)), MB)]) == {0: MB + 5000}
@@ -406,14 +406,16 @@ def test_a_tier_with_a_profile_asks_the_profile() -> None:
 
 def test_blocks_whose_size_was_not_measured_are_refused_before_anything_is_sent() -> None:
     nvme = {"capacity_gib": 1.0, "profile": "p.yaml"}
-    Topology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 2 * MB)
+    ClusterTopology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 2 * MB)
     with pytest.raises(OutsideProfileError, match="nothing is extrapolated"):
-        Topology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 5 * MB)
+        ClusterTopology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 5 * MB)
 
 
 @pytest.mark.parametrize("discipline", ["fifo", "fair-share"])
 def test_a_write_is_not_done_before_its_bytes_are_there(discipline: str) -> None:
-    device = Link("d", "device", 1e9, 0, measured=Measured(measured_profile()), read=False)
+    device = NetworkLink(
+        "d", "device", 1e9, 0, measured=MeasuredDevice(measured_profile()), read=False
+    )
     done = finishes([(0, (gb(0.1), device), MB), (10, (device,), MB)], discipline=discipline)
     assert done[0] >= 10 * MB
 
@@ -425,8 +427,10 @@ def test_a_write_is_not_done_before_its_bytes_are_there(discipline: str) -> None
 def test_a_lone_transfer_takes_the_latencies_and_the_bytes_over_the_slowest(
     discipline: str,
 ) -> None:
-    way = (gb(50, 5000), gb(12.5, 7), gb(400, 10_000), gb(12.5, 3))
-    assert finishes([(100, way, 25 * MB)], discipline=discipline) == {0: 100 + 15_010 + 2 * MB}
+    link_path = (gb(50, 5000), gb(12.5, 7), gb(400, 10_000), gb(12.5, 3))
+    assert finishes([(100, link_path, 25 * MB)], discipline=discipline) == {
+        0: 100 + 15_010 + 2 * MB
+    }
 
 
 @pytest.mark.parametrize("discipline", ["fifo", "fair-share"])
@@ -464,15 +468,15 @@ def test_a_slow_link_before_it_does_not_keep_a_fast_one() -> None:
 
 def test_an_estimate_is_what_it_takes_if_nothing_is_sent_after_it() -> None:
     shared = gb(10, 20)
-    way = (gb(2, 30), shared, gb(5, 40))
+    link_path = (gb(2, 30), shared, gb(5, 40))
     loop, done = Loop(), Done()
     net = network(loop)
     net.send((shared,), 50 * MB, "load", done.append)
-    expected = net.estimate_ns(way, MB)
-    net.send(way, MB, "load", lambda _: done.append(loop.now_ns))
+    expected = net.estimate_ns(link_path, MB)
+    net.send(link_path, MB, "load", lambda _: done.append(loop.now_ns))
     loop.run(99)
     assert done[-1] == expected
-    assert net.estimate_ns((), 7) == net.estimate_ns(way, 0) == 0
+    assert net.estimate_ns((), 7) == net.estimate_ns(link_path, 0) == 0
 
 
 def test_bytes_are_counted_by_cause() -> None:
@@ -503,7 +507,7 @@ def test_a_broken_law_is_told() -> None:
 # --- fair shares ---------------------------------------------------------------------------
 
 
-def fair(*sends: tuple[int, Way, int], **section: Any) -> dict[int, int]:
+def fair(*sends: tuple[int, LinkPath, int], **section: Any) -> dict[int, int]:
     return finishes(list(sends), discipline="fair-share", **section)
 
 
@@ -530,8 +534,8 @@ def test_max_min_on_three_links_as_by_hand() -> None:
     ways = {1: (one, two), 2: (one,), 3: (two, three), 4: (two,)}
     loop = Loop()
     shares = FairShare(loop, lambda _: None, lambda _: None)
-    for number, way in ways.items():
-        shares.begin(Transfer(number, way, MB, "load", print, None, 1.0))
+    for number, link_path in ways.items():
+        shares.begin(NetworkTransfer(number, link_path, MB, "load", print, None, 1.0))
     loop.run(1)
     assert shares.rates() == {1: 5.0, 2: 5.0, 3: 6.0, 4: 9.0}
 
@@ -544,10 +548,10 @@ def test_of_several_servers_one_transfer_gets_one() -> None:
 
 def test_a_measured_device_bounds_the_rate_and_queues() -> None:
     model = measured_profile()
-    device = Link("d", "device", 1e9, 0, measured=Measured(model))
+    device = NetworkLink("d", "device", 1e9, 0, measured=MeasuredDevice(model))
     alone = fair((0, (device,), MB), (0, (device,), MB))
     assert alone == {0: MB, 1: model.service_ns(OpKind.READ, MB, 2, 1.0)}
-    device = Link("d", "device", 1e9, 0, measured=Measured(model))
+    device = NetworkLink("d", "device", 1e9, 0, measured=MeasuredDevice(model))
     link = gb(1.5)
     done = fair((0, (device, link), MB), (0, (link,), MB))
     assert done[0] == pytest.approx(MB * 4 / 3, abs=2)  # 0.75 each is below the device's 1
@@ -644,7 +648,7 @@ class Waits:
     arrival finds the link empty. Work and gaps of each cycle are known in the mean, so that what
     chance gave of them too much or too little is taken off the mean (a control variate)."""
 
-    def __init__(self, link: Link, load: float, size: Callable[[], int], seed: int) -> None:
+    def __init__(self, link: NetworkLink, load: float, size: Callable[[], int], seed: int) -> None:
         """`load`: arrivals per 1 MB, the mean size, of one server's time."""
         self.loop = Loop()
         self.net = network(self.loop)

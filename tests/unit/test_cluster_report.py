@@ -36,12 +36,12 @@ from kv_cache.report.result import as_json
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns, spread_ms
 from kv_cache.sim.cluster.outcome import (
     Blocks,
+    ClusterOutcome,
+    ClusterSeries,
+    ClusterTierFacts,
     Instances,
     LinkFacts,
-    Outcome,
     Requests,
-    Series,
-    TierFacts,
 )
 from tests.cli import ROOT
 from tests.outcomes import MS, document, outcome
@@ -125,9 +125,9 @@ def test_bytes_and_busy_time_are_told_by_kind_of_link_and_by_cause() -> None:
 
 
 def test_a_simulation_of_nothing_has_no_numbers_and_is_strict_json() -> None:
-    nothing = Outcome(
+    nothing = ClusterOutcome(
         scenario=Scenario(), requests=Requests(), blocks=Blocks(), tiers=[], links=[],
-        instances=Instances(), series=Series(),
+        instances=Instances(), series=ClusterSeries(),
     )  # fmt: skip
     found = facts(nothing)
     assert found["ttft_ms"]["p50"] is found["itl_ms"]["p50"] is found["blocks"]["hit_ratio"] is None
@@ -143,7 +143,7 @@ def test_every_counter_of_an_outcome_is_told() -> None:
     """A counter that is added to an outcome has to be told, or left out on purpose here."""
     made = outcome()
     found, samples = facts(made), {f.name for f in fields(Requests)}
-    assert {f.name for f in fields(TierFacts)} - {"name"} == set(found["tiers"]["hbm"]) - {
+    assert {f.name for f in fields(ClusterTierFacts)} - {"name"} == set(found["tiers"]["hbm"]) - {
         "not_admitted_why"
     }
     assert {f.name for f in fields(LinkFacts)} - {"kind"} - set(found["links"]["pcie"]) == {
@@ -154,7 +154,7 @@ def test_every_counter_of_an_outcome_is_told() -> None:
     assert set(made.series.columns) == set(series_columns(made))
     told = set(found["requests"]) | {"good"}
     assert {name for name in samples if isinstance(getattr(made.requests, name), int)} <= told
-    assert {f.name for f in fields(Outcome)} - set(found) == {
+    assert {f.name for f in fields(ClusterOutcome)} - set(found) == {
         "scenario", "itl_buckets", "series",  # told as itl_ms, in columns, and beside
     }  # fmt: skip
 

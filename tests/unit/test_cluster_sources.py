@@ -20,8 +20,8 @@ from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
 from kv_cache.config.scenario_trace import open_work
 from kv_cache.core.errors import TraceError
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.sim.cluster.asks import Ask, AskSource
-from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.sources import build_source
 from tests.traces import real_trace
 
@@ -41,18 +41,18 @@ class Walk:
     def __init__(
         self, of: Scenario, *, serve_ms: float = 100, unanswered: float = 0, dice: int = 1
     ) -> None:
-        self.chain = Chain()
+        self.chain = PrefixChain()
         self.size = of.model.block_tokens
-        self.source: AskSource = build_source(of, self.chain, open_work(of))
-        self.asks: list[Ask] = []  # in order of arrival
+        self.source: RequestSource = build_source(of, self.chain, open_work(of))
+        self.requests: list[ClusterRequest] = []  # in order of arrival
         self.ends: dict[int, int] = {}
-        self.followed: dict[int, tuple[Ask, bool]] = {}  # by number: what it came after
+        self.followed: dict[int, tuple[ClusterRequest, bool]] = {}  # by number: what it came after
         self.most = 0  # that were under way at the same time
         self._serve_ms, self._unanswered, self._dice = serve_ms, unanswered, Random(dice)
         self._run()
 
     def _run(self) -> None:
-        events: list[tuple[int, int, int, Ask]] = []
+        events: list[tuple[int, int, int, ClusterRequest]] = []
         first = self._known()
         ahead = next(first, None)
         under_way = 0
@@ -60,63 +60,63 @@ class Walk:
             if ahead is not None and (not events or ahead.arrival_ns < events[0][0]):
                 heappush(events, (ahead.arrival_ns, 1, ahead.number, ahead))
                 ahead = next(first, None)
-            at_ns, arrives, _, ask = heappop(events)
+            at_ns, arrives, _, request = heappop(events)
             if arrives:
-                self._arrived(ask)
+                self._arrived(request)
                 under_way += 1
                 self.most = max(self.most, under_way)
                 took_ns = round(self._dice.random() * 2 * self._serve_ms * NS_PER_MS)
-                heappush(events, (at_ns + took_ns, 0, ask.number, ask))
+                heappush(events, (at_ns + took_ns, 0, request.number, request))
                 continue
             under_way -= 1
-            self.ends[ask.number] = at_ns
+            self.ends[request.number] = at_ns
             answered = self._dice.random() >= self._unanswered
-            for follower in self.source.after(ask, at_ns, answered=answered):
+            for follower in self.source.after(request, at_ns, answered=answered):
                 assert follower.arrival_ns >= at_ns  # law 2
-                self.followed[follower.number] = (ask, answered)
+                self.followed[follower.number] = (request, answered)
                 heappush(events, (follower.arrival_ns, 1, follower.number, follower))
 
-    def _known(self) -> Iterator[Ask]:
+    def _known(self) -> Iterator[ClusterRequest]:
         before_ns = 0
-        for ask in self.source.first():
-            assert ask.arrival_ns >= before_ns  # law 1
-            before_ns = ask.arrival_ns
-            yield ask
+        for request in self.source.first():
+            assert request.arrival_ns >= before_ns  # law 1
+            before_ns = request.arrival_ns
+            yield request
 
-    def _arrived(self, ask: Ask) -> None:
-        self.asks.append(ask)
-        assert ask.prompt_tokens >= 1
-        assert ask.output_tokens >= 1
-        if ask.leaf != ROOT:  # law 4
-            assert self.chain.end(ask.leaf) == ask.prompt_tokens // self.size
-        if ask.answer_leaf != -1:  # law 5
-            whole = (ask.prompt_tokens + ask.output_tokens - 1) // self.size
-            assert self.chain.end(ask.answer_leaf) == whole
-            assert self.chain.parent[ask.answer_leaf] == ask.leaf
+    def _arrived(self, request: ClusterRequest) -> None:
+        self.requests.append(request)
+        assert request.prompt_tokens >= 1
+        assert request.output_tokens >= 1
+        if request.leaf != ROOT:  # law 4
+            assert self.chain.end(request.leaf) == request.prompt_tokens // self.size
+        if request.answer_leaf != -1:  # law 5
+            whole = (request.prompt_tokens + request.output_tokens - 1) // self.size
+            assert self.chain.end(request.answer_leaf) == whole
+            assert self.chain.parent[request.answer_leaf] == request.leaf
 
     @property
     def numbers(self) -> list[int]:
-        return sorted(ask.number for ask in self.asks)
+        return sorted(request.number for request in self.requests)
 
-    def sessions(self) -> dict[int, list[Ask]]:
-        found: dict[int, list[Ask]] = {}
-        for ask in sorted(self.asks, key=lambda ask: ask.number):
-            found.setdefault(ask.session, []).append(ask)
+    def sessions(self) -> dict[int, list[ClusterRequest]]:
+        found: dict[int, list[ClusterRequest]] = {}
+        for request in sorted(self.requests, key=lambda request: request.number):
+            found.setdefault(request.session, []).append(request)
         return found
 
-    def new_tokens(self, ask: Ask) -> int:
+    def new_tokens(self, request: ClusterRequest) -> int:
         """That no earlier turn of its session had."""
-        if ask.turn == 0:
-            return ask.prompt_tokens
-        before, answered = self.followed[ask.number]
-        return ask.prompt_tokens - before.prompt_tokens - answered * before.output_tokens
+        if request.turn == 0:
+            return request.prompt_tokens
+        before, answered = self.followed[request.number]
+        return request.prompt_tokens - before.prompt_tokens - answered * before.output_tokens
 
     def hits(self) -> tuple[int, int]:
         """Blocks of all prompts, and how many of them an unlimited cache would have had."""
         seen: set[int] = set()
         blocks = hits = 0
-        for ask in self.asks:
-            for node in self.chain.path(ask.leaf):
+        for request in self.requests:
+            for node in self.chain.path(request.leaf):
                 blocks += self.chain.blocks[node]
                 hits += self.chain.blocks[node] * (node in seen)
                 seen.add(node)
@@ -163,20 +163,20 @@ def test_drawn_sources_keep_the_laws_whatever_becomes_of_their_asks(
     walked = Walk(of, serve_ms=serve_ms, unanswered=unanswered)
     assert walked.numbers == list(range(of.workload.drawn_requests))
     again = Walk(of, serve_ms=serve_ms, unanswered=unanswered)
-    assert again.asks == walked.asks  # law 3
+    assert again.requests == walked.requests  # law 3
     if of.workload.concurrency:
         assert walked.most <= of.workload.concurrency
     for turns in walked.sessions().values():
-        assert [ask.turn for ask in turns] == list(range(len(turns)))
+        assert [request.turn for request in turns] == list(range(len(turns)))
         assert turns[-1].answer_leaf == -1
-        for before, ask in pairwise(turns):
-            assert ask.arrival_ns >= walked.ends[before.number]  # causality
-            assert walked.new_tokens(ask) >= 1
+        for before, request in pairwise(turns):
+            assert request.arrival_ns >= walked.ends[before.number]  # causality
+            assert walked.new_tokens(request) >= 1
             whole = before.prompt_tokens // size
-            assert common_blocks(walked.chain, before.leaf, ask.leaf) == whole
+            assert common_blocks(walked.chain, before.leaf, request.leaf) == whole
 
 
-def common_blocks(chain: Chain, one: int, other: int) -> int:
+def common_blocks(chain: PrefixChain, one: int, other: int) -> int:
     """Of two sequences, from their beginnings."""
     total = 0
     for a, b in zip(chain.path(one), chain.path(other), strict=False):
@@ -189,7 +189,7 @@ def common_blocks(chain: Chain, one: int, other: int) -> int:
 def test_what_is_asked_is_the_same_on_every_machine_and_in_every_version() -> None:
     """The sum is of what this version asks: if it changes, every published figure does."""
     walked = walk(source="agents", requests=200, documents=50, think_s=(1.0, 9.0), tool_sets=2)
-    text = repr([tuple(ask) for ask in walked.asks]).encode()
+    text = repr([tuple(request) for request in walked.requests]).encode()
     assert hashlib.sha256(text).hexdigest()[:16] == "0f1ead88467b0998"
 
 
@@ -197,29 +197,29 @@ def test_a_turn_has_all_that_was_said_and_new_tokens_a_think_time_after_its_answ
     walked = walk(
         source="sessions", requests=400, turns=(2, 5), think_s=(1.0, 3.0), prompt_tokens=(10, 30)
     )
-    turns = [ask for ask in walked.asks if ask.turn]
+    turns = [request for request in walked.requests if request.turn]
     assert turns
-    for ask in turns:
-        before, _ = walked.followed[ask.number]
-        assert before.session == ask.session
-        assert 10 <= walked.new_tokens(ask) <= 30
-        think_s = (ask.arrival_ns - walked.ends[before.number]) / NS_PER_S
+    for request in turns:
+        before, _ = walked.followed[request.number]
+        assert before.session == request.session
+        assert 10 <= walked.new_tokens(request) <= 30
+        think_s = (request.arrival_ns - walked.ends[before.number]) / NS_PER_S
         assert 1 <= think_s <= 3
 
 
 def test_an_agent_adds_its_reasoning_to_each_later_turn() -> None:
     more: dict[str, Any] = {"requests": 100, "turns": (5, 5), "prompt_tokens": (10, 10)}
     walked = walk(source="agents", reasoning_tokens=256, **more)
-    assert {walked.new_tokens(ask) for ask in walked.asks if ask.turn} == {266}
+    assert {walked.new_tokens(request) for request in walked.requests if request.turn} == {266}
 
 
 def test_a_question_without_an_answer_stays_in_the_history_alone() -> None:
     of = scenario(source="sessions", requests=40, turns=(4, 4), prompt_tokens=(32, 32))
     walked = Walk(of, unanswered=1)
     for turns in walked.sessions().values():
-        for before, ask in pairwise(turns):
-            assert ask.prompt_tokens == before.prompt_tokens + 32
-            assert before.answer_leaf not in walked.chain.path(ask.leaf)
+        for before, request in pairwise(turns):
+            assert request.prompt_tokens == before.prompt_tokens + 32
+            assert before.answer_leaf not in walked.chain.path(request.leaf)
 
 
 def test_a_feature_that_is_added_changes_no_other_draw() -> None:
@@ -227,22 +227,25 @@ def test_a_feature_that_is_added_changes_no_other_draw() -> None:
 
     def new_tokens(**more: Any) -> list[int]:
         walked = walk(**plain, **more)
-        return [walked.new_tokens(ask) for _, ask in sorted((a.number, a) for a in walked.asks)]
+        return [
+            walked.new_tokens(request)
+            for _, request in sorted((a.number, a) for a in walked.requests)
+        ]
 
-    def later(tokens: list[int], asks: list[Ask]) -> list[int]:
-        return [t for t, ask in zip(tokens, asks, strict=True) if ask.turn]
+    def later(tokens: list[int], requests: list[ClusterRequest]) -> list[int]:
+        return [t for t, request in zip(tokens, requests, strict=True) if request.turn]
 
-    asks = sorted(walk(**plain).asks)
-    base = later(new_tokens(), asks)
+    requests = sorted(walk(**plain).requests)
+    base = later(new_tokens(), requests)
     for more in ({"think_s": (1.0, 5.0)}, {"documents": 30}, {"output_law": "fixed"},
                  {"rate_per_s": 1.0}, {"concurrency": 3}, {"tool_sets": 4}):  # fmt: skip
-        assert later(new_tokens(**more), asks) == base, more
+        assert later(new_tokens(**more), requests) == base, more
 
 
 def test_fewer_requests_are_the_first_of_more() -> None:
     def asked(requests: int) -> list[tuple[int, ...]]:
         made = walk(source="sessions", requests=requests, turns=(1, 6), rate_per_s=0)
-        return [tuple(ask[:3]) + ask[4:6] for ask in sorted(made.asks)]
+        return [tuple(request[:3]) + request[4:6] for request in sorted(made.requests)]
 
     assert asked(1000)[:57] == asked(57)
 
@@ -252,7 +255,7 @@ def test_system_prompts_and_tools_are_dealt_out_in_turn_and_shared() -> None:
         source="agents", requests=30, turns=(1, 1), system_prompts=3, system_tokens=40,
         tool_sets=2, tool_tokens=50, context_tokens=0,
     )  # fmt: skip
-    by_session = {ask.session: ask.leaf for ask in walked.asks}
+    by_session = {request.session: request.leaf for request in walked.requests}
     assert common_blocks(walked.chain, by_session[0], by_session[6]) == (40 + 50) // SIZE
     assert common_blocks(walked.chain, by_session[0], by_session[3]) == 40 // SIZE
     assert common_blocks(walked.chain, by_session[0], by_session[1]) == 0
@@ -264,19 +267,21 @@ def test_documents_are_shared_by_rank_and_drawn_without_repeats() -> None:
         context_tokens=480, system_prompts=0, prompt_tokens=(1, 1), zipf_alpha=1.0,
     )  # fmt: skip
     picked: Counter[int] = Counter()
-    for ask in walked.asks:
-        path = walked.chain.path(ask.leaf)
+    for request in walked.requests:
+        path = walked.chain.path(request.leaf)
         assert 1 <= len(path) <= 3
-        assert ask.prompt_tokens == 160 * len(path) + 1
+        assert request.prompt_tokens == 160 * len(path) + 1
         picked[path[0]] += 1
     first, second = (count for _, count in picked.most_common(2))
     assert first / second == pytest.approx(2, rel=0.2)
-    assert first / len(walked.asks) == pytest.approx(1 / sum(1 / k for k in range(1, 51)), rel=0.1)
+    assert first / len(walked.requests) == pytest.approx(
+        1 / sum(1 / k for k in range(1, 51)), rel=0.1
+    )
 
 
 def test_nothing_is_drawn_before_it_is_asked_for() -> None:
     for source in ("sessions", "agents", "poisson"):
-        made = build_source(scenario(source=source, requests=10**8), Chain())
+        made = build_source(scenario(source=source, requests=10**8), PrefixChain())
         assert len(list(islice(made.first(), 10))) == 10
 
 
@@ -291,13 +296,13 @@ def test_what_has_ended_is_not_kept(work: dict[str, Any]) -> None:
     """Beside the chain (24 bytes a node), memory is that of the sessions that go on."""
 
     def peak(requests: int) -> int:
-        made = build_source(scenario(requests=requests, **work), Chain())
+        made = build_source(scenario(requests=requests, **work), PrefixChain())
         tracemalloc.start()
         for begun in made.first():
             waiting = [begun]
             while waiting:
-                ask = waiting.pop()
-                waiting += made.after(ask, ask.arrival_ns, answered=True)
+                request = waiting.pop()
+                waiting += made.after(request, request.arrival_ns, answered=True)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
@@ -310,11 +315,13 @@ def test_single_requests_come_at_their_rate_and_share_nothing() -> None:
         source="poisson", requests=20_000, rate_per_s=200, prompt_tokens=(200, 1000),
         output_tokens=(50, 400),
     )  # fmt: skip
-    assert {(ask.leaf, ask.answer_leaf, ask.turn) for ask in walked.asks} == {(ROOT, -1, 0)}
-    gaps = [b.arrival_ns - a.arrival_ns for a, b in pairwise(walked.asks)]
+    assert {(request.leaf, request.answer_leaf, request.turn) for request in walked.requests} == {
+        (ROOT, -1, 0)
+    }
+    gaps = [b.arrival_ns - a.arrival_ns for a, b in pairwise(walked.requests)]
     assert mean(gaps) == pytest.approx(NS_PER_S / 200, rel=0.03)
     assert mean(gap * gap for gap in gaps) == pytest.approx(2 * mean(gaps) ** 2, rel=0.1)
-    prompts = [ask.prompt_tokens for ask in walked.asks]
+    prompts = [request.prompt_tokens for request in walked.requests]
     assert (min(prompts), max(prompts)) == (200, 1000)
     assert mean(prompts) == pytest.approx(600, rel=0.02)
 
@@ -330,7 +337,7 @@ def test_lengths_have_the_mean_of_their_law(
     law: str, between: tuple[int, int], expected: float
 ) -> None:
     walked = walk(source="poisson", requests=20_000, output_law=law, output_tokens=between)
-    outputs = [ask.output_tokens for ask in walked.asks]
+    outputs = [request.output_tokens for request in walked.requests]
     assert min(outputs) >= 1
     assert mean(outputs) == pytest.approx(expected, rel=0.03)
 
@@ -338,10 +345,10 @@ def test_lengths_have_the_mean_of_their_law(
 def test_users_of_a_closed_loop_think_between_their_requests() -> None:
     walked = walk(source="poisson", requests=500, concurrency=7, think_s=(1.0, 2.0))
     assert walked.most <= 7
-    assert sum(ask.arrival_ns == 0 for ask in walked.asks) == 7
-    for ask in walked.asks[7:]:
-        before, _ = walked.followed[ask.number]
-        assert 1 <= (ask.arrival_ns - walked.ends[before.number]) / NS_PER_S <= 2
+    assert sum(request.arrival_ns == 0 for request in walked.requests) == 7
+    for request in walked.requests[7:]:
+        before, _ = walked.followed[request.number]
+        assert 1 <= (request.arrival_ns - walked.ends[before.number]) / NS_PER_S <= 2
 
 
 # --- traces ----------------------------------------------------------------------------------
@@ -386,9 +393,9 @@ def test_all_blocks_of_a_hash_id_trace_are_reused_where_it_says_so() -> None:
 def test_a_hash_id_is_the_same_content_at_any_divisor_of_its_length() -> None:
     whole, cut = sample("mooncake_sample.jsonl", 512), sample("mooncake_sample.jsonl", 128)
     assert whole.hits()[1] * 4 <= cut.hits()[1]
-    for ask, same in zip(whole.asks, cut.asks, strict=True):
-        assert ask.arrival_ns == same.arrival_ns
-        assert cut.chain.end(same.leaf) // 4 == whole.chain.end(ask.leaf)
+    for request, same in zip(whole.requests, cut.requests, strict=True):
+        assert request.arrival_ns == same.arrival_ns
+        assert cut.chain.end(same.leaf) // 4 == whole.chain.end(request.leaf)
 
 
 def rows_of(tmp_path: Path, *rows: str, head: str = "") -> Path:
@@ -408,7 +415,7 @@ def test_a_row_of_a_session_waits_for_the_answer_before_it_and_has_it_in_its_pro
         '{"at_ns": 6, "prompt": 64, "output": 32}',
     )
     walked = traced(path)
-    one, two, alone = sorted(walked.asks)
+    one, two, alone = sorted(walked.requests)
     assert two.arrival_ns == walked.ends[0] + 1000
     assert two.prompt_tokens == 64 + 33 + 64
     assert one.answer_leaf in walked.chain.path(two.leaf)
@@ -424,7 +431,7 @@ def test_a_context_that_was_cut_is_content_of_its_own(tmp_path: Path) -> None:
         '{"at_ns": 2, "prompt": 320, "output": 32, "session": "a"}',
     )
     walked = traced(path)
-    first, second, third = (ask.leaf for ask in sorted(walked.asks))
+    first, second, third = (request.leaf for request in sorted(walked.requests))
     assert common_blocks(walked.chain, first, second) == 40
     assert common_blocks(walked.chain, second, third) == 0
 
@@ -439,17 +446,19 @@ def test_one_answer_may_free_several_rows(tmp_path: Path) -> None:
     )
     walked = traced(path)
     assert [walked.followed[n][0].number for n in (1, 2)] == [0, 0]
-    assert walked.asks[-1].arrival_ns == max(walked.ends[n] for n in (1, 2))
+    assert walked.requests[-1].arrival_ns == max(walked.ends[n] for n in (1, 2))
 
 
 def test_arrival_scale_brings_the_sessions_of_a_trace_denser() -> None:
     plain, dense = sample("azure_sample.csv"), sample("azure_sample.csv", arrival_scale=4)
-    assert dense.asks[-1].arrival_ns == pytest.approx(plain.asks[-1].arrival_ns / 4, rel=1e-6)
+    assert dense.requests[-1].arrival_ns == pytest.approx(
+        plain.requests[-1].arrival_ns / 4, rel=1e-6
+    )
 
 
 def test_rows_without_instants_come_at_the_rate_that_is_given() -> None:
     walked = sample("kv_cache_sessions_untimed_sample.jsonl", rate_per_s=100)
-    begun = [ask for ask in walked.asks if ask.number not in walked.followed]
+    begun = [request for request in walked.requests if request.number not in walked.followed]
     assert begun[-1].arrival_ns / NS_PER_S == pytest.approx(len(begun) / 100, rel=0.5)
 
 

@@ -10,7 +10,7 @@ from math import exp, factorial, lgamma, log
 
 import pytest
 
-from kv_cache.sim.cluster.outcome import Outcome, Requests
+from kv_cache.sim.cluster.outcome import ClusterOutcome, Requests
 from tests.cluster import Plain, scenario_of, serve
 
 MS = 1e6
@@ -18,7 +18,7 @@ FREE: Plain = {"prefill_tokens_per_s": 1e12}
 """Prompts of a token that take no time, so that an answer of N tokens is a service of N - 1."""
 
 
-def run(work: Plain, gpu: Plain, seqs: int, *, requests: int, seed: int = 7) -> Outcome:
+def run(work: Plain, gpu: Plain, seqs: int, *, requests: int, seed: int = 7) -> ClusterOutcome:
     values: Plain = {
         "seed": seed,
         "model": {"kv_bytes_per_token": 1, "block_tokens": 16},

@@ -10,9 +10,9 @@ from kv_cache.bench.counters import (
     added_up,
     device_of,
     parse_diskstats,
-    parse_pairs,
     read_counters,
 )
+from kv_cache.bench.procfs import parse_pairs
 from kv_cache.core.units import MIB
 
 DISKSTATS = (

@@ -11,7 +11,6 @@ from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import BATCHES, gathered
-from kv_cache.lab.arms import Arm, Named
 from kv_cache.lab.bounds import leading
 from kv_cache.lab.judge import (
     Failure,
@@ -25,6 +24,7 @@ from kv_cache.lab.judge import (
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import study
+from kv_cache.lab.variants import Named, Variant
 from kv_cache.policy.eviction import EVICTION
 
 
@@ -186,7 +186,7 @@ def test_batches_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
         [request(*names[:3]), request(*names[3:80_000]), *(request(*names[at : at + 500])
          for at in range(80_000, 140_000, 500))]
     )  # fmt: skip
-    found = study(given, [Arm(Named("lru"))], [50_000 * 8, 200_000 * 8], seed=Seed(1))
+    found = study(given, [Variant(Named("lru"))], [50_000 * 8, 200_000 * 8], seed=Seed(1))
     assert len(found.base.batches) == BATCHES
     assert sum(found.base.batches) == given.lookups == 140_000
     for row in found.rows:

@@ -4,12 +4,12 @@ import pytest
 
 from kv_cache.bench.memory import (
     available_ram_bytes,
-    cgroup_directories,
     check_ram,
     left_under_limit,
     reclaimable_bytes,
     usable_bytes,
 )
+from kv_cache.bench.procfs import cgroup_directories
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache.bench.owner import OWNER_NAME
-from kv_cache.bench.place import (
+from kv_cache.bench.cache_dir import (
     LOCK_NAME,
     RUN_MARK,
     CacheDir,
@@ -22,6 +21,7 @@ from kv_cache.bench.place import (
     free_bytes,
     nearest_existing,
 )
+from kv_cache.bench.owner import OWNER_NAME
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB
 from kv_cache.report.writing import write_atomically
@@ -113,7 +113,7 @@ def check_in_child(
     """What check_cache_dir says of `path` in a process of its own that ran `prelude` before."""
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from kv_cache.bench.place import check_cache_dir\n"
+        "from kv_cache.bench.cache_dir import check_cache_dir\n"
         "from kv_cache.core.errors import PlaceError\n"
         f"{prelude}\n"
         "try: check_cache_dir(Path(sys.argv[1]))\n"
@@ -153,11 +153,11 @@ def test_free_space_is_that_of_the_nearest_existing_directory(tmp_path: Path) ->
 def test_wanting_more_space_than_there_is_names_what_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_cache.bench.place.free_bytes", lambda path: 20 * GIB)
+    monkeypatch.setattr("kv_cache.bench.cache_dir.free_bytes", lambda path: 20 * GIB)
     check_space(tmp_path, 20 * GIB)
     with pytest.raises(PlaceError, match=r"wants 30.00 GiB .* 20.00 GiB are free; .*-gb 19 would"):
         check_space(tmp_path, 30 * GIB)
-    monkeypatch.setattr("kv_cache.bench.place.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("kv_cache.bench.cache_dir.free_bytes", lambda path: 1000)
     with pytest.raises(PlaceError, match="nothing would fit"):
         check_space(tmp_path, 30 * GIB)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.memory import check_ram_of_ranks
-from kv_cache.bench.place import check_output_file
 from kv_cache.cli.apart import alone_note, apart, own_file
 from kv_cache.cli.ranks import rank_of
 from kv_cache.config.root import Config

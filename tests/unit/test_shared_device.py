@@ -16,7 +16,7 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import MIB, NS_PER_S
 from kv_cache.report.prediction import error, prediction_lines, twin_section
-from kv_cache.sim.hands import Hands, Next
+from kv_cache.sim.io_workers import IoWorkers, Next
 from kv_cache.sim.profile import ProfileModel
 from kv_cache.sim.shared import SharedDevice
 from tests.unit.test_profile import RATE, cells, profile, service
@@ -209,7 +209,7 @@ def test_times_have_the_spread_of_an_operation_that_was_alone_and_its_mean() -> 
     assert took[steps // 2] < 0.9 * ALONE_NS
 
 
-# --- hands -------------------------------------------------------------------------------------
+# --- I/O workers --------------------------------------------------------------------------------
 
 
 def starts(began: list[str], going: dict[str, Next], *names: str) -> list[Callable[[Next], None]]:
@@ -226,9 +226,9 @@ def starts(began: list[str], going: dict[str, Next], *names: str) -> list[Callab
 def test_helpers_help_the_batch_that_asked_first_and_each_worker_goes_on_with_its_own() -> None:
     began: list[str] = []
     going: dict[str, Next] = {}
-    hands = Hands(1)
-    hands.work(starts(began, going, "a1", "a2", "a3"), shared=True)
-    hands.work(starts(began, going, "b1", "b2"), shared=True)
+    io_workers = IoWorkers(1)
+    io_workers.work(starts(began, going, "a1", "a2", "a3"), shared=True)
+    io_workers.work(starts(began, going, "b1", "b2"), shared=True)
     assert began == ["a1", "a2", "b1"]
     going["a2"]()
     assert began[3:] == ["a3"]
@@ -241,7 +241,7 @@ def test_helpers_help_the_batch_that_asked_first_and_each_worker_goes_on_with_it
 def test_a_batch_that_is_not_shared_is_done_one_after_the_other() -> None:
     began: list[str] = []
     going: dict[str, Next] = {}
-    Hands(4).work(starts(began, going, "a", "b"), shared=False)
+    IoWorkers(4).work(starts(began, going, "a", "b"), shared=False)
     assert began == ["a"]
     going["a"]()
     assert began == ["a", "b"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import text_of
 
 SECTOR_BYTES = 512
 """The unit of /proc/diskstats, whatever the device's own."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.counters import parse_pairs
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import parse_pairs, text_of
 
 MOST_PROCESSES = 5
 

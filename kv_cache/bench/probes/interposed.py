@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.probes import text_of
 from kv_cache.bench.probes.pagecache import libc, page_states, resident_pages
+from kv_cache.bench.procfs import text_of
 from kv_cache.core.units import KIB, MIB
 
 SYMBOLS = (

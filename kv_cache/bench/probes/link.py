@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import text_of
 
 _NVME = re.compile(r"nvme\d+n\d+(p\d+)?")
 _CONTROLLER = re.compile(r"nvme\d+")

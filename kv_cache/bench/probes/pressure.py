@@ -8,7 +8,7 @@ compares windows of one run with each other, and is not a fraction of time.
 
 from pathlib import Path
 
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import text_of
 
 RESOURCES = ("io", "memory", "cpu")
 

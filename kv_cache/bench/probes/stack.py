@@ -18,9 +18,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kv_cache.bench.probes import text_of
 from kv_cache.bench.probes.link import controllers_of
 from kv_cache.bench.probes.network import is_here
+from kv_cache.bench.procfs import text_of
 from kv_cache.core.mounts import MEMORY_FILESYSTEMS, Mount, mount_of, parse_mounts
 
 _MOST_LEVELS = 24  # of one way down: a path of another mount namespace can lead in circles

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import text_of
 from kv_cache.metrics.gaps import Stillness, Stretch
 
 INTERVAL_S = 0.1

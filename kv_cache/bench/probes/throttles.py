@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.memory import cgroup_directories
-from kv_cache.bench.probes import text_of
+from kv_cache.bench.procfs import cgroup_directories, text_of
 from kv_cache.core.units import NS_PER_US, ns_to_s
 
 _V1_KINDS = ("read_bps", "write_bps", "read_iops", "write_iops")

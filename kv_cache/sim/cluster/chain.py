@@ -12,7 +12,7 @@ from array import array
 ROOT = 0
 
 
-class Chain:
+class PrefixChain:
     """Nodes are numbers from 0, the root, which is empty and before everything."""
 
     __slots__ = ("_names", "blocks", "depth", "parent")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.sim.cluster.compute import Rates, Roofline
-from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
-from kv_cache.sim.cluster.pieces import Piece, Place
+from kv_cache.sim.cluster.inflight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.segments import BlockPool, Segment
 
 if TYPE_CHECKING:
     from kv_cache.sim.cluster.cluster import Cluster, OnEvent
@@ -77,36 +77,35 @@ def conservation(cluster: "Cluster") -> None:
 
 
 def capacity(cluster: "Cluster") -> None:
-    """No place holds more than it can, what is pinned is there, and every private block belongs to
+    """No pool holds more than it can, what is pinned is there, and every private block belongs to
     a request that is alive."""
     owned = _owned(cluster)
     pins = _pins(cluster)
-    for (tier, index), place in cluster.storage.places.items():
-        place.check()
-        assert place.pinned <= place.cached, f"{tier} {index} has more pinned than there is"
-        assert place.private == owned[place], (
-            f"{tier} {index} has {place.private} private blocks, but its requests own "
-            f"{owned[place]}"
+    for (tier, index), pool in cluster.storage.pools.items():
+        pool.check()
+        assert pool.pinned <= pool.cached, f"{tier} {index} has more pinned than there is"
+        assert pool.private == owned[pool], (
+            f"{tier} {index} has {pool.private} private blocks, but its requests own {owned[pool]}"
         )
-    for piece, count in pins.items():
-        assert piece.pins >= count, "a request needs blocks that are not pinned for it"
+    for segment, count in pins.items():
+        assert segment.pins >= count, "a request needs blocks that are not pinned for it"
     for tier, watch in cluster.storage.watches.items():
-        used = sum(place.used for key, place in cluster.storage.places.items() if key[0] == tier)
+        used = sum(pool.used for key, pool in cluster.storage.pools.items() if key[0] == tier)
         assert used == watch.total, f"{tier} has {used} blocks, but {watch.total} are counted"
 
 
-def _owned(cluster: "Cluster") -> Counter[Place]:
-    """Private blocks by place, as the requests know them."""
-    owned: Counter[Place] = Counter()
+def _owned(cluster: "Cluster") -> Counter[BlockPool]:
+    """Private blocks by pool, as the requests know them."""
+    owned: Counter[BlockPool] = Counter()
     for flight in cluster.alive.values():
         if flight.hold is not None:
-            owned[flight.hold.place] += _private(cluster, flight)
+            owned[flight.hold.pool] += _private(cluster, flight)
         if flight.landing is not None:
-            owned[flight.landing.place] += flight.landing.private
+            owned[flight.landing.pool] += flight.landing.private
         if flight.swapped:
             owned[cluster.instances[_where(flight)].tiers[1]] += flight.swapped
     for instance in cluster.instances.values():
-        owned[instance.place] += instance.grown
+        owned[instance.pool] += instance.grown
     return owned
 
 
@@ -129,12 +128,12 @@ def _where(flight: Flight) -> int:
 
 def _kept(instance: "Instance", flight: Flight) -> int:
     """Tokens whose state a flight has that decodes."""
-    before = flight.ask.output_tokens - (flight.finish_step - flight.joined_step)
-    return flight.ask.prompt_tokens + before - 1 + instance.steps - flight.joined_step
+    before = flight.request.output_tokens - (flight.finish_step - flight.joined_step)
+    return flight.request.prompt_tokens + before - 1 + instance.steps - flight.joined_step
 
 
-def _pins(cluster: "Cluster") -> Counter[Piece]:
-    pins: Counter[Piece] = Counter()
+def _pins(cluster: "Cluster") -> Counter[Segment]:
+    pins: Counter[Segment] = Counter()
     for flight in cluster.alive.values():
         for hold in (flight.hold, flight.landing):
             if hold is not None:
@@ -143,23 +142,23 @@ def _pins(cluster: "Cluster") -> Counter[Piece]:
 
 
 def copies(cluster: "Cluster") -> None:
-    """A place has one copy of a block (`Place.check`), and under leaf-first no block of HBM without
-    the one before it."""
+    """A pool has one copy of a block (`BlockPool.check`), and under leaf-first no block of HBM
+    without the one before it."""
     if cluster.scenario.tiers.hbm_eviction != "leaf-first":
         return
-    for (tier, index), place in cluster.storage.places.items():
+    for (tier, index), pool in cluster.storage.pools.items():
         if tier == "hbm":
-            _closed(place, index)
+            _closed(pool, index)
 
 
-def _closed(place: Place, index: int) -> None:
-    chain = place.chain
-    for piece in place.pieces:
-        node, start = piece.node, piece.start
+def _closed(pool: BlockPool, index: int) -> None:
+    chain = pool.chain
+    for segment in pool.segments:
+        node, start = segment.node, segment.start
         while start == 0 and node > 0:
             node = chain.parent[node]
             start = chain.blocks[node]
-        assert node <= 0 or place.find(node, start - 1) is not None, (
+        assert node <= 0 or pool.find(node, start - 1) is not None, (
             f"hbm {index} has a block without the one before it"
         )
 
@@ -179,26 +178,26 @@ def instances(cluster: "Cluster") -> None:
 
 
 def bytes_conserved(cluster: "Cluster") -> None:
-    """On each link what began has ended or is on its way (`Network.check`), and in each place what
+    """On each link what began has ended or is on its way (`Network.check`), and in each pool what
     came has left or is there."""
     cluster.network.check()
-    for (tier, index), place in cluster.storage.places.items():
-        assert place.stored - place.evicted == place.cached, (
-            f"{tier} {index} stored {place.stored} blocks and evicted {place.evicted}, but has "
-            f"{place.cached}"
+    for (tier, index), pool in cluster.storage.pools.items():
+        assert pool.stored - pool.evicted == pool.cached, (
+            f"{tier} {index} stored {pool.stored} blocks and evicted {pool.evicted}, but has "
+            f"{pool.cached}"
         )
-        assert place.admission is None or place.admitted == place.stored, (
-            f"{tier} {index} stored {place.stored} blocks, but admitted {place.admitted}"
+        assert pool.admission is None or pool.admitted == pool.stored, (
+            f"{tier} {index} stored {pool.stored} blocks, but admitted {pool.admitted}"
         )
 
 
 def bytes_explained(cluster: "Cluster") -> None:
-    """When all is over: blocks that are in a place below HBM were written to it, those that came
+    """When all is over: blocks that are in a pool below HBM were written to it, those that came
     into HBM were computed there, loaded or sent; what was swapped out came back."""
     block = cluster.block_bytes
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
-    for (tier, index), place in cluster.storage.places.items():
+    for (tier, index), pool in cluster.storage.pools.items():
         if tier == "hbm":
             continue
         reads = cluster.topology.device(tier, index, "read").bytes
@@ -206,8 +205,8 @@ def bytes_explained(cluster: "Cluster") -> None:
         read.update(reads)
         written.update(writes)
         came = sum(n for cause, n in writes.items() if cause != "swap-out")
-        assert came == place.stored * block, (
-            f"{tier} {index} stored {place.stored} blocks of {block} bytes, but {came} bytes were "
+        assert came == pool.stored * block, (
+            f"{tier} {index} stored {pool.stored} blocks of {block} bytes, but {came} bytes were "
             "written to it"
         )
     assert read["prefetch"] == written["prefetch"], "prefetches read and wrote different bytes"
@@ -217,7 +216,7 @@ def bytes_explained(cluster: "Cluster") -> None:
     assert written.keys() <= {
         "offload", "prefetch-offload", "write-through", "prefetch", "swap-out",
     }  # fmt: skip
-    stored = sum(place.stored for key, place in cluster.storage.places.items() if key[0] == "hbm")
+    stored = sum(pool.stored for key, pool in cluster.storage.pools.items() if key[0] == "hbm")
     loaded = read["load"]
     assert loaded == (stored - cluster.made) * block, (
         f"HBM has got {stored} blocks, {cluster.made} of them made there, but {loaded} bytes were "
@@ -232,7 +231,7 @@ def causality(cluster: "Cluster") -> None:
     """Nobody has used a block before it was there, or a token before its state."""
     now = cluster.loop.now_ns
     for flight in cluster.alive.values():
-        number = flight.ask.number
+        number = flight.request.number
         assert flight.arrival_ns <= now, f"request {number} is there before it arrived"
         assert flight.admitted_ns < 0 or flight.admitted_ns >= flight.arrival_ns
         assert flight.first_ns < 0 or flight.arrival_ns <= flight.admitted_ns <= flight.first_ns
@@ -244,7 +243,7 @@ def causality(cluster: "Cluster") -> None:
         if flight.phase == DECODE:
             assert not flight.loads, f"request {number} decodes while it is loaded"
         if flight.phase == DECODE and flight.hold is not None:
-            assert all(piece.ready for piece in flight.hold.pins), (
+            assert all(segment.ready for segment in flight.hold.pins), (
                 f"request {number} decodes over blocks that are not there yet"
             )
 
@@ -294,8 +293,8 @@ def end(cluster: "Cluster") -> None:
     assert not cluster.alive, (
         f"{len(cluster.alive)} requests never ended, the first is {min(cluster.alive)}"
     )
-    for (tier, index), place in cluster.storage.places.items():
-        assert place.private == place.pinned == 0, f"memory of {tier} {index} was left behind"
+    for (tier, index), pool in cluster.storage.pools.items():
+        assert pool.private == pool.pinned == 0, f"memory of {tier} {index} was left behind"
     assert cluster.network.in_flight == 0, "a transfer never ended"
     assert cluster.concurrency_ns == cluster.spent_ns, "Little's law is broken"
     for work in cluster.estimated_work():

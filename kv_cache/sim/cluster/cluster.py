@@ -1,4 +1,4 @@
-"""The whole cluster: instances, places, links, who asks, and what is counted.
+"""The whole cluster: instances, pools, links, who asks, and what is counted.
 
 Decisions are in the parts; here they meet: an arrival is routed, admitted, its prefix is loaded,
 the rest computed, handed to who decodes, and ended. One clock, one thread, one order of events: the
@@ -14,19 +14,19 @@ from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import bucket_of
-from kv_cache.sim.cluster.asks import Ask, AskSource
-from kv_cache.sim.cluster.chain import Chain
-from kv_cache.sim.cluster.compute import Compute, make_compute
+from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.compute import ComputeModel, make_compute
 from kv_cache.sim.cluster.fleet import DecodeSide, PrefillSide
-from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
+from kv_cache.sim.cluster.inflight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, Rules
 from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
 from kv_cache.sim.cluster.network import Network
-from kv_cache.sim.cluster.pieces import Piece, Place, Run, become_ready
+from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.router import Router
-from kv_cache.sim.cluster.stack import Part
-from kv_cache.sim.cluster.storage import TIERS, Storage
-from kv_cache.sim.cluster.topology import Topology
+from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment, become_ready
+from kv_cache.sim.cluster.stack import PrefixPart
+from kv_cache.sim.cluster.storage import TIERS, ClusterStorage
+from kv_cache.sim.cluster.topology import ClusterTopology
 from kv_cache.sim.profile import ProfileModel
 
 OnEvent = Callable[[int, str, int, int], None]
@@ -38,8 +38,8 @@ class Cluster:
     def __init__(
         self,
         scenario: Scenario,
-        source: AskSource,
-        chain: Chain,
+        source: RequestSource,
+        chain: PrefixChain,
         *,
         on_event: OnEvent | None = None,
         profiles: Mapping[str, ProfileModel] | None = None,
@@ -54,11 +54,13 @@ class Cluster:
         self.block_tokens = model.block_tokens
         self.token_bytes = kv_bytes_per_token(model)
         self.block_bytes = self.block_tokens * self.token_bytes
-        self.topology = Topology(scenario, profiles, self.block_bytes)
+        self.topology = ClusterTopology(scenario, profiles, self.block_bytes)
         self.network = Network(self.loop, scenario.network, seed.child("network"))
-        self.storage = Storage(scenario, chain, self.topology, self.network, self.block_bytes)
+        self.storage = ClusterStorage(
+            scenario, chain, self.topology, self.network, self.block_bytes
+        )
         self._rules = _rules_of(scenario)
-        self._computes: dict[str, Compute] = {}
+        self._computes: dict[str, ComputeModel] = {}
         self._instances: dict[int, Instance] = {}
         self._capacities = array("q")  # of HBM, by instance
         for group in scenario.instances.values():
@@ -69,7 +71,7 @@ class Cluster:
         self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
         self._build_routers(seed)
         self._seen = bytearray(1)
-        self._arrivals: Iterator[Ask] = iter(())
+        self._arrivals: Iterator[ClusterRequest] = iter(())
         self.alive: dict[int, Flight] = {}
         self._begin_counting()
 
@@ -141,10 +143,10 @@ class Cluster:
         tiers = self.storage.reach(number, self._capacities[number])
         return Instance(number, group.role, self, compute, tiers, self._rules, most)
 
-    def compute_of(self, instance: int) -> Compute:
+    def compute_of(self, instance: int) -> ComputeModel:
         return self._compute(self.topology.group_of(instance))
 
-    def _compute(self, name: str) -> Compute:
+    def _compute(self, name: str) -> ComputeModel:
         found = self._computes.get(name)
         if found is None:
             group = self.scenario.instances[name]
@@ -159,29 +161,31 @@ class Cluster:
         self._pull()
 
     def _pull(self) -> None:
-        ask = next(self._arrivals, None)
-        if ask is not None:
-            self.loop.at(ask.arrival_ns, ARRIVES, self._arrive_and_pull, ask)
+        request = next(self._arrivals, None)
+        if request is not None:
+            self.loop.at(request.arrival_ns, ARRIVES, self._arrive_and_pull, request)
 
-    def _arrive_and_pull(self, ask: Ask) -> None:
+    def _arrive_and_pull(self, request: ClusterRequest) -> None:
         self._pull()
-        self._arrive(ask)
+        self._arrive(request)
 
-    def _arrive(self, ask: Ask) -> None:
+    def _arrive(self, request: ClusterRequest) -> None:
         now = self.loop.now_ns
-        measured = ask.number >= self._warmup
-        flight = Flight(ask, self.chain.path(ask.leaf) if ask.leaf else (), now, measured)
+        measured = request.number >= self._warmup
+        flight = Flight(
+            request, self.chain.path(request.leaf) if request.leaf else (), now, measured
+        )
         self.arrived += 1
         self._count_presence(1)
-        self.alive[ask.number] = flight
+        self.alive[request.number] = flight
         if measured:
             if self.began_ns < 0:
                 self.began_ns = now
                 self.on_measuring()
             self.measured_arrived += 1
-            self.looked_up += ask.prompt_tokens // self.block_tokens
+            self.looked_up += request.prompt_tokens // self.block_tokens
         if self._emit is not None:
-            self._emit(now, "arrival", ask.number, -1)
+            self._emit(now, "arrival", request.number, -1)
         if flight.path:
             self._look_at_ceiling(flight)
         self.phases[QUEUED] += 1
@@ -200,7 +204,7 @@ class Cluster:
         for node in flight.path:
             seen[node] = 1
         if flight.measured:
-            self.ceiling += min(had, (flight.ask.prompt_tokens - 1) // self.block_tokens)
+            self.ceiling += min(had, (flight.request.prompt_tokens - 1) // self.block_tokens)
 
     def _route(self, flight: Flight) -> None:
         need = -(-flight.stored_tokens // self.block_tokens)
@@ -216,7 +220,7 @@ class Cluster:
         flight.home = number
         self._expect_work(flight, instance)
         if self._emit is not None:
-            self._emit(self.loop.now_ns, "route", flight.ask.number, number)
+            self._emit(self.loop.now_ns, "route", flight.request.number, number)
         instance.enqueue(flight)
         instance.nudge()
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
@@ -224,17 +228,17 @@ class Cluster:
 
     def _is_too_large(self, flight: Flight, need: int) -> bool:
         """Whether nobody can prefill it, or nobody can decode it; no mixed one can."""
-        prompt = -(-flight.ask.prompt_tokens // self.block_tokens)
+        prompt = -(-flight.request.prompt_tokens // self.block_tokens)
         most = self._most_of
         return need > most.get("decode", 0) or prompt > most.get("prefill", 0)
 
     def _expect_work(self, flight: Flight, instance: Instance) -> None:
         """What a flight will cost where it is sent, as far as one knows then."""
-        compute, ask = instance.compute, flight.ask
+        compute, request = instance.compute, flight.request
         flight.work_at = instance.number
-        flight.prefill_work = compute.prefill_ns(ask.prompt_tokens, 0)
+        flight.prefill_work = compute.prefill_ns(request.prompt_tokens, 0)
         if not self.separated:
-            flight.answer_work = int(ask.output_tokens * compute.token_ns)
+            flight.answer_work = int(request.output_tokens * compute.token_ns)
         self.prefill_side.loads.add(instance.number, flight.prefill_work, flight.answer_work)
 
     def _prefill_left(self, flight: Flight, left: int) -> None:
@@ -259,7 +263,7 @@ class Cluster:
         elif flight.landing is not None:
             instance.requests += 1
         if self._emit is not None:
-            self._emit(now, "admit", flight.ask.number, instance.number)
+            self._emit(now, "admit", flight.request.number, instance.number)
         if not self.separated:
             return
         if flight.landing is not None and flight.decoder == instance.number:
@@ -273,76 +277,78 @@ class Cluster:
         if self.separated and flight.decoder < 0 and self._early(flight):
             self._choose_decoder(flight)
 
-    def found(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
+    def found(self, instance: Instance, flight: Flight, parts: Sequence[PrefixPart]) -> None:
         """A prefix has been found and pinned: count it, and bring up what is below HBM."""
         hold = flight.hold
         assert hold is not None
         if flight.hit_tokens < 0:
             flight.hit_tokens = found = hold.shared * self.block_tokens
-            self.storage.used(instance.place, (Run(p.node, p.start, p.end) for p in parts))
+            self.storage.used(instance.pool, (Extent(p.node, p.start, p.end) for p in parts))
             if found:
                 left = instance.compute.prefill_ns(flight.target - found, found)
                 self._prefill_left(flight, left)
             if flight.measured:
                 for part in parts:
-                    self.hits[TIERS[part.place.tier]] += part.end - part.start
+                    self.hits[TIERS[part.pool.tier]] += part.end - part.start
         else:
             self.recomputed += flight.target // self.block_tokens - hold.shared
         if parts:
             for part in reversed(parts):
-                part.place.hit(part.piece)
+                part.pool.hit(part.segment)
                 self._note_use(part)
                 if part.tier > 1 and self._prefetch_kind != "none":
                     self._note_late(instance, part)
             self._load(instance, flight, parts)
 
-    def _note_use(self, part: Part) -> None:
-        if part.piece.fetched:
-            part.piece.fetched = False
-            self.prefetch_useful[TIERS[part.place.tier]] += part.piece.end - part.piece.start
+    def _note_use(self, part: PrefixPart) -> None:
+        if part.segment.fetched:
+            part.segment.fetched = False
+            self.prefetch_useful[TIERS[part.pool.tier]] += part.segment.end - part.segment.start
 
-    def _note_late(self, instance: Instance, part: Part) -> None:
+    def _note_late(self, instance: Instance, part: PrefixPart) -> None:
         """A prefetch of it that has begun is not there yet, so it is loaded from afar."""
         target = instance.tiers[1]
-        for coming in target.pieces_of(part.node):
+        for coming in target.segments_of(part.node):
             if coming.fetched and coming.start < part.end and part.start < coming.end:
                 coming.fetched = False  # it has been asked for: late, and nothing else besides
                 self.prefetch_late[TIERS[target.tier]] += coming.end - coming.start
 
-    def _load(self, instance: Instance, flight: Flight, parts: Sequence[Part]) -> None:
-        hold, hbm = flight.hold, instance.place
+    def _load(self, instance: Instance, flight: Flight, parts: Sequence[PrefixPart]) -> None:
+        hold, hbm = flight.hold, instance.pool
         assert hold is not None
-        below: dict[Place, list[tuple[Piece, Piece]]] = {}
+        below: dict[BlockPool, list[tuple[Segment, Segment]]] = {}
         for part in parts:
             if not part.tier:
-                hold.pins.append(part.piece)
-                if not part.piece.ready:
-                    self._await(flight, part.piece)
+                hold.pins.append(part.segment)
+                if not part.segment.ready:
+                    self._await(flight, part.segment)
                 continue
-            run = Run(part.node, part.start, part.end)
-            piece = hbm.add(run, ready=False, pinned=True)
-            hold.pins.append(piece)
-            below.setdefault(part.place, []).append((part.piece, piece))
-        for place, pairs in below.items():
+            run = Extent(part.node, part.start, part.end)
+            segment = hbm.add(run, ready=False, pinned=True)
+            hold.pins.append(segment)
+            below.setdefault(part.pool, []).append((part.segment, segment))
+        for pool, pairs in below.items():
             flight.loads += 1
             nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
             self._say("load", flight, instance.number)
             self.network.send(
-                self.storage.way_from(place, instance.number), nbytes, "load", self._loaded,
-                (instance, flight, place, pairs),
+                self.storage.path_from(pool, instance.number), nbytes, "load", self._loaded,
+                (instance, flight, pool, pairs),
             )  # fmt: skip
 
-    def _await(self, flight: Flight, piece: Piece) -> None:
+    def _await(self, flight: Flight, segment: Segment) -> None:
         """Somebody else is loading it here: be told when it is there."""
         flight.loads += 1
-        if piece.waiters is None:
-            piece.waiters = []
-        piece.waiters.append(lambda: self._load_ended(flight))
+        if segment.waiters is None:
+            segment.waiters = []
+        segment.waiters.append(lambda: self._load_ended(flight))
 
-    def _loaded(self, what: tuple[Instance, Flight, Place, list[tuple[Piece, Piece]]]) -> None:
-        _, flight, place, pairs = what
+    def _loaded(
+        self, what: tuple[Instance, Flight, BlockPool, list[tuple[Segment, Segment]]]
+    ) -> None:
+        _, flight, pool, pairs = what
         for old, new in pairs:
-            place.unpin(old)
+            pool.unpin(old)
             become_ready(new)
         self._load_ended(flight)
 
@@ -367,7 +373,7 @@ class Cluster:
         if flight.first_ns < 0:
             flight.first_ns = now
             if emit is not None:
-                emit(now, "first-token", flight.ask.number, instance.number)
+                emit(now, "first-token", flight.request.number, instance.number)
         elif flight.measured:
             self.gap(now - flight.out_ns)
         self._prefill_left(flight, 0)
@@ -375,13 +381,13 @@ class Cluster:
         flight.generated += 1
         instance.decode_tokens += 1
         self.total_output_tokens += 1
-        if flight.generated == flight.ask.output_tokens:
+        if flight.generated == flight.request.output_tokens:
             self.finish(instance, flight)
         elif self.separated:
             self._hand_over(instance, flight)
         else:
             if emit is not None:
-                emit(now, "decode", flight.ask.number, instance.number)
+                emit(now, "decode", flight.request.number, instance.number)
             instance.join(flight)
 
     def gap(self, ns: int) -> None:
@@ -398,7 +404,7 @@ class Cluster:
 
     def _early(self, flight: Flight) -> bool:
         """Whether the decode side is asked for memory before prefill ends."""
-        return self.scenario.separation.transfer == "push" and flight.ask.output_tokens > 1
+        return self.scenario.separation.transfer == "push" and flight.request.output_tokens > 1
 
     def _choose_decoder(self, flight: Flight) -> None:
         """Of two mixed instances none decodes for the other: each could be full of what waits for
@@ -408,7 +414,7 @@ class Cluster:
             number = flight.home
         flight.decoder = number
         instance = self.instance(number)
-        flight.decode_work = int(flight.ask.output_tokens * instance.compute.token_ns)
+        flight.decode_work = int(flight.request.output_tokens * instance.compute.token_ns)
         self.decode_side.loads.add(number, 0, flight.decode_work)
         if number != flight.home:
             instance.enqueue(flight)
@@ -430,8 +436,8 @@ class Cluster:
     def _landing_ready(self, flight: Flight) -> None:
         """The decode side has memory."""
         if self.scenario.separation.transfer != "push":
-            way = self.topology.path(flight.home, flight.decoder)
-            delay = sum(link.latency_ns for link in way)
+            link_path = self.topology.path(flight.home, flight.decoder)
+            delay = sum(link.latency_ns for link in link_path)
             flight.sending += 1
             self.loop.at(self.loop.now_ns + delay, ENDS, self._asked, flight)
         else:
@@ -460,9 +466,9 @@ class Cluster:
                 self._say("transfer", flight, flight.decoder)
             flight.sent += tokens
             flight.sending += 1
-            way = self.topology.path(flight.home, flight.decoder)
+            link_path = self.topology.path(flight.home, flight.decoder)
             self.network.send(
-                way, tokens * self.token_bytes, "pd-transfer", self._sent,
+                link_path, tokens * self.token_bytes, "pd-transfer", self._sent,
                 (flight, flight.landing),
             )  # fmt: skip
         elif flight.prepared and not flight.sending:
@@ -496,7 +502,7 @@ class Cluster:
 
     def finish(self, instance: Instance, flight: Flight) -> None:
         flight.out_ns = self.loop.now_ns
-        if flight.ask.answer_leaf >= 0:
+        if flight.request.answer_leaf >= 0:
             instance.store_answer(flight)
             self._see_answer(flight)
         instance.finished += 1
@@ -506,7 +512,7 @@ class Cluster:
         self._end(flight, "finish", instance.number, True)
 
     def _see_answer(self, flight: Flight) -> None:
-        leaf = flight.ask.answer_leaf
+        leaf = flight.request.answer_leaf
         if len(self._seen) <= leaf:
             self._seen.extend(bytes(leaf + 1 - len(self._seen)))
         self._seen[leaf] = 1
@@ -524,15 +530,15 @@ class Cluster:
         self.turn(flight, ENDED)
         self._count_presence(-1)
         self.spent_ns += now - flight.arrival_ns
-        del self.alive[flight.ask.number]
+        del self.alive[flight.request.number]
         self._let_go(flight)
         if self._emit is not None:
-            self._emit(now, event, flight.ask.number, instance)
-        for ask in self._source.after(flight.ask, now, answered=answered):
-            self.loop.at(ask.arrival_ns, ARRIVES, self._arrive, ask)
-            if self._prefetch_kind == "next-in-session" and ask.turn and flight.home >= 0:
-                begin_ns = now + (ask.arrival_ns - now) * self._prefetch_ppm // 1_000_000
-                self.loop.at(begin_ns, ENDS, self._prefetch_next, (flight.home, ask.leaf))
+            self._emit(now, event, flight.request.number, instance)
+        for request in self._source.after(flight.request, now, answered=answered):
+            self.loop.at(request.arrival_ns, ARRIVES, self._arrive, request)
+            if self._prefetch_kind == "next-in-session" and request.turn and flight.home >= 0:
+                begin_ns = now + (request.arrival_ns - now) * self._prefetch_ppm // 1_000_000
+                self.loop.at(begin_ns, ENDS, self._prefetch_next, (flight.home, request.leaf))
 
     def _prefetch_next(self, what: tuple[int, int]) -> None:
         """A part of the time to think is over: what the turn before left in HBM may be gone."""
@@ -588,7 +594,7 @@ class Cluster:
 
     def _say(self, event: str, flight: Flight, instance: int) -> None:
         if self._emit is not None:
-            self._emit(self.loop.now_ns, event, flight.ask.number, instance)
+            self._emit(self.loop.now_ns, event, flight.request.number, instance)
 
     # --- preemption --------------------------------------------------------------------------
 
@@ -604,14 +610,14 @@ class Cluster:
             self._forget_decoder(flight)
         hold = flight.hold
         assert hold is not None
-        kept = flight.ask.prompt_tokens + flight.generated - 1 if decoded else 0
+        kept = flight.request.prompt_tokens + flight.generated - 1 if decoded else 0
         swapped = (
             decoded and self._rules.preemption == "swap" and self._swap_out(instance, flight, kept)
         )
         hold.release()
         flight.hold = None
         if not swapped:
-            flight.target = flight.ask.prompt_tokens + flight.generated
+            flight.target = flight.request.prompt_tokens + flight.generated
             flight.computed = 0
             flight.home = instance.number  # who decodes computes it again itself
         self.turn(flight, QUEUED)
@@ -639,9 +645,9 @@ class Cluster:
             self.storage.evicted(host, evicted)
         flight.swapped = blocks
         flight.loads += 1
-        way = self.storage.way_into(host, instance.number)
+        link_path = self.storage.path_into(host, instance.number)
         self.network.send(
-            way, blocks * self.block_bytes, "swap-out", self._swapped_out, (instance, flight)
+            link_path, blocks * self.block_bytes, "swap-out", self._swapped_out, (instance, flight)
         )
         return True
 
@@ -655,7 +661,7 @@ class Cluster:
         host = instance.tiers[1]
         self.turn(flight, TRANSFER)
         self.network.send(
-            self.storage.way_from(host, instance.number), flight.swapped * self.block_bytes,
+            self.storage.path_from(host, instance.number), flight.swapped * self.block_bytes,
             "swap-in", self._swapped_in, (instance, flight),
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ from kv_cache.core.units import NS_PER_S, NS_PER_US
 NEVER = 1 << 62
 
 
-class Compute(Protocol):
+class ComputeModel(Protocol):
     def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
         """One step: `chunks` prompt tokens with `pairs` of (token, token before it) and `read`
         tokens of state before the chunks, beside `sequences` that decode over `context` tokens
@@ -160,7 +160,7 @@ def pairs_of(before: int, tokens: int) -> int:
     return tokens * before + tokens * (tokens + 1) // 2
 
 
-def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: int) -> Compute:
+def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: int) -> ComputeModel:
     """The model of one group of instances."""
     overhead = section.step_overhead_us * NS_PER_US
     if section.compute == "none":

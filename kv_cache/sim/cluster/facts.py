@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, supported
-from kv_cache.sim.cluster.outcome import Instances, LinkFacts, Outcome, TierFacts
+from kv_cache.sim.cluster.outcome import ClusterOutcome, ClusterTierFacts, Instances, LinkFacts
 
 Plain = dict[str, Any]
 
@@ -27,7 +27,7 @@ PERCENTS = {"p50": "50", "p90": "90", "p95": "95", "p99": "99", "p999": "99.9"}
 """Decimal text, because 99.9 is no binary number and a rank is exact."""
 
 
-def facts(outcome: Outcome) -> Plain:
+def facts(outcome: ClusterOutcome) -> Plain:
     """All counters of an outcome and what follows from them; columns of instances and of the series
     are apart (`instance_columns`, `series_columns`)."""
     samples, window_s = outcome.requests, _window_s(outcome)
@@ -57,7 +57,7 @@ def facts(outcome: Outcome) -> Plain:
     }
 
 
-def instance_columns(outcome: Outcome) -> dict[str, list[Any]]:
+def instance_columns(outcome: ClusterOutcome) -> dict[str, list[Any]]:
     """One value for each instance in each column."""
     every = outcome.instances
     names = (
@@ -67,12 +67,12 @@ def instance_columns(outcome: Outcome) -> dict[str, list[Any]]:
     return {name: list(getattr(every, name)) for name in names}
 
 
-def series_columns(outcome: Outcome) -> dict[str, list[int]]:
+def series_columns(outcome: ClusterOutcome) -> dict[str, list[int]]:
     """One value for each instant of the grid in each column."""
     return {name: list(values) for name, values in outcome.series.columns.items()}
 
 
-def _window_s(outcome: Outcome) -> float:
+def _window_s(outcome: ClusterOutcome) -> float:
     """From the first measured arrival to the last end."""
     return max(0, outcome.ended_ns - outcome.began_ns) / NS_PER_S
 
@@ -137,7 +137,7 @@ def _histogram(buckets: Mapping[int, int]) -> Histogram:
 # --- requests --------------------------------------------------------------------------------
 
 
-def _requests(outcome: Outcome) -> Plain:
+def _requests(outcome: ClusterOutcome) -> Plain:
     """The reasons count all requests, as `arrived` and `finished` do; `measured` those behind the
     warm-up."""
     every = outcome.requests
@@ -155,7 +155,7 @@ def _requests(outcome: Outcome) -> Plain:
     }
 
 
-def _rates(outcome: Outcome, window_s: float) -> Plain:
+def _rates(outcome: ClusterOutcome, window_s: float) -> Plain:
     """Of the measured requests that finished, a second of the window."""
     every = outcome.requests
     return {
@@ -165,7 +165,7 @@ def _rates(outcome: Outcome, window_s: float) -> Plain:
     }
 
 
-def _goodput(outcome: Outcome, window_s: float) -> Plain:
+def _goodput(outcome: ClusterOutcome, window_s: float) -> Plain:
     """Requests that finished and kept all that was promised: a second, and of all that arrived.
     Where nothing is promised there is no goodput."""
     promise, every = outcome.scenario.promise, outcome.requests
@@ -179,7 +179,7 @@ def _goodput(outcome: Outcome, window_s: float) -> Plain:
     }
 
 
-def _tokens(outcome: Outcome) -> Plain:
+def _tokens(outcome: ClusterOutcome) -> Plain:
     every = outcome.requests
     prompt, hit = sum(every.prompt_tokens), sum(every.hit_tokens)
     return {
@@ -193,7 +193,7 @@ def _tokens(outcome: Outcome) -> Plain:
 # --- places ----------------------------------------------------------------------------------
 
 
-def _blocks(outcome: Outcome) -> Plain:
+def _blocks(outcome: ClusterOutcome) -> Plain:
     """`compulsory`: blocks that nobody had asked for before; `compulsory_of_missed`: their share of
     what was missed, at most 1 (a cache may also miss what an unlimited one has)."""
     blocks, names = outcome.blocks, [tier.name for tier in outcome.tiers]
@@ -214,7 +214,7 @@ def _blocks(outcome: Outcome) -> Plain:
     }
 
 
-def _tier(tier: TierFacts) -> Plain:
+def _tier(tier: ClusterTierFacts) -> Plain:
     names = (
         "scope", "places", "possible", "capacity_blocks", "used_blocks", "peak_blocks", "stored",
         "evicted", "dropped", "not_stored", "admitted", "prefetched", "prefetch_useful",
@@ -227,7 +227,7 @@ def _tier(tier: TierFacts) -> Plain:
     }
 
 
-def _moving_s(outcome: Outcome) -> float:
+def _moving_s(outcome: ClusterOutcome) -> float:
     """The window, and what was still under way at its end."""
     return (max(outcome.ended_ns, outcome.moved_ns) - outcome.began_ns) / NS_PER_S
 

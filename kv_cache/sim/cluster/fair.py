@@ -14,11 +14,11 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
-from kv_cache.sim.cluster.links import Link, Way
+from kv_cache.sim.cluster.links import LinkPath, NetworkLink
 from kv_cache.sim.cluster.loop import ENDS, Loop
-from kv_cache.sim.cluster.transfer import Transfer
+from kv_cache.sim.cluster.transfer import NetworkTransfer
 
-Handler = Callable[[Transfer], None]
+Handler = Callable[[NetworkTransfer], None]
 
 
 class _Flow:
@@ -29,7 +29,7 @@ class _Flow:
         "at_ns", "bounded", "ends_ns", "left", "links", "most", "piece", "rate", "transfer",
     )  # fmt: skip
 
-    def __init__(self, transfer: Transfer, most: float, now_ns: int) -> None:
+    def __init__(self, transfer: NetworkTransfer, most: float, now_ns: int) -> None:
         self.transfer = transfer
         self.links = tuple(link for link in transfer.path if link.measured is None)
         self.most = most
@@ -48,13 +48,13 @@ class FairShare:
         self._loop = loop
         self._entered = entered
         self._arrived = arrived
-        self._on: dict[Link, dict[int, _Flow]] = {}
-        self._touched: dict[Link, None] = {}  # links whose transfers have changed
+        self._on: dict[NetworkLink, dict[int, _Flow]] = {}
+        self._touched: dict[NetworkLink, None] = {}  # links whose transfers have changed
         self._alone: list[_Flow] = []  # over measured devices only
         self._settling = False
         self._pieces = 0
 
-    def begin(self, transfer: Transfer) -> None:
+    def begin(self, transfer: NetworkTransfer) -> None:
         now_ns = start_ns = self._loop.now_ns
         self._entered(transfer)
         most = inf
@@ -74,7 +74,7 @@ class FairShare:
         else:
             self._join(flow)
 
-    def estimate_ns(self, path: Way, nbytes: int) -> int:
+    def estimate_ns(self, path: LinkPath, nbytes: int) -> int:
         """With an equal share of each link as it is now, and what waits for measured devices."""
         now_ns = self._loop.now_ns
         found_ns = 0
@@ -130,7 +130,7 @@ class FairShare:
         for flow in alone:
             self._share([flow], [])
 
-    def _together(self, flow: _Flow, seen: set[int]) -> tuple[list[_Flow], list[Link]]:
+    def _together(self, flow: _Flow, seen: set[int]) -> tuple[list[_Flow], list[NetworkLink]]:
         """All that share links with it, directly or through others, in a fixed order."""
         flows, links = [flow], dict.fromkeys(flow.links)
         seen.add(flow.transfer.number)
@@ -145,7 +145,7 @@ class FairShare:
                     waiting += fresh
         return flows, list(links)
 
-    def _share(self, flows: list[_Flow], links: list[Link]) -> None:
+    def _share(self, flows: list[_Flow], links: list[NetworkLink]) -> None:
         """Bring all up to now, give them new rates, and come back when the first has ended."""
         now_ns = self._loop.now_ns
         self._pieces = piece = self._pieces + 1
@@ -159,12 +159,12 @@ class FairShare:
         first_ns = min(flow.ends_ns for flow in flows)
         self._loop.at(first_ns, ENDS, self._end, (piece, flows))
 
-    def _fill(self, flows: list[_Flow], links: list[Link]) -> None:
+    def _fill(self, flows: list[_Flow], links: list[NetworkLink]) -> None:
         """Progressive filling: the link with the smallest share fixes the rates of its transfers,
         and what they leave is for the others. A share only grows meanwhile."""
         left = {link: link.bytes_per_ns * link.servers for link in links}
         count = {link: len(self._on[link]) for link in links}
-        heap: list[tuple[float, int, Link | _Flow]] = [
+        heap: list[tuple[float, int, NetworkLink | _Flow]] = [
             (left[link] / count[link], n, link) for n, link in enumerate(links)
         ]
         heap += [(flow.most, ~n, flow) for n, flow in enumerate(flows) if flow.bounded]
@@ -172,7 +172,7 @@ class FairShare:
         fixed: set[_Flow] = set()
         while len(fixed) < len(flows):
             rate, order, limit = heappop(heap)
-            if isinstance(limit, Link):
+            if isinstance(limit, NetworkLink):
                 if not count[limit]:
                     continue
                 share = left[limit] / count[limit]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.inflight import Flight
 from kv_cache.sim.cluster.router import Loads
 from kv_cache.sim.cluster.stack import held, match
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kv_cache.sim.cluster.cluster import Cluster
 
 
-class _Side:
+class _RouterView:
     """The instances that one choice is among."""
 
     def __init__(self, cluster: "Cluster", members: Sequence[int]) -> None:
@@ -34,7 +34,7 @@ class _Side:
     def fits(self, instance: int, flight: Flight) -> bool:
         cluster = self._cluster
         prompt_alone = cluster.roles[instance] == "prefill"  # it never holds the answer
-        tokens = flight.ask.prompt_tokens if prompt_alone else flight.stored_tokens
+        tokens = flight.request.prompt_tokens if prompt_alone else flight.stored_tokens
         return -(-tokens // cluster.block_tokens) <= cluster.capacity_of(instance)
 
     def holders(self, flight: Flight, most: int) -> list[int]:
@@ -47,8 +47,8 @@ class _Side:
             for number in islice(able, most - len(found)):
                 found[number] = None
             for tier in self.below:
-                places = watches[tier].holders.get(node, ())
-                for index in islice(places, max(0, most - len(found))):
+                pools = watches[tier].holders.get(node, ())
+                for index in islice(pools, max(0, most - len(found))):
                     near = self._near(tier, index)
                     if near:
                         found[min(near, key=self.loads.key)] = None
@@ -62,7 +62,7 @@ class _Side:
         return self._cluster.storage.tiers
 
     def _near(self, tier: str, index: int) -> list[int]:
-        """Who reaches a place; nobody in particular where all do."""
+        """Who reaches a pool; nobody in particular where all do."""
         near = self._reaching.get((tier, index))
         if near is None:
             cluster = self._cluster
@@ -74,7 +74,7 @@ class _Side:
         return near
 
 
-class PrefillSide(_Side):
+class PrefillSide(_RouterView):
     """Who computes a prompt."""
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
@@ -85,7 +85,7 @@ class PrefillSide(_Side):
         if found is None:
             return 0
         need = -(-flight.target // cluster.block_tokens)
-        full = found.waiting or len(found.members) >= found.max_seqs or need > found.place.available
+        full = found.waiting or len(found.members) >= found.max_seqs or need > found.pool.available
         ends = (1 + len(found.waiting)) * found.next_end_ns() if full else 0
         return self.loads.prefill[instance] + ends
 
@@ -93,7 +93,7 @@ class PrefillSide(_Side):
         """See `router.Fleet`."""
         cluster = self._cluster
         compute = cluster.compute_of(instance)
-        prompt = flight.ask.prompt_tokens
+        prompt = flight.request.prompt_tokens
         if instance not in cluster.instances and not cluster.storage.tiers:
             return compute.prefill_ns(prompt, 0), 0.0, prompt
         most = (prompt - 1) // cluster.block_tokens
@@ -103,14 +103,14 @@ class PrefillSide(_Side):
             blocks = part.end - part.start
             have += blocks
             if part.tier:
-                way = cluster.storage.way_from(part.place, instance)
-                loading += cluster.network.estimate_ns(way, blocks * cluster.block_bytes)
+                link_path = cluster.storage.path_from(part.pool, instance)
+                loading += cluster.network.estimate_ns(link_path, blocks * cluster.block_bytes)
         before = have * cluster.block_tokens
         missing = prompt - before
         return compute.prefill_ns(missing, before), loading, missing
 
 
-class DecodeSide(_Side):
+class DecodeSide(_RouterView):
     """Who gives the answer, once a prompt is computed elsewhere."""
 
     @property
@@ -128,10 +128,10 @@ class DecodeSide(_Side):
         have = 0
         if found is not None and flight.path:
             most = flight.target // cluster.block_tokens
-            have = held(found.place, flight.path, cluster.chain, most) * cluster.block_tokens
+            have = held(found.pool, flight.path, cluster.chain, most) * cluster.block_tokens
         missing = flight.target - have
         if instance == flight.home:
             return 0.0, 0.0, 0
-        way = cluster.topology.path(flight.home, instance)
-        sending = cluster.network.estimate_ns(way, missing * cluster.token_bytes)
+        link_path = cluster.topology.path(flight.home, instance)
+        sending = cluster.network.estimate_ns(link_path, missing * cluster.token_bytes)
         return 0.0, sending, missing

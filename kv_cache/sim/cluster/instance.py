@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from kv_cache.sim.cluster.compute import Compute, pairs_of
-from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
+from kv_cache.sim.cluster.compute import ComputeModel, pairs_of
+from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, Flight, Hold
 from kv_cache.sim.cluster.loop import STEPS
-from kv_cache.sim.cluster.pieces import Place, Run, become_ready, blocks_of
-from kv_cache.sim.cluster.stack import Part, match, missing
+from kv_cache.sim.cluster.segments import BlockPool, Extent, become_ready, blocks_of
+from kv_cache.sim.cluster.stack import PrefixPart, match, missing
 
 if TYPE_CHECKING:
     from kv_cache.sim.cluster.cluster import Cluster
@@ -72,7 +72,7 @@ class Instance:
         "measured_decoding",
         "members",
         "number",
-        "place",
+        "pool",
         "preemptions",
         "prefill_tokens",
         "prefilling",
@@ -90,8 +90,8 @@ class Instance:
         number: int,
         role: str,
         cluster: "Cluster",
-        compute: Compute,
-        tiers: tuple[Place, ...],
+        compute: ComputeModel,
+        tiers: tuple[BlockPool, ...],
         rules: Rules,
         max_seqs: int,
     ) -> None:
@@ -100,7 +100,7 @@ class Instance:
         self.cluster = cluster
         self.compute = compute
         self.tiers = tiers
-        self.place = tiers[0]
+        self.pool = tiers[0]
         self.rules = rules
         self.max_seqs = max_seqs
         self.waiting: deque[Flight] | list[tuple[int, int, Flight]]
@@ -134,9 +134,9 @@ class Instance:
         """Let a flight wait; `first` where it has been in before."""
         waiting = self.waiting
         if isinstance(waiting, list):
-            ask = flight.ask
-            size = -1 if first else flight.target + ask.output_tokens - flight.generated
-            heappush(waiting, (size, ask.number, flight))
+            request = flight.request
+            size = -1 if first else flight.target + request.output_tokens - flight.generated
+            heappush(waiting, (size, request.number, flight))
         elif first:
             waiting.appendleft(flight)
         else:
@@ -207,12 +207,12 @@ class Instance:
             return self._take_transfer(flight)
         return self._take_prompt(flight)
 
-    def _make_room(self, blocks: int, more: int = 0) -> list[Run] | None:
+    def _make_room(self, blocks: int, more: int = 0) -> list[Extent] | None:
         """Room for who is admitted, that leaves the next block to each of those who decode, and
         `more`: else they would be preempted for who comes, and come again, for ever."""
-        place = self.place
+        pool = self.pool
         spare = 0 if self.rules.reserve_all else self.decoding + more
-        return place.make_room(blocks) if blocks + spare <= place.available else None
+        return pool.make_room(blocks) if blocks + spare <= pool.available else None
 
     def _next_order(self) -> int:
         self._orders += 1
@@ -220,14 +220,14 @@ class Instance:
 
     def _take_prompt(self, flight: Flight) -> bool:
         """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
-        cluster, rules, place = self.cluster, self.rules, self.place
-        parts: list[Part] = []
+        cluster, rules, pool = self.cluster, self.rules, self.pool
+        parts: list[PrefixPart] = []
         below = found = 0
         if flight.path:
             most = (flight.target - 1) // rules.block_tokens
             parts = match(self.tiers, flight.path, cluster.chain, most)
             for part in parts:
-                part.place.pin(part.piece)
+                part.pool.pin(part.segment)
                 found += part.end - part.start
                 if part.tier:
                     below += part.end - part.start
@@ -235,14 +235,14 @@ class Instance:
         evicted = self._make_room(below + max(0, private))
         if evicted is None:
             for part in parts:
-                part.place.unpin(part.piece)
+                part.pool.unpin(part.segment)
             return False
         self._orders += 1
         flight.order = self._orders
-        hold = flight.hold = Hold(place)
+        hold = flight.hold = Hold(pool)
         hold.shared = found
         if private > 0:
-            place.take(private)
+            pool.take(private)
             hold.private = private
         flight.computed = found * rules.block_tokens
         cluster.turn(flight, PREFILL)
@@ -251,7 +251,7 @@ class Instance:
         else:
             flight.hit_tokens = 0
         if evicted:
-            cluster.storage.evicted(place, evicted)
+            cluster.storage.evicted(pool, evicted)
         if rules.overlap_load or not flight.loads:
             self.prefill(flight)
         return True
@@ -282,31 +282,31 @@ class Instance:
 
     def _take_transfer(self, flight: Flight) -> bool:
         """Memory at the decode side; blocks that are here already need not be sent."""
-        cluster, rules, place = self.cluster, self.rules, self.place
-        parts: list[Part] = []
+        cluster, rules, pool = self.cluster, self.rules, self.pool
+        parts: list[PrefixPart] = []
         if flight.path:
             most = flight.target // rules.block_tokens
-            parts = match((place,), flight.path, cluster.chain, most)
+            parts = match((pool,), flight.path, cluster.chain, most)
             parts = parts[: _ready(parts)]
         for part in parts:
-            place.pin(part.piece)
+            pool.pin(part.segment)
         found = sum(part.end - part.start for part in parts)
         private = self._reserved(flight) - found
         evicted = self._make_room(private)
         if evicted is None:
             for part in parts:
-                place.unpin(part.piece)
+                pool.unpin(part.segment)
             return False
         for part in reversed(parts):
-            place.hit(part.piece)
+            pool.hit(part.segment)
         flight.landing_order = self._next_order()
-        hold = flight.landing = Hold(place)
-        hold.pins = [part.piece for part in parts]
+        hold = flight.landing = Hold(pool)
+        hold.pins = [part.segment for part in parts]
         hold.shared = found
-        place.take(private)
+        pool.take(private)
         hold.private = private
         if evicted:
-            cluster.storage.evicted(place, evicted)
+            cluster.storage.evicted(pool, evicted)
         flight.sent = found * rules.block_tokens
         return True
 
@@ -316,11 +316,11 @@ class Instance:
         if evicted is None:
             return False
         flight.order = self._next_order()
-        flight.hold = Hold(self.place)
-        self.place.take(blocks)
+        flight.hold = Hold(self.pool)
+        self.pool.take(blocks)
         flight.hold.private = blocks
         if evicted:
-            self.cluster.storage.evicted(self.place, evicted)
+            self.cluster.storage.evicted(self.pool, evicted)
         flight.loads += 1
         self.cluster.swap_in(self, flight)
         return True
@@ -357,7 +357,7 @@ class Instance:
             budget -= take
         if not chunks:
             if self.grown:
-                self.place.give(self.grown)
+                self.pool.give(self.grown)
                 self.grown = 0
             return False
         if rules.chunked and self.decoding:
@@ -401,12 +401,12 @@ class Instance:
         if need <= 0:
             return True
         while True:
-            evicted = self.place.make_room(need)
+            evicted = self.pool.make_room(need)
             if evicted is not None:
-                self.place.take(need)
+                self.pool.take(need)
                 hold.private += need
                 if evicted:
-                    self.cluster.storage.evicted(self.place, evicted)
+                    self.cluster.storage.evicted(self.pool, evicted)
                 return True
             victim = self._youngest()
             if victim is None or victim.order <= flight.order:
@@ -426,7 +426,7 @@ class Instance:
 
     def store_answer(self, flight: Flight) -> None:
         """The whole blocks of prompt and answer become content."""
-        leaf = flight.ask.answer_leaf
+        leaf = flight.request.answer_leaf
         hold = flight.hold
         if leaf < 0 or hold is None:
             return
@@ -434,41 +434,41 @@ class Instance:
         self._share(hold, path, self.cluster.chain.end(leaf), computed=True)
 
     def _adopt(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
-        """What has come here from others meanwhile is used in place of the own blocks, which are
-        given back: so all that is before a block in use is in use."""
-        place, chain, found = self.place, self.cluster.chain, hold.shared
+        """Use what has come here from others meanwhile in place of the flight's private blocks, and
+        give those back: so all that is before a block in use is in use."""
+        pool, chain, found = self.pool, self.cluster.chain, hold.shared
         for node in reversed(path):
             base = chain.depth[node]
-            for piece in reversed(place.pieces_of(node)):
-                blocks = min(piece.end, depth - base) - max(piece.start, found - base)
+            for segment in reversed(pool.segments_of(node)):
+                blocks = min(segment.end, depth - base) - max(segment.start, found - base)
                 if blocks <= 0:
                     continue
-                place.pin(piece)
-                place.hit(piece)
-                become_ready(piece)
-                hold.pins.append(piece)
+                pool.pin(segment)
+                pool.hit(segment)
+                become_ready(segment)
+                hold.pins.append(segment)
                 hold.private -= blocks
                 hold.shared += blocks
-                place.give(blocks)
+                pool.give(blocks)
 
     def _share(self, hold: Hold, path: tuple[int, ...], depth: int, *, computed: bool) -> None:
-        """Private blocks become pieces, as far as the same content is not here already."""
-        place = self.place
-        runs = missing(place, path, self.cluster.chain, depth)
+        """Private blocks become segments, as far as the same content is not here already."""
+        pool = self.pool
+        runs = missing(pool, path, self.cluster.chain, depth)
         if hold.shared + blocks_of(runs) < depth:
             self._adopt(hold, path, depth)
         for run in runs:
             blocks = run.end - run.start
             assert blocks <= hold.private, "what a flight has computed is not in its memory"
             hold.private -= blocks
-            place.give(blocks)
-            hold.pins.append(place.add(run, ready=True, pinned=True))
+            pool.give(blocks)
+            hold.pins.append(pool.add(run, ready=True, pinned=True))
             hold.shared += blocks
             self.cluster.made += blocks
         if runs:
             if computed:
-                self.cluster.storage.used(place, runs)
-            self.cluster.storage.stored(place, runs)
+                self.cluster.storage.used(pool, runs)
+            self.cluster.storage.stored(pool, runs)
 
     # --- runs of decode steps --------------------------------------------------------------
 
@@ -482,8 +482,8 @@ class Instance:
 
     def _join(self, flight: Flight) -> None:
         self.cluster.turn(flight, DECODE)
-        left = flight.ask.output_tokens - flight.generated
-        kept = flight.ask.prompt_tokens + flight.generated - 1
+        left = flight.request.output_tokens - flight.generated
+        kept = flight.request.prompt_tokens + flight.generated - 1
         flight.joined_step = self.steps
         flight.finish_step = self.steps + left
         self._tickets += 1
@@ -502,9 +502,9 @@ class Instance:
     def _leave_decoding(self, flight: Flight) -> None:
         done = self.steps - flight.joined_step
         left = flight.finish_step - self.steps
-        before = flight.ask.output_tokens - (flight.finish_step - flight.joined_step)
-        kept = flight.ask.prompt_tokens + before - 1 + done
-        flight.generated = flight.ask.output_tokens - left
+        before = flight.request.output_tokens - (flight.finish_step - flight.joined_step)
+        kept = flight.request.prompt_tokens + before - 1 + done
+        flight.generated = flight.request.output_tokens - left
         flight.ticket = 0
         self.decoding -= 1
         self.context -= kept
@@ -564,8 +564,8 @@ class Instance:
         """The most steps, up to `steps`, for which there is memory."""
         if self.rules.reserve_all:
             return steps
-        place = self.place
-        room = place.capacity - place.private - place.pinned
+        pool = self.pool
+        room = pool.capacity - pool.private - pool.pinned
         at_most = self.decoding * (steps // self.rules.block_tokens + 1)
         if at_most <= room or self._growth(steps) <= room:
             return steps
@@ -657,7 +657,7 @@ class Instance:
             oldest = next(iter(self.members), None)
             if oldest is None:
                 return 0
-            left = oldest.ask.output_tokens - oldest.generated
+            left = oldest.request.output_tokens - oldest.generated
             return self.compute.run_ns(1, oldest.target, left)
         self._forget_stale()
         steps = self.finishing[0][0] - self.steps
@@ -678,12 +678,12 @@ class Instance:
             return 0
         need = self._growth(steps)
         if need:
-            place = self.place
-            evicted = place.make_room(need)
+            pool = self.pool
+            evicted = pool.make_room(need)
             assert evicted is not None, "a run of steps began without memory for it"
-            place.take(need)
+            pool.take(need)
             if evicted:
-                self.cluster.storage.evicted(place, evicted)
+                self.cluster.storage.evicted(pool, evicted)
         return need
 
     def _preempt_for_growth(self) -> None:
@@ -735,9 +735,9 @@ def _order(flight: Flight) -> int:
     return flight.order
 
 
-def _ready(parts: list[Part]) -> int:
+def _ready(parts: list[PrefixPart]) -> int:
     """How many of the parts come before one that is still under way."""
     for position, part in enumerate(parts):
-        if not part.piece.ready:
+        if not part.segment.ready:
             return position
     return len(parts)

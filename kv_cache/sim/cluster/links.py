@@ -13,7 +13,7 @@ from kv_cache.core.units import MIB, NS_PER_S
 from kv_cache.sim.profile import ProfileModel
 
 
-class Measured:
+class MeasuredDevice:
     """A measured device: how long an operation takes is asked of its profile, by how many are in
     flight when it begins. More than were measured at once wait their turn."""
 
@@ -73,7 +73,7 @@ class Measured:
         return depth
 
 
-class Link:
+class NetworkLink:
     """One direction of a link, or one kind of access to a device: a queue before `servers` equal
     servers of `bytes_per_s` each. What it counts: `bytes` by cause and `transfers`, when it accepts
     a transfer; `ended_bytes` of those whose last byte has reached its goal; `busy_ns`, the work of
@@ -103,7 +103,7 @@ class Link:
         bytes_per_s: float,
         latency_ns: int,
         servers: int = 1,
-        measured: Measured | None = None,
+        measured: MeasuredDevice | None = None,
         *,
         read: bool = True,
     ) -> None:
@@ -177,4 +177,4 @@ class Link:
         return sum(free_ns - now_ns for free_ns in free if free_ns > now_ns)
 
 
-Way = tuple[Link, ...]
+LinkPath = tuple[NetworkLink, ...]

@@ -21,9 +21,9 @@ from typing import Any
 from kv_cache.config.scenario import NetworkSection
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.fair import FairShare
-from kv_cache.sim.cluster.links import Link, Measured, Way
+from kv_cache.sim.cluster.links import LinkPath, MeasuredDevice, NetworkLink
 from kv_cache.sim.cluster.loop import ENDS, Action, Loop
-from kv_cache.sim.cluster.transfer import Transfer
+from kv_cache.sim.cluster.transfer import NetworkTransfer
 
 
 class Network:
@@ -40,17 +40,17 @@ class Network:
         self._begin = self._pass if self._fair is None else self._fair.begin
         self._sent = 0
         self.ended_ns = 0  # when the last byte so far was there
-        self._under_way: dict[int, Transfer] = {}
+        self._under_way: dict[int, NetworkTransfer] = {}
         self._ended: dict[str, int] = defaultdict(int)
         """Bytes times links, by cause."""
-        self._links: list[Link] = []
+        self._links: list[NetworkLink] = []
 
     @property
     def in_flight(self) -> int:
         return len(self._under_way)
 
     def send(
-        self, path: Way, nbytes: int, cause: str, action: Action, argument: Any = None
+        self, path: LinkPath, nbytes: int, cause: str, action: Action, argument: Any = None
     ) -> None:
         """Call `action(argument)` when the last of `nbytes` has come over `path`: an event of its
         own even where that takes no time. Raises OutsideProfileError."""
@@ -59,11 +59,11 @@ class Network:
             return
         self._sent = number = self._sent + 1
         factor = 1.0 if self._factor is None else self._factor()
-        transfer = Transfer(number, path, nbytes, cause, action, argument, factor)
+        transfer = NetworkTransfer(number, path, nbytes, cause, action, argument, factor)
         self._under_way[number] = transfer
         self._begin(transfer)
 
-    def estimate_ns(self, path: Way, nbytes: int) -> int:
+    def estimate_ns(self, path: LinkPath, nbytes: int) -> int:
         """How long a transfer would take that is sent now, if nothing were sent after it and
         without jitter. Raises OutsideProfileError."""
         if not path or nbytes <= 0:
@@ -76,7 +76,7 @@ class Network:
             head_ns, last_ns = start_ns + link.latency_ns, max(end_ns, last_ns) + link.latency_ns
         return last_ns - now_ns
 
-    def _pass(self, transfer: Transfer) -> None:
+    def _pass(self, transfer: NetworkTransfer) -> None:
         """Its head is at its next link: let it go as far as it comes now."""
         now_ns = self._loop.now_ns
         path, nbytes, factor, hop = transfer.path, transfer.nbytes, transfer.factor, transfer.hop
@@ -97,12 +97,12 @@ class Network:
                 self._loop.at(start_ns + latency_ns, ENDS, self._pass, transfer)
                 return
 
-    def _enter(self, transfer: Transfer) -> None:
+    def _enter(self, transfer: NetworkTransfer) -> None:
         """It begins on all of its links at once."""
         self._links += (link for link in transfer.path if not link.transfers)
         transfer.hop = len(transfer.path)
 
-    def _arrive(self, transfer: Transfer) -> None:
+    def _arrive(self, transfer: NetworkTransfer) -> None:
         self.ended_ns = self._loop.now_ns
         del self._under_way[transfer.number]
         nbytes = transfer.nbytes
@@ -116,7 +116,7 @@ class Network:
     def check(self) -> None:
         """Of each link and of each cause, what began has ended or is in flight; no link worked
         longer than there was time. Raises AssertionError."""
-        by_link: Counter[Link] = Counter()
+        by_link: Counter[NetworkLink] = Counter()
         by_cause = Counter(self._ended)
         for transfer in self._under_way.values():
             by_link.update(dict.fromkeys(transfer.path[: transfer.hop], transfer.nbytes))
@@ -139,7 +139,7 @@ class Network:
 
     def _check_time(self) -> None:
         now_ns = self._loop.now_ns
-        devices: dict[Measured, str] = {}
+        devices: dict[MeasuredDevice, str] = {}
         for link in self._links:
             if link.measured is not None:
                 devices[link.measured] = link.name

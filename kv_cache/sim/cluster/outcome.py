@@ -71,7 +71,7 @@ class Blocks:
 
 
 @dataclass(slots=True, kw_only=True)
-class TierFacts:
+class ClusterTierFacts:
     """All places of one tier together. Blocks are evicted (they leave a place) and dropped (no
     place has them any more that the instance that evicts can reach)."""
 
@@ -128,7 +128,7 @@ class Instances:
 
 
 @dataclass(slots=True, kw_only=True)
-class Series:
+class ClusterSeries:
     """State on a grid of instants, each as it was at that instant; tokens, hits and rejects count
     what happened since the one before."""
 
@@ -145,7 +145,7 @@ class Series:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ClusterOutcome:
     """`itl` holds gaps between two tokens of a sequence: (ns, how many) by bucket, see
     `metrics/histogram.py`. `concurrency_ns` is the integral of requests in the system over time
     (Little: = the sum of the times that they spent there)."""
@@ -153,10 +153,10 @@ class Outcome:
     scenario: Scenario
     requests: Requests
     blocks: Blocks
-    tiers: list[TierFacts]
+    tiers: list[ClusterTierFacts]
     links: list[LinkFacts]
     instances: Instances
-    series: Series
+    series: ClusterSeries
     itl_buckets: dict[int, int] = field(default_factory=dict)
     began_ns: int = 0  # the first measured arrival
     ended_ns: int = 0  # the last end

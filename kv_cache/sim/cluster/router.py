@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kv_cache.config.scenario import RouterSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.inflight import Flight
 
 
 class Fleet(Protocol):
@@ -124,7 +124,7 @@ class Router:
             instance = min(fitting, key=self._loads.key)
         self._loads.choose(instance)
         if self._remembers:
-            self._last[flight.ask.session] = instance
+            self._last[flight.request.session] = instance
         return instance
 
     def _round_robin(self, flight: Flight) -> int:
@@ -150,13 +150,13 @@ class Router:
         return one if less < 0 else other
 
     def _session_affinity(self, flight: Flight) -> int:
-        last = self._last.get(flight.ask.session)
+        last = self._last.get(flight.request.session)
         return self._least_loaded(flight) if last is None else last
 
     def _prefix_aware(self, flight: Flight) -> int:
         section, fleet = self._section, self._fleet
         candidates = dict.fromkeys(self._loads.least(2))
-        last = self._last.get(flight.ask.session)
+        last = self._last.get(flight.request.session)
         if last is not None:
             candidates[last] = None
         if flight.path:

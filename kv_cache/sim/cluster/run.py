@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import ConfigError
-from kv_cache.sim.cluster.asks import AskSource
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.check import Log, broken_law, check, check_end
 from kv_cache.sim.cluster.cluster import Cluster, OnEvent
-from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.inflight import Flight
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.outcome import (
     Blocks,
+    ClusterOutcome,
+    ClusterTierFacts,
     Instances,
     LinkFacts,
-    Outcome,
     Requests,
-    TierFacts,
 )
-from kv_cache.sim.cluster.pieces import Place
+from kv_cache.sim.cluster.requests import RequestSource
+from kv_cache.sim.cluster.segments import BlockPool
 from kv_cache.sim.cluster.series import Sampler
 from kv_cache.sim.cluster.storage import TIERS
 from kv_cache.sim.profile import ProfileModel
@@ -33,13 +33,13 @@ OnProgress = Callable[[int], None]
 
 def simulate(
     scenario: Scenario,
-    source: AskSource,
-    chain: Chain,
+    source: RequestSource,
+    chain: PrefixChain,
     *,
     on_event: OnEvent | None = None,
     progress: OnProgress | None = None,
     profiles: Mapping[str, ProfileModel] | None = None,
-) -> Outcome:
+) -> ClusterOutcome:
     """Serve all that `source` asks. `progress` is told how many requests have ended. Raises
     ConfigError where the scenario's parts do not go together, BrokenLawError where a law of the
     simulation is broken."""
@@ -55,12 +55,12 @@ def simulate(
 
 def _simulate(
     scenario: Scenario,
-    source: AskSource,
-    chain: Chain,
+    source: RequestSource,
+    chain: PrefixChain,
     on_event: OnEvent | None,
     progress: OnProgress | None,
     profiles: Mapping[str, ProfileModel],
-) -> Outcome:
+) -> ClusterOutcome:
     log = None if on_event is None else Log(on_event)
     listener = None if log is None else log.hear
     cluster = Cluster(scenario, source, chain, on_event=listener, profiles=profiles)
@@ -114,7 +114,7 @@ class _Collector:
         self._promised = bool(promise.ttft_ms or promise.tpot_ms or promise.e2e_ms)
         self._base_links: dict[int, tuple[int, int, Counter[str]]] = {}
         self._base_instances: dict[int, tuple[int, ...]] = {}
-        self._base_places: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._base_pools: dict[tuple[str, int], tuple[int, ...]] = {}
         self._base_refused: dict[tuple[str, int], Counter[str]] = {}
 
     def measuring(self) -> None:
@@ -126,26 +126,26 @@ class _Collector:
             self._base_links[id(link)] = (link.transfers, link.busy_ns, Counter(link.bytes))
         for number, instance in cluster.instances.items():
             self._base_instances[number] = _counts(instance)
-        for key, place in cluster.storage.places.items():
-            self._base_places[key] = _stores(place)
-            self._base_refused[key] = Counter(place.refused)
+        for key, pool in cluster.storage.pools.items():
+            self._base_pools[key] = _stores(pool)
+            self._base_refused[key] = Counter(pool.refused)
         cluster.preemptions = cluster.recomputed = 0
         cluster.storage.prefetched.clear()
         cluster.prefetch_useful.clear()
         cluster.prefetch_late.clear()
 
     def finished(self, flight: Flight) -> None:
-        requests, ask = self._requests, flight.ask
+        requests, request = self._requests, flight.request
         ttft = flight.first_ns - flight.arrival_ns
         e2e = flight.out_ns - flight.arrival_ns
         tpot = -1
-        if ask.output_tokens > 1:
-            tpot = (flight.out_ns - flight.first_ns) // (ask.output_tokens - 1)
+        if request.output_tokens > 1:
+            tpot = (flight.out_ns - flight.first_ns) // (request.output_tokens - 1)
         requests.measured_finished += 1
         latest = self._latest
         latest += (
-            ask.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot, e2e,
-            ask.prompt_tokens, ask.output_tokens, flight.hit_tokens, flight.home,
+            request.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot,
+            e2e, request.prompt_tokens, request.output_tokens, flight.hit_tokens, flight.home,
             flight.home if flight.decoder < 0 else flight.decoder,
         )  # fmt: skip
         if len(latest) > MOST_LATEST:
@@ -182,7 +182,7 @@ class _Collector:
             and (not self._e2e_ns or e2e <= self._e2e_ns)
         )
 
-    def outcome(self, sampler: Sampler, checks: Counter[str]) -> Outcome:
+    def outcome(self, sampler: Sampler, checks: Counter[str]) -> ClusterOutcome:
         cluster, requests = self._cluster, self._requests
         self._spread()
         requests.arrived = cluster.arrived
@@ -191,7 +191,7 @@ class _Collector:
         requests.aborted = cluster.aborted
         requests.measured_arrived = cluster.measured_arrived
         requests.preemptions = cluster.preemptions
-        return Outcome(
+        return ClusterOutcome(
             scenario=self._scenario,
             requests=requests,
             blocks=Blocks(
@@ -213,36 +213,36 @@ class _Collector:
             checks=checks,
         )
 
-    def _tiers(self) -> list[TierFacts]:
+    def _tiers(self) -> list[ClusterTierFacts]:
         cluster, scenario = self._cluster, self._scenario
         facts = []
         for name in TIERS:
-            places = {key: p for key, p in cluster.storage.places.items() if key[0] == name}
+            pools = {key: p for key, p in cluster.storage.pools.items() if key[0] == name}
             scope = "device" if name == "hbm" else getattr(scenario.tiers, name).scope
             if name != "hbm" and not getattr(scenario.tiers, name).capacity_gib:
                 continue
-            fact = TierFacts(
+            fact = ClusterTierFacts(
                 name=name,
                 scope=scope,
-                places=len(places),
+                places=len(pools),
                 possible=_possible(cluster, scope),
-                capacity_blocks=max((p.capacity for p in places.values()), default=0),
-                used_blocks=sum(p.used for p in places.values()),
-                peak_blocks=max((p.peak for p in places.values()), default=0),
+                capacity_blocks=max((p.capacity for p in pools.values()), default=0),
+                used_blocks=sum(p.used for p in pools.values()),
+                peak_blocks=max((p.peak for p in pools.values()), default=0),
                 prefetched=cluster.storage.prefetched[name],
                 prefetch_useful=cluster.prefetch_useful[name],
                 prefetch_late=cluster.prefetch_late[name],
             )
-            for key, place in places.items():
-                base = self._base_places.get(key, (0, 0, 0, 0, 0, 0))
-                now = _stores(place)
+            for key, pool in pools.items():
+                base = self._base_pools.get(key, (0, 0, 0, 0, 0, 0))
+                now = _stores(pool)
                 fact.stored += now[0] - base[0]
                 fact.evicted += now[1] - base[1]
                 fact.dropped += now[2] - base[2]
                 fact.not_stored += now[3] - base[3]
                 fact.prefetch_wasted += now[4] - base[4]
                 fact.admitted += now[5] - base[5]
-                fact.not_admitted += place.refused - self._base_refused.get(key, Counter())
+                fact.not_admitted += pool.refused - self._base_refused.get(key, Counter())
             facts.append(fact)
         return facts
 
@@ -286,7 +286,7 @@ class _Collector:
             )  # fmt: skip
             for column, value, before in zip(columns, now, base, strict=True):
                 column.append(value - before)
-            facts.peak_blocks.append(0 if instance is None else instance.place.peak)
+            facts.peak_blocks.append(0 if instance is None else instance.pool.peak)
             facts.longest_queue.append(0 if instance is None else instance.longest_queue)
         return facts
 
@@ -308,7 +308,7 @@ def _counts(instance: Instance) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _stores(place: Place) -> tuple[int, ...]:
+def _stores(pool: BlockPool) -> tuple[int, ...]:
     return (
-        place.stored, place.evicted, place.dropped, place.not_stored, place.wasted, place.admitted,
+        pool.stored, pool.evicted, pool.dropped, pool.not_stored, pool.wasted, pool.admitted,
     )  # fmt: skip

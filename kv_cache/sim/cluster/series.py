@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER
-from kv_cache.sim.cluster.outcome import Series
+from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, TRANSFER
+from kv_cache.sim.cluster.outcome import ClusterSeries
 
 if TYPE_CHECKING:
     from kv_cache.sim.cluster.cluster import Cluster
@@ -25,7 +25,7 @@ class Sampler:
         self._cluster = cluster
         self._points = points
         interval_ns = round(interval_ms * NS_PER_MS) or _guess_ns(cluster.scenario, points)
-        self.series = Series(interval_ns=interval_ns)
+        self.series = ClusterSeries(interval_ns=interval_ns)
         self._totals = dict.fromkeys(SUMMED, 0)
 
     def begin(self) -> None:

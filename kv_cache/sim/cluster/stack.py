@@ -1,45 +1,47 @@
-"""What an instance can reach: its own HBM and the places below, the fastest first.
+"""What an instance can reach: its own HBM and the pools below, the fastest first.
 
-A prefix is used as far as it goes without a gap, each part from the fastest place that has it. It
-must never decide who computes: it finds, and moves content between places.
+A prefix is used as far as it goes without a gap, each part from the fastest pool that has it. It
+must never decide who computes: it finds, and moves content between pools.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kv_cache.sim.cluster.chain import Chain
-from kv_cache.sim.cluster.pieces import Piece, Place, Run
+from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment
 
 
-class Part(NamedTuple):
-    """Blocks [start, end) of a node, from `place`; `tier` is its position in the stack."""
+class PrefixPart(NamedTuple):
+    """Blocks [start, end) of a node, from `pool`; `tier` is its position in the stack."""
 
     tier: int
-    place: Place
-    piece: Piece
+    pool: BlockPool
+    segment: Segment
     node: int
     start: int
     end: int
 
 
-def match(tiers: Sequence[Place], path: Sequence[int], chain: Chain, most: int) -> list[Part]:
+def match(
+    tiers: Sequence[BlockPool], path: Sequence[int], chain: PrefixChain, most: int
+) -> list[PrefixPart]:
     """The longest prefix of at most `most` blocks. Of HBM also what is under way there."""
-    parts: list[Part] = []
+    parts: list[PrefixPart] = []
     blocks = chain.blocks
     for node in path:
         end = min(blocks[node], most)
         at = 0
         while at < end:
-            for tier, place in enumerate(tiers):
-                piece = place.find(node, at)
-                if piece is not None and (piece.ready or not tier):
+            for tier, pool in enumerate(tiers):
+                segment = pool.find(node, at)
+                if segment is not None and (segment.ready or not tier):
                     break
             else:
                 return parts
-            upto = min(piece.end, end)
+            upto = min(segment.end, end)
             if tier:
                 upto = _before_faster(tiers[:tier], node, at, upto)
-            parts.append(Part(tier, place, piece, node, at, upto))
+            parts.append(PrefixPart(tier, pool, segment, node, at, upto))
             at = upto
         most -= end
         if most <= 0:
@@ -47,39 +49,39 @@ def match(tiers: Sequence[Place], path: Sequence[int], chain: Chain, most: int) 
     return parts
 
 
-def _before_faster(faster: Sequence[Place], node: int, at: int, upto: int) -> int:
-    """Where in (at, upto] a faster place goes on."""
-    for tier, place in enumerate(faster):
-        for piece in place.pieces_of(node):
-            if at < piece.start < upto and (piece.ready or not tier):
-                upto = piece.start
+def _before_faster(faster: Sequence[BlockPool], node: int, at: int, upto: int) -> int:
+    """Where in (at, upto] a faster pool goes on."""
+    for tier, pool in enumerate(faster):
+        for segment in pool.segments_of(node):
+            if at < segment.start < upto and (segment.ready or not tier):
+                upto = segment.start
     return upto
 
 
-def held(place: Place, path: Sequence[int], chain: Chain, most: int) -> int:
-    """Blocks of the longest prefix that one place has."""
+def held(pool: BlockPool, path: Sequence[int], chain: PrefixChain, most: int) -> int:
+    """Blocks of the longest prefix that one pool has."""
     total = 0
     blocks = chain.blocks
     for node in path:
         end = min(blocks[node], most - total)
         at = 0
         while at < end:
-            piece = place.find(node, at)
-            if piece is None:
+            segment = pool.find(node, at)
+            if segment is None:
                 return total + at
-            at = piece.end if piece.end < end else end
+            at = segment.end if segment.end < end else end
         total += end
         if total >= most:
             break
     return total
 
 
-def missing(place: Place, path: Sequence[int], chain: Chain, depth: int) -> list[Run]:
-    """The runs of a sequence, down to `depth` blocks, that a place has not: the last first, so that
-    what is stored first is the first to go."""
-    runs: list[Run] = []
+def missing(pool: BlockPool, path: Sequence[int], chain: PrefixChain, depth: int) -> list[Extent]:
+    """List the extents of a sequence, down to `depth` blocks, that a pool lacks: the last first, so
+    that what is stored first is the first to go."""
+    extents: list[Extent] = []
     for node in reversed(path):
         end = min(chain.blocks[node], depth - chain.depth[node])
         if end > 0:
-            runs += reversed(place.missing(node, 0, end))
-    return runs
+            extents += reversed(pool.missing(node, 0, end))
+    return extents

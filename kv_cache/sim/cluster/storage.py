@@ -1,8 +1,8 @@
 """Where the content of a cluster lies, and what moves while no request waits for it: what is
 evicted goes down, what is new is written through, what will be asked for is fetched.
 
-What a request waits for is the cluster's (cluster.py), and what a place keeps the place's own
-(pieces.py). Sizes are blocks wherever a name does not say bytes.
+What a request waits for is the cluster's (cluster.py), and what a pool keeps the pool's own
+(segments.py). Sizes are blocks wherever a name does not say bytes.
 """
 
 from collections import Counter
@@ -13,23 +13,23 @@ from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.core.units import GIB
 from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.network import Network
-from kv_cache.sim.cluster.pieces import Piece, Place, Run, Watch, become_ready, blocks_of
+from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment, Watch, become_ready, blocks_of
 from kv_cache.sim.cluster.stack import match
-from kv_cache.sim.cluster.topology import Topology, Way
+from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 
 TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
 
 
-class Storage:
-    """All places of one run, by tier and index; each is made when it is first used."""
+class ClusterStorage:
+    """All pools of one run, by tier and index; each is made when it is first used."""
 
     def __init__(
         self,
         scenario: Scenario,
-        chain: Chain,
-        topology: Topology,
+        chain: PrefixChain,
+        topology: ClusterTopology,
         network: Network,
         block_bytes: int,
     ) -> None:
@@ -38,30 +38,30 @@ class Storage:
         self._topology, self._network = topology, network
         self._block_bytes = block_bytes
         self.tiers = tuple(t for t in TIERS[1:] if getattr(scenario.tiers, t).capacity_gib > 0)
-        self.places: dict[tuple[str, int], Place] = {}
+        self.pools: dict[tuple[str, int], BlockPool] = {}
         self.watches = {name: Watch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
-        self._below: dict[Place, Place | None] = {}
-        self._counts = False  # whether any place goes by uses
+        self._below: dict[BlockPool, BlockPool | None] = {}
+        self._counts = False  # whether any pool goes by uses
 
-    # --- places ----------------------------------------------------------------------------
+    # --- pools ----------------------------------------------------------------------------
 
-    def reach(self, instance: int, hbm_blocks: int) -> tuple[Place, ...]:
-        """The places of an instance, its own memory first."""
-        hbm = self._place("hbm", instance, instance, hbm_blocks, None)
-        reached = (hbm, *(self._tier_place(tier, instance) for tier in self.tiers))
+    def reach(self, instance: int, hbm_blocks: int) -> tuple[BlockPool, ...]:
+        """The pools of an instance, its own memory first."""
+        hbm = self._pool("hbm", instance, instance, hbm_blocks, None)
+        reached = (hbm, *(self._tier_pool(tier, instance) for tier in self.tiers))
         for upper, lower in pairwise(reached):
             self._below.setdefault(upper, lower)
         return reached
 
-    def _tier_place(self, tier: str, instance: int) -> Place:
+    def _tier_pool(self, tier: str, instance: int) -> BlockPool:
         section: TierSection = getattr(self._section, tier)
         index, vertex = self.where(section.scope, instance)
         capacity = int(section.capacity_gib * GIB) // self._block_bytes
-        return self._place(tier, index, vertex, capacity, section)
+        return self._pool(tier, index, vertex, capacity, section)
 
     def where(self, scope: str, instance: int) -> tuple[int, int]:
-        """Index and vertex of the place of that scope which an instance reaches."""
+        """Index and vertex of the pool of that scope which an instance reaches."""
         topology = self._topology
         node, rack = topology.place_of(instance)
         if scope == "device":
@@ -72,18 +72,18 @@ class Storage:
             return rack, topology.rack(rack)
         return 0, topology.core
 
-    def _place(
+    def _pool(
         self, tier: str, index: int, vertex: int, capacity: int, section: TierSection | None
-    ) -> Place:
+    ) -> BlockPool:
         """`section` is None for HBM."""
-        place = self.places.get((tier, index))
-        if place is None:
+        pool = self.pools.get((tier, index))
+        if pool is None:
             eviction = self._section.hbm_eviction if section is None else section.eviction
-            place = self.places[tier, index] = Place(
+            pool = self.pools[tier, index] = BlockPool(
                 TIERS.index(tier), index, vertex, capacity, self._block_bytes, self._chain,
                 EVICTION[eviction], self.watches[tier], self._admission(section),
             )  # fmt: skip
-        return place
+        return pool
 
     def _admission(self, section: TierSection | None) -> Admission | None:
         """None: everything is admitted, and nobody is asked."""
@@ -95,65 +95,67 @@ class Storage:
 
     # --- ways ------------------------------------------------------------------------------
 
-    def way_from(self, place: Place, instance: int) -> Way:
+    def path_from(self, pool: BlockPool, instance: int) -> LinkPath:
         """Of what an instance loads."""
-        device = self._topology.device(TIERS[place.tier], place.index, "read")
-        return (device, *self._topology.path(place.vertex, instance))
+        device = self._topology.device(TIERS[pool.tier], pool.index, "read")
+        return (device, *self._topology.path(pool.vertex, instance))
 
-    def way_into(self, place: Place, vertex: int) -> Way:
+    def path_into(self, pool: BlockPool, vertex: int) -> LinkPath:
         """Of what is written."""
-        device = self._topology.device(TIERS[place.tier], place.index, "write")
-        return (*self._topology.path(vertex, place.vertex), device)
+        device = self._topology.device(TIERS[pool.tier], pool.index, "write")
+        return (*self._topology.path(vertex, pool.vertex), device)
 
     # --- content going down ----------------------------------------------------------------
 
-    def evicted(self, place: Place, runs: list[Run], cause: str = "offload") -> None:
-        """Blocks have left a place: what is below takes them, or they are dropped. `cause` of the
+    def evicted(self, pool: BlockPool, extents: list[Extent], cause: str = "offload") -> None:
+        """Blocks have left a pool: what is below takes them, or they are dropped. `cause` of the
         bytes that go down."""
-        below = self._below.get(place)
+        below = self._below.get(pool)
         if below is not None and self._section.write_policy == "back":
-            self._copy_down(place, below, runs, cause)
+            self._copy_down(pool, below, extents, cause)
             return
-        for node, start, end in runs:
+        for node, start, end in extents:
             if below is None:
-                place.dropped += end - start
+                pool.dropped += end - start
             else:
-                place.dropped += blocks_of(below.missing(node, start, end))
+                pool.dropped += blocks_of(below.missing(node, start, end))
 
-    def used(self, hbm: Place, runs: Iterable[Run]) -> None:
+    def used(self, hbm: BlockPool, extents: Iterable[Extent]) -> None:
         """Blocks are used by who owns this HBM: found anywhere, or just computed. Places that go
         by it are told, whatever they have."""
         if not self._counts:
             return
-        runs, place = list(runs), self._below.get(hbm)
-        while place is not None:
-            for run in runs:
-                place.note_use(run)
-            place = self._below.get(place)
+        extents, pool = list(extents), self._below.get(hbm)
+        while pool is not None:
+            for extent in extents:
+                pool.note_use(extent)
+            pool = self._below.get(pool)
 
-    def stored(self, place: Place, runs: list[Run]) -> None:
+    def stored(self, pool: BlockPool, extents: list[Extent]) -> None:
         """New content is in HBM: write it through, if that is the policy."""
         policy = self._section.write_policy
-        below = self._below.get(place)
+        below = self._below.get(pool)
         if below is None or policy in ("none", "back"):
             return
         if policy == "through-selective":
-            runs = self._shallow(runs)
-        self._copy_down(place, below, runs, "write-through")
+            extents = self._shallow(extents)
+        self._copy_down(pool, below, extents, "write-through")
 
-    def _shallow(self, runs: Sequence[Run]) -> list[Run]:
+    def _shallow(self, extents: Sequence[Extent]) -> list[Extent]:
         most, depth = self._section.selective_depth_blocks, self._chain.depth
-        cut = (Run(node, start, min(end, most - depth[node])) for node, start, end in runs)
-        return [run for run in cut if run.end > run.start]
+        cut = (Extent(node, start, min(end, most - depth[node])) for node, start, end in extents)
+        return [extent for extent in cut if extent.end > extent.start]
 
-    def _copy_down(self, place: Place, below: Place, runs: Sequence[Run], cause: str) -> None:
+    def _copy_down(
+        self, pool: BlockPool, below: BlockPool, extents: Sequence[Extent], cause: str
+    ) -> None:
         """What `below` has not; under way it can neither be read nor evicted there. What it has an
-        admission policy for and does not take is offered to the place below it."""
-        pieces: list[Piece] = []
-        onward: list[Run] = []
-        for node, start, end in runs:
-            for run in below.missing(node, start, end):
-                taken, others = below.offer(run)
+        admission policy for and does not take is offered to the pool below it."""
+        segments: list[Segment] = []
+        onward: list[Extent] = []
+        for node, start, end in extents:
+            for extent in below.missing(node, start, end):
+                taken, others = below.offer(extent)
                 onward += others
                 if not taken:
                     continue
@@ -163,72 +165,72 @@ class Storage:
                     if below.admission is not None:
                         onward += taken
                     elif cause != "write-through":
-                        place.dropped += blocks_of(taken)
+                        pool.dropped += blocks_of(taken)
                     continue
                 new, evicted = came
-                pieces += new
+                segments += new
                 if evicted:
                     self.evicted(below, evicted, cause)
-        if pieces:
-            nbytes = sum(p.end - p.start for p in pieces) * self._block_bytes
+        if segments:
+            nbytes = sum(p.end - p.start for p in segments) * self._block_bytes
             self._network.send(
-                self.way_into(below, place.vertex), nbytes, cause, self._copied, (below, pieces)
+                self.path_into(below, pool.vertex), nbytes, cause, self._copied, (below, segments)
             )
         if onward:
             lower = self._below.get(below)
             if lower is None:
-                place.dropped += blocks_of(onward)
+                pool.dropped += blocks_of(onward)
             else:
-                self._copy_down(place, lower, onward, cause)
+                self._copy_down(pool, lower, onward, cause)
 
-    def _copied(self, what: tuple[Place, list[Piece]]) -> None:
-        place, pieces = what
-        for piece in pieces:
-            become_ready(piece)
-            place.unpin(piece)
+    def _copied(self, what: tuple[BlockPool, list[Segment]]) -> None:
+        pool, segments = what
+        for segment in segments:
+            become_ready(segment)
+            pool.unpin(segment)
 
     # --- content fetched -------------------------------------------------------------------
 
-    def prefetch(self, tiers: Sequence[Place], path: Sequence[int]) -> None:
+    def prefetch(self, tiers: Sequence[BlockPool], path: Sequence[int]) -> None:
         """Bring a sequence from far below up to the first tier below HBM, before it is asked
         for."""
         if len(tiers) < 3 or not path:
             return
         target = tiers[1]
         parts = match(tiers, path, self._chain, self._chain.end(path[-1]))
-        by_place: dict[Place, list[tuple[Piece, Piece]]] = {}
+        by_pool: dict[BlockPool, list[tuple[Segment, Segment]]] = {}
         name = TIERS[target.tier]
         parts = [part for part in parts if part.tier]
         for part in parts:
-            part.place.pin(part.piece)  # also what is near already: it may not go to make room
+            part.pool.pin(part.segment)  # also what is near already: it may not go to make room
         for part in parts:
-            if part.place is target:
+            if part.pool is target:
                 continue
-            for run in target.missing(part.node, part.start, part.end):
-                taken, _ = target.offer(run)
+            for extent in target.missing(part.node, part.start, part.end):
+                taken, _ = target.offer(extent)
                 came = target.take_in(taken)
                 if came is None:
                     continue
                 new, evicted = came
-                for piece in new:
-                    piece.fetched = True
-                    self.prefetched[name] += piece.end - piece.start
-                    part.place.pin(part.piece)  # until it is there
-                    by_place.setdefault(part.place, []).append((part.piece, piece))
+                for segment in new:
+                    segment.fetched = True
+                    self.prefetched[name] += segment.end - segment.start
+                    part.pool.pin(part.segment)  # until it is there
+                    by_pool.setdefault(part.pool, []).append((part.segment, segment))
                 if evicted:
                     self.evicted(target, evicted, "prefetch-offload")
         for part in parts:
-            part.place.unpin(part.piece)
-        for place, pairs in by_place.items():
+            part.pool.unpin(part.segment)
+        for pool, pairs in by_pool.items():
             write = self._topology.device(name, target.index, "write")
-            read = self._topology.device(TIERS[place.tier], place.index, "read")
-            way = (read, *self._topology.path(place.vertex, target.vertex), write)
+            read = self._topology.device(TIERS[pool.tier], pool.index, "read")
+            link_path = (read, *self._topology.path(pool.vertex, target.vertex), write)
             nbytes = sum(new.end - new.start for _, new in pairs) * self._block_bytes
-            self._network.send(way, nbytes, "prefetch", self._fetched, (place, target, pairs))
+            self._network.send(link_path, nbytes, "prefetch", self._fetched, (pool, target, pairs))
 
-    def _fetched(self, what: tuple[Place, Place, list[tuple[Piece, Piece]]]) -> None:
-        place, target, pairs = what
+    def _fetched(self, what: tuple[BlockPool, BlockPool, list[tuple[Segment, Segment]]]) -> None:
+        pool, target, pairs = what
         for old, new in pairs:
-            place.unpin(old)
+            pool.unpin(old)
             become_ready(new)
             target.unpin(new)

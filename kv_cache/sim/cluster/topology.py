@@ -19,15 +19,15 @@ from typing import NamedTuple, cast
 from kv_cache.config.scenario import LinkSection, Scenario, TierSection, WireSection
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import BYTES_PER_GB, MIB, NS_PER_US
-from kv_cache.sim.cluster.links import Link as Link
-from kv_cache.sim.cluster.links import Measured
-from kv_cache.sim.cluster.links import Way as Way
-from kv_cache.sim.cluster.ways import MOST_VERTICES, Edge, Ways
+from kv_cache.sim.cluster.links import LinkPath as LinkPath
+from kv_cache.sim.cluster.links import MeasuredDevice
+from kv_cache.sim.cluster.links import NetworkLink as NetworkLink
+from kv_cache.sim.cluster.paths import MOST_VERTICES, CheapestPaths, Edge
 from kv_cache.sim.profile import ProfileModel
 
 TIERS = ("dram", "rack_pool", "nvme", "remote")
 
-_MOST_WAYS = 1 << 16  # that are remembered, where they are searched
+_MOST_PATHS = 1 << 16  # that are remembered, where they are searched
 _INSTANCE, _NODE, _RACK, _CORE = range(4)
 _LEVEL_OF_SCOPE = {"device": _INSTANCE, "node": _NODE, "rack": _RACK, "cluster": _CORE}
 _WORDS = ("instance", "node", "rack", "core")
@@ -43,11 +43,11 @@ class _Stem(NamedTuple):
     """From the core down to a vertex: the vertices, the links up and the links down."""
 
     over: tuple[int, ...]
-    ups: tuple[Link | None, ...]
-    downs: tuple[Link | None, ...]
+    ups: tuple[NetworkLink | None, ...]
+    downs: tuple[NetworkLink | None, ...]
 
 
-class Topology:
+class ClusterTopology:
     """The places of a scenario. `instances` is their number, `core` the vertex above all racks."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Topology:
         object_bytes: int = 0,
     ) -> None:
         """`profiles`: of the tiers that have one, by the tier's name; `object_bytes` as in
-        `Measured`. Raises ConfigError, and OutsideProfileError where objects of that size were not
-        measured."""
+        `MeasuredDevice`. Raises ConfigError, and OutsideProfileError where objects of that size
+        were not measured."""
         section = scenario.topology
         self._scenario = scenario
         self._profiles = profiles or {}
@@ -73,18 +73,18 @@ class Topology:
         self._first_of = (0, self.instances, self.instances + self.nodes)
         self.core = self.instances + self.nodes + self.racks
         self.vertices = self.core + 1
-        self._links: dict[int, Link | None] = {}
-        self._devices: dict[tuple[str, int, str], Link] = {}
-        self._measured: dict[tuple[str, int], Measured] = {}
+        self._links: dict[int, NetworkLink | None] = {}
+        self._devices: dict[tuple[str, int, str], NetworkLink] = {}
+        self._measured: dict[tuple[str, int], MeasuredDevice] = {}
         self._stems: dict[int, _Stem] = {}
-        self._found: dict[int, Way] = {}
+        self._path_of: dict[int, LinkPath] = {}
         self._wires = dict(self._read_wires())
         self._wired: dict[int, list[int]] = {}
         for a, b in self._wires:
             self._wired.setdefault(a, []).append(b)
         self._members: list[list[int]] = []
         self._edges_of: dict[int, list[Edge]] = {}
-        self._ways = self._search() if self._wires else None
+        self._paths = self._search() if self._wires else None
         self._refuse_gaps()
         self._refuse_sizes()
 
@@ -116,62 +116,66 @@ class Topology:
         """What stands over a vertex at a level that is not below its own."""
         if level == _CORE:
             return self.core
-        own = self._level(vertex)
-        if own == level:
+        vertex_level = self._level(vertex)
+        if vertex_level == level:
             return vertex
-        node = self._node_of[vertex] if own == _INSTANCE else vertex - self._first_of[_NODE]
+        node = (
+            self._node_of[vertex] if vertex_level == _INSTANCE else vertex - self._first_of[_NODE]
+        )
         return self.node(node) if level == _NODE else self.rack(node // self._nodes_per_rack)
 
     # --- links -----------------------------------------------------------------------------
 
-    def links(self) -> Iterator[Link]:
+    def links(self) -> Iterator[NetworkLink]:
         """All that ever had a transfer, in the order in which they came to be."""
         for link in (*self._links.values(), *self._devices.values()):
             if link is not None and link.transfers:
                 yield link
 
-    def device(self, tier: str, place: int, kind: str) -> Link:
-        """The `read` or `write` access to a place of a tier."""
-        link = self._devices.get((tier, place, kind))
+    def device(self, tier: str, pool: int, kind: str) -> NetworkLink:
+        """The `read` or `write` access to a pool of a tier."""
+        link = self._devices.get((tier, pool, kind))
         if link is None:
-            link = self._devices[tier, place, kind] = self._new_device(tier, place, kind)
+            link = self._devices[tier, pool, kind] = self._new_device(tier, pool, kind)
         return link
 
-    def _new_device(self, tier: str, place: int, kind: str) -> Link:
+    def _new_device(self, tier: str, pool: int, kind: str) -> NetworkLink:
         section: TierSection = getattr(self._scenario.tiers, tier)
         read = kind == "read"
         rate = section.read_gbytes_per_s if read else section.write_gbytes_per_s
         latency = section.read_latency_us if read else section.write_latency_us
-        return Link(
-            f"device:{tier}:{kind}:{place}", "device", rate * BYTES_PER_GB,
+        return NetworkLink(
+            f"device:{tier}:{kind}:{pool}", "device", rate * BYTES_PER_GB,
             round(latency * NS_PER_US), read=read,
-            measured=None if section.profile is None else self._measured_place(tier, place),
+            measured=None if section.profile is None else self._measured_pool(tier, pool),
         )  # fmt: skip
 
-    def _measured_place(self, tier: str, place: int) -> Measured:
+    def _measured_pool(self, tier: str, pool: int) -> MeasuredDevice:
         """One for both kinds of access: they share the device."""
-        found = self._measured.get((tier, place))
-        if found is None:
+        device = self._measured.get((tier, pool))
+        if device is None:
             if tier not in self._profiles:
                 raise AssertionError(f"nobody gave the profile of tiers.{tier}")
-            found = self._measured[tier, place] = Measured(self._profiles[tier], self._object_bytes)
-        return found
+            device = self._measured[tier, pool] = MeasuredDevice(
+                self._profiles[tier], self._object_bytes
+            )
+        return device
 
-    def _link(self, a: int, b: int) -> Link | None:
+    def _link(self, a: int, b: int) -> NetworkLink | None:
         """The direct link from `a` to `b`, if there is one."""
         key = a * self.vertices + b
         if key not in self._links:
             self._links[key] = self._new_link(a, b)
         return self._links[key]
 
-    def _new_link(self, a: int, b: int) -> Link | None:
+    def _new_link(self, a: int, b: int) -> NetworkLink | None:
         kind, section = self._between(a, b)
         if not section.gbytes_per_s:
             return None
         wire = self._wires.get((a, b))
         name = f"{wire.name if wire else kind} {self.name(a)}>{self.name(b)}"
         rate, latency = section.gbytes_per_s * BYTES_PER_GB, section.latency_us * NS_PER_US
-        return Link(name, kind, rate, round(latency))
+        return NetworkLink(name, kind, rate, round(latency))
 
     def _between(self, a: int, b: int) -> tuple[str, LinkSection | WireSection]:
         """What the direct link between two ends that have one is made of."""
@@ -182,19 +186,19 @@ class Topology:
         kind = "nvlink" if low == high else _UPWARD[low]
         return kind, getattr(self._scenario.network, kind)
 
-    # --- ways ------------------------------------------------------------------------------
+    # --- paths -----------------------------------------------------------------------------
 
-    def path(self, src: int, dst: int) -> Way:
-        """The links of the cheapest way for 1 MiB. Raises ConfigError where there is none."""
-        way = self._way(src, dst)
-        if way is None:
+    def path(self, src: int, dst: int) -> LinkPath:
+        """Find the links of the cheapest path for 1 MiB. Raises ConfigError if there is none."""
+        link_path = self._path_or_none(src, dst)
+        if link_path is None:
             raise self._disconnected(src, dst, "a transfer")
-        return way
+        return link_path
 
-    def _way(self, src: int, dst: int) -> Way | None:
-        return self._walk(src, dst) if self._ways is None else self._searched(src, dst)
+    def _path_or_none(self, src: int, dst: int) -> LinkPath | None:
+        return self._walk(src, dst) if self._paths is None else self._searched(src, dst)
 
-    def _walk(self, src: int, dst: int) -> Way | None:
+    def _walk(self, src: int, dst: int) -> LinkPath | None:
         """Up to what both have above them and down again, or across a node."""
         over, ups, _ = self._stems.get(src) or self._stem(src)
         others, _, downs = self._stems.get(dst) or self._stem(dst)
@@ -203,16 +207,16 @@ class Topology:
             if a != b:
                 break
             same += 1
-        way = ups[: len(over) - same] + downs[same - 1 :]
+        link_path = ups[: len(over) - same] + downs[same - 1 :]
         across = None
         if same == _CORE and src != dst and src < self.instances > dst:
             across = self._link(src, dst)
-        if None in way:
+        if None in link_path:
             return None if across is None else (across,)
-        found = cast(Way, way)
-        if across is not None and across.cost_ns <= sum(link.cost_ns for link in found):
+        connected = cast(LinkPath, link_path)
+        if across is not None and across.cost_ns <= sum(link.cost_ns for link in connected):
             return (across,)
-        return found
+        return connected
 
     def _stem(self, vertex: int) -> _Stem:
         level = self._level(vertex)
@@ -222,18 +226,18 @@ class Topology:
         stem = self._stems[vertex] = _Stem(over, ups, downs)
         return stem
 
-    def _searched(self, src: int, dst: int) -> Way | None:
+    def _searched(self, src: int, dst: int) -> LinkPath | None:
         key = src * self.vertices + dst
-        way = self._found.get(key)
-        if way is None:
-            over = cast(Ways, self._ways).way(src, dst)
+        link_path = self._path_of.get(key)
+        if link_path is None:
+            over = cast(CheapestPaths, self._paths).between(src, dst)
             if not over:
                 return None
-            if len(self._found) >= _MOST_WAYS:
-                self._found.clear()
+            if len(self._path_of) >= _MOST_PATHS:
+                self._path_of.clear()
             links = [self._link(a, b) for a, b in pairwise(over)]
-            way = self._found[key] = cast(Way, tuple(links))
-        return way
+            link_path = self._path_of[key] = cast(LinkPath, tuple(links))
+        return link_path
 
     # --- wires -----------------------------------------------------------------------------
 
@@ -273,7 +277,7 @@ class Topology:
             )
         return self._first_of[_WORDS.index(word)] + int(index)
 
-    def _search(self) -> Ways:
+    def _search(self) -> CheapestPaths:
         if self.vertices > MOST_VERTICES:
             raise ConfigError(
                 f"network.wires: the cheapest ways are searched among at most {MOST_VERTICES} "
@@ -283,7 +287,7 @@ class Topology:
         self._members = [[] for _ in range(self.nodes)]
         for instance, node in enumerate(self._node_of):
             self._members[node].append(instance)
-        return Ways(self.vertices, self.instances, self._edges)
+        return CheapestPaths(self.vertices, self.instances, self._edges)
 
     def _edges(self, vertex: int, first: bool) -> list[Edge]:
         edges = self._edges_of.get(vertex)
@@ -330,11 +334,11 @@ class Topology:
             if section.capacity_gib:
                 level = _LEVEL_OF_SCOPE[section.scope]
                 for instance in some:
-                    place = self._above(instance, level)
-                    if self._way(place, instance) is None:
-                        raise self._disconnected(place, instance, f"tiers.{tier}")
+                    pool = self._above(instance, level)
+                    if self._path_or_none(pool, instance) is None:
+                        raise self._disconnected(pool, instance, f"tiers.{tier}")
         for prefill, decode in self._handovers():
-            if self._way(prefill, decode) is None:
+            if self._path_or_none(prefill, decode) is None:
                 raise self._disconnected(prefill, decode, "handing over from prefill to decode")
 
     def _refuse_sizes(self) -> None:
@@ -347,8 +351,8 @@ class Topology:
         """Pairs that stand for all that may have to hand over; none where there is surely a way."""
         senders = self._of_role("prefill")
         takers = self._of_role("decode") or self._of_role("mixed")
-        if self._ways is not None:
-            if all(self._way(self.core, i) is not None for i in (*senders, *takers)):
+        if self._paths is not None:
+            if all(self._path_or_none(self.core, i) is not None for i in (*senders, *takers)):
                 return
         elif all(getattr(self._scenario.network, kind).gbytes_per_s for kind in _UPWARD):
             return
@@ -400,7 +404,7 @@ def _spread(scenario: Scenario, instances: int, nodes: int) -> "array[int]":
         for first, count in zip(_firsts(scenario), counts, strict=False)
         for k in range(count)
     )
-    found = array("i", bytes(4 * instances))
+    node_of = array("i", bytes(4 * instances))
     for rank, (_, instance) in enumerate(row):
-        found[instance] = rank * nodes // instances
-    return found
+        node_of[instance] = rank * nodes // instances
+    return node_of

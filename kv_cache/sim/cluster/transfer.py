@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from kv_cache.sim.cluster.links import Way
+from kv_cache.sim.cluster.links import LinkPath
 from kv_cache.sim.cluster.loop import Action
 
 
-class Transfer:
+class NetworkTransfer:
     """`hop`: how many links have accepted it; `last_ns`: when its last byte is behind these."""
 
     __slots__ = (
@@ -16,7 +16,7 @@ class Transfer:
     def __init__(
         self,
         number: int,
-        path: Way,
+        path: LinkPath,
         nbytes: int,
         cause: str,
         action: Action,

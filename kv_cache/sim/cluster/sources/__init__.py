@@ -1,20 +1,22 @@
 """Who asks a simulated cluster: drawn sessions, agents and single requests, and traces.
 
-The laws are in `kv_cache/sim/cluster/asks.py`.
+The laws are in `kv_cache/sim/cluster/requests.py`.
 """
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_trace import TraceWork
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.asks import AskSource
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.requests import RequestSource
 from kv_cache.sim.cluster.sources.content import Content
 from kv_cache.sim.cluster.sources.singles import Singles
 from kv_cache.sim.cluster.sources.talks import Talks
 from kv_cache.sim.cluster.sources.traced import TracedRows, TracedSessions
 
 
-def build_source(scenario: Scenario, chain: Chain, opened: TraceWork | None = None) -> AskSource:
+def build_source(
+    scenario: Scenario, chain: PrefixChain, opened: TraceWork | None = None
+) -> RequestSource:
     """The source that a scenario names; what it shares is in `chain`. `opened` is the scenario's
     trace, where it asks by one."""
     work, size = scenario.workload, scenario.model.block_tokens
@@ -28,7 +30,7 @@ def build_source(scenario: Scenario, chain: Chain, opened: TraceWork | None = No
     return Talks(work, size, chain, seed, reasoning)
 
 
-def _traced(scenario: Scenario, chain: Chain, seed: Seed, opened: TraceWork) -> AskSource:
+def _traced(scenario: Scenario, chain: PrefixChain, seed: Seed, opened: TraceWork) -> RequestSource:
     work, trace = scenario.workload, opened.trace
     content = Content(chain, scenario.model.block_tokens, opened.found.block_tokens)
     if trace.format.grouped:

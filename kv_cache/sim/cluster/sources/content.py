@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from kv_cache.core.request import Request
-from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.workload.asking import MOST_CONVERSATIONS
 from kv_cache.workload.formats.row import TraceRow
 
@@ -49,7 +49,7 @@ class Content:
     `MOST_CONVERSATIONS` others speak begins anew.
     """
 
-    def __init__(self, chain: Chain, block_tokens: int, own: int) -> None:
+    def __init__(self, chain: PrefixChain, block_tokens: int, own: int) -> None:
         self._chain = chain
         self._size = block_tokens
         self._blocks_of_id = own // block_tokens

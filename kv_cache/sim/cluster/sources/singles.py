@@ -8,7 +8,7 @@ from itertools import islice, repeat
 
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.asks import Ask
+from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.draws import Stream, gaps_ns, lengths, spans_ns
 
 _BULK = 4096
@@ -24,25 +24,27 @@ class Singles:
         self._closed = work.concurrency > 0
         self._rows = self._drawn()
 
-    def first(self) -> Iterator[Ask]:
+    def first(self) -> Iterator[ClusterRequest]:
         if not self._closed:
             return self._arriving()
         begun = list(islice(self._rows, self._work.concurrency))
-        return (Ask(n, n, 0, 0, prompt, output) for n, _, _, prompt, output in begun)
+        return (ClusterRequest(n, n, 0, 0, prompt, output) for n, _, _, prompt, output in begun)
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
         if not self._closed:
             return ()
         return tuple(
-            Ask(n, n, 0, ended_ns + think, prompt, output)
+            ClusterRequest(n, n, 0, ended_ns + think, prompt, output)
             for n, _, think, prompt, output in islice(self._rows, 1)
         )
 
-    def _arriving(self) -> Iterator[Ask]:
+    def _arriving(self) -> Iterator[ClusterRequest]:
         at_ns = 0
         for n, gap, _, prompt, output in self._rows:
             at_ns += gap
-            yield Ask(n, n, 0, at_ns, prompt, output)
+            yield ClusterRequest(n, n, 0, at_ns, prompt, output)
 
     def _drawn(self) -> Iterator[_Row]:
         """Number, gap before it, time to think before it, and lengths."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.asks import Ask
-from kv_cache.sim.cluster.chain import ROOT, Chain
+from kv_cache.sim.cluster.chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.draws import Stream, Zipf, gaps_ns, lengths, spans_ns
 
 _BULK = 1 << 14  # draws of one feature that are made at once, about
@@ -53,7 +53,12 @@ class Talks:
     """`reasoning`: tokens that each later turn adds beside its own new ones."""
 
     def __init__(
-        self, work: WorkloadSection, block_tokens: int, chain: Chain, seed: Seed, reasoning: int
+        self,
+        work: WorkloadSection,
+        block_tokens: int,
+        chain: PrefixChain,
+        seed: Seed,
+        reasoning: int,
     ) -> None:
         self._work = work
         self._size = block_tokens
@@ -62,7 +67,7 @@ class Talks:
         self._plans = _plans(work, seed)
         self._going: dict[int, _Talk] = {}
 
-    def first(self) -> Iterator[Ask]:
+    def first(self) -> Iterator[ClusterRequest]:
         """Sessions begin at their own instants, or as many at once as there are users."""
         at_ns = 0
         users = self._work.concurrency
@@ -70,20 +75,22 @@ class Talks:
             at_ns += 0 if users else plan.gap_ns
             yield self._begin(plan, at_ns)
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
-        talk = self._going.get(ask.session)
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
+        talk = self._going.get(request.session)
         if talk is not None:
             return (self._next(talk, ended_ns, answered),)
         plan = next(self._plans, None) if self._work.concurrency else None
         return () if plan is None else (self._begin(plan, ended_ns + plan.thinks[0]),)
 
-    def _begin(self, plan: _Plan, at_ns: int) -> Ask:
+    def _begin(self, plan: _Plan, at_ns: int) -> ClusterRequest:
         node, tokens = self._opening(plan)
         talk = _Talk(plan, node, tokens)
         self._going[plan.session] = talk
         return self._ask(talk, at_ns, node, tokens + plan.prompts[0])
 
-    def _next(self, talk: _Talk, ended_ns: int, answered: bool) -> Ask:
+    def _next(self, talk: _Talk, ended_ns: int, answered: bool) -> ClusterRequest:
         plan = talk.plan
         said = plan.outputs[talk.turn] if answered else 0
         before = talk.answer_leaf if answered else talk.leaf
@@ -91,7 +98,7 @@ class Talks:
         tokens = talk.tokens + said + self._reasoning + plan.prompts[talk.turn]
         return self._ask(talk, ended_ns + plan.thinks[talk.turn], before, tokens)
 
-    def _ask(self, talk: _Talk, at_ns: int, before: int, tokens: int) -> Ask:
+    def _ask(self, talk: _Talk, at_ns: int, before: int, tokens: int) -> ClusterRequest:
         """The turn of `talk` whose prompt has `tokens`, those behind `before` its own."""
         plan, turn, size = talk.plan, talk.turn, self._size
         output = plan.outputs[turn]
@@ -102,7 +109,9 @@ class Talks:
         else:
             answer_leaf = _LAST
             del self._going[plan.session]
-        return Ask(plan.number + turn, plan.session, turn, at_ns, tokens, output, leaf, answer_leaf)
+        return ClusterRequest(
+            plan.number + turn, plan.session, turn, at_ns, tokens, output, leaf, answer_leaf
+        )
 
     def _grown(self, node: int, blocks: int) -> int:
         """A run of its own behind `node`, up to `blocks` of the sequence."""

@@ -11,7 +11,7 @@ from itertools import groupby, islice
 
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.asks import Ask
+from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.content import Content
 from kv_cache.sim.cluster.sources.draws import Stream, gaps_ns
 from kv_cache.workload.asking import Courses
@@ -65,7 +65,7 @@ class TracedRows:
         self._links: Links[_Entry] = Links()
         self._asked: dict[int, _Entry] = {}
 
-    def first(self) -> Iterator[Ask]:
+    def first(self) -> Iterator[ClusterRequest]:
         ready: list[tuple[int, int, _Entry]] = []
         for ordinal, (from_ns, due) in enumerate(self._due()):
             while ready and ready[0][0] <= from_ns:
@@ -79,8 +79,10 @@ class TracedRows:
         while ready:
             yield self._ask(heappop(ready)[2])
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
-        entry = self._asked.pop(ask.number)
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
+        entry = self._asked.pop(request.number)
         if answered:
             self._content.answered(entry.row.session)
         freed = self._links.answered(entry.ordinal, entry.names, ended_ns)
@@ -95,10 +97,10 @@ class TracedRows:
         for due in paced(self._rows, self._scale):
             yield earliest_ns(due.row, self._scale), due
 
-    def _ask(self, entry: _Entry) -> Ask:
+    def _ask(self, entry: _Entry) -> ClusterRequest:
         self._asked[entry.ordinal] = entry
         meant = self._content.of(entry.row, entry.ordinal, goes_on=entry.goes_on)
-        return Ask(entry.ordinal, meant.session, meant.turn, entry.due_ns, *meant[2:])
+        return ClusterRequest(entry.ordinal, meant.session, meant.turn, entry.due_ns, *meant[2:])
 
 
 class TracedSessions:
@@ -116,7 +118,7 @@ class TracedSessions:
         self._read = 0
         self._asked: dict[int, tuple[RowSession, int]] = {}
 
-    def first(self) -> Iterator[Ask]:
+    def first(self) -> Iterator[ClusterRequest]:
         """Several rows of a session may wait for nobody, and come later than the next beginning."""
         ready: list[tuple[int, int, RowSession, int]] = []
         begun = islice(self._begin(), self._users or None)
@@ -128,8 +130,10 @@ class TracedSessions:
         while ready:
             yield self._pop(ready)
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
-        session, index = self._asked.pop(ask.number)
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
+        session, index = self._asked.pop(request.number)
         if answered:
             self._content.answered(session.asks[index].row.session)
         freed = [(session, *free) for free in session.answered(index, ended_ns)]
@@ -145,27 +149,27 @@ class TracedSessions:
 
     def _asks(self, rows: list[TraceRow]) -> list[RowAsk]:
         named: dict[str, int] = {}
-        asks = []
+        requests = []
         for index, row in enumerate(rows):
             goes_on = self._courses.goes_on(row)
             before = rows_before(row, index, named)
-            asks.append(RowAsk(row, goes_on, self._read, row.at_ns, row.think_ns, before))
+            requests.append(RowAsk(row, goes_on, self._read, row.at_ns, row.think_ns, before))
             self._read += 1
             if row.name is not None:
                 named[row.name] = index
         if rows and rows[0].session is not None:
             self._courses.forget(rows[0].session)
-        return asks
+        return requests
 
-    def _pop(self, ready: list[tuple[int, int, RowSession, int]]) -> Ask:
+    def _pop(self, ready: list[tuple[int, int, RowSession, int]]) -> ClusterRequest:
         at_ns, _, session, index = heappop(ready)
         return self._ask(session, at_ns, index)
 
-    def _ask(self, session: RowSession, at_ns: int, index: int) -> Ask:
-        ask = session.asks[index]
-        self._asked[ask.ordinal] = (session, index)
-        meant = self._content.of(ask.row, ask.ordinal, goes_on=ask.goes_on)
-        return Ask(ask.ordinal, meant.session, meant.turn, at_ns, *meant[2:])
+    def _ask(self, session: RowSession, at_ns: int, index: int) -> ClusterRequest:
+        request = session.asks[index]
+        self._asked[request.ordinal] = (session, index)
+        meant = self._content.of(request.row, request.ordinal, goes_on=request.goes_on)
+        return ClusterRequest(request.ordinal, meant.session, meant.turn, at_ns, *meant[2:])
 
 
 def arrivals(rate_per_s: float, seed: Seed) -> Iterator[int]:

@@ -13,7 +13,7 @@ Start = Callable[[Next], None]
 """Begins an operation; calls what it is given when that has ended."""
 
 
-class Hands:
+class IoWorkers:
     """`helpers` I/O threads beside the workers."""
 
     def __init__(self, helpers: int) -> None:

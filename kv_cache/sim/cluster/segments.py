@@ -1,12 +1,12 @@
-"""One place of one tier: which blocks are in it, and who leaves when room is needed.
+"""One pool of one tier: which blocks are in it, and which leave when room is needed.
 
-Content is kept as pieces: parts [start, end) of a node of the chain. A piece is one item for the
-eviction policy, but it is given up block by block, from its end, only as far as room is needed: so
-evictions are exact to the block, and what is left of a prefix is a prefix. (Engines free the blocks
-of a sequence in reverse for the same reason.) Blocks are counted; who is pinned stays.
+Content is kept as segments: extents [start, end) of a node of the chain. A segment is one item for
+the eviction policy, but it is given up block by block, from its end, only as far as room is needed:
+so evictions are exact to the block, and what is left of a prefix is a prefix. (Engines free the
+blocks of a sequence in reverse for the same reason.) Blocks are counted; pinned ones stay.
 
-Beside its pieces a place of HBM holds private blocks: of sequences that run, not (yet) content that
-others may use.
+Beside its segments a pool of HBM holds private blocks: of sequences that run, not (yet) content
+that others may use.
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
-from kv_cache.sim.cluster.chain import Chain
+from kv_cache.sim.cluster.chain import PrefixChain
 
 
-class Run(NamedTuple):
+class Extent(NamedTuple):
     """Blocks [start, end) of a node."""
 
     node: int
@@ -28,8 +28,8 @@ class Run(NamedTuple):
     end: int
 
 
-class Piece:
-    """A run that is in a place. `ready` is false while it is under way; then it is pinned."""
+class Segment:
+    """An extent that is in a pool. `ready` is false while it is under way; then it is pinned."""
 
     __slots__ = ("end", "fetched", "node", "number", "pins", "ready", "start", "waiters")
 
@@ -44,14 +44,14 @@ class Piece:
         self.waiters: list[Callable[[], None]] | None = None
 
 
-class Place:
+class BlockPool:
     """Capacities and sizes in blocks. `listener` is told which nodes come and go."""
 
     __slots__ = (
         "_by_node",
         "_numbers",
-        "_pieces",
         "_policy",
+        "_segments",
         "admission",
         "admitted",
         "block_bytes",
@@ -80,7 +80,7 @@ class Place:
         vertex: int,
         capacity: int,
         block_bytes: int,
-        chain: Chain,
+        chain: PrefixChain,
         eviction: MakeEviction,
         watch: "Watch",
         admission: Admission | None = None,
@@ -98,43 +98,43 @@ class Place:
         self.admitted = 0
         self.refused: Counter[str] = Counter()  # by reason
         self._policy: Eviction = eviction(capacity * block_bytes)
-        self._pieces: dict[int, Piece] = {}
-        self._by_node: dict[int, list[Piece]] = {}
+        self._segments: dict[int, Segment] = {}
+        self._by_node: dict[int, list[Segment]] = {}
         self._numbers = 0
 
     # --- looking ---------------------------------------------------------------------------
 
-    def find(self, node: int, at: int) -> Piece | None:
-        """The piece that has block `at` of `node`, or will have it when it is ready."""
-        for piece in self._by_node.get(node, ()):
-            if piece.start <= at < piece.end:
-                return piece
+    def find(self, node: int, at: int) -> Segment | None:
+        """The segment that has block `at` of `node`, or will have it when it is ready."""
+        for segment in self._by_node.get(node, ()):
+            if segment.start <= at < segment.end:
+                return segment
         return None
 
-    def pieces_of(self, node: int) -> Sequence[Piece]:
+    def segments_of(self, node: int) -> Sequence[Segment]:
         return self._by_node.get(node, ())
 
-    def missing(self, node: int, start: int, end: int) -> list[Run]:
+    def missing(self, node: int, start: int, end: int) -> list[Extent]:
         """What of [start, end) is not here, nor under way."""
-        pieces = self._by_node.get(node)
-        if not pieces:
-            return [Run(node, start, end)] if start < end else []
-        runs = []
-        for piece in pieces:
-            if piece.end <= start:
+        segments = self._by_node.get(node)
+        if not segments:
+            return [Extent(node, start, end)] if start < end else []
+        extents = []
+        for segment in segments:
+            if segment.end <= start:
                 continue
-            if piece.start >= end:
+            if segment.start >= end:
                 break
-            if piece.start > start:
-                runs.append(Run(node, start, piece.start))
-            start = piece.end
+            if segment.start > start:
+                extents.append(Extent(node, start, segment.start))
+            start = segment.end
         if start < end:
-            runs.append(Run(node, start, end))
-        return runs
+            extents.append(Extent(node, start, end))
+        return extents
 
     @property
-    def pieces(self) -> Iterable[Piece]:
-        return self._pieces.values()
+    def segments(self) -> Iterable[Segment]:
+        return self._segments.values()
 
     @property
     def used(self) -> int:
@@ -147,26 +147,26 @@ class Place:
 
     # --- coming in -------------------------------------------------------------------------
 
-    def offer(self, run: Run) -> tuple[list[Run], list[Run]]:
-        """What of a run that is missing may come in (`take_in` then), and what may not: block by
+    def offer(self, extent: Extent) -> tuple[list[Extent], list[Extent]]:
+        """What of a missing extent may come in (`take_in` then), and what may not: block by
         block, the first ones first, each against the one that would leave for it. Where who would
         leave counts and nobody can, as all is in use, there is no room for what is left."""
         admission = self.admission
         if admission is None:
-            return [run], []
-        node, start, end = run
+            return [extent], []
+        node, start, end = extent
         depth, nbytes = self.chain.depth[node], self.block_bytes
         free = self.capacity - self.cached - self.private
         leaving = self._leaving()
         rivals: tuple[Key, ...] = ()
-        taken: list[Run] = []
-        refused: list[Run] = []
+        taken: list[Extent] = []
+        refused: list[Extent] = []
         for at in range(start, end):
             if admission.compares and free <= 0 and not rivals:
                 rivals = tuple(islice(leaving, 1))
                 if not rivals:
                     self.not_stored += end - at
-                    return taken, [*self._turned_away(refused), Run(node, at, end)]
+                    return taken, [*self._turned_away(refused), Extent(node, at, end)]
             candidate = Candidate(_key(node, at + 1), nbytes, depth + at)
             reason = admission.refusal(candidate, rivals)
             if reason is None:
@@ -178,26 +178,26 @@ class Place:
                 _append(refused, node, at)
         return taken, self._turned_away(refused)
 
-    def take_in(self, runs: Sequence[Run]) -> tuple[list[Piece], list[Run]] | None:
+    def take_in(self, extents: Sequence[Extent]) -> tuple[list[Segment], list[Extent]] | None:
         """Runs that were `offer`ed come in, under way; and what left for them, the first to leave
         first. None: there can be no room, and nothing was done."""
-        evicted = self.make_room(blocks_of(runs))
+        evicted = self.make_room(blocks_of(extents))
         if evicted is None:
             return None
         if self.admission is not None:
-            self._tell(runs, admitted=True)
-            self.admitted += blocks_of(runs)
-        return [self.add(run, ready=False, pinned=False) for run in runs], evicted
+            self._tell(extents, admitted=True)
+            self.admitted += blocks_of(extents)
+        return [self.add(extent, ready=False, pinned=False) for extent in extents], evicted
 
-    def note_use(self, run: Run) -> None:
+    def note_use(self, extent: Extent) -> None:
         """Blocks were used, here or above: only for an admission policy that counts."""
         if self.admission is not None and self.admission.counts:
-            for at in range(run.start, run.end):
-                self.admission.used(_key(run.node, at + 1))
+            for at in range(extent.start, extent.end):
+                self.admission.used(_key(extent.node, at + 1))
 
     # --- changing --------------------------------------------------------------------------
 
-    def make_room(self, blocks: int) -> list[Run] | None:
+    def make_room(self, blocks: int) -> list[Extent] | None:
         """Evict until `blocks` are free; what left, the first to leave first. None: it cannot be,
         and nothing was done."""
         short = blocks - (self.capacity - self.cached - self.private)
@@ -220,75 +220,75 @@ class Place:
         assert self.private >= 0, "more private blocks were given back than taken"
         self.watch.total -= blocks
 
-    def add(self, run: Run, *, ready: bool, pinned: bool) -> Piece:
-        """Blocks that are free become a piece. It must be `missing`."""
-        node, start, end = run
+    def add(self, extent: Extent, *, ready: bool, pinned: bool) -> Segment:
+        """Blocks that are free become a segment. It must be `missing`."""
+        node, start, end = extent
         number = self._numbers = self._numbers + 1
-        piece = Piece(number, node, start, end, ready=ready)
-        pieces = self._by_node.get(node)
-        if pieces is None:
-            self._by_node[node] = [piece]
+        segment = Segment(number, node, start, end, ready=ready)
+        segments = self._by_node.get(node)
+        if segments is None:
+            self._by_node[node] = [segment]
             self.watch.came(self, node)
         else:
-            pieces.append(piece)
-            pieces.sort(key=_start)
-        self._pieces[number] = piece
+            segments.append(segment)
+            segments.sort(key=_start)
+        self._segments[number] = segment
         blocks = end - start
         self.cached += blocks
         self.stored += blocks
         self.watch.total += blocks
         if pinned or not ready:
-            piece.pins = 1
+            segment.pins = 1
             self.pinned += blocks
-        self._policy.insert(self._item(piece))
+        self._policy.insert(self._item(segment))
         self._grown()
-        return piece
+        return segment
 
-    def hit(self, piece: Piece) -> None:
-        self._policy.hit(piece.number)
+    def hit(self, segment: Segment) -> None:
+        self._policy.hit(segment.number)
 
-    def pin(self, piece: Piece) -> None:
-        if not piece.pins:
-            self.pinned += piece.end - piece.start
-        piece.pins += 1
+    def pin(self, segment: Segment) -> None:
+        if not segment.pins:
+            self.pinned += segment.end - segment.start
+        segment.pins += 1
 
-    def unpin(self, piece: Piece) -> None:
-        piece.pins -= 1
-        assert piece.pins >= 0, "a piece was unpinned more often than pinned"
-        if not piece.pins:
-            self.pinned -= piece.end - piece.start
+    def unpin(self, segment: Segment) -> None:
+        segment.pins -= 1
+        assert segment.pins >= 0, "a segment was unpinned more often than pinned"
+        if not segment.pins:
+            self.pinned -= segment.end - segment.start
 
     # --- laws ------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Recount everything."""
         cached = pinned = 0
-        for node, pieces in self._by_node.items():
-            assert pieces, "an empty node was kept"
+        for node, segments in self._by_node.items():
+            assert segments, "an empty node was kept"
             end = 0
-            for piece in pieces:
-                assert end <= piece.start < piece.end, "two copies of a block"
-                assert piece.end <= self.chain.blocks[node], "a piece is longer than its node"
-                end = piece.end
-                cached += piece.end - piece.start
-                pinned += piece.end - piece.start if piece.pins else 0
-                assert piece.ready or piece.pins, "what is under way is not pinned"
+            for segment in segments:
+                assert end <= segment.start < segment.end, "two copies of a block"
+                assert segment.end <= self.chain.blocks[node], "a segment is longer than its node"
+                end = segment.end
+                cached += segment.end - segment.start
+                pinned += segment.end - segment.start if segment.pins else 0
+                assert segment.ready or segment.pins, "what is under way is not pinned"
         assert cached == self.cached, "the cached blocks do not add up"
         assert pinned == self.pinned, "the pinned blocks do not add up"
         assert self.private >= 0, "fewer than no private blocks"
-        assert self.used <= self.capacity, "a place is over its capacity"
-        assert len(self._policy) == len(self._pieces), "the policy lost track"
+        assert self.used <= self.capacity, "a pool is over its capacity"
+        assert len(self._policy) == len(self._segments), "the policy lost track"
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _turned_away(self, runs: list[Run]) -> list[Run]:
-        self._tell(runs, admitted=False)
-        return runs
+    def _turned_away(self, extents: list[Extent]) -> list[Extent]:
+        self._tell(extents, admitted=False)
+        return extents
 
-    def _tell(self, runs: Sequence[Run], *, admitted: bool) -> None:
+    def _tell(self, extents: Sequence[Extent], *, admitted: bool) -> None:
         """The admission policy what has been decided."""
         assert self.admission is not None
-        for node, start, end in runs:
+        for node, start, end in extents:
             depth = self.chain.depth[node]
             for at in range(start, end):
                 candidate = Candidate(_key(node, at + 1), self.block_bytes, depth + at)
@@ -297,17 +297,17 @@ class Place:
     def _leaving(self) -> Iterator[Key]:
         """The blocks that `_evict` would give up, in its order."""
         for number in self._policy.victims():
-            piece = self._pieces[number]
-            if not piece.pins:
-                for end in range(piece.end, piece.start, -1):
-                    yield _key(piece.node, end)
+            segment = self._segments[number]
+            if not segment.pins:
+                for end in range(segment.end, segment.start, -1):
+                    yield _key(segment.node, end)
 
-    def _item(self, piece: Piece) -> Item:
-        """A piece is known by its last block, and its parent is the block before its first."""
-        node, start, end = piece.node, piece.start, piece.end
+    def _item(self, segment: Segment) -> Item:
+        """A segment is known by its last block, and its parent is the block before its first."""
+        node, start, end = segment.node, segment.start, segment.end
         blocks = end - start
         number, nbytes, depth = (
-            piece.number,
+            segment.number,
             blocks * self.block_bytes,
             self.chain.depth[node] + start,
         )
@@ -325,56 +325,56 @@ class Place:
             start = chain.blocks[node]
         return _key(node, start)
 
-    def _evict(self, short: int) -> list[Run]:
+    def _evict(self, short: int) -> list[Extent]:
         """Give up `short` blocks, which are there to be given up."""
-        pieces = self._pieces
-        whole: list[Piece] = []
-        cut: tuple[Piece, int] | None = None
+        segments = self._segments
+        whole: list[Segment] = []
+        cut: tuple[Segment, int] | None = None
         self.evicted += short
         for number in self._policy.victims():
-            piece = pieces[number]
-            if piece.pins:
+            segment = segments[number]
+            if segment.pins:
                 continue
-            blocks = piece.end - piece.start
+            blocks = segment.end - segment.start
             if blocks > short:
-                cut = (piece, short)
+                cut = (segment, short)
                 break
-            whole.append(piece)
+            whole.append(segment)
             short -= blocks
             if not short:
                 break
-        runs = []
-        for piece in whole:
-            runs.append(Run(piece.node, piece.start, piece.end))
-            self._remove(piece, evicted=True)
+        extents = []
+        for segment in whole:
+            extents.append(Extent(segment.node, segment.start, segment.end))
+            self._remove(segment, evicted=True)
         if cut is not None:
-            runs.append(self._cut(*cut))
-        self.watch.total -= sum(r.end - r.start for r in runs)
-        return runs
+            extents.append(self._cut(*cut))
+        self.watch.total -= sum(r.end - r.start for r in extents)
+        return extents
 
-    def _cut(self, piece: Piece, blocks: int) -> Run:
-        end = piece.end
-        piece.end -= blocks
+    def _cut(self, segment: Segment, blocks: int) -> Extent:
+        end = segment.end
+        segment.end -= blocks
         self.cached -= blocks
-        self._wasted(piece, blocks)
-        self._policy.shrink(self._item(piece))
-        return Run(piece.node, piece.end, end)
+        self._wasted(segment, blocks)
+        self._policy.shrink(self._item(segment))
+        return Extent(segment.node, segment.end, end)
 
-    def _remove(self, piece: Piece, *, evicted: bool) -> None:
-        blocks = piece.end - piece.start
-        self._policy.remove(piece.number, evicted=evicted)
-        del self._pieces[piece.number]
-        pieces = self._by_node[piece.node]
-        if len(pieces) == 1:
-            del self._by_node[piece.node]
-            self.watch.went(self, piece.node)
+    def _remove(self, segment: Segment, *, evicted: bool) -> None:
+        blocks = segment.end - segment.start
+        self._policy.remove(segment.number, evicted=evicted)
+        del self._segments[segment.number]
+        segments = self._by_node[segment.node]
+        if len(segments) == 1:
+            del self._by_node[segment.node]
+            self.watch.went(self, segment.node)
         else:
-            pieces.remove(piece)
+            segments.remove(segment)
         self.cached -= blocks
-        self._wasted(piece, blocks)
+        self._wasted(segment, blocks)
 
-    def _wasted(self, piece: Piece, blocks: int) -> None:
-        if piece.fetched:
+    def _wasted(self, segment: Segment, blocks: int) -> None:
+        if segment.fetched:
             self.wasted += blocks
 
     def _grown(self) -> None:
@@ -384,7 +384,7 @@ class Place:
 
 
 class Watch:
-    """What all places of one tier tell: who has which node, for routers, and how much there is."""
+    """What all pools of one tier tell: who has which node, for routers, and how much there is."""
 
     __slots__ = ("holders", "total")
 
@@ -392,39 +392,39 @@ class Watch:
         self.holders: dict[int, dict[int, None]] = {}
         self.total = 0
 
-    def came(self, place: Place, node: int) -> None:
-        self.holders.setdefault(node, {})[place.index] = None
+    def came(self, pool: BlockPool, node: int) -> None:
+        self.holders.setdefault(node, {})[pool.index] = None
 
-    def went(self, place: Place, node: int) -> None:
+    def went(self, pool: BlockPool, node: int) -> None:
         holders = self.holders[node]
-        del holders[place.index]
+        del holders[pool.index]
         if not holders:
             del self.holders[node]
 
 
-def _start(piece: Piece) -> int:
-    return piece.start
+def _start(segment: Segment) -> int:
+    return segment.start
 
 
 def _key(node: int, end: int) -> bytes:
     return (node << 24 | end).to_bytes(8, "little")
 
 
-def _append(runs: list[Run], node: int, at: int) -> None:
+def _append(extents: list[Extent], node: int, at: int) -> None:
     """One more block of a node, behind all that are there."""
-    if runs and runs[-1].end == at:
-        runs[-1] = Run(node, runs[-1].start, at + 1)
+    if extents and extents[-1].end == at:
+        extents[-1] = Extent(node, extents[-1].start, at + 1)
     else:
-        runs.append(Run(node, at, at + 1))
+        extents.append(Extent(node, at, at + 1))
 
 
-def become_ready(piece: Piece) -> None:
+def become_ready(segment: Segment) -> None:
     """Its content is there: whoever waits for it is told."""
-    piece.ready = True
-    waiters, piece.waiters = piece.waiters, None
+    segment.ready = True
+    waiters, segment.waiters = segment.waiters, None
     for wake in waiters or ():
         wake()
 
 
-def blocks_of(runs: Sequence[Run]) -> int:
-    return sum(run.end - run.start for run in runs)
+def blocks_of(extents: Sequence[Extent]) -> int:
+    return sum(extent.end - extent.start for extent in extents)

@@ -8,7 +8,7 @@ from kv_cache.lab.accesses import Accesses, Contents, Ints
 from kv_cache.lab.bounds import next_uses
 
 
-class Ground:
+class SharedState:
     """`seed` is that of caches which leave what they evict to chance."""
 
     def __init__(self, accesses: Accesses, seed: Seed) -> None:

@@ -36,7 +36,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Variant:
     policy: Named
     admission: Named = Named(ALWAYS)
 
@@ -64,14 +64,14 @@ class Arm:
         return ADMISSION[self.admission.name](made(**dict(self.admission.numbers)))
 
 
-def arms_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[Arm]:
+def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[Variant]:
     """Each policy with each admission, of two lists with commas. Raises ConfigError."""
     evicting = _listed(policies, flags[0], "policy", POLICIES, _numbers_of_policy)
     admitting = _listed(admissions, flags[1], "admission", ADMISSIONS, _numbers_of_admission)
-    arms = [Arm(policy, admission) for admission in admitting for policy in evicting]
-    for arm in arms:
-        _tried(arm, flags)
-    return arms
+    variants = [Variant(policy, admission) for admission in admitting for policy in evicting]
+    for variant in variants:
+        _tried(variant, flags)
+    return variants
 
 
 def _listed(
@@ -122,11 +122,11 @@ def _numbers_of_admission(name: str) -> Mapping[str, type]:
     return {each.name: type(each.default) for each in fields(AdmissionRules) if each.name in own}
 
 
-def _tried(arm: Arm, flags: tuple[str, str]) -> None:
+def _tried(variant: Variant, flags: tuple[str, str]) -> None:
     """Makes it once: what is out of bounds is refused before a trace is read."""
     for flag, given, make in (
-        (flags[0], arm.policy, lambda: arm.eviction(1, Seed(0))),
-        (flags[1], arm.admission, arm.gate),
+        (flags[0], variant.policy, lambda: variant.eviction(1, Seed(0))),
+        (flags[1], variant.admission, variant.gate),
     ):
         try:
             make()

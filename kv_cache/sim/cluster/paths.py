@@ -1,7 +1,7 @@
-"""Cheapest ways through a graph in which some vertices relay nothing, but from wire to wire.
+"""Cheapest paths through a graph in which some vertices relay nothing, except from wire to wire.
 
-All pairs, each source when it is first asked for (Dijkstra, with a heap). Ways are the same there
-and back: of two ends the higher vertex is always the source. Equal costs: fewer links, then the
+All pairs, each source when it is first needed (Dijkstra, with a heap). A path is the same in both
+directions: of two ends the higher vertex is always the source. Equal costs: fewer links, then the
 lower vertices.
 """
 
@@ -22,8 +22,8 @@ class Edge(NamedTuple):
     wire: bool
 
 
-class Ways:
-    """`edges(v, first)` are the links that leave a vertex; `first`: it is the one a way begins
+class CheapestPaths:
+    """`edges(v, first)` are the links that leave a vertex; `first`: it is the one a path begins
     with. Vertices below `ends` do not relay."""
 
     def __init__(
@@ -34,15 +34,15 @@ class Ways:
         self._edges = edges
         self._trees: dict[int, tuple[array[int], array[int]]] = {}
 
-    def way(self, src: int, dst: int) -> tuple[int, ...]:
-        """The vertices from `src` to `dst`; empty where there is no way."""
+    def between(self, src: int, dst: int) -> tuple[int, ...]:
+        """List the vertices from `src` to `dst`; empty if there is no path."""
         before, last = self._tree(max(src, dst))
         state = last[min(src, dst)]
-        found = []
+        vertices = []
         while state != _NONE:
-            found.append(state >> 1)
+            vertices.append(state >> 1)
             state = before[state]
-        return tuple(reversed(found)) if src > dst else tuple(found)
+        return tuple(reversed(vertices)) if src > dst else tuple(vertices)
 
     def _tree(self, source: int) -> "tuple[array[int], array[int]]":
         """For each state (a vertex twice, plus 1 where a wire leads an end there) the state before

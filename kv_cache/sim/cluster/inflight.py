@@ -4,49 +4,77 @@ The phases are those of serving engines: queued, prefill, transfer, decode; load
 prefill. A flight only remembers; instances and the cluster decide.
 """
 
-from kv_cache.sim.cluster.asks import Ask
-from kv_cache.sim.cluster.pieces import Piece, Place
+from kv_cache.sim.cluster.requests import ClusterRequest
+from kv_cache.sim.cluster.segments import BlockPool, Segment
 
 QUEUED, PREFILL, TRANSFER, DECODE, ENDED = range(5)
 
 
 class Hold:
-    """Memory of one place that belongs to a flight: pinned pieces and private blocks. `shared` are
-    the blocks of its sequence that the pinned pieces have."""
+    """Memory of one pool that belongs to a flight: pinned segments and private blocks. `shared` are
+    the blocks of its sequence that the pinned segments have."""
 
-    __slots__ = ("pins", "place", "private", "shared")
+    __slots__ = ("pins", "pool", "private", "shared")
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.pins: list[Piece] = []
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.pins: list[Segment] = []
         self.private = 0
         self.shared = 0
 
     def release(self) -> None:
-        place = self.place
-        for piece in self.pins:
-            place.unpin(piece)
+        pool = self.pool
+        for segment in self.pins:
+            pool.unpin(segment)
         self.pins.clear()
         if self.private:
-            place.give(self.private)
+            pool.give(self.private)
             self.private = 0
 
 
 class Flight:
     __slots__ = (
-        "admitted_ns", "answer_work", "arrival_ns", "ask", "computed", "decode_work", "decoder",
-        "finish_step", "first_ns", "generated", "hit_tokens", "hold", "home", "joined_step",
-        "landing", "landing_order", "loads", "measured", "order", "out_ns", "path", "phase",
-        "prefill_work", "prepared", "sending", "sent", "swapped", "target", "ticket", "work_at",
+        "admitted_ns",
+        "answer_work",
+        "arrival_ns",
+        "computed",
+        "decode_work",
+        "decoder",
+        "finish_step",
+        "first_ns",
+        "generated",
+        "hit_tokens",
+        "hold",
+        "home",
+        "joined_step",
+        "landing",
+        "landing_order",
+        "loads",
+        "measured",
+        "order",
+        "out_ns",
+        "path",
+        "phase",
+        "prefill_work",
+        "prepared",
+        "request",
+        "sending",
+        "sent",
+        "swapped",
+        "target",
+        "ticket",
+        "work_at",
     )  # fmt: skip
 
-    def __init__(self, ask: Ask, path: tuple[int, ...], arrival_ns: int, measured: bool) -> None:
-        self.ask = ask
+    def __init__(
+        self, request: ClusterRequest, path: tuple[int, ...], arrival_ns: int, measured: bool
+    ) -> None:
+        self.request = request
         self.path = path
         self.arrival_ns = arrival_ns
         self.measured = measured
         self.phase = QUEUED
-        self.target = ask.prompt_tokens  # tokens whose state is there when prefill ends
+        self.target = request.prompt_tokens  # tokens whose state is there when prefill ends
         self.computed = 0  # of them: found or computed so far
         self.generated = 0  # tokens of the answer that are out
         self.hit_tokens = -1  # found at its first admission; -1 before
@@ -72,4 +100,4 @@ class Flight:
     @property
     def stored_tokens(self) -> int:
         """Tokens whose state is there in the end: the last one's is never computed."""
-        return self.ask.prompt_tokens + self.ask.output_tokens - 1
+        return self.request.prompt_tokens + self.request.output_tokens - 1

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 
-class Ask(NamedTuple):
+class ClusterRequest(NamedTuple):
     """One request as it is meant. `leaf` and `answer_leaf` are nodes of the chain. `number` is its
     place in the plan, below the number of requests, whatever the order of arrivals becomes."""
 
@@ -29,8 +29,10 @@ class Ask(NamedTuple):
     answer_leaf: int = -1
 
 
-class AskSource(Protocol):
-    def first(self) -> Iterator[Ask]: ...
+class RequestSource(Protocol):
+    def first(self) -> Iterator[ClusterRequest]: ...
 
-    def after(self, ask: Ask, ended_ns: int, *, answered: bool) -> Sequence[Ask]:
+    def after(
+        self, request: ClusterRequest, ended_ns: int, *, answered: bool
+    ) -> Sequence[ClusterRequest]:
         """What follows from an answer (or from its absence)."""

@@ -1,0 +1,67 @@
+"""Read and parse small files of /proc and /sys, as everything in `bench` that asks the kernel does.
+
+Reading fails to None and parsing is pure; what a value means is decided by the caller.
+"""
+
+from pathlib import Path
+
+
+def text_of(path: Path) -> str | None:
+    """The content of a small file of /proc or /sys; None where it is absent or hidden.
+
+    Names in it can be any bytes: they are decoded as Python decodes paths, so that a mount point
+    whose name is not UTF-8 breaks no run and compares equal to its path.
+    """
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return None
+
+
+def parse_pairs(text: str) -> dict[str, str]:
+    """Parse lines of `name: value`."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def cgroup_directories(controller: str, cgroups: str, mounts: str) -> tuple[int, tuple[str, ...]]:
+    """Find a controller's cgroup version and the directories whose limits hold for this process.
+
+    The process's directory comes first, then its parents up to the mount point. Takes the text of
+    /proc/self/cgroup and /proc/self/mountinfo. Without the controller: version 2 and no directory.
+    """
+    cgroup_paths: dict[int, str] = {}
+    for line in cgroups.splitlines():
+        number, names, path = line.split(":", 2)
+        if number == "0":
+            cgroup_paths[2] = path
+        elif controller in names.split(","):
+            cgroup_paths[1] = path
+    for version in (1, 2):
+        mount = _cgroup_mount(version, controller, mounts) if version in cgroup_paths else None
+        if mount is not None:
+            return version, _upwards(cgroup_paths[version], *mount)
+    return 2, ()
+
+
+def _cgroup_mount(version: int, controller: str, mounts: str) -> tuple[str, str] | None:
+    """Find root and mount point of the hierarchy; None if it is not mounted."""
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if (version == 2 and kind == "cgroup2") or (
+            version == 1 and kind == "cgroup" and controller in options.split(",")
+        ):
+            root, point = left.split(" ")[3:5]
+            return root, point
+    return None
+
+
+def _upwards(path: str, root: str, point: str) -> tuple[str, ...]:
+    """List the directories from `path` up to the mount point.
+
+    In a container the mount may show only the part below `root`, and `path` begins with it.
+    """
+    inside = path.removeprefix(root.rstrip("/")) if path.startswith(root) else ""
+    parts = [part for part in inside.split("/") if part]
+    return tuple("/".join([point, *parts[:depth]]) for depth in range(len(parts), -1, -1))
