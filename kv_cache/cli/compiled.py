@@ -32,8 +32,8 @@ from kv_cache.installing import install_hint
 
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
-        "chain", "cluster", "compute", "fleet", "inflight", "instance", "loop", "router",
-        "segments", "stack", "storage",
+        "chain", "cluster", "compute", "counts", "fabric", "fleet", "inflight", "instance", "loop",
+        "roster", "router", "rules", "segments", "stack", "storage", "waiting",
     ),
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",

@@ -261,5 +261,5 @@ def test_a_prefetch_under_way_that_begins_within_what_is_asked_for_is_late() -> 
     [part] = match(instance.tiers, (node,), chain, 6)
     assert part.segment is segment
     cluster._note_late(instance, part)
-    assert cluster.prefetch_late == {"dram": 4}
+    assert cluster.counts.prefetch_late == {"dram": 4}
     assert not coming.fetched

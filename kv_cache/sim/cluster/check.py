@@ -60,16 +60,16 @@ def broken_law(cluster: "Cluster", name: str, broken: AssertionError) -> BrokenL
 
 def conservation(cluster: "Cluster") -> None:
     """Who has arrived is finished, rejected, aborted or alive, and one of these alone."""
-    ended = cluster.finished + cluster.rejected.total() + cluster.aborted.total()
-    alive = cluster.alive
-    assert cluster.arrived == ended + len(alive), (
-        f"{cluster.arrived} requests arrived, but {ended} ended and {len(alive)} are alive"
+    counts, alive = cluster.counts, cluster.alive
+    ended = counts.finished + counts.rejected.total() + counts.aborted.total()
+    assert counts.arrived == ended + len(alive), (
+        f"{counts.arrived} requests arrived, but {ended} ended and {len(alive)} are alive"
     )
     phases = Counter(flight.phase for flight in alive.values())
     assert not phases[ENDED], f"{phases[ENDED]} requests have ended and are alive"
     for phase in (QUEUED, PREFILL, TRANSFER, DECODE):
-        assert phases[phase] == cluster.phases[phase], (
-            f"{phases[phase]} requests are in phase {phase}, not {cluster.phases[phase]} as counted"
+        assert phases[phase] == counts.phases[phase], (
+            f"{phases[phase]} requests are in phase {phase}, not {counts.phases[phase]} as counted"
         )
 
 
@@ -218,9 +218,9 @@ def bytes_explained(cluster: "Cluster") -> None:
     }  # fmt: skip
     stored = sum(pool.stored for key, pool in cluster.storage.pools.items() if key[0] == "hbm")
     loaded = read["load"]
-    assert loaded == (stored - cluster.made) * block, (
-        f"HBM has got {stored} blocks, {cluster.made} of them made there, but {loaded} bytes were "
-        "loaded"
+    new = cluster.counts.new_blocks
+    assert loaded == (stored - new) * block, (
+        f"HBM has got {stored} blocks, {new} of them made there, but {loaded} bytes were loaded"
     )
 
 
@@ -258,10 +258,9 @@ def time(cluster: "Cluster") -> None:
         )
         _not_faster(instance)
     alive = sum(now - flight.arrival_ns for flight in cluster.alive.values())
-    there = cluster.concurrency_at(now)
-    assert there == cluster.spent_ns + alive, (
-        f"{there} ns of requests in the system, but they spent {cluster.spent_ns + alive} ns there"
-    )
+    there = cluster.counts.concurrency_at(now)
+    spent = cluster.counts.spent_ns + alive
+    assert there == spent, f"{there} ns of requests in the system, but they spent {spent} ns there"
 
 
 def _not_faster(instance: "Instance") -> None:
@@ -283,9 +282,10 @@ def _not_faster(instance: "Instance") -> None:
 
 def bounds(cluster: "Cluster") -> None:
     """No more hits than blocks that were asked for, and none that nobody can have had."""
-    hits = sum(cluster.hits.values())
-    assert hits <= cluster.looked_up, f"{hits} hits of {cluster.looked_up} blocks"
-    assert cluster.ceiling <= cluster.looked_up, "the ceiling is above all that was asked for"
+    counts = cluster.counts
+    hits = sum(counts.hits.values())
+    assert hits <= counts.looked_up, f"{hits} hits of {counts.looked_up} blocks"
+    assert counts.ceiling <= counts.looked_up, "the ceiling is above all that was asked for"
 
 
 def end(cluster: "Cluster") -> None:
@@ -296,7 +296,7 @@ def end(cluster: "Cluster") -> None:
     for (tier, index), pool in cluster.storage.pools.items():
         assert pool.private == pool.pinned == 0, f"memory of {tier} {index} was left behind"
     assert cluster.network.in_flight == 0, "a transfer never ended"
-    assert cluster.concurrency_ns == cluster.spent_ns, "Little's law is broken"
+    assert cluster.counts.concurrency_ns == cluster.counts.spent_ns, "Little's law is broken"
     for work in cluster.estimated_work():
         assert work == 0, "the routers still count work that is done"
 

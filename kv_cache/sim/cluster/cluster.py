@@ -1,38 +1,35 @@
-"""The whole cluster: instances, pools, links, who asks, and what is counted.
+"""The whole cluster: it coordinates instances, routers and storage over one clock.
 
 Decisions are in the parts; here they meet: an arrival is routed, admitted, its prefix is loaded,
-the rest computed, handed to who decodes, and ended. One clock, one thread, one order of events: the
+the rest computed, handed to the instance that decodes, and ended. Who knows whom goes one way:
+cluster > fleet (what routers see) > roster > instance > fabric; an instance reports through
+`InstanceEvents`, which the cluster implements. One clock, one thread, one order of events: the
 same scenario gives the same outcome in every process.
 """
 
-from array import array
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import GIB
-from kv_cache.metrics.histogram import bucket_of
 from kv_cache.sim.cluster.chain import PrefixChain
-from kv_cache.sim.cluster.compute import ComputeModel, make_compute
+from kv_cache.sim.cluster.counts import ClusterCounts
+from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.fleet import DecodeSide, PrefillSide
 from kv_cache.sim.cluster.inflight import ENDED, QUEUED, TRANSFER, Flight, Hold
-from kv_cache.sim.cluster.instance import Instance, Rules
-from kv_cache.sim.cluster.loop import ARRIVES, ENDS, Loop
-from kv_cache.sim.cluster.network import Network
+from kv_cache.sim.cluster.instance import Instance, InstanceEvents
+from kv_cache.sim.cluster.loop import ARRIVES, ENDS
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
+from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment, become_ready
 from kv_cache.sim.cluster.stack import PrefixPart
-from kv_cache.sim.cluster.storage import TIERS, ClusterStorage
-from kv_cache.sim.cluster.topology import ClusterTopology
+from kv_cache.sim.cluster.storage import TIERS
 from kv_cache.sim.profile import ProfileModel
 
 OnEvent = Callable[[int, str, int, int], None]
 
 
-class Cluster:
+class Cluster(InstanceEvents):
     """One run. Sizes are blocks wherever a name does not say bytes or tokens."""
 
     def __init__(
@@ -46,113 +43,49 @@ class Cluster:
     ) -> None:
         self.scenario = scenario
         self.chain = chain
-        self.loop = Loop()
         self._source = source
         self._emit = on_event
-        seed = Seed(scenario.seed)
-        model = scenario.model
-        self.block_tokens = model.block_tokens
-        self.token_bytes = kv_bytes_per_token(model)
-        self.block_bytes = self.block_tokens * self.token_bytes
-        self.topology = ClusterTopology(scenario, profiles, self.block_bytes)
-        self.network = Network(self.loop, scenario.network, seed.child("network"))
-        self.storage = ClusterStorage(
-            scenario, chain, self.topology, self.network, self.block_bytes
-        )
-        self._rules = _rules_of(scenario)
-        self._computes: dict[str, ComputeModel] = {}
-        self._instances: dict[int, Instance] = {}
-        self._capacities = array("q")  # of HBM, by instance
-        for group in scenario.instances.values():
-            blocks = int(group.hbm_gib * GIB) // self.block_bytes
-            self._capacities.extend(array("q", (blocks,)) * group.count)
+        fabric = self._fabric = Fabric(scenario, chain, profiles)
+        self.loop, self.network, self.storage = fabric.loop, fabric.network, fabric.storage
+        self.topology = fabric.topology
+        self.block_tokens, self.block_bytes = fabric.block_tokens, fabric.block_bytes
+        self.counts = ClusterCounts()
+        self.roster = Roster(fabric, self.counts, self)
+        self._rules = self.roster.rules
         self._warmup = scenario.workload.warmup_requests
         self._prefetch_kind = scenario.tiers.prefetch
         self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
-        self._build_routers(seed)
+        self._build_routers(Seed(scenario.seed))
         self._seen = bytearray(1)
         self._arrivals: Iterator[ClusterRequest] = iter(())
         self.alive: dict[int, Flight] = {}
-        self._begin_counting()
+        self.on_finish: Callable[[Flight], None] = _ignore_flight
+        self.on_measuring: Callable[[], None] = _ignore
 
     def _build_routers(self, seed: Seed) -> None:
-        section, topology = self.scenario.router, self.topology
-        groups = self.scenario.instances
-        roles = [groups[topology.group_of(i)].role for i in range(topology.instances)]
-        self.roles = roles
-        self.separated = any(role != "mixed" for role in roles)
-        prefill = [i for i, role in enumerate(roles) if role != "decode"]
-        decode = [i for i, role in enumerate(roles) if role != "prefill"]
-        self._most_of = dict.fromkeys(roles, 0)  # blocks of the largest of each role
-        for number, role in enumerate(roles):
-            self._most_of[role] = max(self._most_of[role], self.capacity_of(number))
+        section, roster = self.scenario.router, self.roster
+        prefill = [i for i, role in enumerate(roster.roles) if role != "decode"]
+        decode = [i for i, role in enumerate(roster.roles) if role != "prefill"]
+        self._most_of = dict.fromkeys(roster.roles, 0)  # blocks of the largest of each role
+        for number, role in enumerate(roster.roles):
+            self._most_of[role] = max(self._most_of[role], roster.capacity_of(number))
         self._most_mixed = self._most_of.get("mixed", 0)
-        self.prefill_side = PrefillSide(self, prefill)
+        self.prefill_side = PrefillSide(self._fabric, roster, prefill)
         self._prefill_router = Router(
             section.kind, section, self.prefill_side, seed.child("router")
         )
-        self.decode_side = DecodeSide(self, decode)
+        self.decode_side = DecodeSide(self._fabric, roster, decode)
         self._decode_router = Router(
             section.decode, section, self.decode_side, seed.child("decode-router")
         )
 
-    def _begin_counting(self) -> None:
-        self.phases = [0] * 5
-        self.total_output_tokens = 0
-        self.total_prefill_tokens = 0
-        self.gaps: defaultdict[int, int] = defaultdict(int)  # ns between two tokens: how often
-        self.itl: defaultdict[int, int] = defaultdict(int)  # the same by bucket
-        self.arrived = self.finished = self.measured_arrived = 0
-        self.rejected: Counter[str] = Counter()
-        self.aborted: Counter[str] = Counter()
-        self.preemptions = 0
-        self.looked_up = self.ceiling = self.recomputed = 0
-        self.hits: Counter[str] = Counter()
-        self.prefetch_useful: Counter[str] = Counter()
-        self.prefetch_late: Counter[str] = Counter()
-        self.ended_ns = 0
-        self.began_ns = -1
-        self.concurrency_ns = 0
-        self._present = 0
-        self.spent_ns = 0
-        self.made = 0  # blocks of content that came into HBM because they were computed, or sent
-        self._changed_ns = 0
-        self.on_finish: Callable[[Flight], None] = _ignored
-        self.on_measuring: Callable[[], None] = _nothing
-
-    # --- instances ----------------------------------------------------------------------------
-
     def instance(self, number: int) -> Instance:
-        """Made when it is first used: a cluster of ten thousand may use few."""
-        found = self._instances.get(number)
-        if found is None:
-            found = self._instances[number] = self._new_instance(number)
-        return found
+        return self.roster.instance(number)
 
     @property
     def instances(self) -> dict[int, Instance]:
         """Those that were ever used, by number."""
-        return self._instances
-
-    def _new_instance(self, number: int) -> Instance:
-        scenario, topology = self.scenario, self.topology
-        name = topology.group_of(number)
-        group = scenario.instances[name]
-        most = group.max_num_seqs or scenario.scheduler.max_num_seqs
-        compute = self._compute(name)
-        tiers = self.storage.reach(number, self._capacities[number])
-        return Instance(number, group.role, self, compute, tiers, self._rules, most)
-
-    def compute_of(self, instance: int) -> ComputeModel:
-        return self._compute(self.topology.group_of(instance))
-
-    def _compute(self, name: str) -> ComputeModel:
-        found = self._computes.get(name)
-        if found is None:
-            group = self.scenario.instances[name]
-            most = group.max_num_seqs or self.scenario.scheduler.max_num_seqs
-            found = self._computes[name] = make_compute(group, self.scenario.model, most)
-        return found
+        return self.roster.used
 
     # --- arrivals --------------------------------------------------------------------------
 
@@ -175,20 +108,20 @@ class Cluster:
         flight = Flight(
             request, self.chain.path(request.leaf) if request.leaf else (), now, measured
         )
-        self.arrived += 1
-        self._count_presence(1)
+        self.counts.arrived += 1
+        self.counts.change_presence(now, 1)
         self.alive[request.number] = flight
         if measured:
-            if self.began_ns < 0:
-                self.began_ns = now
+            if self.counts.began_ns < 0:
+                self.counts.began_ns = now
                 self.on_measuring()
-            self.measured_arrived += 1
-            self.looked_up += request.prompt_tokens // self.block_tokens
+            self.counts.measured_arrived += 1
+            self.counts.looked_up += request.prompt_tokens // self.block_tokens
         if self._emit is not None:
             self._emit(now, "arrival", request.number, -1)
         if flight.path:
             self._look_at_ceiling(flight)
-        self.phases[QUEUED] += 1
+        self.counts.phases[QUEUED] += 1
         self._route(flight)
 
     def _look_at_ceiling(self, flight: Flight) -> None:
@@ -204,7 +137,7 @@ class Cluster:
         for node in flight.path:
             seen[node] = 1
         if flight.measured:
-            self.ceiling += min(had, (flight.request.prompt_tokens - 1) // self.block_tokens)
+            self.counts.ceiling += min(had, (flight.request.prompt_tokens - 1) // self.block_tokens)
 
     def _route(self, flight: Flight) -> None:
         need = -(-flight.stored_tokens // self.block_tokens)
@@ -237,7 +170,7 @@ class Cluster:
         compute, request = instance.compute, flight.request
         flight.work_at = instance.number
         flight.prefill_work = compute.prefill_ns(request.prompt_tokens, 0)
-        if not self.separated:
+        if not self._rules.separated:
             flight.answer_work = int(request.output_tokens * compute.token_ns)
         self.prefill_side.loads.add(instance.number, flight.prefill_work, flight.answer_work)
 
@@ -247,10 +180,6 @@ class Cluster:
         if change:
             flight.prefill_work = left
             self.prefill_side.loads.add(flight.work_at, change, 0)
-
-    def capacity_of(self, instance: int) -> int:
-        """Blocks of its HBM."""
-        return self._capacities[instance]
 
     # --- prefixes --------------------------------------------------------------------------
 
@@ -264,34 +193,36 @@ class Cluster:
             instance.requests += 1
         if self._emit is not None:
             self._emit(now, "admit", flight.request.number, instance.number)
-        if not self.separated:
+        if not self._rules.separated:
             return
         if flight.landing is not None and flight.decoder == instance.number:
             self._landing_ready(flight)
         elif self._rules.reserve_prompt:
-            self.secured(flight)
+            self.prompt_secured(flight)
 
-    def secured(self, flight: Flight) -> None:
+    def prompt_secured(self, flight: Flight) -> None:
         """All of a prompt has memory where it prefills, and will be computed: only now may it hold
         memory elsewhere."""
-        if self.separated and flight.decoder < 0 and self._early(flight):
+        if self._rules.separated and flight.decoder < 0 and self._early(flight):
             self._choose_decoder(flight)
 
-    def found(self, instance: Instance, flight: Flight, parts: Sequence[PrefixPart]) -> None:
+    def prefix_matched(
+        self, instance: Instance, flight: Flight, parts: Sequence[PrefixPart]
+    ) -> None:
         """A prefix has been found and pinned: count it, and bring up what is below HBM."""
         hold = flight.hold
         assert hold is not None
         if flight.hit_tokens < 0:
-            flight.hit_tokens = found = hold.shared * self.block_tokens
+            flight.hit_tokens = matched = hold.shared * self.block_tokens
             self.storage.used(instance.pool, (Extent(p.node, p.start, p.end) for p in parts))
-            if found:
-                left = instance.compute.prefill_ns(flight.target - found, found)
+            if matched:
+                left = instance.compute.prefill_ns(flight.target - matched, matched)
                 self._prefill_left(flight, left)
             if flight.measured:
                 for part in parts:
-                    self.hits[TIERS[part.pool.tier]] += part.end - part.start
+                    self.counts.hits[TIERS[part.pool.tier]] += part.end - part.start
         else:
-            self.recomputed += flight.target // self.block_tokens - hold.shared
+            self.counts.recomputed += flight.target // self.block_tokens - hold.shared
         if parts:
             for part in reversed(parts):
                 part.pool.hit(part.segment)
@@ -303,7 +234,9 @@ class Cluster:
     def _note_use(self, part: PrefixPart) -> None:
         if part.segment.fetched:
             part.segment.fetched = False
-            self.prefetch_useful[TIERS[part.pool.tier]] += part.segment.end - part.segment.start
+            self.counts.prefetch_useful[TIERS[part.pool.tier]] += (
+                part.segment.end - part.segment.start
+            )
 
     def _note_late(self, instance: Instance, part: PrefixPart) -> None:
         """A prefetch of it that has begun is not there yet, so it is loaded from afar."""
@@ -311,7 +244,7 @@ class Cluster:
         for coming in target.segments_of(part.node):
             if coming.fetched and coming.start < part.end and part.start < coming.end:
                 coming.fetched = False  # it has been asked for: late, and nothing else besides
-                self.prefetch_late[TIERS[target.tier]] += coming.end - coming.start
+                self.counts.prefetch_late[TIERS[target.tier]] += coming.end - coming.start
 
     def _load(self, instance: Instance, flight: Flight, parts: Sequence[PrefixPart]) -> None:
         hold, hbm = flight.hold, instance.pool
@@ -358,14 +291,14 @@ class Cluster:
             return
         instance = self.instance(flight.home)
         if flight.computed == flight.target:
-            self.first_token(instance, flight)
+            self.prompt_computed(instance, flight)
         elif not self._rules.overlap_load:
             instance.prefill(flight)
         instance.nudge()
 
     # --- computed --------------------------------------------------------------------------
 
-    def first_token(self, instance: Instance, flight: Flight) -> None:
+    def prompt_computed(self, instance: Instance, flight: Flight) -> None:
         """All of a prompt is there, computed or loaded."""
         now, emit = self.loop.now_ns, self._emit
         if flight.path:
@@ -375,30 +308,20 @@ class Cluster:
             if emit is not None:
                 emit(now, "first-token", flight.request.number, instance.number)
         elif flight.measured:
-            self.gap(now - flight.out_ns)
+            self.counts.gaps[now - flight.out_ns] += 1  # that no run of steps has counted
         self._prefill_left(flight, 0)
         flight.out_ns = now
         flight.generated += 1
         instance.decode_tokens += 1
-        self.total_output_tokens += 1
+        self.counts.output_tokens += 1
         if flight.generated == flight.request.output_tokens:
-            self.finish(instance, flight)
-        elif self.separated:
+            self.answered(instance, flight)
+        elif self._rules.separated:
             self._hand_over(instance, flight)
         else:
             if emit is not None:
                 emit(now, "decode", flight.request.number, instance.number)
             instance.join(flight)
-
-    def gap(self, ns: int) -> None:
-        """One gap between two tokens that no run of steps has counted."""
-        self.gaps[ns] += 1
-
-    def fold_gaps(self) -> None:
-        """Put the times between tokens into their buckets."""
-        for ns, count in self.gaps.items():
-            self.itl[bucket_of(ns)] += count
-        self.gaps.clear()
 
     # --- prefill and decode apart ------------------------------------------------------------
 
@@ -410,7 +333,7 @@ class Cluster:
         """Of two mixed instances none decodes for the other: each could be full of what waits for
         memory of the other."""
         number = self._decode_router.choose(flight)
-        if self.roles[number] == self.roles[flight.home]:
+        if self.roster.roles[number] == self.roster.roles[flight.home]:
             number = flight.home
         flight.decoder = number
         instance = self.instance(number)
@@ -429,9 +352,9 @@ class Cluster:
             instance.join(flight)
             return
         del instance.members[flight]
-        self.turn(flight, TRANSFER)
+        self.counts.turn(flight, TRANSFER)
         flight.prepared = True
-        self.send_on(flight)
+        self.chunk_computed(flight)
 
     def _landing_ready(self, flight: Flight) -> None:
         """The decode side has memory."""
@@ -441,14 +364,14 @@ class Cluster:
             flight.sending += 1
             self.loop.at(self.loop.now_ns + delay, ENDS, self._asked, flight)
         else:
-            self.send_on(flight)
+            self.chunk_computed(flight)
 
     def _asked(self, flight: Flight) -> None:
         """The decode side's request has reached the prefill side."""
         flight.sending -= 1
-        self.send_on(flight)
+        self.chunk_computed(flight)
 
-    def send_on(self, flight: Flight) -> None:
+    def chunk_computed(self, flight: Flight) -> None:
         """Send what is computed and not yet there."""
         if flight.landing is None or (
             flight.sending and self.scenario.separation.transfer != "push"
@@ -468,7 +391,7 @@ class Cluster:
             flight.sending += 1
             link_path = self.topology.path(flight.home, flight.decoder)
             self.network.send(
-                link_path, tokens * self.token_bytes, "pd-transfer", self._sent,
+                link_path, tokens * self._fabric.token_bytes, "pd-transfer", self._sent,
                 (flight, flight.landing),
             )  # fmt: skip
         elif flight.prepared and not flight.sending:
@@ -500,13 +423,13 @@ class Cluster:
 
     # --- ends --------------------------------------------------------------------------------
 
-    def finish(self, instance: Instance, flight: Flight) -> None:
+    def answered(self, instance: Instance, flight: Flight) -> None:
         flight.out_ns = self.loop.now_ns
         if flight.request.answer_leaf >= 0:
             instance.store_answer(flight)
             self._see_answer(flight)
         instance.finished += 1
-        self.finished += 1
+        self.counts.finished += 1
         if flight.measured:
             self.on_finish(flight)
         self._end(flight, "finish", instance.number, True)
@@ -518,18 +441,18 @@ class Cluster:
         self._seen[leaf] = 1
 
     def _reject(self, flight: Flight, reason: str) -> None:
-        self.rejected[reason] += 1
+        self.counts.rejected[reason] += 1
         self._end(flight, "reject", -1, False)
 
     def _abort(self, flight: Flight, reason: str, instance: int) -> None:
-        self.aborted[reason] += 1
+        self.counts.aborted[reason] += 1
         self._end(flight, "abort", instance, False)
 
     def _end(self, flight: Flight, event: str, instance: int, answered: bool) -> None:
-        now = self.ended_ns = self.loop.now_ns
-        self.turn(flight, ENDED)
-        self._count_presence(-1)
-        self.spent_ns += now - flight.arrival_ns
+        now = self.counts.ended_ns = self.loop.now_ns
+        self.counts.turn(flight, ENDED)
+        self.counts.change_presence(now, -1)
+        self.counts.spent_ns += now - flight.arrival_ns
         del self.alive[flight.request.number]
         self._let_go(flight)
         if self._emit is not None:
@@ -550,7 +473,7 @@ class Cluster:
             flight.hold.release()
             flight.hold = None
         if flight.home >= 0:
-            self._instances[flight.home].members.pop(flight, None)
+            self.roster.used[flight.home].members.pop(flight, None)
         if flight.work_at >= 0:
             loads = self.prefill_side.loads
             loads.add(flight.work_at, -flight.prefill_work, -flight.answer_work)
@@ -561,36 +484,20 @@ class Cluster:
     def _leave_decoder(self, flight: Flight) -> None:
         """Of a flight that was to decode elsewhere; if it ends before its state was sent, it waits
         there, or has memory there."""
-        self._instances[flight.decoder].members.pop(flight, None)
+        self.roster.used[flight.decoder].members.pop(flight, None)
         self.decode_side.loads.add(flight.decoder, 0, -flight.decode_work)
         flight.decode_work = 0
         if flight.landing is not None:
             flight.landing.release()
             flight.landing = None
         elif not flight.landing_order and flight.decoder != flight.home:
-            self._instances[flight.decoder].withdraw(flight)
-
-    def _count_presence(self, change: int) -> None:
-        now = self.loop.now_ns
-        self.concurrency_ns += self._present * (now - self._changed_ns)
-        self._changed_ns = now
-        self._present += change
-
-    def concurrency_at(self, now_ns: int) -> int:
-        """`concurrency_ns` up to now."""
-        return self.concurrency_ns + self._present * (now_ns - self._changed_ns)
+            self.roster.used[flight.decoder].waiting.withdraw(flight)
 
     def estimated_work(self) -> Iterator[int]:
         """What the routers think waits at each instance, for prefill and for decode."""
         for side in (self.prefill_side, self.decode_side):
             yield from side.loads.work
             yield from side.loads.prefill
-
-    def turn(self, flight: Flight, phase: int) -> None:
-        """The flight is in another phase."""
-        self.phases[flight.phase] -= 1
-        self.phases[phase] += 1
-        flight.phase = phase
 
     def _say(self, event: str, flight: Flight, instance: int) -> None:
         if self._emit is not None:
@@ -600,7 +507,7 @@ class Cluster:
 
     def preempted(self, instance: Instance, flight: Flight, *, decoded: bool) -> None:
         """A flight has left the batch for want of memory; give the memory back."""
-        self.preemptions += 1
+        self.counts.preemptions += 1
         flight.out_ns = self.loop.now_ns if decoded else flight.out_ns
         self._say("preempt", flight, instance.number)
         if self._rules.preemption == "abort":
@@ -620,7 +527,7 @@ class Cluster:
             flight.target = flight.request.prompt_tokens + flight.generated
             flight.computed = 0
             flight.home = instance.number  # who decodes computes it again itself
-        self.turn(flight, QUEUED)
+        self.counts.turn(flight, QUEUED)
         instance.enqueue(flight, first=True)
 
     def _forget_decoder(self, flight: Flight) -> None:
@@ -659,7 +566,7 @@ class Cluster:
     def swap_in(self, instance: Instance, flight: Flight) -> None:
         """Memory is there again: bring the state back."""
         host = instance.tiers[1]
-        self.turn(flight, TRANSFER)
+        self.counts.turn(flight, TRANSFER)
         self.network.send(
             self.storage.path_from(host, instance.number), flight.swapped * self.block_bytes,
             "swap-in", self._swapped_in, (instance, flight),
@@ -674,24 +581,9 @@ class Cluster:
         instance.nudge()
 
 
-def _nothing() -> None:
-    """Nobody asked."""
+def _ignore() -> None:
+    """Nothing listens."""
 
 
-def _ignored(_flight: Flight) -> None:
-    """Nobody asked."""
-
-
-def _rules_of(scenario: Scenario) -> Rules:
-    section = scenario.scheduler
-    return Rules(
-        block_tokens=scenario.model.block_tokens,
-        batched_tokens=section.max_num_batched_tokens,
-        chunked=section.chunked_prefill,
-        shortest_first=section.order == "sjf",
-        reserve_all=section.reservation == "reserve-full",
-        reserve_prompt=section.reservation != "on-demand",
-        preemption=section.preemption,
-        max_queue=section.max_queue,
-        overlap_load=scenario.tiers.overlap_load,
-    )
+def _ignore_flight(_flight: Flight) -> None:
+    """Nothing listens."""

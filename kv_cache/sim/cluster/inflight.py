@@ -4,8 +4,10 @@ The phases are those of serving engines: queued, prefill, transfer, decode; load
 prefill. A flight only remembers; instances and the cluster decide.
 """
 
+from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.segments import BlockPool, Segment
+from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment, become_ready, blocks_of
+from kv_cache.sim.cluster.stack import missing
 
 QUEUED, PREFILL, TRANSFER, DECODE, ENDED = range(5)
 
@@ -30,6 +32,40 @@ class Hold:
         if self.private:
             pool.give(self.private)
             self.private = 0
+
+    def share(self, path: tuple[int, ...], chain: PrefixChain, depth: int) -> list[Extent]:
+        """Turn private blocks of the sequence, down to `depth`, into segments that others may use,
+        as far as the pool lacks them. Returns what is new."""
+        pool = self.pool
+        extents = missing(pool, path, chain, depth)
+        if self.shared + blocks_of(extents) < depth:
+            self._adopt(path, chain, depth)
+        for extent in extents:
+            blocks = extent.end - extent.start
+            assert blocks <= self.private, "what a flight has computed is not in its memory"
+            self.private -= blocks
+            pool.give(blocks)
+            self.pins.append(pool.add(extent, ready=True, pinned=True))
+            self.shared += blocks
+        return extents
+
+    def _adopt(self, path: tuple[int, ...], chain: PrefixChain, depth: int) -> None:
+        """Use what has come here from others meanwhile in place of private blocks, and give those
+        back: so all that is before a block in use is in use."""
+        pool, shared = self.pool, self.shared
+        for node in reversed(path):
+            base = chain.depth[node]
+            for segment in reversed(pool.segments_of(node)):
+                blocks = min(segment.end, depth - base) - max(segment.start, shared - base)
+                if blocks <= 0:
+                    continue
+                pool.pin(segment)
+                pool.hit(segment)
+                become_ready(segment)
+                self.pins.append(segment)
+                self.private -= blocks
+                self.shared += blocks
+                pool.give(blocks)
 
 
 class Flight:

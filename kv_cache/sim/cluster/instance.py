@@ -9,102 +9,103 @@ It must never hold memory while it waits for memory of another instance: who is 
 has been admitted to prefill before, and the oldest is never preempted for a younger one.
 """
 
+from abc import ABC, abstractmethod
 from bisect import insort
-from collections import deque
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from heapq import heappop, heappush
 
 from kv_cache.sim.cluster.compute import ComputeModel, pairs_of
+from kv_cache.sim.cluster.counts import MOST_GAPS, ClusterCounts
+from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, Flight, Hold
 from kv_cache.sim.cluster.loop import STEPS
-from kv_cache.sim.cluster.segments import BlockPool, Extent, become_ready, blocks_of
-from kv_cache.sim.cluster.stack import PrefixPart, match, missing
-
-if TYPE_CHECKING:
-    from kv_cache.sim.cluster.cluster import Cluster
-
-
-MOST_GAPS = 4096  # different times between tokens that are kept before they go into buckets
+from kv_cache.sim.cluster.rules import Rules
+from kv_cache.sim.cluster.segments import BlockPool, Extent, blocks_of
+from kv_cache.sim.cluster.stack import PrefixPart, match
+from kv_cache.sim.cluster.waiting import WaitingQueue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """`SchedulerSection` in the terms of an instance."""
+class InstanceEvents(ABC):
+    """What an instance reports to whoever coordinates the instances. The laws:
 
-    block_tokens: int
-    batched_tokens: int
-    chunked: bool
-    shortest_first: bool
-    reserve_all: bool
-    reserve_prompt: bool
-    preemption: str
-    max_queue: int
-    overlap_load: bool
+    1. An instance reports between two of its steps; it has booked the change before it reports it.
+    2. Each report is made once, in the order of the events; a flight is with one instance at a
+       time, but for one that prefills here while memory waits for it where it decodes.
+    3. A report may call back: `enqueue`, `join`, `prefill` and `nudge` at once, of any instance.
+       Only `kick` does not begin again while it runs.
+    """
+
+    @abstractmethod
+    def admitted(self, instance: "Instance", flight: Flight) -> None:
+        """A flight has its memory, and is out of the queue."""
+
+    @abstractmethod
+    def prefix_matched(
+        self, instance: "Instance", flight: Flight, parts: Sequence[PrefixPart]
+    ) -> None:
+        """The stored prefix of a flight is pinned; what is not in HBM has to be loaded."""
+
+    @abstractmethod
+    def prompt_secured(self, flight: Flight) -> None:
+        """All of a prompt has memory where it prefills, and will be computed: only now may it hold
+        memory elsewhere."""
+
+    @abstractmethod
+    def chunk_computed(self, flight: Flight) -> None:
+        """A part of a prompt is computed that is decoded elsewhere."""
+
+    @abstractmethod
+    def prompt_computed(self, instance: "Instance", flight: Flight) -> None:
+        """All of a prompt is there, computed or loaded: the first token is out."""
+
+    @abstractmethod
+    def answered(self, instance: "Instance", flight: Flight) -> None:
+        """The last token is out."""
+
+    @abstractmethod
+    def preempted(self, instance: "Instance", flight: Flight, *, decoded: bool) -> None:
+        """A flight has left the batch for want of memory, which it still holds."""
+
+    @abstractmethod
+    def swap_in(self, instance: "Instance", flight: Flight) -> None:
+        """There is memory for a flight that was swapped out."""
 
 
 class Instance:
     __slots__ = (
-        "_chunks",
-        "_epoch",
-        "_fresh",
-        "_joining",
-        "_kicking",
-        "_last_out_ns",
-        "_orders",
-        "_preempted",
-        "_run_began",
-        "_run_steps",
-        "_slacks",
-        "_tickets",
-        "busy",
-        "busy_ns",
-        "cluster",
-        "compute",
-        "context",
-        "decode_tokens",
-        "decoding",
-        "finished",
-        "finishing",
-        "grown",
-        "longest_queue",
-        "max_seqs",
-        "measured_decoding",
-        "members",
-        "number",
-        "pool",
-        "preemptions",
-        "prefill_tokens",
-        "prefilling",
-        "requests",
-        "role",
-        "rules",
-        "step_ns",
-        "steps",
-        "tiers",
-        "waiting",
+        "_chunks", "_counts", "_epoch", "_events", "_fabric", "_fresh", "_joining", "_kicking",
+        "_last_out_ns", "_orders", "_preempted", "_run_began", "_run_steps", "_slacks", "_storage",
+        "_tickets", "busy", "busy_ns", "compute", "context", "decode_tokens", "decoding",
+        "finished", "finishing", "grown", "max_seqs", "measured_decoding", "members", "number",
+        "pool", "preemptions", "prefill_tokens", "prefilling", "requests", "role", "rules",
+        "step_ns", "steps", "tiers", "waiting",
     )  # fmt: skip
 
     def __init__(
         self,
         number: int,
         role: str,
-        cluster: "Cluster",
         compute: ComputeModel,
         tiers: tuple[BlockPool, ...],
         rules: Rules,
         max_seqs: int,
+        *,
+        fabric: Fabric,
+        counts: ClusterCounts,
+        events: InstanceEvents,
     ) -> None:
         self.number = number
         self.role = role
-        self.cluster = cluster
+        self._fabric = fabric
+        self._storage = fabric.storage
+        self._counts = counts
+        self._events = events
         self.compute = compute
         self.tiers = tiers
         self.pool = tiers[0]
         self.rules = rules
         self.max_seqs = max_seqs
-        self.waiting: deque[Flight] | list[tuple[int, int, Flight]]
-        self.waiting = [] if rules.shortest_first else deque()
+        self.waiting = WaitingQueue(shortest_first=rules.shortest_first)
         self.members: dict[Flight, None] = {}  # admitted and not ended, the first first
         self.prefilling: list[Flight] = []
         self.finishing: list[tuple[int, int, int, Flight]] = []
@@ -113,7 +114,7 @@ class Instance:
         self.steps = 0
         self.busy = False
         self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
-        self.requests = self.finished = self.preemptions = self.longest_queue = 0
+        self.requests = self.finished = self.preemptions = 0
         self._orders = self._tickets = 0
         self._slacks: dict[int, int] = {}
         self._chunks: list[tuple[Flight, int]] = []
@@ -131,27 +132,8 @@ class Instance:
     # --- the queue -------------------------------------------------------------------------
 
     def enqueue(self, flight: Flight, *, first: bool = False) -> None:
-        """Let a flight wait; `first` where it has been in before."""
-        waiting = self.waiting
-        if isinstance(waiting, list):
-            request = flight.request
-            size = -1 if first else flight.target + request.output_tokens - flight.generated
-            heappush(waiting, (size, request.number, flight))
-        elif first:
-            waiting.appendleft(flight)
-        else:
-            waiting.append(flight)
-        if len(waiting) > self.longest_queue:
-            self.longest_queue = len(waiting)
-
-    def withdraw(self, flight: Flight) -> None:
-        """Take a flight that has ended elsewhere out of the queue, if it is in it."""
-        waiting = self.waiting
-        if isinstance(waiting, list):
-            waiting[:] = [entry for entry in waiting if entry[2] is not flight]
-            heapify(waiting)
-        elif flight in waiting:
-            waiting.remove(flight)
+        """Let a flight wait; `first` if it has been admitted before."""
+        self.waiting.add(flight, first=first)
 
     def nudge(self) -> None:
         """Somebody may want in: end a run of decode steps at the next step."""
@@ -186,18 +168,17 @@ class Instance:
 
     def _admit(self) -> None:
         waiting = self.waiting
-        while waiting and len(self.members) < self.max_seqs:
-            flight = waiting[0][2] if isinstance(waiting, list) else waiting[0]
+        while len(self.members) < self.max_seqs:
+            flight = waiting.head()
+            if flight is None:
+                return
             if flight.loads and flight.phase == QUEUED:
                 return  # what was swapped out is still on its way
             if not self._take(flight):
                 return
-            if isinstance(waiting, list):
-                heappop(waiting)
-            else:
-                waiting.popleft()
+            waiting.pop()
             self.members[flight] = None
-            self.cluster.admitted(self, flight)
+            self._events.admitted(self, flight)
 
     def _take(self, flight: Flight) -> bool:
         """Memory for the next one; False: there is none."""
@@ -220,12 +201,12 @@ class Instance:
 
     def _take_prompt(self, flight: Flight) -> bool:
         """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
-        cluster, rules, pool = self.cluster, self.rules, self.pool
+        rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
         below = found = 0
         if flight.path:
             most = (flight.target - 1) // rules.block_tokens
-            parts = match(self.tiers, flight.path, cluster.chain, most)
+            parts = match(self.tiers, flight.path, self._fabric.chain, most)
             for part in parts:
                 part.pool.pin(part.segment)
                 found += part.end - part.start
@@ -245,13 +226,13 @@ class Instance:
             pool.take(private)
             hold.private = private
         flight.computed = found * rules.block_tokens
-        cluster.turn(flight, PREFILL)
+        self._counts.turn(flight, PREFILL)
         if parts or flight.hit_tokens >= 0:
-            cluster.found(self, flight, parts)
+            self._events.prefix_matched(self, flight, parts)
         else:
             flight.hit_tokens = 0
         if evicted:
-            cluster.storage.evicted(pool, evicted)
+            self._storage.evicted(pool, evicted)
         if rules.overlap_load or not flight.loads:
             self.prefill(flight)
         return True
@@ -282,11 +263,11 @@ class Instance:
 
     def _take_transfer(self, flight: Flight) -> bool:
         """Memory at the decode side; blocks that are here already need not be sent."""
-        cluster, rules, pool = self.cluster, self.rules, self.pool
+        rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
         if flight.path:
             most = flight.target // rules.block_tokens
-            parts = match((pool,), flight.path, cluster.chain, most)
+            parts = match((pool,), flight.path, self._fabric.chain, most)
             parts = parts[: _ready(parts)]
         for part in parts:
             pool.pin(part.segment)
@@ -306,7 +287,7 @@ class Instance:
         pool.take(private)
         hold.private = private
         if evicted:
-            cluster.storage.evicted(pool, evicted)
+            self._storage.evicted(pool, evicted)
         flight.sent = found * rules.block_tokens
         return True
 
@@ -320,9 +301,9 @@ class Instance:
         self.pool.take(blocks)
         flight.hold.private = blocks
         if evicted:
-            self.cluster.storage.evicted(self.pool, evicted)
+            self._storage.evicted(self.pool, evicted)
         flight.loads += 1
-        self.cluster.swap_in(self, flight)
+        self._events.swap_in(self, flight)
         return True
 
     # --- steps with prompt chunks ----------------------------------------------------------
@@ -334,7 +315,7 @@ class Instance:
         if mixed:
             self._grow_by_one()
         budget = rules.batched_tokens - (self.decoding if mixed else 0)
-        chunks, separated = self._chunks, self.cluster.separated
+        chunks, separated = self._chunks, rules.separated
         pairs = read = tokens = 0
         for flight in tuple(self.prefilling):
             if budget <= 0:
@@ -349,7 +330,7 @@ class Instance:
             if not rules.reserve_prompt and not self._secure(flight, flight.computed + take):
                 break
             if separated and take == flight.target - flight.computed:
-                self.cluster.secured(flight)
+                self._events.prompt_secured(flight)
             chunks.append((flight, take))
             pairs += pairs_of(flight.computed, take)
             read += flight.computed
@@ -369,7 +350,7 @@ class Instance:
         self.prefill_tokens += tokens
         self.busy = True
         self.step_ns = duration
-        loop = self.cluster.loop
+        loop = self._fabric.loop
         loop.at(loop.now_ns + duration, STEPS, self._step_done)
         return True
 
@@ -378,18 +359,18 @@ class Instance:
         ended = self._advance(self.step_ns) if self._run_steps else ()
         self._run_steps = 0
         chunks, self._chunks = self._chunks, []
-        cluster = self.cluster
+        counts, events = self._counts, self._events
         for flight, take in chunks:
             flight.computed += take
-            cluster.total_prefill_tokens += take
+            counts.prefill_tokens += take
             if flight.computed == flight.target:
                 self.prefilling.remove(flight)
                 if not flight.loads:
-                    cluster.first_token(self, flight)
+                    events.prompt_computed(self, flight)
             elif flight.decoder >= 0:
-                cluster.send_on(flight)
+                events.chunk_computed(flight)
         for flight in ended:
-            cluster.finish(self, flight)
+            events.answered(self, flight)
         self.busy = False
         self.kick()
 
@@ -406,7 +387,7 @@ class Instance:
                 self.pool.take(need)
                 hold.private += need
                 if evicted:
-                    self.cluster.storage.evicted(self.pool, evicted)
+                    self._storage.evicted(self.pool, evicted)
                 return True
             victim = self._youngest()
             if victim is None or victim.order <= flight.order:
@@ -420,7 +401,7 @@ class Instance:
         if not flight.path or hold is None:
             return
         depth = min(
-            flight.target // self.rules.block_tokens, self.cluster.chain.end(flight.path[-1])
+            flight.target // self.rules.block_tokens, self._fabric.chain.end(flight.path[-1])
         )
         self._share(hold, flight.path, depth, computed=computed)
 
@@ -430,45 +411,18 @@ class Instance:
         hold = flight.hold
         if leaf < 0 or hold is None:
             return
-        path = self.cluster.chain.path(leaf)
-        self._share(hold, path, self.cluster.chain.end(leaf), computed=True)
-
-    def _adopt(self, hold: Hold, path: tuple[int, ...], depth: int) -> None:
-        """Use what has come here from others meanwhile in place of the flight's private blocks, and
-        give those back: so all that is before a block in use is in use."""
-        pool, chain, found = self.pool, self.cluster.chain, hold.shared
-        for node in reversed(path):
-            base = chain.depth[node]
-            for segment in reversed(pool.segments_of(node)):
-                blocks = min(segment.end, depth - base) - max(segment.start, found - base)
-                if blocks <= 0:
-                    continue
-                pool.pin(segment)
-                pool.hit(segment)
-                become_ready(segment)
-                hold.pins.append(segment)
-                hold.private -= blocks
-                hold.shared += blocks
-                pool.give(blocks)
+        path = self._fabric.chain.path(leaf)
+        self._share(hold, path, self._fabric.chain.end(leaf), computed=True)
 
     def _share(self, hold: Hold, path: tuple[int, ...], depth: int, *, computed: bool) -> None:
         """Private blocks become segments, as far as the same content is not here already."""
         pool = self.pool
-        runs = missing(pool, path, self.cluster.chain, depth)
-        if hold.shared + blocks_of(runs) < depth:
-            self._adopt(hold, path, depth)
-        for run in runs:
-            blocks = run.end - run.start
-            assert blocks <= hold.private, "what a flight has computed is not in its memory"
-            hold.private -= blocks
-            pool.give(blocks)
-            hold.pins.append(pool.add(run, ready=True, pinned=True))
-            hold.shared += blocks
-            self.cluster.made += blocks
-        if runs:
+        extents = hold.share(path, self._fabric.chain, depth)
+        self._counts.new_blocks += blocks_of(extents)
+        if extents:
             if computed:
-                self.cluster.storage.used(pool, runs)
-            self.cluster.storage.stored(pool, runs)
+                self._storage.used(pool, extents)
+            self._storage.stored(pool, extents)
 
     # --- runs of decode steps --------------------------------------------------------------
 
@@ -481,7 +435,7 @@ class Instance:
             self._join(flight)
 
     def _join(self, flight: Flight) -> None:
-        self.cluster.turn(flight, DECODE)
+        self._counts.turn(flight, DECODE)
         left = flight.request.output_tokens - flight.generated
         kept = flight.request.prompt_tokens + flight.generated - 1
         flight.joined_step = self.steps
@@ -546,7 +500,7 @@ class Instance:
             return  # all have lost their memory, and wait for it at the head of the queue
         if self._preempted:
             steps = 1  # there may be room for somebody who waits
-        loop = self.cluster.loop
+        loop = self._fabric.loop
         self.busy = True
         self._run_steps = steps
         self._run_began = loop.now_ns
@@ -585,7 +539,7 @@ class Instance:
         ended = self._advance(self.step_ns)
         self._run_steps = 0
         for flight in ended:
-            self.cluster.finish(self, flight)
+            self._events.answered(self, flight)
         self.busy = False
         self.kick()
 
@@ -593,7 +547,7 @@ class Instance:
         """End the run of steps that is under way with the step that is under way."""
         if self._chunks:
             return
-        passed = self.cluster.loop.now_ns - self._run_began
+        passed = self._fabric.loop.now_ns - self._run_began
         compute, sequences, context = self.compute, self.decoding, self.context
         low = compute.steps_in(sequences, context, passed)
         if low >= self._run_steps:
@@ -601,7 +555,7 @@ class Instance:
         self._run_steps = low
         self._epoch += 1
         self.step_ns = compute.run_ns(sequences, context, low)
-        loop = self.cluster.loop
+        loop = self._fabric.loop
         loop.at(self._run_began + self.step_ns, STEPS, self._run_done, self._epoch)
 
     def _advance(self, duration: int) -> list[Flight]:
@@ -617,7 +571,7 @@ class Instance:
         self.steps += steps
         self.context += sequences * steps
         self.decode_tokens += sequences * steps
-        self.cluster.total_output_tokens += sequences * steps
+        self._counts.output_tokens += sequences * steps
         finishing, ended = self.finishing, []
         while finishing and finishing[0][0] <= self.steps:
             _, _, ticket, flight = heappop(finishing)
@@ -628,14 +582,14 @@ class Instance:
 
     def _count_gaps(self, steps: int, sequences: int, duration: int) -> None:
         """Times between two tokens of a sequence, of the measured ones."""
-        now = self.cluster.loop.now_ns
+        now = self._fabric.loop.now_ns
         measured = self.measured_decoding
         if measured:
             began = now - duration
             first = duration
             if steps > 1:
                 first = self.compute.run_ns(sequences, self.context, 1)
-            gaps = self.cluster.gaps
+            gaps = self._counts.gaps
             old, fresh = measured, self._fresh
             if fresh:
                 old -= len(fresh)
@@ -647,7 +601,7 @@ class Instance:
             if steps > 1:
                 gaps[(duration - first) // (steps - 1)] += (steps - 1) * measured
             if len(gaps) > MOST_GAPS:
-                self.cluster.fold_gaps()
+                self._counts.fold_gaps()
         self._last_out_ns = now
 
     def next_end_ns(self) -> int:
@@ -661,7 +615,7 @@ class Instance:
             return self.compute.run_ns(1, oldest.target, left)
         self._forget_stale()
         steps = self.finishing[0][0] - self.steps
-        passed = self.cluster.loop.now_ns - self._run_began if self._run_steps > 1 else 0
+        passed = self._fabric.loop.now_ns - self._run_began if self._run_steps > 1 else 0
         return max(0, self.compute.run_ns(self.decoding, self.context, steps) - passed)
 
     # --- preemption ------------------------------------------------------------------------
@@ -683,7 +637,7 @@ class Instance:
             assert evicted is not None, "a run of steps began without memory for it"
             pool.take(need)
             if evicted:
-                self.cluster.storage.evicted(pool, evicted)
+                self._storage.evicted(pool, evicted)
         return need
 
     def _preempt_for_growth(self) -> None:
@@ -715,7 +669,7 @@ class Instance:
         else:
             self.prefilling.remove(flight)
         del self.members[flight]
-        self.cluster.preempted(self, flight, decoded=decoded)
+        self._events.preempted(self, flight, decoded=decoded)
 
     def _stale_fresh(self, flight: Flight) -> None:
         if flight.measured and flight.joined_step == self.steps:

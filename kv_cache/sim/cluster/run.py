@@ -95,7 +95,7 @@ def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) ->
             check(cluster, checks)
             unchecked = 0
         if progress is not None:
-            progress(cluster.arrived - len(cluster.alive))
+            progress(cluster.counts.arrived - len(cluster.alive))
 
 
 class _Collector:
@@ -129,10 +129,10 @@ class _Collector:
         for key, pool in cluster.storage.pools.items():
             self._base_pools[key] = _stores(pool)
             self._base_refused[key] = Counter(pool.refused)
-        cluster.preemptions = cluster.recomputed = 0
+        cluster.counts.preemptions = cluster.counts.recomputed = 0
         cluster.storage.prefetched.clear()
-        cluster.prefetch_useful.clear()
-        cluster.prefetch_late.clear()
+        cluster.counts.prefetch_useful.clear()
+        cluster.counts.prefetch_late.clear()
 
     def finished(self, flight: Flight) -> None:
         requests, request = self._requests, flight.request
@@ -159,8 +159,8 @@ class _Collector:
         self._latest.clear()
 
     def _gaps(self) -> dict[int, int]:
-        self._cluster.fold_gaps()
-        return dict(self._cluster.itl)
+        self._cluster.counts.fold_gaps()
+        return dict(self._cluster.counts.itl)
 
     def _spread(self) -> None:
         """The rows that were kept, as the columns of `Requests`."""
@@ -185,31 +185,31 @@ class _Collector:
     def outcome(self, sampler: Sampler, checks: Counter[str]) -> ClusterOutcome:
         cluster, requests = self._cluster, self._requests
         self._spread()
-        requests.arrived = cluster.arrived
-        requests.finished = cluster.finished
-        requests.rejected = cluster.rejected
-        requests.aborted = cluster.aborted
-        requests.measured_arrived = cluster.measured_arrived
-        requests.preemptions = cluster.preemptions
+        requests.arrived = cluster.counts.arrived
+        requests.finished = cluster.counts.finished
+        requests.rejected = cluster.counts.rejected
+        requests.aborted = cluster.counts.aborted
+        requests.measured_arrived = cluster.counts.measured_arrived
+        requests.preemptions = cluster.counts.preemptions
         return ClusterOutcome(
             scenario=self._scenario,
             requests=requests,
             blocks=Blocks(
-                looked_up=cluster.looked_up,
-                hits=cluster.hits,
-                ceiling=cluster.ceiling,
-                recomputed=cluster.recomputed,
+                looked_up=cluster.counts.looked_up,
+                hits=cluster.counts.hits,
+                ceiling=cluster.counts.ceiling,
+                recomputed=cluster.counts.recomputed,
             ),
             tiers=self._tiers(),
             links=self._links(),
             instances=self._instances(),
             series=sampler.series,
             itl_buckets=self._gaps(),
-            began_ns=max(0, cluster.began_ns),
-            ended_ns=cluster.ended_ns,
+            began_ns=max(0, cluster.counts.began_ns),
+            ended_ns=cluster.counts.ended_ns,
             moved_ns=cluster.network.ended_ns,
             events=cluster.loop.events,
-            concurrency_ns=cluster.concurrency_ns,
+            concurrency_ns=cluster.counts.concurrency_ns,
             checks=checks,
         )
 
@@ -230,8 +230,8 @@ class _Collector:
                 used_blocks=sum(p.used for p in pools.values()),
                 peak_blocks=max((p.peak for p in pools.values()), default=0),
                 prefetched=cluster.storage.prefetched[name],
-                prefetch_useful=cluster.prefetch_useful[name],
-                prefetch_late=cluster.prefetch_late[name],
+                prefetch_useful=cluster.counts.prefetch_useful[name],
+                prefetch_late=cluster.counts.prefetch_late[name],
             )
             for key, pool in pools.items():
                 base = self._base_pools.get(key, (0, 0, 0, 0, 0, 0))
@@ -273,10 +273,10 @@ class _Collector:
         for number in range(topology.instances):
             node, rack = topology.place_of(number)
             facts.group.append(topology.group_of(number))
-            facts.role.append(cluster.roles[number])
+            facts.role.append(cluster.roster.roles[number])
             facts.node.append(node)
             facts.rack.append(rack)
-            facts.capacity_blocks.append(cluster.capacity_of(number))
+            facts.capacity_blocks.append(cluster.roster.capacity_of(number))
             instance = cluster.instances.get(number)
             now = (0,) * 6 if instance is None else _counts(instance)
             base = self._base_instances.get(number, (0,) * 6)
@@ -287,7 +287,7 @@ class _Collector:
             for column, value, before in zip(columns, now, base, strict=True):
                 column.append(value - before)
             facts.peak_blocks.append(0 if instance is None else instance.pool.peak)
-            facts.longest_queue.append(0 if instance is None else instance.longest_queue)
+            facts.longest_queue.append(0 if instance is None else instance.waiting.longest)
         return facts
 
 

@@ -43,7 +43,7 @@ class Sampler:
 
     def _take(self) -> None:
         cluster, columns = self._cluster, self.series.columns
-        phases = cluster.phases
+        phases = cluster.counts.phases
         columns["at_ns"].append(cluster.loop.now_ns)
         columns["waiting"].append(phases[QUEUED])
         columns["prefilling"].append(phases[PREFILL])
@@ -51,11 +51,11 @@ class Sampler:
         columns["transferring"].append(phases[TRANSFER])
         columns["hbm_blocks"].append(cluster.storage.watches["hbm"].total)
         now = (
-            cluster.total_output_tokens,
-            cluster.total_prefill_tokens,
-            cluster.finished,
-            cluster.rejected.total(),
-            cluster.aborted.total(),
+            cluster.counts.output_tokens,
+            cluster.counts.prefill_tokens,
+            cluster.counts.finished,
+            cluster.counts.rejected.total(),
+            cluster.counts.aborted.total(),
         )
         for name, total in zip(SUMMED, now, strict=True):
             columns[name].append(total - self._totals[name])

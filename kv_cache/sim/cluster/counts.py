@@ -1,0 +1,57 @@
+"""What a cluster counts while it runs: requests, tokens, blocks, and times between tokens.
+
+It counts what it is given; nothing is decided here, and nothing is read back by a decision.
+"""
+
+from collections import Counter, defaultdict
+
+from kv_cache.metrics.histogram import bucket_of
+from kv_cache.sim.cluster.inflight import Flight
+
+MOST_GAPS = 4096  # different times between tokens that are kept before they go into buckets
+
+
+class ClusterCounts:
+    def __init__(self) -> None:
+        self.phases = [0] * 5
+        self.output_tokens = 0
+        self.prefill_tokens = 0
+        self.gaps: defaultdict[int, int] = defaultdict(int)  # ns between two tokens: how often
+        self.itl: defaultdict[int, int] = defaultdict(int)  # the same by bucket
+        self.arrived = self.finished = self.measured_arrived = 0
+        self.rejected: Counter[str] = Counter()
+        self.aborted: Counter[str] = Counter()
+        self.preemptions = 0
+        self.looked_up = self.ceiling = self.recomputed = 0
+        self.hits: Counter[str] = Counter()
+        self.prefetch_useful: Counter[str] = Counter()
+        self.prefetch_late: Counter[str] = Counter()
+        self.new_blocks = 0  # of content that came into HBM by being computed, or sent
+        self.began_ns = -1
+        self.ended_ns = 0
+        self.spent_ns = 0
+        self.concurrency_ns = 0
+        self._present = 0
+        self._changed_ns = 0
+
+    def turn(self, flight: Flight, phase: int) -> None:
+        """Move a flight to another phase."""
+        self.phases[flight.phase] -= 1
+        self.phases[phase] += 1
+        flight.phase = phase
+
+    def change_presence(self, now_ns: int, change: int) -> None:
+        """Count `change` more requests in the system from now on."""
+        self.concurrency_ns += self._present * (now_ns - self._changed_ns)
+        self._changed_ns = now_ns
+        self._present += change
+
+    def concurrency_at(self, now_ns: int) -> int:
+        """Return `concurrency_ns` up to now."""
+        return self.concurrency_ns + self._present * (now_ns - self._changed_ns)
+
+    def fold_gaps(self) -> None:
+        """Put the times between tokens into their buckets."""
+        for ns, count in self.gaps.items():
+            self.itl[bucket_of(ns)] += count
+        self.gaps.clear()

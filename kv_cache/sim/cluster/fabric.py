@@ -1,0 +1,39 @@
+"""What all instances of a cluster share: the clock, the links, the pools, and the size of state.
+
+It is built first and knows nobody: instances, routers and the cluster use it.
+"""
+
+from collections.abc import Mapping
+
+from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_rules import kv_bytes_per_token
+from kv_cache.core.seed import Seed
+from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.loop import Loop
+from kv_cache.sim.cluster.network import Network
+from kv_cache.sim.cluster.storage import ClusterStorage
+from kv_cache.sim.cluster.topology import ClusterTopology
+from kv_cache.sim.profile import ProfileModel
+
+
+class Fabric:
+    __slots__ = (
+        "block_bytes", "block_tokens", "chain", "loop", "network", "scenario", "storage",
+        "token_bytes", "topology",
+    )  # fmt: skip
+
+    def __init__(
+        self, scenario: Scenario, chain: PrefixChain, profiles: Mapping[str, ProfileModel] | None
+    ) -> None:
+        self.scenario = scenario
+        self.chain = chain
+        self.loop = Loop()
+        self.block_tokens = scenario.model.block_tokens
+        self.token_bytes = kv_bytes_per_token(scenario.model)
+        self.block_bytes = self.block_tokens * self.token_bytes
+        self.topology = ClusterTopology(scenario, profiles, self.block_bytes)
+        seed = Seed(scenario.seed).child("network")
+        self.network = Network(self.loop, scenario.network, seed)
+        self.storage = ClusterStorage(
+            scenario, chain, self.topology, self.network, self.block_bytes
+        )

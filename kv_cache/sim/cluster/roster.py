@@ -1,0 +1,62 @@
+"""The instances of a cluster by number, each created when it is first used: a cluster of ten
+thousand may use few."""
+
+from array import array
+
+from kv_cache.core.units import GIB
+from kv_cache.sim.cluster.compute import ComputeModel, make_compute
+from kv_cache.sim.cluster.counts import ClusterCounts
+from kv_cache.sim.cluster.fabric import Fabric
+from kv_cache.sim.cluster.instance import Instance, InstanceEvents
+from kv_cache.sim.cluster.rules import rules_of
+
+
+class Roster:
+    def __init__(self, fabric: Fabric, counts: ClusterCounts, events: InstanceEvents) -> None:
+        self._fabric = fabric
+        self._counts = counts
+        self._events = events
+        self._computes: dict[str, ComputeModel] = {}
+        self.used: dict[int, Instance] = {}
+        """Those that were ever used, by number."""
+        groups, topology = fabric.scenario.instances, fabric.topology
+        self.roles = [groups[topology.group_of(i)].role for i in range(topology.instances)]
+        self.separated = any(role != "mixed" for role in self.roles)
+        self.rules = rules_of(fabric.scenario, separated=self.separated)
+        self._capacities = array("q")  # of HBM, by instance
+        for group in groups.values():
+            blocks = int(group.hbm_gib * GIB) // fabric.block_bytes
+            self._capacities.extend(array("q", (blocks,)) * group.count)
+
+    def capacity_of(self, number: int) -> int:
+        """Blocks of an instance's HBM."""
+        return self._capacities[number]
+
+    def compute_of(self, number: int) -> ComputeModel:
+        """The compute model of an instance, shared by its group."""
+        name = self._fabric.topology.group_of(number)
+        compute = self._computes.get(name)
+        if compute is None:
+            scenario, most = self._fabric.scenario, self._most_seqs(name)
+            group = scenario.instances[name]
+            compute = self._computes[name] = make_compute(group, scenario.model, most)
+        return compute
+
+    def instance(self, number: int) -> Instance:
+        instance = self.used.get(number)
+        if instance is None:
+            instance = self.used[number] = self._new_instance(number)
+        return instance
+
+    def _new_instance(self, number: int) -> Instance:
+        fabric = self._fabric
+        tiers = fabric.storage.reach(number, self._capacities[number])
+        most = self._most_seqs(fabric.topology.group_of(number))
+        return Instance(
+            number, self.roles[number], self.compute_of(number), tiers, self.rules, most,
+            fabric=fabric, counts=self._counts, events=self._events,
+        )  # fmt: skip
+
+    def _most_seqs(self, group: str) -> int:
+        scenario = self._fabric.scenario
+        return scenario.instances[group].max_num_seqs or scenario.scheduler.max_num_seqs

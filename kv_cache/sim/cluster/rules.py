@@ -1,0 +1,38 @@
+"""The rules that all instances of a cluster follow."""
+
+from dataclasses import dataclass
+
+from kv_cache.config.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """`SchedulerSection` in the terms of an instance."""
+
+    block_tokens: int
+    batched_tokens: int
+    chunked: bool
+    shortest_first: bool
+    reserve_all: bool
+    reserve_prompt: bool
+    preemption: str
+    max_queue: int
+    overlap_load: bool
+    separated: bool  # whether some instances only prefill, or only decode
+
+
+def rules_of(scenario: Scenario, *, separated: bool) -> Rules:
+    """Build the rules of a scenario; `separated` as in `Rules`."""
+    section = scenario.scheduler
+    return Rules(
+        block_tokens=scenario.model.block_tokens,
+        batched_tokens=section.max_num_batched_tokens,
+        chunked=section.chunked_prefill,
+        shortest_first=section.order == "sjf",
+        reserve_all=section.reservation == "reserve-full",
+        reserve_prompt=section.reservation != "on-demand",
+        preemption=section.preemption,
+        max_queue=section.max_queue,
+        overlap_load=scenario.tiers.overlap_load,
+        separated=separated,
+    )
