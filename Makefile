@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS := -n logical --maxprocesses=4 --dist loadfile
+WORKERS := -n logical --maxprocesses=4 --dist worksteal
 
 .PHONY: run check test nightly lint bench clean
 
@@ -16,9 +16,11 @@ check: lint
 test: lint
 	$(BIN)/python -m pytest -q $(WORKERS)
 
-# What only an idle machine can show (VALID of a live run), and full products of choices.
+# What only an idle machine can show (VALID of a live run), full products of choices, and ten times
+# as many examples of each law, others each time.
 nightly: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -q -m nightly
+	$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile=explore tests/unit tests/property
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -1,13 +1,15 @@
 """Faults put into the program one at a time: do the tests find them?
 
-    python benchmarks/mutants.py [--only TEXT]
+    python benchmarks/mutants.py [--only TEXT]...
 
 Each mutant changes one place of a copy of the source and runs the tests that are to find it. It is
-killed if they fail. Exits with 1 where one lives, or where its place is no longer there: whoever
-moves that code moves the mutant with it, so that a fault that was found stays one that is found.
+killed if they fail, and the first that did is printed behind it. Exits with 1 where one lives, or
+where its place is no longer there: whoever moves that code moves the mutant with it, so that a
+fault that was found stays one that is found.
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("kv_cache", "tests", "configs", "datasets", "docs", "benchmarks")
+_FAILED = re.compile("(FAILED|ERROR) ")
 UNIT, INTEGRATION = "tests/unit/test_", "tests/integration/test_"
 
 
@@ -246,12 +249,12 @@ MUTANTS = (
 )
 
 
-def fate(mutant: Mutant, copy: Path) -> str:
-    """`killed`, `lives`, or `gone` where its place is no longer there."""
+def fate(mutant: Mutant, copy: Path) -> tuple[str, str]:
+    """`killed`, `lives`, or `gone` where its place is no longer there; and the test that killed."""
     path = copy / mutant.path
     whole = path.read_text() if path.exists() else ""
     if mutant.before not in whole:
-        return "gone"
+        return "gone", ""
     path.write_text(whole.replace(mutant.before, mutant.after, 1))
     try:
         done = subprocess.run(
@@ -260,21 +263,27 @@ def fate(mutant: Mutant, copy: Path) -> str:
         )  # fmt: skip
     finally:
         path.write_text(whole)
-    return {0: "lives", 1: "killed"}.get(done.returncode, f"pytest exits with {done.returncode}")
+    killers = [line.split(" ")[1] for line in done.stdout.splitlines() if _FAILED.match(line)]
+    word = {0: "lives", 1: "killed"}.get(done.returncode, f"pytest exits with {done.returncode}")
+    return word, ", ".join(killers)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="mutants with this in their description or path")
+    parser.add_argument(
+        "--only", action="append", help="mutants with this in their description or path"
+    )
     options = parser.parse_args()
     fates: list[str] = []
     with tempfile.TemporaryDirectory(prefix="kv-cache-mutants-") as scratch:
         copy = Path(scratch)
         _copy(copy, COPIED)
         for mutant in MUTANTS:
-            if options.only in f"{mutant.what} {mutant.path}":
-                fates.append(fate(mutant, copy))
-                print(f"{fates[-1]:<8}{mutant.path}: {mutant.what}", flush=True)
+            if any(only in f"{mutant.what} {mutant.path}" for only in options.only or [""]):
+                word, killer = fate(mutant, copy)
+                fates.append(word)
+                behind = f" <- {killer}" if killer else ""
+                print(f"{word:<8}{mutant.path}: {mutant.what}{behind}", flush=True)
     print(f"{fates.count('killed')} of {len(fates)} are killed")
     sys.exit(0 if set(fates) == {"killed"} else 1)
 

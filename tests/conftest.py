@@ -17,8 +17,8 @@ import kv_cache.sim.cluster.cluster  # noqa: F401
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what nohup ignores
-settings.register_profile("explore", deadline=None)
-settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=500)
+settings.register_profile("same", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("same")
 
 

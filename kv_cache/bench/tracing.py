@@ -19,7 +19,7 @@ from typing import Self
 
 from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
 from kv_cache.bench.procfs import text_of
-from kv_cache.bench.tracing_program import ATTACHED, kernel_number, missing, program
+from kv_cache.bench.tracing_program import ATTACHED, CLOSE, OPEN, kernel_number, missing, program
 from kv_cache.metrics.tracing import READ, WRITE, Traced, parse
 
 ATTACH_S = 20.0
@@ -30,6 +30,8 @@ _PATIENCE_S = {signal.SIGINT: 20.0, signal.SIGTERM: 2.0, signal.SIGKILL: None}
 _POLL_S = 0.02
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _TOOLS = {"bpftrace": "bpftrace", "setpriv": "util-linux", "unshare": "util-linux"}
+_WITH_ITS_NUMBER = ("sh", "-c", 'exec bpftrace "$@" "$$"', "sh")
+"""The start of a command that tells bpftrace its own process number, as its last argument."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO
 _HARMLESS = "RLIMIT_MEMLOCK"  # kernels since 5.11 don't count BPF memory there
 
@@ -77,8 +79,9 @@ class Tracer:
         """What was traced. Takes as long as bpftrace needs to print it."""
         if self._child is None:
             return Traced(reason=self._reason)
-        after, seconds = read_diskstats(self._devices), time.monotonic() - self._began
         ended = self._child.poll()
+        self._child.send_signal(CLOSE)
+        after, seconds = read_diskstats(self._devices), time.monotonic() - self._began
         out, err = self._end((signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
         if ended is not None:
             return Traced(reason=f"bpftrace ended before the run did{_last_words(err)}")
@@ -117,7 +120,7 @@ class Tracer:
             [f"/sys/block/{device}/inflight" for device in self._devices],
             self._traceable_pid(),
         )
-        self._launch(["bpftrace", "-B", "line", "-e", self._program.text])
+        self._launch([*_WITH_ITS_NUMBER, "-B", "line", "-e", self._program.text])
         return self._wait_until_attached()
 
     def _traceable_pid(self) -> int | None:
@@ -149,6 +152,7 @@ class Tracer:
                 return f"bpftrace did not attach within {self._attach_s:g} s{told}"
             time.sleep(_POLL_S)
         self._before, self._began = read_diskstats(self._devices), time.monotonic()
+        self._child.send_signal(OPEN)
         return None
 
     # --- ending ------------------------------------------------------------------------------

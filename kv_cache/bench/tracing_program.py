@@ -16,6 +16,10 @@ completion that interrupts us is missed: about one in a thousand of 4 KiB reques
 Counted beside: `requeued`; `overtaken`, requests to a place where one is under way already, or so
 it seems as its completion was missed; `unmatched`, completions of requests not known to be issued.
 
+Attaching and detaching take seconds, one tracepoint after the other. What is booked lies between
+two signals to bpftrace that change nothing for it but are traced themselves: OPEN and CLOSE. On a
+kernel that does not trace kill(2), everything from the first to the last tracepoint is booked.
+
 How many requests are at the device is looked up where the kernel has it, every 50 ms: a counter of
 our own would drift with each event that is missed.
 
@@ -23,6 +27,7 @@ The reference traces the kernel functions vfs_read and vfs_write of all processe
 it is the system calls of one process that read and write at a position: those of the data path.
 """
 
+import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +41,10 @@ _READS = ("pread64", "preadv", "preadv2")
 _WRITES = ("pwrite64", "pwritev", "pwritev2")
 _SYNCS = ("fsync", "fdatasync")
 _FADVISE = ("fadvise64",)
+_KILL = "syscalls:sys_enter_kill"
+
+OPEN, CLOSE = 0, int(signal.SIGCONT)
+"""The signals to bpftrace between which the window lies."""
 
 _NEEDED = ("block_rq_issue", "block_rq_complete")
 
@@ -59,7 +68,8 @@ def program(
 ) -> TraceProgram:
     """With those of the `tracepoints` that the kernel has (`block:block_rq_issue`), for devices by
     their `kernel_number` and the process `pid` as the first pid namespace numbers it; None = the
-    system calls are left out."""
+    system calls are left out. Its argument `$1` is bpftrace's own process, as its parent numbers
+    it."""
     on_ours = " || ".join(f"args->dev == {number}" for number in device_numbers)
     made = "block_io_start" if "block:block_io_start" in tracepoints else "block_rq_insert"
     probes = [
@@ -71,7 +81,7 @@ def program(
         *(_system_calls(pid) if pid is not None else []),
     ]
     used: list[str] = []
-    parts = [_looks(in_flight_files)]
+    parts = [_window(tracepoints), _looks(in_flight_files)]
     for names, condition, body in probes:
         present = [name for name in names if name in tracepoints]
         if present:
@@ -87,6 +97,22 @@ def kernel_number(major: int, minor: int) -> int:
     return major << 20 | minor
 
 
+def _window(tracepoints: Collection[str]) -> str:
+    if _KILL not in tracepoints:
+        return "BEGIN\n{\n    @open = 1;\n}\n"
+    return f"""BEGIN
+{{
+    @open = 0;
+}}
+
+tracepoint:{_KILL}
+/args->pid == $1 && (args->sig == {OPEN} || args->sig == {CLOSE})/
+{{
+    @open = args->sig == {OPEN} ? 1 : 0;
+}}
+"""
+
+
 # --- the block layer -----------------------------------------------------------------------------
 
 _MADE = """
@@ -98,14 +124,14 @@ _MERGED = """
 """
 
 _ISSUED = """
-    if (@issued[args->dev, args->sector] != 0) { @overtaken = count(); }
+    if (@issued[args->dev, args->sector] != 0 && @open == 1) { @overtaken = count(); }
     @issued[args->dev, args->sector] = nsecs;
     @bytes[args->dev, args->sector] = args->bytes;
 """
 
 _REQUEUED = """
     delete(@issued[args->dev, args->sector]);
-    @requeued = count();
+    if (@open == 1) { @requeued = count(); }
 """
 
 _COMPLETED = """
@@ -113,7 +139,8 @@ _COMPLETED = """
     $issued = @issued[args->dev, args->sector];
     $made = @made[args->dev, args->sector];
     $bytes = @bytes[args->dev, args->sector];
-    if ($issued == 0) {
+    if (@open == 0) {
+    } else if ($issued == 0) {
         @unmatched = count();
     } else if (strncmp(args->rwbs, "R", 1) == 0) {READ
     } else if (strncmp(args->rwbs, "W", 1) == 0 || strncmp(args->rwbs, "FW", 2) == 0) {WRITE
@@ -148,7 +175,8 @@ def _timed(name: str, ns: str) -> str:
 def _looks(in_flight_files: Sequence[str]) -> str:
     looks = "".join(f'    cat("{file}");\n' for file in in_flight_files)
     attached = f'interval:ms:20 /@attached == 0/ {{ @attached = 1; printf("{ATTACHED}\\n"); }}\n'
-    return attached + (f"interval:ms:{LOOK_MS}\n{{\n{looks}}}\n" if looks else "")
+    look = f"interval:ms:{LOOK_MS}\n/@open == 1/\n{{\n{looks}}}\n"
+    return attached + (look if looks else "")
 
 
 # --- system calls of this process ----------------------------------------------------------------
@@ -164,18 +192,22 @@ def _system_calls(pid: int) -> list[_Probe]:
         _exit(_WRITES, "@writing", "vfs_write_us", "\n    @written[tid] = nsecs;"),
         _enter(_SYNCS, pid, "@syncing[tid] = nsecs;" + _gap("write_to_fsync_us", "@written")),
         _exit(_SYNCS, "@syncing", "fsync_us"),
-        ([f"syscalls:sys_exit_{name}" for name in _FADVISE], f"pid == {pid}",
+        ([f"syscalls:sys_exit_{name}" for name in _FADVISE], f"@open == 1 && pid == {pid}",
          "\n    @advised[tid] = nsecs;\n"),
     ]  # fmt: skip
 
 
 def _enter(calls: Sequence[str], pid: int, body: str) -> _Probe:
-    return [f"syscalls:sys_enter_{name}" for name in calls], f"pid == {pid}", f"\n    {body}\n"
+    return (
+        [f"syscalls:sys_enter_{name}" for name in calls],
+        f"@open == 1 && pid == {pid}",
+        f"\n    {body}\n",
+    )
 
 
 def _exit(calls: Sequence[str], began: str, name: str, more: str = "") -> _Probe:
     body = f"\n    {_timed(name, f'nsecs - {began}[tid]')}{more}\n    delete({began}[tid]);\n"
-    return [f"syscalls:sys_exit_{call}" for call in calls], f"{began}[tid] != 0", body
+    return [f"syscalls:sys_exit_{call}" for call in calls], f"@open == 1 && {began}[tid] != 0", body
 
 
 def _gap(name: str, since: str) -> str:
@@ -183,7 +215,7 @@ def _gap(name: str, since: str) -> str:
     return f"\n    if ({since}[tid] != 0) {{ {gap} delete({since}[tid]); }}"
 
 
-_OF_REQUESTS = ("made", "issued", "bytes", "attached")
+_OF_REQUESTS = ("made", "issued", "bytes", "attached", "open")
 _OF_CALLS = ("reading", "writing", "syncing", "written", "advised")
 
 

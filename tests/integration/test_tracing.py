@@ -24,7 +24,6 @@ from kv_cache.metrics.tracing import Bucket, Traced
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS, SIZE = 256, 128 * KIB
-AT_MOST_MISSED = OPERATIONS // 8  # completions, where others are busy too
 
 DEVICE = next(iter(sorted(os.listdir("/sys/block"))), "vda")
 MISSING = why_not([DEVICE])
@@ -112,18 +111,19 @@ def bucket_with(traced: Traced, name: str, value: int) -> Bucket:
 
 
 def test_operations_and_their_sizes_are_those_that_were_done(seen: Seen) -> None:
+    """A completion that interrupts another tracepoint is not traced, the more of them the busier
+    the machine is; but the device's counters have it."""
     assert seen.traced.reason is None
     for kind, ended in (("read", seen.moved.reads), ("write", seen.moved.writes)):
         ours = bucket_with(seen.traced, f"bssplit_{kind}_kb", SIZE // KIB).count
+        told = seen.traced.section()["operations"][kind]
         assert seen.traced.histograms[f"vfs_{kind}_us"].count == OPERATIONS  # this process's
-        assert seen.traced.histograms[f"d2c_{kind}_us"].count >= ours
-        assert ours == OPERATIONS if seen.alone else ours >= OPERATIONS - AT_MOST_MISSED
-        if seen.alone:  # those of others that were in flight at the start end without one
-            assert seen.traced.section()["operations"][kind]["kernel"] >= ended
-            assert seen.traced.remarks() == []
+        assert told["traced"] >= ours >= OPERATIONS - (told["kernel"] - told["traced"])
+        assert told["kernel"] >= max(ended, told["traced"])
+    if seen.alone:
+        assert seen.traced.remarks() == []
 
 
-@pytest.mark.parametrize("seen", [pytest.param("memory", marks=needs_loop)], indirect=True)
 def test_latencies_are_those_that_the_devices_counters_tell(seen: Seen) -> None:
     """The counters tell the mean in whole ms of all operations, queue included."""
     histograms = seen.traced.section()["histograms"]
@@ -136,7 +136,8 @@ def test_latencies_are_those_that_the_devices_counters_tell(seen: Seen) -> None:
         total_us = device["mean"] + queue["mean"]
         assert total_us == pytest.approx(counted_us, rel=0.5, abs=unsure_us)
         assert device["p50"][0] <= 2 * counted_us + unsure_us
-        assert histograms[f"vfs_{kind}_us"]["mean"] >= 0.5 * device["mean"]
+        if seen.alone:  # the device's mean is of our operations only
+            assert histograms[f"vfs_{kind}_us"]["mean"] >= 0.5 * device["mean"]
 
 
 def test_gaps_and_syncs_of_our_threads_are_seen(tmp_path: Path) -> None:

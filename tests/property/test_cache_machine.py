@@ -30,6 +30,7 @@ from kv_cache.core.kinds import Tier
 from kv_cache.core.signals import Signals
 from kv_cache.policy.admission import ADMISSION, AdmissionRules
 from kv_cache.policy.eviction import EVICTION
+from tests.examples import examples
 
 PAGE = 4096
 DOOR = AdmissionRules(max_bytes=2 * PAGE, max_depth=2, memory=16, floor=2)
@@ -353,9 +354,8 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=200,
+    examples(200),
     stateful_step_count=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestCacheMachine = CacheMachine.TestCase

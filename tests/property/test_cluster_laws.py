@@ -24,6 +24,7 @@ from kv_cache.sim.cluster.sources import build_source
 from tests.cluster import Plain, gib, random_values, scenario_of, serve, with_admission
 
 BATCHES, BATCH = 10, 42
+FEW_BATCHES = 4  # of them, where it is not nightly
 
 
 class Turns:
@@ -70,7 +71,13 @@ def served(scenario: Scenario) -> tuple[ClusterOutcome, list[tuple[int, str, int
 # --- all laws, everywhere ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(batch, marks=[pytest.mark.nightly] if batch >= FEW_BATCHES else [])
+        for batch in range(BATCHES)
+    ],
+)
 def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         scenario = scenario_of(with_admission(random_values(seed), seed))

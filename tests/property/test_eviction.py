@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.core.block import content_key
@@ -22,6 +22,7 @@ from kv_cache.policy.eviction.regret_aware import RegretAware
 from kv_cache.policy.eviction.s3fifo import S3Fifo
 from kv_cache.policy.eviction.sliding_window import SlidingWindow
 from kv_cache.policy.eviction.windowed import Windowed
+from tests.examples import examples
 
 PAGE = 4096
 CAPACITY = 12 * PAGE
@@ -125,7 +126,7 @@ MAKES: dict[str, MakeEviction] = {
     **EVICTION, **CHANGED, "learned": make_learned, "learned-taught": taught
 }  # fmt: skip
 every_policy = pytest.mark.parametrize("make", MAKES.values(), ids=list(MAKES))
-a_few = settings(max_examples=15, deadline=None)  # of each law, for each policy
+a_few = examples(12)  # of each law, for each policy
 
 
 @every_policy

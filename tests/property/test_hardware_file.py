@@ -3,10 +3,11 @@
 from typing import Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.config.hardware import SCHEMA, hardware_from, hardware_text
+from tests.examples import examples
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
 TEXT = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
@@ -66,7 +67,7 @@ FILES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(FILES)
 def test_a_profile_printed_and_read_again_is_equal(sections: dict[str, Any]) -> None:
     first = hardware_from({"schema": SCHEMA, **sections}, "h.yaml", {})

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
@@ -23,6 +23,7 @@ from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.sources import build_source
+from tests.examples import examples
 from tests.traces import real_trace
 
 SIZE = 16
@@ -155,7 +156,7 @@ WORK = st.fixed_dictionaries(
     work=WORK, size=st.sampled_from([1, 7, 16, 64]), seed=st.integers(0, 99),
     unanswered=st.sampled_from([0.0, 0.3, 1.0]), serve_ms=st.sampled_from([0.0, 50.0, 5000.0]),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@examples(40)
 def test_drawn_sources_keep_the_laws_whatever_becomes_of_their_asks(
     work: dict[str, Any], size: int, seed: int, unanswered: float, serve_ms: float
 ) -> None:

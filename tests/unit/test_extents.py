@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kv_cache.tiers.extents import Extent, Extents
+from tests.examples import examples
 
 
 class ExtentsMachine(RuleBasedStateMachine):
@@ -70,7 +71,7 @@ class ExtentsMachine(RuleBasedStateMachine):
 
 
 TestExtents = ExtentsMachine.TestCase
-TestExtents.settings = settings(max_examples=200, stateful_step_count=60)
+TestExtents.settings = settings(examples(80), stateful_step_count=60)
 
 
 def test_more_than_there_is_was_never_promised() -> None:

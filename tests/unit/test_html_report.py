@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.config.root import Config
@@ -27,6 +27,7 @@ from kv_cache.report.html.parts import Doc
 from kv_cache.report.html.text import embedded, plain, tag
 from kv_cache.report.rundir import RunDirectory
 from tests import reports, trials
+from tests.examples import examples
 
 ASSETS = Path(html.__file__).parent / "assets"
 ATTACK = """<script>alert("1")</script><img src=x onerror='alert(2)'>&lt;"""
@@ -542,7 +543,7 @@ _WRONG = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(st.sampled_from(_PLACES), _WRONG, st.booleans())
 def test_whatever_stands_in_a_document_there_is_a_page_or_one_sentence(
     place: tuple[str, tuple[Any, ...]], wrong: Any, beside: bool

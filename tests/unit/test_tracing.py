@@ -214,7 +214,16 @@ def test_system_calls_are_those_of_one_process() -> None:
     calls = {"syscalls:sys_enter_preadv", "syscalls:sys_exit_preadv", "syscalls:sys_enter_fsync"}
     made = program(BLOCK | calls, [1], [], 77)
     assert calls < set(made.tracepoints)
-    assert "/pid == 77/" in made.text
+    assert "/@open == 1 && pid == 77/" in made.text
+
+
+def test_what_is_booked_lies_between_two_signals_where_the_kernel_tells_them() -> None:
+    kill = "syscalls:sys_enter_kill"
+    assert "@open = 0;" in program(BLOCK | {kill}, [1], [], None).text
+    assert f"tracepoint:{kill}\n/args->pid == $1 &&" in program(BLOCK | {kill}, [1], [], 77).text
+    without = program(BLOCK, [1], [], 77).text
+    assert "BEGIN\n{\n    @open = 1;\n}" in without
+    assert kill not in without
 
 
 def test_tracepoints_without_which_nothing_can_be_traced_are_named() -> None:
