@@ -12,8 +12,10 @@ import orjson
 
 from kv_cache.core.crew import Crew, Member
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.report.chain import seal
 from kv_cache.report.ranks import merged_document
+from kv_cache.result.chain import seal
+from kv_cache.result.derive import derive
+from kv_cache.result.run import read_run
 from tests import cli
 
 RANKS = 4
@@ -44,7 +46,8 @@ def _as_of(document: Any, count: int) -> Any:
         return document
     document["kv_cache"]["rank"] |= {"ranks": count, "on_machine": count}
     document["kv_cache"]["passport"]["evidence"]["sample"]["ranks"] = count
-    return resealed(document)
+    document["kv_cache"].pop("chain")
+    return seal(derive(read_run(document)), {})
 
 
 def resealed(document: Any) -> Any:

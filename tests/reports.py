@@ -8,7 +8,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.units import GIB, MIB
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.report.chain import seal
+from kv_cache.result.chain import seal
 from tests import trials
 
 _CLASSES = ("interactive", "responsive", "batch")

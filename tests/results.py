@@ -5,11 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kv_cache.config.load import load_config
 from kv_cache.core.units import MIB
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.report.chain import seal
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.result.chain import seal
+from kv_cache.result.collect import collect
+from kv_cache.result.sections import body
 
 WINDOW_S = 10.0
+
+
+def numbers(outcome: RunOutcome) -> dict[str, Any]:
+    """What is derived of an outcome, with the default configuration."""
+    return body([collect(load_config(None), outcome, model={}, environment={})])
 
 
 def histogram(values: Sequence[int], unit: str) -> dict[str, Any]:
@@ -42,6 +51,7 @@ def row(
         "histogram_bytes": histogram(sizes, "bytes"),
         "histogram_device": histogram(device_ns, "ns"),
         "histogram_total": histogram(device_ns, "ns"),
+        "histogram_host": histogram([0] * len(device_ns), "ns"),
     }
 
 

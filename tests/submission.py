@@ -16,14 +16,16 @@ import orjson
 from kv_cache.config.load import load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.config.schema import to_mapping
-from kv_cache.report.chain import seal
-from kv_cache.report.recheck import judged_again, recheck
-from kv_cache.report.result import as_json
+from kv_cache.core.text import as_json
 from kv_cache.report.submission.aggregate import run_summary
 from kv_cache.report.submission.layout import Place, new_place, trial_directory
 from kv_cache.report.submission.manifest import write_manifest
 from kv_cache.report.submission.systems import describe, write_description
 from kv_cache.report.submission.tree import Tree, read_tree
+from kv_cache.result.chain import seal
+from kv_cache.result.derive import derive
+from kv_cache.result.run import read_run
+from kv_cache.result.verify import judged_again, recheck
 from tests.cli import ROOT
 
 Document = dict[str, Any]
@@ -70,12 +72,18 @@ def _quiet(document: Document) -> Document:
     own["metadata"] = []  # takes long to be computed again
     evidence = own["passport"]["evidence"]
     evidence["gaps"] = None  # which are held against the times of metadata
-    evidence["client"] = {"cpu_s": evidence["client"]["cpu_s"]}
+    evidence["client"] = {}
     for name in _NOISE:
         if judged_again(document).verdict != "valid":
             evidence[name] = None
     assert judged_again(document).verdict == "valid", judged_again(document).reasons
-    return resealed(document)
+    return derived(document)
+
+
+def derived(document: Document) -> Document:
+    """With everything that follows from its counts, as a run would have written it."""
+    document["kv_cache"].pop("chain", None)
+    return seal(derive(read_run(document)), {})
 
 
 def resealed(document: Document) -> Document:
@@ -105,7 +113,7 @@ def as_rank(base: Document, option: int, trial: int, rank: int, ranks: int) -> D
     own["started_utc"] = f"2026-07-01T12:{10 * option + trial:02}:00+00:00"
     own["not_submittable"] = []
     own["environment"]["hostname"] = "node"
-    return document
+    return derived(document)
 
 
 Edit = Callable[[int, int, int, Document], None]
@@ -155,7 +163,7 @@ def make(
                 edit(option, trial, rank, document)
                 path = made.file(option, trial, rank)
                 path.parent.mkdir(parents=True)
-                path.write_bytes(as_json(resealed(document)))
+                path.write_bytes(as_json(derived(document)))
     assert place.submitter is not None
     (place.submitter / "code").mkdir()
     assert place.description is not None

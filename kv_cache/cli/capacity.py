@@ -28,6 +28,7 @@ from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.seed import Seed
+from kv_cache.core.text import as_json
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.slo import Promise, parse_promises
@@ -41,7 +42,7 @@ from kv_cache.report.capacity import (
     probe_of,
 )
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.result import as_json, build_result
+from kv_cache.result.document import build_result
 from kv_cache.schedule.capacity import (
     Batch,
     CapacitySearch,

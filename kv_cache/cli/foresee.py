@@ -16,7 +16,9 @@ from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Tier
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.report.prediction import quantities, twin_section
+from kv_cache.result.collect import collect
+from kv_cache.result.prediction import quantities, twin_section
+from kv_cache.result.sections import body
 from kv_cache.sim.run import known_tiers, simulate
 
 
@@ -52,8 +54,8 @@ class Foresight:
         store = next(facts.store for facts in predicted.tiers if facts.tier is Tier.NVME)
         known = {Tier.NVME, *known_tiers(self.config, self.machine)}
         return twin_section(
-            quantities(predicted),
-            None if measured is None else quantities(measured),
+            quantities(body([collect(self.config, predicted, model={}, environment={})])),
+            compare=measured is not None,
             profile=self.machine.describe(),
             assumed=[s.tier.label for s in self.specs if s.tier not in known],
             extrapolated=store["extrapolated"],

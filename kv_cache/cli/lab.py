@@ -25,6 +25,7 @@ from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, TraceError, UsageError, did_you_mean
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.core.seed import Seed
+from kv_cache.core.text import as_json
 from kv_cache.core.units import KIB
 from kv_cache.installing import install_hint
 from kv_cache.lab.accesses import Accesses, gathered
@@ -43,7 +44,6 @@ from kv_cache.report.plot import (
     write_picture,
 )
 from kv_cache.report.records import require_own_name
-from kv_cache.report.result import as_json
 
 CAPACITIES = "1%,5%,10%,25%,50%"
 OF_PATTERNS = "10%,25%,50%"

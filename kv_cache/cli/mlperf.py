@@ -156,7 +156,7 @@ def _check(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     given = parser.parse_args(list(argv))
 
-    from kv_cache.report.result import as_json
+    from kv_cache.core.text import as_json
     from kv_cache.report.submission.aggregate import summarize
     from kv_cache.report.submission.rules import Status, check_tree
     from kv_cache.report.submission.telling import check_text
@@ -186,7 +186,7 @@ def _summarize(argv: Sequence[str]) -> int:
     form.add_argument("--markdown", action="store_true", help="print a table for pasting")
     given = parser.parse_args(list(argv))
 
-    from kv_cache.report.result import as_json
+    from kv_cache.core.text import as_json
     from kv_cache.report.submission.aggregate import summarize
     from kv_cache.report.submission.telling import summary_markdown, summary_text
     from kv_cache.report.submission.tree import read_tree

@@ -36,8 +36,8 @@ from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.mpirank import MpiRank
+from kv_cache.core.text import as_json
 from kv_cache.report.environment import Reader, filesystem
-from kv_cache.report.result import as_json
 from kv_cache.report.submission.aggregate import run_summary, summarize
 from kv_cache.report.submission.layout import (
     CONFIG,

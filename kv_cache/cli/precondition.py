@@ -19,10 +19,10 @@ from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import Progress
 from kv_cache.cli.run import fill_first, load_of_rounds
 from kv_cache.core.errors import NoAnswerError
+from kv_cache.core.text import as_json
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.precondition import precondition_document, precondition_text
-from kv_cache.report.result import as_json
 
 log = logging.getLogger("kv_cache")
 

@@ -25,9 +25,10 @@ from kv_cache.config.machine import read_machine
 from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError
+from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, PAGE_BYTES
 from kv_cache.report.prediction import prediction_lines
-from kv_cache.report.result import as_json, build_result
+from kv_cache.result.document import build_result
 
 log = logging.getLogger("kv_cache")
 

@@ -47,14 +47,16 @@ from kv_cache.cli.watchers import Watchers
 from kv_cache.config.build import Load, endless
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
+from kv_cache.core.text import as_json
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.fio import derive
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.result import as_json, build_result, with_left_behind
 from kv_cache.report.table import summary_text
 from kv_cache.report.trials import aggregate, trial_seed, trials_text
+from kv_cache.report.validation import compare
 from kv_cache.report.writing import write_atomically
+from kv_cache.result.document import build_result, with_left_behind
 from kv_cache.sim.run import simulate
 
 log = logging.getLogger("kv_cache")
@@ -395,7 +397,7 @@ def _keep(job: Job, watchers: Watchers, outcome: RunOutcome) -> tuple[dict[str, 
         watchers.environment,
         watchers.files,
         recordings=watchers.recordings(),
-        validation=job.validation,
+        validation=None if job.validation is None else compare(job.validation, outcome),
         twin=None if job.foreseen is None else job.foreseen[0].section(job.foreseen[1], outcome),
     )
     directory = watchers.run_directory

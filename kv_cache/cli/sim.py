@@ -29,6 +29,7 @@ from kv_cache.config.scenarios import (
 )
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
+from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
 from kv_cache.report.cluster.document import sim_document
 from kv_cache.report.cluster.events import LINES
@@ -36,7 +37,6 @@ from kv_cache.report.cluster.tables import RUNS_MARK, runs_csv
 from kv_cache.report.cluster.text import sim_text
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.records import require_own_name
-from kv_cache.report.result import as_json
 
 _ABOUT = """\
 Simulate a cluster that serves requests: instances with HBM, tiers below it, a router, a network.

@@ -46,11 +46,10 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import print_config, show
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.seed import fresh_seed
+from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
-from kv_cache.report.chain import check, file_digest
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import SECTION, require_intact, result_bytes
-from kv_cache.report.result import as_json, write_result
 from kv_cache.report.sweep import (
     DOCUMENT,
     SCHEMA,
@@ -62,7 +61,8 @@ from kv_cache.report.sweep import (
     sweep_text,
 )
 from kv_cache.report.trials import FINISHED, trial_seed
-from kv_cache.report.writing import write_atomically
+from kv_cache.report.writing import write_atomically, write_document
+from kv_cache.result.chain import check, file_digest
 
 MOST_JOBS = 256
 _LOCK = ".kv-cache-sweep.lock"
@@ -662,7 +662,7 @@ class _Sweep:
 
     def _write(self) -> dict[str, Any]:
         document = self._document()
-        write_result(self._path(DOCUMENT), document)
+        write_document(self._path(DOCUMENT), document)
         write_atomically(self._path(TABLE), sweep_csv(document))
         self._written_at = time.monotonic()
         return document

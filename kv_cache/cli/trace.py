@@ -25,6 +25,7 @@ from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_me
 from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
+from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
 from kv_cache.report.plot import (
     FORMATS,
@@ -35,7 +36,6 @@ from kv_cache.report.plot import (
 )
 from kv_cache.report.recording import as_recorded
 from kv_cache.report.records import packing, require_own_name
-from kv_cache.report.result import as_json
 from kv_cache.report.tracefit import CHOICES, Samples, fit_text
 from kv_cache.report.tracestats import stats_document, stats_text
 from kv_cache.report.writing import open_atomically, write_atomically

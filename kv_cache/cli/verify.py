@@ -20,20 +20,15 @@ import orjson
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import UsageError
+from kv_cache.core.text import as_json
 from kv_cache.metrics.passport import Verdict
-from kv_cache.report.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.report.ranks import SCHEMA as RANKS_SCHEMA
 from kv_cache.report.ranks import recheck_ranks
 from kv_cache.report.reading import DEEPEST, deeper_than, result_bytes
-from kv_cache.report.recheck import (
-    CHECKS,
-    RECORDS,
-    SIDE_FILES,
-    judged_again,
-    recheck,
-    recheck_directory,
-)
-from kv_cache.report.result import SCHEMA, as_json
+from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
+from kv_cache.result.derive import SCHEMA
+from kv_cache.result.side_files import RECORDS, SIDE_FILES, recheck_directory
+from kv_cache.result.verify import judged_again, recheck, values
 
 _RESULT = "result.json"
 _MOST_LINES = 20
@@ -43,9 +38,8 @@ _EPILOG = """\
 What is looked at:
   chain      the hashes of configuration, environment, records, evidence, verdict, measurements and
              the reference's keys, each covering all before it: what was changed is named
-  numbers    what follows from the rest of the result is computed again: the verdict from the
-             evidence, bandwidths from the ledger, percentiles from the histograms, the reference's
-             keys from our section, a prediction's errors from what was measured. In a run's
+  numbers    the whole result is derived again from what it says was counted (operations, requests,
+             reuse, windows, kernel counters, evidence) and compared, value by value. In a run's
              directory also ledger and histograms from the records, and config.yaml and
              environment.json against what the result holds. Of several ranks, each one's result
              like this, and the merge of them done again
@@ -220,8 +214,8 @@ def _ranks_lines(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> 
     wrong = [f"disagrees {deviation}" for deviation in told["deviations"]]
     counted = sum(row["counted"] for row in rows)
     well = (
-        f"intact    nothing was changed; {len(CHECKS)} computations of each of {counted} results "
-        "come out the same, and so does the merge of them"
+        f"intact    nothing was changed; each of {counted} results follows from what it counted, "
+        "and so does the merge of them"
     )
     return [
         f"verify    {told['result']} ({told['schema']})",
@@ -392,8 +386,8 @@ def _files_line(report: Report) -> list[str]:
 
 def _state_lines(report: Report) -> list[str]:
     if report.intact:
-        checks = len(CHECKS) + len(report.files)
-        return [f"intact    nothing was changed, and {checks} computations come out the same"]
+        count = values(report.document)
+        return [f"intact    nothing was changed, and all {count:,} values follow from the counts"]
     changed = [f"changed   {link} {says}" for link, says in report.changes]
     wrong = [f"disagrees {deviation}" for deviation in report.deviations]
     return [*_capped(changed), *_capped(wrong)]

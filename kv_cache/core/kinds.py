@@ -4,6 +4,7 @@ Enumerations whose members end up in results are strings, so that a result reads
 """
 
 from enum import IntEnum, StrEnum
+from typing import Literal
 
 
 class Tier(IntEnum):
@@ -14,9 +15,13 @@ class Tier(IntEnum):
     NVME = 2
 
     @property
-    def label(self) -> str:
+    def label(self) -> "TierLabel":
         """The name used in results: `gpu`, `cpu`, `storage` (the reference's word for NVME)."""
-        return ("gpu", "cpu", "storage")[self]
+        return TIER_LABELS[self]
+
+
+TierLabel = Literal["gpu", "cpu", "storage"]
+TIER_LABELS: tuple[TierLabel, ...] = ("gpu", "cpu", "storage")
 
 
 class Qos(StrEnum):

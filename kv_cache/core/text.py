@@ -19,6 +19,11 @@ def to_json(value: Any, option: int | None = None) -> bytes:
         return orjson.dumps(in_utf8(value), option=option)
 
 
+def as_json(document: Any) -> bytes:
+    """Serialise a document as its file has it: indented, with a newline at its end."""
+    return to_json(document, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
 def in_utf8(value: Any) -> Any:
     """Replace what is not UTF-8 in a text, and in all texts of a plain value."""
     if isinstance(value, str):

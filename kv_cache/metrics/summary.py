@@ -1,17 +1,16 @@
 """Numbers out of histograms and flows. Every formula is defined in `docs/metrics.md`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
+from kv_cache.core.kinds import OpKind, Phase, Tier
 from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.histogram import Histogram, merged, supported
+from kv_cache.metrics.histogram import Histogram, supported
 from kv_cache.metrics.intervals import share_interval
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.recorder import Flow, OpStats, RequestStats, StepFlow
+from kv_cache.metrics.recorder import Flow, OpStats
 
 PERCENTILES: Mapping[str, float] = {
     "p50": 50.0,
@@ -41,15 +40,6 @@ DRIVE_CACHE_BYTES = 64 * GIB
 drives have up to a few GiB of memory, and tens of GiB of flash that is written as SLC."""
 
 _NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """What a QoS class is promised: percentiles (names of `PERCENTILES`) of its end-to-end
-    latency."""
-
-    ms: Mapping[Qos, Mapping[str, float]]
-    slo_ms: float | None = None
 
 
 def latency_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -> dict[str, Any]:
@@ -138,61 +128,6 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def flow_rows(flows: Mapping[Flow, OpStats]) -> list[dict[str, Any]]:
-    """One row for each thing counted apart, with its whole histograms."""
-    rows = []
-    for flow in sorted(flows, key=lambda f: tuple(str(part) for part in f)):
-        stats = flows[flow]
-        rows.append(
-            {
-                "phase": flow.phase,
-                "tier": flow.tier.label,
-                "operation": flow.kind,
-                "cause": flow.cause,
-                "engine": flow.engine,
-                "operations": stats.operations,
-                "bytes": stats.bytes,
-                "system_calls": stats.calls,
-                "total_ms": latency_ms(stats.total),
-                "device_ms": latency_ms(stats.device),
-                "host_ms": latency_ms(stats.host),
-                "histogram_total": stats.total.to_json(),
-                "histogram_device": stats.device.to_json(),
-                "histogram_bytes": stats.sizes.to_json("bytes"),
-            }
-        )
-    return rows
-
-
-def metadata_rows(steps: Mapping[StepFlow, Histogram]) -> list[dict[str, Any]]:
-    """One row for each kind of operation on metadata; deletes are among the operations."""
-    return [
-        {
-            "phase": flow.phase,
-            "tier": flow.tier.label,
-            "operation": flow.kind,
-            "step": flow.step,
-            "count": steps[flow].count,
-            "ms": latency_ms(steps[flow]),
-            "histogram": steps[flow].to_json(),
-        }
-        for flow in sorted(steps, key=lambda f: tuple(str(part) for part in f))
-    ]
-
-
-def request_numbers(stats: RequestStats) -> dict[str, Any]:
-    """One class's measured requests: counts, and every latency of the vocabulary with its whole
-    histogram, so that several results can be put together."""
-    found: dict[str, Histogram] = {name: getattr(stats, name) for name in LATENCIES}
-    return {
-        "completed": stats.completed,
-        "prompt_tokens": stats.prompt_tokens,
-        "output_tokens": stats.output_tokens,
-        **{f"{name}_ms": latency_ms(histogram) for name, histogram in found.items()},
-        **{f"histogram_{name}": histogram.to_json() for name, histogram in found.items()},
-    }
-
-
 def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> dict[str, Any]:
     """Each promised percentile of a class beside the actual one, where there are enough values for
     it, and beside the share of requests that kept to it. The share is what is judged: `met` is None
@@ -222,121 +157,6 @@ def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str
         "share_high": high,
         "met": True if low >= wanted else False if high < wanted else None,
     }
-
-
-def tier_rows(outcome: RunOutcome) -> dict[str, Any]:
-    """Each tier in the measured window and at the end of the run."""
-    flows, seconds = Flows(outcome.recorder.flows), outcome.window_s
-    rows: dict[str, Any] = {}
-    for facts in outcome.tiers:
-        row: dict[str, Any] = {
-            "capacity_bytes": facts.capacity_bytes,
-            "used_bytes": facts.used_bytes,
-            "peak_bytes": facts.peak_bytes,
-            "stranded_bytes": facts.stranded_bytes,
-            "entries": facts.entries,
-            "store": dict(facts.store),
-        }
-        for kind in (OpKind.READ, OpKind.WRITE):
-            stats = flows.measured(facts.tier, kind)
-            row[kind.value] = {
-                "operations": total_operations(stats),
-                "bytes": total_bytes(stats),
-                "bytes_per_second": per_second(total_bytes(stats), seconds),
-                "operations_per_second": per_second(total_operations(stats), seconds),
-                "total_ms": latency_ms(merged(s.total for s in stats)),
-                "device_ms": latency_ms(merged(s.device for s in stats)),
-                "host_ms": latency_ms(merged(s.host for s in stats)),
-                "object_bytes": size_numbers(merged(s.sizes for s in stats)),
-            }
-        rows[facts.tier.label] = row
-    return rows
-
-
-def reuse_numbers(outcome: RunOutcome) -> dict[str, Any]:
-    """Blocks looked up, hit and loaded are three different things; beside what was achieved
-    stands what a cache without limits would have achieved on the same requests."""
-    reuse = outcome.recorder.reuse
-    # Decode-only: whatever is asked for was stored before the run, and nothing is looked up.
-    every = None if "prepopulated_objects" in outcome.workload else reuse
-    return {
-        **asdict(reuse),
-        "reuse_hit_ratio": ratio(reuse.hits, reuse.looked_up),
-        "history_hit_ratio": ratio(reuse.history_hits, reuse.history_looked_up),
-        "retrieved_hit_ratio": ratio(reuse.retrieved_hits, reuse.retrieved_looked_up),
-        "offered_block_ratio": every and ratio(every.offered_blocks, every.blocks),
-        "achieved_block_ratio": every and ratio(every.hits, every.blocks),
-        "offered_token_ratio": every and ratio(every.offered_tokens, every.context_tokens),
-        "achieved_token_ratio": every and ratio(every.hit_tokens, every.context_tokens),
-        "offered_is_exact": not outcome.offered_forgotten,
-    }
-
-
-def failure_rows(outcome: RunOutcome) -> list[dict[str, Any]]:
-    """Failed operations by tier, kind, cause and reason."""
-    return [
-        {
-            "tier": failure.tier.label,
-            "operation": failure.kind,
-            "cause": failure.cause,
-            "reason": failure.reason,
-            "count": count,
-        }
-        for failure, count in sorted(
-            outcome.recorder.failures.items(), key=lambda item: (-item[1], item[0].reason)
-        )
-    ]
-
-
-def reconciliation(outcome: RunOutcome) -> dict[str, Any] | None:
-    """Bytes that we say storage moved in the whole run, beside what the kernel counted for this
-    process and for the device. None without real I/O."""
-    kernel = outcome.kernel.get("run")
-    if not kernel:
-        return None
-    flows = Flows(outcome.recorder.flows)
-    if _on_objects(outcome):
-        return _network_reconciliation(outcome, flows, kernel)
-    rows: dict[str, Any] = {}
-    for kind in (OpKind.READ, OpKind.WRITE):
-        claimed = flows.all_bytes(Tier.NVME, kind)
-        process = kernel.get(f"process_{kind.value}_bytes")
-        device = kernel.get(f"device_{kind.value}_bytes")
-        rows[kind.value] = {
-            "claimed_bytes": claimed,
-            "process_bytes": process,
-            "device_bytes": device,
-            "process_to_claimed": None if process is None else ratio(process, claimed),
-            "device_to_claimed": None if device is None else ratio(device, claimed),
-        }
-    return {"device": kernel.get("device"), **rows}
-
-
-def _on_objects(outcome: RunOutcome) -> bool:
-    stores = (facts.store for facts in outcome.tiers if facts.tier is Tier.NVME)
-    return any(store.get("engine") in OBJECT_ENGINES for store in stores)
-
-
-def _network_reconciliation(
-    outcome: RunOutcome, flows: Flows, kernel: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Of an object store no device counts the bytes. What this machine's network interfaces
-    carried, everybody's, stands beside them, unless the server is on this machine."""
-    here = outcome.witness.get("server_here")
-    rows: dict[str, Any] = {}
-    for kind, counter in NETWORK.items():
-        claimed = flows.all_bytes(Tier.NVME, kind)
-        carried = None if here is not False else kernel.get(counter)
-        rows[kind.value] = {
-            "claimed_bytes": claimed,
-            "process_bytes": None,
-            "device_bytes": None,
-            "process_to_claimed": None,
-            "device_to_claimed": None,
-            "network_bytes": carried,
-            "network_to_claimed": None if carried is None else ratio(carried, claimed),
-        }
-    return {"device": None, **rows}
 
 
 def notes(outcome: RunOutcome) -> list[str]:

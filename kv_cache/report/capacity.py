@@ -26,9 +26,9 @@ from kv_cache.metrics.recorder import RequestStats
 from kv_cache.metrics.slo import Measure, Promise
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
-from kv_cache.report.chain import seal
-from kv_cache.report.model import model_section
 from kv_cache.report.table import ms_shown
+from kv_cache.result.chain import seal
+from kv_cache.result.model import model_section
 from kv_cache.schedule.capacity import (
     CapacityAnswer,
     CapacitySearch,

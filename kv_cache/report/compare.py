@@ -28,6 +28,7 @@ import orjson
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase
+from kv_cache.core.text import as_json
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import (
     Interval,
@@ -38,7 +39,6 @@ from kv_cache.metrics.intervals import (
 )
 from kv_cache.metrics.passport import VALID
 from kv_cache.report import trials
-from kv_cache.report.chain import fingerprint
 from kv_cache.report.ranks import SCHEMA as RANKS
 from kv_cache.report.reading import (
     DEEPEST,
@@ -50,8 +50,8 @@ from kv_cache.report.reading import (
     require_intact,
     result_bytes,
 )
-from kv_cache.report.result import as_json
 from kv_cache.report.trials import CONFIDENCE, HIGHER, METRICS, Metric, identity, length_s
+from kv_cache.result.chain import fingerprint
 
 SCHEMA = "kv-cache-comparison/1"
 MARK = '{\n  "schema": "kv-cache-comparison/'

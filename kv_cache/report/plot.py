@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
 from kv_cache.report import capacity, lab, precondition, sweep, tracestats, trials
 from kv_cache.report.cluster.document import SCHEMA as SIM
@@ -39,7 +40,6 @@ from kv_cache.report.reading import (
     require_replaceable,
     result_bytes,
 )
-from kv_cache.report.result import as_json
 from kv_cache.report.writing import write_atomically
 
 log = logging.getLogger("kv_cache")

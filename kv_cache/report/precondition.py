@@ -8,7 +8,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.units import GIB, MISSING
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.report.chain import seal
+from kv_cache.result.chain import seal
 
 SCHEMA = "kv-cache-precondition/1"
 SECTION = "kv_cache"

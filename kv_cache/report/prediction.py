@@ -1,95 +1,9 @@
-"""What a twin in virtual time says of a run before it, beside what the run then measured.
+"""A prediction beside what was measured, as text."""
 
-    predicted = quantities(outcome)            of the simulation
-    section = twin_section(predicted, quantities(measured), …)
-
-Each quantity is defined in `docs/metrics.md`; both sides are computed by the same lines from the
-same kind of outcome. An error is prediction - measurement, also as a share of the measurement.
-What virtual time cannot have predicted (nothing was measured, or nothing was moved) is None, and
-has no error.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import MISSING
-from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.summary import request_numbers, reuse_numbers, tier_rows
-
-PERCENTILES = ("p50", "p95", "p99")
-NAMES = {OpKind.READ: "load", OpKind.WRITE: "store"}
-
-Numbers = Mapping[str, float | None]
-
-
-def quantities(outcome: RunOutcome) -> dict[str, float | None]:
-    """Every quantity that is predicted, by name; the unit is the name's end."""
-    seconds = outcome.window_s
-    every, reuse = request_numbers(outcome.recorder.all), reuse_numbers(outcome)
-    completed = every["completed"]
-    found: dict[str, float | None] = {
-        "requests_per_s": completed / seconds if seconds else None,
-        "block_hit_ratio": _where(reuse["looked_up"], reuse["reuse_hit_ratio"]),
-        "token_hit_ratio": reuse["achieved_token_ratio"],
-    }
-    for label, row in tier_rows(outcome).items():
-        for kind, name in NAMES.items():
-            side = row[kind.value]
-            if label == "storage":
-                found[f"storage_{kind.value}_bytes_per_s"] = side["bytes_per_second"]
-                found |= _times(f"storage_{name}_device", side["device_ms"])
-            found |= _times(f"{label}_{name}", side["total_ms"])
-    for name in ("ttft", "response"):
-        found |= _times(name, every[f"{name}_ms"])
-    return found
-
-
-def _times(name: str, row: Numbers) -> dict[str, float | None]:
-    return {f"{name}_{p}_ms": row[p] for p in PERCENTILES}
-
-
-def _where(samples: int, value: float) -> float | None:
-    return value if samples else None
-
-
-def twin_section(
-    predicted: Numbers,
-    measured: Numbers | None,
-    *,
-    profile: Mapping[str, Any],
-    assumed: Sequence[str],
-    extrapolated: int,
-    notes: Sequence[str],
-) -> dict[str, Any]:
-    """The result's part. `assumed`: tiers whose times nobody measured; `extrapolated`: answers of
-    the profile for sizes outside it, which touch every number but the hit ratios."""
-    marked = [name for name in predicted if extrapolated and not name.endswith("_ratio")]
-    section: dict[str, Any] = {
-        "profile": dict(profile),
-        "assumed_tiers": list(assumed),
-        "extrapolated_answers": extrapolated,
-        "extrapolated": marked,
-        "notes": list(notes),
-        "prediction": dict(predicted),
-    }
-    if measured is None:
-        return section
-    return section | {
-        "measurement": {name: measured.get(name) for name in predicted},
-        "error": {name: error(predicted[name], measured.get(name)) for name in predicted},
-    }
-
-
-def error(predicted: float | None, measured: float | None) -> dict[str, float | None] | None:
-    """Absolute, in the quantity's unit, and relative to the measurement (None where that is 0)."""
-    if predicted is None or measured is None:
-        return None
-    absolute = predicted - measured
-    return {"absolute": absolute, "relative": absolute / measured if measured else None}
-
-
-# --- text ------------------------------------------------------------------------------------
 
 HEADLINE = (
     *("storage_read_bytes_per_s", "storage_write_bytes_per_s", "requests_per_s"),

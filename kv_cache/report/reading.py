@@ -15,7 +15,7 @@ import orjson
 
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.metrics.histogram import BUCKETS, Histogram
-from kv_cache.report.chain import check
+from kv_cache.result.chain import check
 
 SECTION = "kv_cache"
 RESULT_FILE = "result.json"

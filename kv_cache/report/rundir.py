@@ -22,9 +22,9 @@ from typing import Any
 import orjson
 
 from kv_cache.core.errors import UsageError
+from kv_cache.core.text import as_json
 from kv_cache.report.html import page
 from kv_cache.report.reading import RESULT_FILE
-from kv_cache.report.result import as_json
 from kv_cache.report.writing import write_atomically
 
 PAGE_FILE = "report.html"

@@ -22,9 +22,9 @@ from kv_cache.metrics.intervals import (
     mean_interval,
 )
 from kv_cache.metrics.passport import VALID, Status
-from kv_cache.report.chain import fingerprint, seal
 from kv_cache.report.reading import SECTION
 from kv_cache.report.trials import CONFIDENCE, FINISHED, HIGHER, METRICS
+from kv_cache.result.chain import fingerprint, seal
 
 SCHEMA = "kv-cache-sweep/1"
 DOCUMENT, TABLE = "sweep.json", "sweep.csv"

@@ -22,7 +22,7 @@ from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation, geometric_mean
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
-from kv_cache.report.chain import fingerprint, seal
+from kv_cache.result.chain import fingerprint, seal
 
 SCHEMA = "kv-cache-trials/1"
 SECTION = "kv_cache"

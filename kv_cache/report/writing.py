@@ -3,10 +3,12 @@
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from kv_cache.core.text import as_json
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
@@ -19,6 +21,12 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     with open_atomically(path) as file:
         file.write(data)
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document as JSON, and the directory that it belongs in. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, as_json(document))
 
 
 @contextmanager

@@ -393,7 +393,7 @@ def test_a_signal_in_a_probe_ends_the_search_with_what_there_is(tmp_path: Path) 
 
 
 def test_the_document_is_sealed(tmp_path: Path) -> None:
-    from kv_cache.report.chain import fingerprint
+    from kv_cache.result.chain import fingerprint
 
     ran = capacity(tmp_path, SLO, *QUEUE, *SHORT)
     found(ran)

@@ -47,8 +47,9 @@ from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import RULES, Thresholds, judge
-from kv_cache.report.chain import file_digest, sealed_files
-from kv_cache.report.result import build_result, write_result
+from kv_cache.report.writing import write_document
+from kv_cache.result.chain import file_digest, sealed_files
+from kv_cache.result.document import build_result
 from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import choose_engine
@@ -153,7 +154,7 @@ def performed(
 def told(cwd: Path, made: Job, outcome: RunOutcome) -> Any:
     """The section `kv_cache` of the result that is written."""
     document = build_result(made.config, made.model, outcome, captured(*made.directories))
-    write_result(cwd / "R.json", document)
+    write_document(cwd / "R.json", document)
     return intact(cwd, cli.Ran(0, "", "", document))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.installing import install_hint
-from kv_cache.report.chain import seal
+from kv_cache.result.chain import seal
 from tests import trials
 from tests.cli import command, environment, small
 

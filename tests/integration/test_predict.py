@@ -14,7 +14,7 @@ import pytest
 from kv_cache.cli import main
 from kv_cache.config.hardware import HEADER, read_hardware
 from kv_cache.report.environment import Reader, filesystem
-from kv_cache.report.recheck import recheck
+from kv_cache.result.verify import recheck
 from tests.cli import SMALL, command, environment, prepare, small, start
 from tests.cli import run as program
 
@@ -97,7 +97,7 @@ def test_a_run_holds_its_prediction_the_measurement_and_the_error(
     twin["measurement"]["block_hit_ratio"] = 0.123
     assert "twin.measurement.block_hit_ratio says 0.123" in "\n".join(recheck(document))
     del twin["error"]
-    assert "twin has no error" in "\n".join(recheck(document))
+    assert "kv_cache.twin.error is missing" in "\n".join(recheck(document))
     for form in ("md", "html"):
         assert main(["report", "R.json", f"--output=T.{form}"]) == 0
         assert "storage load device p50" in (place / f"T.{form}").read_text()

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.devices import Faults, faulty_directory, ram_directory
 from kv_cache.cli.verify import verify
 from kv_cache.core.units import MIB, NS_PER_MS
-from kv_cache.report.node import Node
+from kv_cache.result.histograms import read_histogram
 from kv_cache.tiers.wrappers import Throttled
 from tests.integration import test_faults
 from tests.integration.test_faults import NO_LOOPS, Told, needs_devices, watched_run
@@ -62,7 +62,7 @@ def test_a_device_that_hangs_to_the_end_of_the_window_is_suspect(
 def worst(told: Told, part: str) -> float:
     """The largest known time of storage, of those in flight too, in ms."""
     rows = [row for row in told.own["operations"] if row["phase"] == "measure"]
-    found = [Node(row, "row")[f"histogram_{part}"].histogram() for row in rows]
+    found = [read_histogram(row[f"histogram_{part}"]) for row in rows]
     return max(h.at_rank(100) or 0 for h in found if h.count) / NS_PER_MS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kv_cache.cli import main
-from kv_cache.report.recheck import recheck
+from kv_cache.result.verify import recheck
 from tests.cli import SMALL, prepare
 
 NEMOTRON = {
@@ -70,7 +70,7 @@ def test_stated_bytes_reach_the_objects_the_result_and_verify(
     assert main(["verify", str(run)]) == 0
     assert recheck(document) == []
     own["model"]["bytes_per_token"] = 7000
-    assert any("bytes_per_token says 7000, but its geometry gives 6144" in s
+    assert any("kv_cache.model.bytes_per_token says 7000, but what was counted gives 6144" in s
                for s in recheck(document))  # fmt: skip
 
 

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from kv_cache.cli.report import main as report
 from kv_cache.cli.verify import main
 from kv_cache.core.errors import UsageError
+from kv_cache.core.text import as_json
 from kv_cache.core.units import human_bytes
-from kv_cache.report.chain import check, file_digest, fingerprint, seal
-from kv_cache.report.recheck import RECORDS, recheck
-from kv_cache.report.result import SCHEMA, as_json
+from kv_cache.result.chain import check, file_digest, fingerprint, seal
+from kv_cache.result.derive import SCHEMA
+from kv_cache.result.side_files import RECORDS
+from kv_cache.result.verify import recheck
 from tests.cli import run, small
 from tests.unit.test_passport import leaves, put
 
@@ -241,11 +243,13 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
         lambda d, own: own["tiers"]["storage"]["write"]["object_bytes"]["powers_of_two"].pop(),
         "object_bytes.powers_of_two says"),
     "an operation's bytes": (
-        lambda d, own: _row(own).update(bytes=_row(own)["bytes"] * 2), "operations of the window"),
+        lambda d, own: _row(own).update(bytes=_row(own)["bytes"] * 2),
+        "kv_cache.tiers.storage.read.bytes says"),
     "a step of metadata": (
         lambda d, own: own["metadata"][0]["ms"].update(p50=0.0), "metadata[0].ms.p50 says 0.0"),
     "how many operations": (
-        lambda d, own: _row(own).update(operations=99999), "but its histogram of total"),
+        lambda d, own: _row(own).update(operations=99999),
+        "operations says 99999, but what was counted gives"),
     "p99 of an operation": (
         lambda d, own: _row(own)["device_ms"].update(p99=0.001), "device_ms.p99 says 0.001"),
     "p99 of a tier": (
@@ -253,7 +257,7 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
         "tiers.storage.read.device_ms.p99 says 0.001"),
     "a histogram": (
         lambda d, own: _row(own)["histogram_device"]["buckets"][0].__setitem__(0, 3),
-        "is no histogram"),
+        "histogram_device: is not a histogram"),
     "ttft": (
         lambda d, own: own["measured"]["all"]["ttft_ms"].update(p95=0.5), "ttft_ms.p95 says 0.5"),
     "length of the window": (lambda d, own: own.update(window_s=1.0), "kv_cache.window_s says 1.0"),
@@ -268,7 +272,7 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
         "engines.wanted says 'buffered'"),
     "the engines that moved bytes": (
         lambda d, own: own["passport"]["evidence"]["engines"].update(rows=[]),
-        "engines.rows does not follow"),
+        "evidence.engines.rows says []"),
     "evidence that is left out": (
         lambda d, own: own["passport"]["evidence"]["ledger"]["write"].update(process_bytes=None),
         "ledger.write.process_bytes says"),
@@ -290,15 +294,17 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
         lambda d, own: (d.update(overall_passed=True), own.update(status="broken")),
         "overall_passed says true"),
     "the verdict": (
-        lambda d, own: own["passport"].update(verdict="splendid"), "the evidence gives"),
+        lambda d, own: own["passport"].update(verdict="splendid"),
+        "kv_cache.passport.verdict says 'splendid'"),
     "a rule's status": (
         lambda d, own: own["passport"]["rules"][0].update(status="splendid"), "rules[0].status"),
-    "a rule less": (lambda d, own: own["passport"]["rules"].pop(), "has no rule V"),
+    "a rule less": (lambda d, own: own["passport"]["rules"].pop(), "kv_cache.passport.rules says"),
     "the reasons": (
-        lambda d, own: own["passport"].update(reasons=["none"]), "does not follow from the rules"),
+        lambda d, own: own["passport"].update(reasons=["none"]),
+        "kv_cache.passport.reasons says ['none']"),
     "the thresholds": (
         lambda d, own: own["config"]["passport"].update(counter_tolerance=0.5),
-        "changed_thresholds does not follow"),
+        "changed_thresholds.counter_tolerance is missing"),
     "evidence of another run": (
         lambda d, own: own["passport"]["evidence"]["ledger"]["read"].update(claimed_bytes=7),
         "ledger.read.claimed_bytes says 7"),
@@ -440,7 +446,7 @@ def test_a_result_without_a_passport_is_told(directory: Path, verify: Callable[.
     code, out = verify(directory)
     assert code == 2
     assert "changed   chain is missing" in out
-    assert "kv_cache has no passport" in out
+    assert "kv_cache: object missing required field passport" in out
 
 
 def test_the_smallest_file_of_our_schema_is_told_to_be_nearly_empty(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.core.kinds import Phase
-from kv_cache.report.chain import check, file_digest, fingerprint, seal, sealed_files
+from kv_cache.result.chain import check, file_digest, fingerprint, seal, sealed_files
 from tests.unit.test_passport import leaves, put
 
 FILES = {"requests.jsonl": "ab" * 32, "transfers.jsonl": "cd" * 32}

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import UsageError
+from kv_cache.core.text import as_json
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.histogram import RELATIVE_ERROR, bucket_of
-from kv_cache.report.chain import check
 from kv_cache.report.cluster.document import variant_row
 from kv_cache.report.cluster.events import LINES, EventLog
 from kv_cache.report.cluster.judge import verdict, warnings
@@ -32,7 +32,7 @@ from kv_cache.report.cluster.tables import RUNS_MARK, ColumnsFile, runs_csv
 from kv_cache.report.cluster.text import sim_text
 from kv_cache.report.html import page
 from kv_cache.report.plot import draw
-from kv_cache.report.result import as_json
+from kv_cache.result.chain import check
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns, spread_ms
 from kv_cache.sim.cluster.outcome import (
     Blocks,

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.core.errors import UsageError
-from kv_cache.report.chain import seal
 from kv_cache.report.compare import (
     MARK,
     Comparison,
@@ -24,7 +23,8 @@ from kv_cache.report.compare import (
     holm,
     read_inputs,
 )
-from kv_cache.report.result import SCHEMA
+from kv_cache.result.chain import seal
+from kv_cache.result.derive import SCHEMA
 from tests.trials import GB, LATENCIES, of, result, series, windows
 
 READ = "storage.read.bytes_per_second"

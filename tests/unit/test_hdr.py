@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
-from kv_cache.report.chain import seal
 from kv_cache.report.compare import Input, input_of
 from kv_cache.report.hdr import encode, hdr_log, index_of, zigzag
+from kv_cache.result.chain import seal
 from tests.results import histogram, row
 from tests.trials import requests, result
 

@@ -19,13 +19,13 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
 from kv_cache.report import html
-from kv_cache.report.chain import seal
 from kv_cache.report.html import page
 from kv_cache.report.html.charts import PLACES, percent_at
 from kv_cache.report.html.flow import Exchange, exchanges, flows
 from kv_cache.report.html.parts import Doc
 from kv_cache.report.html.text import embedded, plain, tag
 from kv_cache.report.rundir import RunDirectory
+from kv_cache.result.chain import seal
 from tests import reports, trials
 from tests.examples import examples
 

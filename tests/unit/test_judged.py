@@ -9,10 +9,11 @@ import pytest
 from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.intervals import series_inflation
-from kv_cache.metrics.summary import Flows, kept_promises
+from kv_cache.metrics.summary import kept_promises
 from kv_cache.report.compare import widened
-from kv_cache.report.mlperf import health
 from kv_cache.report.table import tier_lines
+from kv_cache.result.reference import health
+from kv_cache.result.run import OperationLedger
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from kv_cache.report.table import tier_lines
 def test_the_references_criteria_pass_if_there_are_any_and_all_are_met(
     hit_rate: float | None, real: bool, status: str
 ) -> None:
-    judged = health(Flows({}), {}, hit_rate, "latency", real=real)
+    judged = health(OperationLedger([]), {}, hit_rate, "latency", real=real)
     assert judged["overall_status"] == status
     assert judged["total_count"] == len(judged["criteria"]) == (real and hit_rate is not None)
 

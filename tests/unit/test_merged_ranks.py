@@ -13,21 +13,25 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_values
 
 from kv_cache.cli.compare import main as compare_command
 from kv_cache.cli.report import main as report_command
 from kv_cache.cli.verify import main as verify_command
 from kv_cache.core.errors import UsageError
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram, bucket_bounds
 from kv_cache.metrics.histogram import merged as merged_histograms
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
-from kv_cache.report.chain import check
-from kv_cache.report.pooled import pooled_histogram, pooled_operations
 from kv_cache.report.ranks import brief_of_ranks, merged_document, ranks_text, recheck_ranks
-from kv_cache.report.recheck import CHECKS
-from kv_cache.report.result import as_json
 from kv_cache.report.trials import METRICS
+from kv_cache.result.chain import check
+from kv_cache.result.counted import MergeableCounts, OperationRow, nothing
+from kv_cache.result.counted import merged as merged_counts
+from kv_cache.result.run import OperationLedger, converted, times
+from kv_cache.result.sections import operation_row
 from tests.examples import examples
 from tests.merged import RANKS, crew, member, merged, resealed, results
 from tests.results import row
@@ -41,12 +45,11 @@ _SAMPLES = st.lists(
 ).filter(any)
 
 
-def documents_of(samples: Samples) -> list[dict[str, Any]]:
+def counts_of(samples: Samples) -> list[MergeableCounts]:
     """Of each rank, as far as its operations go."""
-    return [
-        {"kv_cache": {"operations": [row("read", [4096] * len(times), times)] if times else []}}
-        for times in samples
-    ]
+    rows = [[row("read", [4096] * len(times), times)] if times else [] for times in samples]
+    operations = [converted(each, list[OperationRow], "") for each in rows]
+    return [with_values(nothing(), operations=each) for each in operations]
 
 
 def told(document: Any, rule: str) -> tuple[str, str]:
@@ -63,7 +66,8 @@ def told(document: Any, rule: str) -> tuple[str, str]:
 def test_percentiles_of_four_ranks_are_those_of_their_pooled_samples(
     samples: Samples, percent: float
 ) -> None:
-    found = pooled_histogram(documents_of(samples), "storage", "read")
+    ledger = OperationLedger(merged_counts(counts_of(samples)).operations)
+    found = times(ledger.window("storage", OpKind.READ), "device")
     pool = sorted(value for values in samples for value in values)
     exact = np.percentile(pool, percent, method="inverted_cdf")
     assert found.count == len(pool)
@@ -77,11 +81,15 @@ def test_percentiles_of_four_ranks_are_those_of_their_pooled_samples(
 def test_pooling_does_not_care_for_order_or_for_what_was_pooled_before(
     samples: Samples, order: Sequence[int], cut: int
 ) -> None:
-    documents = documents_of(samples)
-    whole = pooled_operations(documents)
-    assert pooled_operations([documents[number] for number in order]) == whole
-    parts = [pooled_operations(documents[:cut]), pooled_operations(documents[cut:])]
-    assert pooled_operations([{"kv_cache": {"operations": part}} for part in parts]) == whole
+    counts = counts_of(samples)
+    whole = plain_rows(merged_counts(counts))
+    assert plain_rows(merged_counts([counts[number] for number in order])) == whole
+    parts = [merged_counts(counts[:cut]), merged_counts(counts[cut:])]
+    assert plain_rows(merged_counts(parts)) == whole
+
+
+def plain_rows(counts: MergeableCounts) -> list[dict[str, Any]]:
+    return [operation_row(row) for row in counts.operations]
 
 
 # --- real runs -------------------------------------------------------------------------------
@@ -112,7 +120,7 @@ def test_counts_bytes_and_rates_of_four_real_ranks_add_up() -> None:
             rate = sum(row["bytes_per_second"] for row in rows)
             assert mine["bytes_per_second"] == pytest.approx(rate)
             assert mine["together_bytes_per_second"] == pytest.approx(mine["bytes"] / 1.0)
-            assert mine["host_ms"] is None
+            assert (mine["host_ms"]["p50"] is None) == (mine["operations"] < 20)
             sizes, theirs = mine["object_bytes"], [row["object_bytes"] for row in rows]
             for name in ("objects", "sum"):
                 assert sizes[name] == sum(each[name] for each in theirs)
@@ -255,10 +263,10 @@ def test_the_document_is_the_same_in_whatever_order_results_and_members_came() -
 def test_a_device_that_ranks_share_is_counted_once() -> None:
     documents = results(2)
     for result in documents.values():
-        books = result["kv_cache"]["reconciliation"]
-        if books["read"]["device_bytes"] is None:
+        kernel = result["kv_cache"]["kernel_counters"]["run"]
+        if kernel["device_read_bytes"] is None:
             pytest.skip("no device counts here")
-        books["read"]["device_bytes"] = 10 * GIB
+        kernel["device_read_bytes"] = 10 * GIB
     own = merged({rank: resealed(result) for rank, result in documents.items()}, crew(2))[
         "kv_cache"
     ]
@@ -338,7 +346,7 @@ def _nonsense(documents: dict[int, Any]) -> None:
 
 
 def _misshapen(documents: dict[int, Any]) -> None:
-    documents[1]["kv_cache"]["tiers"]["storage"]["read"]["bytes"] = "many"
+    documents[1]["kv_cache"]["operations"][0]["bytes"] = "many"
     documents[1] = resealed(documents[1])
 
 
@@ -359,7 +367,7 @@ def _interrupted(documents: dict[int, Any]) -> None:
         (_of_other_job, "rank 1 has a result of a job of 8 ranks, not of 2", [0]),
         (_other_schema, "rank 1 has a result of schema kv-cache-result/3", [0]),
         (_nonsense, "rank 1 has something that is no result of this program", [0]),
-        (_misshapen, "read.bytes is 'many', not a whole number of 0 or more", [0]),
+        (_misshapen, "kv_cache.operations[0].bytes: expected int, got str", [0]),
         (_interrupted, "rank 1 was interrupted", [0, 1]),
     ],
 )
@@ -467,7 +475,8 @@ def test_the_share_of_the_time_in_which_all_measured_is_told_and_judged(
 
 def test_windows_of_unlike_length_are_suspect() -> None:
     documents = results(2)
-    documents[1]["kv_cache"]["window_s"] = 1.2
+    phases = documents[1]["kv_cache"]["phases_ns"]
+    phases["measure_end"] = phases["measure_start"] + 1_200_000_000
     document = merged({0: documents[0], 1: resealed(documents[1])}, crew(2))
     assert told(document, "R4")[0] == "suspect"
     assert document["kv_cache"]["window_s"] == 1.2
@@ -626,7 +635,7 @@ def test_verify_says_intact_with_each_ranks_fingerprint_or_what_was_changed(
     file = written(tmp_path / "R.json", document)
     assert verify_command([file]) == 0
     said = capsys.readouterr().out
-    assert f"nothing was changed; {len(CHECKS)} computations of each of 2 results" in said
+    assert "nothing was changed; each of 2 results follows from what it counted" in said
     for row_ in document["kv_cache"]["ranks"]:
         assert row_["fingerprint"] in said
     document["kv_cache"]["requests"]["completed"] += 1

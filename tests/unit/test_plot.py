@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.installing import install_hint
-from kv_cache.report.chain import seal
 from kv_cache.report.pictures.base import BadDocumentError, Picture, number, round_numbers, spread
 from kv_cache.report.pictures.capacity import capacity_picture
 from kv_cache.report.pictures.rounds import precondition_picture
 from kv_cache.report.pictures.run import run_picture
 from kv_cache.report.pictures.trials import trials_picture
 from kv_cache.report.plot import MARK, draw, picture_of, plot_beside, read_document, require_ours
+from kv_cache.result.chain import seal
 from tests import trials
 
 pytest.importorskip("matplotlib")

@@ -20,10 +20,10 @@ from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.summary import tier_rows
 from kv_cache.sim.profile import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
 from tests.cli import small
+from tests.results import numbers
 
 SIZES = (256 * KIB, 2 * MIB, 32 * MIB)
 DEPTHS = (1, 4, 16)
@@ -275,14 +275,14 @@ def _ignore(_: object) -> None:
 
 def test_virtual_time_reaches_the_bandwidth_of_its_profile(tmp_path: Path) -> None:
     outcome = simulated(tmp_path)
-    storage = tier_rows(outcome)["storage"]
+    storage = numbers(outcome)["tiers"]["storage"]
     moved = storage["read"]["bytes_per_second"] + storage["write"]["bytes_per_second"]
     assert storage["read"]["bytes"] > 0
     assert moved == pytest.approx(RATE, rel=0.03)
 
 
 def test_the_result_says_which_profile_it_was_simulated_with(tmp_path: Path) -> None:
-    store = tier_rows(simulated(tmp_path, **{"run.duration_s": 1}))["storage"]["store"]
+    store = numbers(simulated(tmp_path, **{"run.duration_s": 1}))["tiers"]["storage"]["store"]
     assert store["engine"] == "model"
     assert store["profile"]["file"] == str(tmp_path / "disk.yaml")
     assert store["servers"] == 16

@@ -23,7 +23,6 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import GIB, MIB, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.summary import reuse_numbers
 from kv_cache.sim.run import simulate
 from kv_cache.workload.digest import schedule_digest
 from kv_cache.workload.formats.opening import open_trace
@@ -39,6 +38,7 @@ from kv_cache.workload.rag import (
     is_large,
 )
 from kv_cache.workload.sizing import Geometry
+from tests.results import numbers
 
 MODEL = MODELS["tiny-1b"]
 MOONCAKE = "datasets/mooncake_sample.jsonl"
@@ -422,7 +422,7 @@ def test_chunks_are_stored_before_the_window_and_loaded_in_it(
         "workload.trace_speedup": 0 if trace else 1.0,
     }
     outcome, records = run(more, trace)
-    reuse = reuse_numbers(outcome)
+    reuse = numbers(outcome)["reuse"]
     assert outcome.submitted == len(records) == 400
     populated = moved(outcome, Phase.POPULATE, OpKind.WRITE, Cause.POPULATE)
     assert populated == outcome.workload["rag_ingested_bytes"] > 0
@@ -441,7 +441,7 @@ def test_chunks_are_stored_before_the_window_and_loaded_in_it(
 def test_reuse_behind_the_same_chunks_finds_less(semantics: str) -> None:
     roomy = {"semantics.preset": semantics, "tiers.storage_capacity_gib": 200}
     found = {
-        reuse: reuse_numbers(run({**roomy, "rag.reuse": reuse})[0])
+        reuse: numbers(run({**roomy, "rag.reuse": reuse})[0])["reuse"]
         for reuse in ("independent", "prefix")
     }
     asked = [each["retrieved_requests"] for each in found.values()]

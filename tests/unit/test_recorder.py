@@ -31,7 +31,7 @@ from kv_cache.metrics.recorder import (
     Recorder,
     Samples,
 )
-from kv_cache.metrics.summary import Flows, metadata_rows, size_numbers
+from kv_cache.metrics.summary import Flows, size_numbers
 
 POPULATED, START, END = 100, 200, 300
 ENGINE = "direct"
@@ -407,10 +407,10 @@ def test_operations_on_metadata_are_counted_apart_also_of_an_operation_that_fail
     bad = leg(Tier.NVME, OpKind.WRITE, 215)._replace(steps=(Step("create", 7),))
     recorder.op(done(Write(ref, Cause.PREFILL), good))
     recorder.op(done(Write(ref, Cause.PREFILL), bad, error="io-error", failed=OpKind.WRITE))
-    rows = {(row["phase"], row["step"]): row for row in metadata_rows(recorder.steps)}
-    assert rows.keys() == {("measure", "create"), ("measure", "rename")}
-    assert rows["measure", "create"]["count"] == 2
-    assert rows["measure", "create"]["histogram"]["sum"] == 10
+    steps = {(flow.phase, flow.step): histogram for flow, histogram in recorder.steps.items()}
+    assert steps.keys() == {(Phase.MEASURE, "create"), (Phase.MEASURE, "rename")}
+    assert steps[Phase.MEASURE, "create"].count == 2
+    assert steps[Phase.MEASURE, "create"].total == 10
 
 
 def test_bytes_read_twice_from_storage_are_one_copy_s_until_it_is_deleted() -> None:

@@ -11,13 +11,14 @@ import pytest
 from kv_cache.config.load import load_config
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import ABORTED, Chunk, CopyRef, Leg, Move, Op, OpDone, Read, Write
-from kv_cache.core.kinds import Cause, OpKind, Outcome, Qos, Tier
+from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
 from kv_cache.core.units import GIB, MIB, NS_PER_MS, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome, TierFacts
 from kv_cache.metrics.passport import RULES
 from kv_cache.metrics.recorder import Edges, Recorder
-from kv_cache.metrics.summary import Targets
-from kv_cache.report.passport import gather, passport
+from kv_cache.result.collect import collect
+from kv_cache.result.evidence import gather, passport
+from kv_cache.result.run import CountedRun
 from kv_cache.tiers.payload import MISMATCH
 from tests.unit.test_recorder import record
 
@@ -26,13 +27,10 @@ START_NS, END_NS = 2 * NS_PER_S, 12 * NS_PER_S
 BEFORE_NS, IN_NS, AFTER_NS = NS_PER_S, 5 * NS_PER_S, 13 * NS_PER_S
 
 COPIES = count(1)
-TARGETS = Targets(
-    ms={
-        Qos.INTERACTIVE: {"p95": 50.0, "p99": 100.0},
-        Qos.RESPONSIVE: {"p95": 30.0},
-        Qos.BATCH: {"p95": 1000.0},
-    }
-)
+TARGETS = {
+    "qos_profiles.interactive.target_latency_p95_ms": 50.0,
+    "qos_profiles.responsive.target_latency_p95_ms": 30.0,
+}
 ENVIRONMENT: Mapping[str, Any] = {
     "drives": [{"filesystem": {"type": "xfs"}}, {"filesystem": {"type": "ext4"}}]
 }
@@ -85,15 +83,20 @@ def outcome(recorder: Recorder, **more: Any) -> RunOutcome:
 
 def evidence(recorder: Recorder, **more: Any) -> Any:
     """Of a run with the configuration `options` (by dotted path) and this outcome."""
-    config = load_config(None, more.pop("options", {}))
-    return gather(config, outcome(recorder, **more), TARGETS, ENVIRONMENT)
+    return gather(facts_of(recorder, **more))
+
+
+def facts_of(recorder: Recorder, **more: Any) -> CountedRun:
+    config = load_config(None, {**TARGETS, **more.pop("options", {})})
+    return collect(config, outcome(recorder, **more), model={}, environment=ENVIRONMENT)
 
 
 # --- the shape -------------------------------------------------------------------------------
 
 
 def test_a_run_of_which_nothing_is_known_can_be_judged_and_written() -> None:
-    made = passport(load_config(None), outcome(Recorder(Edges())), TARGETS, {})
+    nothing = outcome(Recorder(Edges()))
+    made = passport(collect(load_config(None), nothing, model={}, environment={}))
     assert made["verdict"] == "invalid"  # there was no window
     assert {row["rule"] for row in made["rules"]} == set(RULES)
     for number in ("V1", "V4", "V6", "V19", "V21", "V23", "V24"):

@@ -15,7 +15,8 @@ from kv_cache.core.effect import CopyRef, Leg
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import MIB, NS_PER_S
-from kv_cache.report.prediction import error, prediction_lines, twin_section
+from kv_cache.report.prediction import prediction_lines
+from kv_cache.result.prediction import compared, error, twin_section
 from kv_cache.sim.io_workers import IoWorkers, Next
 from kv_cache.sim.profile import ProfileModel
 from kv_cache.sim.shared import SharedDevice
@@ -292,9 +293,9 @@ def test_an_error_is_prediction_less_measurement_and_a_share_of_the_measurement(
 def test_what_is_extrapolated_or_assumed_is_said() -> None:
     predicted = {"storage_read_bytes_per_s": 1e8, "block_hit_ratio": 0.5}
     section = twin_section(
-        predicted, {"storage_read_bytes_per_s": 2e8, "block_hit_ratio": 0.4}, profile={},
-        assumed=["cpu"], extrapolated=3, notes=["a note"],
-    )  # fmt: skip
+        predicted, compare=True, profile={}, assumed=["cpu"], extrapolated=3, notes=["a note"]
+    )
+    section |= compared(predicted, {"storage_read_bytes_per_s": 2e8, "block_hit_ratio": 0.4})
     assert section["extrapolated"] == ["storage_read_bytes_per_s"]
     text = "\n".join(prediction_lines(section))
     assert "-50.0 % *" in text

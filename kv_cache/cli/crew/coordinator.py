@@ -30,9 +30,8 @@ from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
 from kv_cache.core.clocks import Exchange, offset_of
 from kv_cache.core.crew import Crew, Member
+from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms, s_to_ns
-from kv_cache.report.node import Node
-from kv_cache.report.result import as_json
 
 PINGS = 40  # there and back, for each measurement of a clock
 LEAD_S = 0.5  # from the decision to open to the instant: for the message to get there
@@ -586,13 +585,14 @@ def read_result(attached: bytes | None, code: int) -> tuple[Any, str | None]:
 def _early_end(result: Any) -> str | None:
     """Why a rank ended although nobody told it to; None where it has done all. What is no result at
     all is the merge's to name."""
-    own = Node(result, "the result").find("kv_cache")
-    status = None if own is None else own.find("status")
-    if own is None or status is None or status.value == "finished":
+    section = result.get("kv_cache") if isinstance(result, Mapping) else None
+    status = section.get("status") if isinstance(section, Mapping) else None
+    if section is None or status in (None, "finished"):
         return None
-    reasons = own.find("passport.reasons")
-    told = [] if reasons is None or not isinstance(reasons.value, list) else reasons.value
-    return f"did not finish ({status.value}){f': {told[0]}' if told else ''}"
+    passport = section.get("passport")
+    reasons = passport.get("reasons") if isinstance(passport, Mapping) else None
+    first = f": {reasons[0]}" if isinstance(reasons, list) and reasons else ""
+    return f"did not finish ({status}){first}"
 
 
 def _warn_of_clocks(crew: Crew) -> None:

@@ -10,7 +10,7 @@ from kv_cache.policy.eviction.chain import Chain, Link, append, release
 _NO_COUNT = -2  # no neighbour of any
 
 
-class Counted(Link):
+class CountedLink(Link):
     """A copy in the chain of its count."""
 
     __slots__ = ("bucket", "copy_id")
@@ -34,21 +34,21 @@ class _Bucket(Chain):
 class Counts:
     def __init__(self) -> None:
         self._ends = _Bucket(_NO_COUNT)  # before the lowest and after the highest
-        self._of: dict[int, Counted] = {}
+        self._of: dict[int, CountedLink] = {}
 
-    def add(self, copy_id: int, count: int) -> Counted:
+    def add(self, copy_id: int, count: int) -> CountedLink:
         """`count` is 0 or 1: where it belongs is found from below."""
         bucket = self._ends
         while bucket.higher is not self._ends and bucket.higher.count <= count:
             bucket = bucket.higher
-        counted = self._of[copy_id] = Counted(copy_id)
+        counted = self._of[copy_id] = CountedLink(copy_id)
         if bucket.count != count:
             bucket = _insert(_Bucket(count), bucket)
         counted.bucket = bucket
         append(counted, bucket)
         return counted
 
-    def move(self, counted: Counted, by: int) -> None:
+    def move(self, counted: CountedLink, by: int) -> None:
         """`by` is 1 or -1."""
         bucket = counted.bucket
         assert bucket is not None, "only what is here can be counted"
@@ -73,7 +73,7 @@ class Counts:
         if bucket.empty:
             _close(bucket)
 
-    def __getitem__(self, copy_id: int) -> Counted:
+    def __getitem__(self, copy_id: int) -> CountedLink:
         return self._of[copy_id]
 
     def __iter__(self) -> Iterator[int]:
@@ -82,7 +82,7 @@ class Counts:
         while bucket is not self._ends:
             link = bucket.after
             while link is not bucket:
-                yield cast(Counted, link).copy_id
+                yield cast(CountedLink, link).copy_id
                 link = link.after
             bucket = bucket.higher
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.counts import Counted, Counts
+from kv_cache.policy.eviction.counts import CountedLink, Counts
 from kv_cache.policy.eviction.numbers import MOST, check
 
 WINDOW = 2
@@ -28,7 +28,7 @@ class Windowed(Eviction):
         check(window=(window, 1, MOST), least=(least, 1, MOST))
         self._for_each, self._least = window, least
         self._counts = Counts()
-        self._window: deque[Counted] = deque()
+        self._window: deque[CountedLink] = deque()
 
     def insert(self, item: Item) -> None:
         self._accessed(self._counts.add(item.copy_id, 1))
@@ -50,7 +50,7 @@ class Windowed(Eviction):
     def __contains__(self, copy_id: object) -> bool:
         return copy_id in self._counts
 
-    def _accessed(self, counted: Counted) -> None:
+    def _accessed(self, counted: CountedLink) -> None:
         window = self._window
         window.append(counted)
         length = max(self._least, self._for_each * len(self._counts))

@@ -1,16 +1,23 @@
 """The merge done again from the ranks' results, and the results themselves checked."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import orjson
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from kv_cache.core.crew import Crew, Member
-from kv_cache.report.chain import CHAIN, SECTION, check
-from kv_cache.report.node import MisshapenError, Node
 from kv_cache.report.ranks.merged import merged_document
-from kv_cache.report.recheck import recheck, unlike
-from kv_cache.report.result import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.chain import SECTION, check
+from kv_cache.result.counted import Count
+from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.difference import differences
+from kv_cache.result.run import MisshapenError, converted
+from kv_cache.result.verify import recheck, without_chain
+
+RankNumber = Annotated[int, Meta(ge=0, le=1 << 16)]
+ClockReading = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
 
 _MOST_PLACES = 10
 _LONGEST = 300
@@ -26,34 +33,78 @@ class Rechecked(NamedTuple):
     again: Json | None
 
 
+class MemberFacts(Struct, frozen=True, kw_only=True):
+    """What the crew saw of one rank; offsets of clocks may be below 0."""
+
+    rank: RankNumber
+    host: str | None
+    pid: ClockReading | None
+    offset_ns: ClockReading | None
+    offset_error_ns: ClockReading | None
+    ready_ns: ClockReading | None
+    opened_ns: ClockReading | None
+    ended_ns: ClockReading | None
+    lost: str | None
+
+
+class CrewFacts(Struct, frozen=True, kw_only=True):
+    """What the crew saw."""
+
+    how: str
+    wanted: RankNumber
+    members: list[MemberFacts]
+    planned_ns: Count | None
+    ended_early: str | None
+
+    def crew(self) -> Crew:
+        members = [Member(**asdict(member)) for member in self.members]
+        return Crew(**{**asdict(self), "members": members})
+
+
+class RankRow(Struct, frozen=True, kw_only=True):
+    rank: RankNumber
+    counted: bool
+    result: Any
+
+
+class RanksSection(Struct, frozen=True, kw_only=True):
+    crew: CrewFacts
+    ranks: list[RankRow]
+
+
+class RanksFacts(Struct, frozen=True, kw_only=True):
+    """What the merge is done from."""
+
+    kv_cache: RanksSection
+
+
 def recheck_ranks(document: Json) -> Rechecked:
     """What in a document of ranks does not follow from the ranks' results in it, or in one of these
     from the rest of it. Never fails, whatever the document is."""
-    found: list[str] = []
+    deviations: list[str] = []
     try:
-        own = Node(document, "the result")[SECTION]
-        results = _results(own, found)
-        again = merged_document(results, _crew(own["crew"]))
-        found += _differences(dict(document), again)
-        return Rechecked(tuple(dict.fromkeys(found)), again)
+        facts = converted(document, RanksFacts, "").kv_cache
+        results = _results(facts.ranks, deviations)
+        again = merged_document(results, facts.crew.crew())
+        deviations += _differences(dict(document), again)
+        return Rechecked(tuple(dict.fromkeys(deviations)), again)
     except MisshapenError as error:
-        return Rechecked((*dict.fromkeys(found), str(error)), None)
+        return Rechecked((*dict.fromkeys(deviations), str(error)), None)
     except (orjson.JSONEncodeError, OverflowError):
-        told = "numbers in it are larger than any that are counted"
-        return Rechecked((*dict.fromkeys(found), told), None)
+        too_large = "numbers in it are larger than any that are counted"
+        return Rechecked((*dict.fromkeys(deviations), too_large), None)
 
 
-def _results(own: Node, found: list[str]) -> dict[int, Any]:
-    """The ranks' results; what is wrong with each by itself goes to `found`."""
+def _results(rows: Sequence[RankRow], deviations: list[str]) -> dict[int, Any]:
+    """The ranks' results; what is wrong with each by itself goes to `deviations`."""
     results: dict[int, Any] = {}
-    for row in own["ranks"].rows():
-        number, result = row["rank"].whole(), row["result"].value
-        if number in results:
-            found.append(f"rank {number} stands in the list of ranks twice")
-        if result is not None:
-            results[number] = result
-        if row["counted"].value is True:
-            found += (f"rank {number}: {said}" for said in _of_one(result))
+    for row in rows:
+        if row.rank in results:
+            deviations.append(f"rank {row.rank} stands in the list of ranks twice")
+        if row.result is not None:
+            results[row.rank] = row.result
+        if row.counted:
+            deviations += (f"rank {row.rank}: {sentence}" for sentence in _of_one(row.result))
     return results
 
 
@@ -73,64 +124,12 @@ def _short(sentence: str) -> str:
 
 def _differences(stored: dict[str, Any], again: dict[str, Any]) -> Iterator[str]:
     """The ranks' results stand in both alike, and the chain is looked at elsewhere."""
-    found = list(unlike("", _without_chain(stored), _without_chain(again)))
-    for path in found[:_MOST_PLACES]:
-        yield f"{path} does not follow from the ranks' results"
-    if len(found) > _MOST_PLACES:
-        yield f"and {len(found) - _MOST_PLACES} more places do not follow from the ranks' results"
+    several = list(differences(_unsealed(stored), _unsealed(again)))
+    for difference in several[:_MOST_PLACES]:
+        yield f"{difference.path} does not follow from the ranks' results"
+    if len(several) > _MOST_PLACES:
+        yield f"and {len(several) - _MOST_PLACES} more places do not follow from the ranks' results"
 
 
-def _without_chain(document: dict[str, Any]) -> dict[str, Any]:
-    own = {name: value for name, value in document[SECTION].items() if name != CHAIN}
-    return {**document, SECTION: own}
-
-
-def _crew(node: Node) -> Crew:
-    """What the crew saw, out of the document."""
-    return Crew(
-        how=node["how"].text(),
-        wanted=_limited(node["wanted"]),
-        members=[_member(row) for row in node["members"].rows()],
-        planned_ns=_whole_or_none(node["planned_ns"]),
-        ended_early=_text_or_none(node["ended_early"]),
-    )
-
-
-_MOST_RANKS = 1 << 16
-
-
-def _limited(node: Node) -> int:
-    if node.whole() > _MOST_RANKS:
-        raise MisshapenError(f"{node.path} is {node.value}, more ranks than there can be")
-    return node.whole()
-
-
-def _member(row: Node) -> Member:
-    return Member(
-        rank=_limited(row["rank"]),
-        host=_text_or_none(row["host"]),
-        pid=_int_or_none(row["pid"]),
-        offset_ns=_int_or_none(row["offset_ns"]),
-        offset_error_ns=_int_or_none(row["offset_error_ns"]),
-        ready_ns=_int_or_none(row["ready_ns"]),
-        opened_ns=_int_or_none(row["opened_ns"]),
-        ended_ns=_int_or_none(row["ended_ns"]),
-        lost=_text_or_none(row["lost"]),
-    )
-
-
-def _text_or_none(node: Node) -> str | None:
-    return None if node.value is None else node.text()
-
-
-def _whole_or_none(node: Node) -> int | None:
-    return None if node.value is None else node.whole()
-
-
-def _int_or_none(node: Node) -> int | None:
-    """Offsets of clocks may be below 0."""
-    if node.value is None:
-        return None
-    if type(node.value) is not int or abs(node.value) >= 2**62:
-        raise MisshapenError(f"{node.path} is no whole number that a clock can show")
-    return node.value
+def _unsealed(document: Json) -> dict[str, Any]:
+    return {**document, SECTION: without_chain(document[SECTION])}

@@ -4,9 +4,8 @@ A pure function of the ranks' results and of what the crew saw, whatever their o
 `verify` can do it again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import fsum
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kv_cache import __version__
@@ -15,37 +14,19 @@ from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
-from kv_cache.metrics.summary import kept_promises, latency_ms, per_second, ratio, size_numbers
-from kv_cache.report.chain import fingerprint, seal
-from kv_cache.report.headline import headline_of_ranks
-from kv_cache.report.iotrace import without_figures
-from kv_cache.report.mlperf import unsupported
-from kv_cache.report.node import MisshapenError, Node
-from kv_cache.report.pooled import (
-    CLASSES,
-    DEVICE,
-    SIZES,
-    TOTAL,
-    added,
-    numbers_of,
-    pooled_failures,
-    pooled_histogram,
-    pooled_measured,
-    pooled_metadata,
-    pooled_operations,
-)
-from kv_cache.report.ranks.keys import reference_keys
-from kv_cache.report.ranks.part import FINISHED, SECTION, Part, counted_of, flawed, parts_of
+from kv_cache.metrics.summary import per_second, ratio
+from kv_cache.report.ranks.part import FINISHED, Part, counted_of, parts_of, runs_of
 from kv_cache.report.ranks.rules import judged
-from kv_cache.report.result import SCHEMA as RESULT_SCHEMA
-from kv_cache.report.trials import METRICS, number_at
+from kv_cache.report.trials import METRICS
+from kv_cache.result.chain import fingerprint, seal
+from kv_cache.result.counted import common, merged
+from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.reference import reference_keys, unsupported
+from kv_cache.result.run import SECTION, CountedRun, totals
+from kv_cache.result.sections import KINDS, body, reconciled, reconciliation
+from kv_cache.result.without_figures import without_figures
 
 SCHEMA = "kv-cache-ranks/1"
-
-_KINDS = ("read", "write")
-_TIERS = ("gpu", "cpu", "storage")
-
-Rows = list[dict[str, Any]]
 
 
 def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
@@ -53,241 +34,81 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
     JSON). Whatever is wrong with one is a reason of the verdict; what cannot be counted is kept,
     and in no sum."""
     crew = replace(crew, members=sorted(crew.members, key=lambda member: member.rank))
-    parts, numbers = _merged(parts_of(results, crew))
-    counted, body, together = counted_of(parts), numbers.body, numbers.together
-    verdict = judged(parts, crew, body, together)
+    parts = parts_of(results, crew)
+    counted, runs = counted_of(parts), runs_of(parts)
+    numbers = _numbers(counted)
+    together = _together(counted, numbers["tiers"])
+    verdict = judged(parts, crew, numbers, together)
     own = {
         "schema": SCHEMA,
         "result_schema": RESULT_SCHEMA,
         "program_version": __version__,
         **_what(counted),
         "status": _status(parts),
-        "notes": _notes(parts, crew),
+        "notes": _notes(counted, crew),
         "passport": verdict.to_json(),
         "crew": crew.to_json(),
         "together": together,
-        **body,
-        "ranks": numbers.rows,
-        **numbers.settings,
+        **numbers,
+        "ranks": [_row(part) for part in parts],
+        **_settings(counted),
     }
-    document = {**numbers.keys, SECTION: own}
+    document = {**reference_keys(runs), SECTION: own}
     document["overall_passed"] = (
         verdict.verdict != Status.INVALID
         and len(counted) == len(parts) == crew.wanted
-        and all(part.root["overall_passed"].value is True for part in counted)
+        and all(part.document["overall_passed"] is True for part in counted)
     )
-    if any(part.said("config.output.io_trace_log") is not None for part in counted):
+    if any(run.config.output.io_trace_log is not None for run in runs):
         without_figures(document)
     return seal(document, {})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Numbers:
-    """All that is taken out of the ranks' results."""
-
-    body: dict[str, Any]
-    together: dict[str, Any]
-    keys: dict[str, Any]
-    rows: list[dict[str, Any]]
-    settings: dict[str, Any]
-
-
-def _merged(parts: Sequence[Part]) -> tuple[Sequence[Part], _Numbers]:
-    """Each that counts must be mergeable by itself, which is looked at only if all together are
-    not: then those that are not no longer count."""
-    try:
-        return parts, _numbers(parts)
-    except MisshapenError:
-        sound = [_alone(part) for part in parts]
-        return sound, _numbers(sound)
-
-
-def _alone(part: Part) -> Part:
-    try:
-        _numbers([part])
-    except MisshapenError as error:
-        return flawed(part, error)
-    return part
-
-
-def _numbers(parts: Sequence[Part]) -> _Numbers:
-    """Raises MisshapenError if these cannot be merged."""
-    counted = counted_of(parts)
-    body = _body(counted)
-    return _Numbers(
-        body=body,
-        together=_together(counted, body["tiers"]),
-        keys=reference_keys(counted, body),
-        rows=[_row(part) for part in parts],
-        settings=_settings(counted),
-    )
 
 
 # --- what was measured -----------------------------------------------------------------------
 
 
-def _body(counted: Sequence[Part]) -> dict[str, Any]:
+def _numbers(counted: Sequence[Part]) -> dict[str, Any]:
     """The measurements of all, under the names that a result of one run has."""
-    documents = [part.document for part in counted]
-    operations = pooled_operations(documents)
-    body = {
-        "window_s": max((part.own["window_s"].number() for part in counted), default=0.0),
-        "headline": headline_of_ranks([part.own for part in counted]),
-        "requests": _requests(counted),
-        "measured": _measured(counted, documents),
-        "reuse": _reuse(counted),
-        "tiers": _tiers(counted, operations),
-        "operations": operations,
-        "metadata": pooled_metadata(documents),
-        "failed_operations": pooled_failures(documents),
-        "verification": _verification(counted),
-        "evictions": added(dict(numbers_of(part.own["evictions"])) for part in counted),
-        "policies": _policies(counted),
+    runs = runs_of(counted)
+    counts = merged(totals(runs))
+    evictions = counts.evictions
+    return {
+        **body(runs),
+        "evictions": {
+            "dropped_last_copies": evictions.dropped_last_copies,
+            "dropped_stores": evictions.dropped_stores,
+            "lost_bytes": evictions.lost_bytes,
+        },
+        "policies": _policies(runs),
         "reconciliation": _reconciliation(counted),
+        "reference_keys_unsupported": unsupported(counts),
     }
-    return {**body, "reference_keys_unsupported": unsupported(Node(body, SECTION))}
 
 
-def _policies(counted: Sequence[Part]) -> Any:
-    found = _put_together([part.own.find("policies") for part in counted])
-    told = Node(found, "policies").find("prefetch.useful")
-    if told is not None:
-        made = found["prefetch"]
-        ended = sum(made[name]["blocks"] for name in ("useful", "late", "wasted"))
-        made["useful_ratio"] = made["useful"]["blocks"] / ended if ended else None
-    return found
+def _policies(runs: Sequence[CountedRun]) -> Any:
+    policies = _put_together([run.facts.policies for run in runs])
+    try:
+        prefetch = policies["prefetch"]
+        ended = sum(prefetch[name]["blocks"] for name in ("useful", "late", "wasted"))
+        prefetch["useful_ratio"] = prefetch["useful"]["blocks"] / ended if ended else None
+    except (KeyError, TypeError):  # nothing is prefetched, or not counted
+        return policies
+    return policies
 
 
-def _put_together(nodes: Sequence[Node | None]) -> Any:
+def _put_together(values: Sequence[Any]) -> Any:
     """Mappings put together: counts added up, and what is no count where all ranks agree."""
-    known = [node for node in nodes if node is not None]
+    known = [value for value in values if value is not None]
     if not known:
         return None
-    if any(isinstance(node.value, Mapping) for node in known):
-        names = dict.fromkeys(name for node in known for name, _ in node.items())
+    if all(isinstance(value, Mapping) for value in known):
+        names = dict.fromkeys(name for value in known for name in value)
         return {
-            name: _put_together([node[name] for node in known if name in node.mapping()])
-            for name in names
+            name: _put_together([value[name] for value in known if name in value]) for name in names
         }
-    if all(type(node.value) is int for node in known):
-        return sum(node.whole() for node in known)
-    first = known[0].value
-    return first if all(node.value == first for node in known) else None
-
-
-def _requests(counted: Sequence[Part]) -> dict[str, Any]:
-    """The accounting of all. The longest queue is the longest that one rank had."""
-    books = [dict(numbers_of(part.own["requests"])) for part in counted]
-    longest = max((row.pop("longest_queue", 0) for row in books), default=0)
-    errors = added(dict(numbers_of(part.own["requests"]["errors"])) for part in counted)
-    total = added(books)
-    if not total:  # with no rank at all there is nothing under these names
-        total = dict.fromkeys(("submitted", "completed", "failed", "rejected", "unfinished",
-                               "completed_in_window"), 0)  # fmt: skip
-    return {**total, "longest_queue": longest, "errors": dict(sorted(errors.items()))}
-
-
-def _measured(counted: Sequence[Part], documents: Sequence[Any]) -> dict[str, Any]:
-    made = pooled_measured(documents)
-    for name in CLASSES:
-        rates = {
-            f"{count}_per_second": fsum(
-                per_second(part.own["measured"][name][count].whole(), part.own["window_s"].number())
-                for part in counted
-            )
-            for count in ("completed", "output_tokens")
-        }
-        made[name] |= rates
-        if name != "all":
-            made[name]["promises"] = _promises(counted, name, made[name])
-    return made
-
-
-def _promises(counted: Sequence[Part], name: str, pooled: Mapping[str, Any]) -> dict[str, Any]:
-    """What all ranks promise to a class, beside what all of its requests got."""
-    several = [part.own["measured"][name]["promises"] for part in counted]
-    targets = common(
-        [{key: row["target_ms"].number() for key, row in each.items()} for each in several]
-    )
-    end_to_end = Node(pooled, f"measured.{name}")["histogram_end_to_end"].histogram()
-    return kept_promises(end_to_end, targets or {})
-
-
-_RATIOS: Mapping[str, tuple[str, str]] = {
-    "reuse_hit_ratio": ("hits", "looked_up"),
-    "history_hit_ratio": ("history_hits", "history_looked_up"),
-    "retrieved_hit_ratio": ("retrieved_hits", "retrieved_looked_up"),
-    "offered_block_ratio": ("offered_blocks", "blocks"),
-    "achieved_block_ratio": ("hits", "blocks"),
-    "offered_token_ratio": ("offered_tokens", "context_tokens"),
-    "achieved_token_ratio": ("hit_tokens", "context_tokens"),
-}
-
-
-def _reuse(counted: Sequence[Part]) -> dict[str, Any]:
-    """Counters added up, and the ratios of the sums; one that a rank has as null is null."""
-    rows = [part.own["reuse"] for part in counted]
-    names = {name for parts in _RATIOS.values() for name in parts}
-    total = {**dict.fromkeys(sorted(names) if not rows else (), 0)}
-    total |= added({name: n for name, n in numbers_of(row) if name not in _RATIOS} for row in rows)
-    found: dict[str, Any] = {}
-    for name, (part, whole) in _RATIOS.items():
-        known = all(row[name].value is not None for row in rows)
-        found[name] = ratio(total[part], total[whole]) if known else None
-    exact = all(row["offered_is_exact"].value is True for row in rows)
-    return {**total, **found, "offered_is_exact": exact}
-
-
-# --- tiers -----------------------------------------------------------------------------------
-
-
-def _tiers(counted: Sequence[Part], operations: Rows) -> dict[str, Any]:
-    there = {label for part in counted for label, _ in part.own["tiers"].items()}
-    return {label: _tier(counted, operations, label) for label in _TIERS if label in there}
-
-
-def _tier(counted: Sequence[Part], operations: Rows, label: str) -> dict[str, Any]:
-    having = [part for part in counted if label in part.own["tiers"].mapping()]
-    rows = [part.own["tiers"][label] for part in having]
-    limits = [row["capacity_bytes"].value for row in rows]
-    levels = ("used_bytes", "peak_bytes", "stranded_bytes", "entries")
-    return {
-        "capacity_bytes": None
-        if None in limits
-        else sum(r["capacity_bytes"].whole() for r in rows),
-        **{name: sum(row[name].whole() for row in rows) for name in levels},
-        "store": _store([row["store"] for row in rows]),
-        **{kind: _side(having, operations, label, kind) for kind in _KINDS},
-    }
-
-
-def _store(stores: Sequence[Node]) -> dict[str, Any]:
-    """What all ranks' stores have in common; their engines joined by `+`."""
-    shared = dict(common([store.mapping() for store in stores]))
-    for name in ("engine", "write_engine"):
-        engines = {part for store in stores if (node := store.find(name)) is not None
-                   for part in node.text().split("+")}  # fmt: skip
-        if engines:
-            shared[name] = "+".join(sorted(engines))
-    return shared
-
-
-def _side(parts: Sequence[Part], operations: Rows, label: str, kind: str) -> dict[str, Any]:
-    rows = [part.own["tiers"][label][kind] for part in parts]
-    pool = [{SECTION: {"operations": operations}}]
-    found = {name: latency_ms(pooled_histogram(pool, label, kind, name))
-             for name in (TOTAL, DEVICE)}  # fmt: skip
-    return {
-        **{name: sum(row[name].whole() for row in rows) for name in ("operations", "bytes")},
-        **{
-            name: fsum(row[name].number() for row in rows)
-            for name in ("bytes_per_second", "operations_per_second")
-        },
-        "total_ms": found[TOTAL],
-        "device_ms": found[DEVICE],
-        "host_ms": None,
-        "object_bytes": size_numbers(pooled_histogram(pool, label, kind, SIZES)),
-    }
+    if all(type(value) is int for value in known):
+        return sum(known)
+    return known[0] if all(value == known[0] for value in known) else None
 
 
 def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
@@ -301,7 +122,7 @@ def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
     shared_ns = max(0, min(ends) - max(begins)) if known else 0
     span_s = span_ns / NS_PER_S
     for tier in tiers.values():
-        for kind in _KINDS:
+        for kind in KINDS:
             moved = tier[kind]["bytes"]
             tier[kind]["together_bytes_per_second"] = per_second(moved, span_s) if known else None
     return {
@@ -313,84 +134,78 @@ def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _verification(counted: Sequence[Part]) -> dict[str, Any]:
-    rows = [part.own["verification"] for part in counted]
-    return {
-        "mode": "+".join(sorted({row["mode"].text() for row in rows})) or "none",
-        **{name: sum(row[name].whole() for row in rows) for name in ("objects", "bytes")},
-    }
-
-
 # --- beside the kernel -----------------------------------------------------------------------
+
+
+Sides = Mapping[str, Mapping[str, Any]]
 
 
 def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
     """Bytes that all ranks claim, beside what the kernel counted for their processes and for each
     device of each machine, once. A device counts everybody's, so of ranks that share one the
     largest count is taken."""
-    known = [part for part in counted if part.said("reconciliation") is not None]
+    known = [
+        (part, row)
+        for part in counted
+        if part.run is not None and (row := reconciliation(part.run)) is not None
+    ]
     if not known:
         return None
     devices = _devices(known)
     names = sorted({device["device"] for device in devices if device["device"] is not None})
-    made: dict[str, Any] = {"device": "+".join(names) or None}
-    for kind in _KINDS:
-        rows = [part.own["reconciliation"][kind] for part in known]
-        claimed = sum(row["claimed_bytes"].whole() for row in rows)
-        process = _sum_or_none(row["process_bytes"] for row in rows)
-        each = [device[f"device_{kind}_bytes"] for device in devices]
-        device = None if None in each else sum(each)
-        made[kind] = {
-            "claimed_bytes": claimed,
-            "process_bytes": process,
-            "device_bytes": device,
-            "process_to_claimed": None if process is None else ratio(process, claimed),
-            "device_to_claimed": None if device is None else ratio(device, claimed),
-        }
-    return {**made, "devices": devices}
+    rows = [row for _, row in known]
+    return {
+        "device": "+".join(names) or None,
+        **{
+            kind.value: reconciled(
+                sum(row[kind]["claimed_bytes"] for row in rows),
+                _sum_or_none([row[kind]["process_bytes"] for row in rows]),
+                _sum_or_none([device[f"device_{kind}_bytes"] for device in devices]),
+            )
+            for kind in KINDS
+        },
+        "devices": devices,
+    }
 
 
-def _devices(known: Sequence[Part]) -> list[dict[str, Any]]:
+def _devices(known: Sequence[tuple[Part, Sides]]) -> list[dict[str, Any]]:
     """One row for each device of each machine."""
-    groups: dict[tuple[str, str], list[Part]] = {}
-    for part in known:
-        name = part.own["reconciliation"]["device"].value
-        groups.setdefault((part.host or "", str(name or "")), []).append(part)
-    return [
-        {
-            "host": host or None,
-            "device": device or None,
-            "ranks": [part.rank for part in groups[host, device]],
-            **{
-                f"device_{kind}_bytes": _most([p.own["reconciliation"][kind]["device_bytes"]
-                                        for p in groups[host, device]])
-                for kind in _KINDS
-            },
-            **{
-                f"claimed_{kind}_bytes": sum(
-                    p.own["reconciliation"][kind]["claimed_bytes"].whole()
-                    for p in groups[host, device]
-                )
-                for kind in _KINDS
-            },
-            **{
-                f"process_{kind}_bytes": _sum_or_none(
-                    p.own["reconciliation"][kind]["process_bytes"] for p in groups[host, device]
-                )
-                for kind in _KINDS
-            },
-        }
-        for host, device in sorted(groups)
-    ]  # fmt: skip
+    groups: dict[tuple[str, str], list[tuple[Part, Sides]]] = {}
+    for part, row in known:
+        groups.setdefault((part.host or "", str(row["device"] or "")), []).append((part, row))
+    devices = []
+    for (host, device), members in sorted(groups.items()):
+        sides = {kind: [row[kind] for _, row in members] for kind in KINDS}
+        devices.append(
+            {
+                "host": host or None,
+                "device": device or None,
+                "ranks": [part.rank for part, _ in members],
+                **{
+                    f"device_{kind}_bytes": _most([side["device_bytes"] for side in sides[kind]])
+                    for kind in KINDS
+                },
+                **{
+                    f"claimed_{kind}_bytes": sum(side["claimed_bytes"] for side in sides[kind])
+                    for kind in KINDS
+                },
+                **{
+                    f"process_{kind}_bytes": _sum_or_none(
+                        [side["process_bytes"] for side in sides[kind]]
+                    )
+                    for kind in KINDS
+                },
+            }
+        )
+    return devices
 
 
-def _sum_or_none(nodes: Iterable[Node]) -> int | None:
-    several = list(nodes)
-    return None if any(n.value is None for n in several) else sum(n.whole() for n in several)
+def _sum_or_none(values: Sequence[Any]) -> Any:
+    return None if None in values else sum(values)
 
 
-def _most(nodes: Sequence[Node]) -> int | None:
-    return None if any(n.value is None for n in nodes) else max(n.whole() for n in nodes)
+def _most(values: Sequence[Any]) -> Any:
+    return None if None in values else max(values)
 
 
 # --- who and how -----------------------------------------------------------------------------
@@ -406,7 +221,7 @@ def _what(counted: Sequence[Part]) -> dict[str, Any]:
         "started_utc": min(started, default=None),
         "seed": next((part.said("seed") for part in counted if part.rank == 0), None),
         "not_submittable": sorted(
-            {row.text() for part in counted for row in part.own["not_submittable"].rows()}
+            {reason for run in runs_of(counted) for reason in run.facts.not_submittable}
         ),
     }
 
@@ -430,16 +245,15 @@ _ALONE = "this is rank "
 """How a rank's note begins that says that it is one: known here."""
 
 
-def _notes(parts: Sequence[Part], crew: Crew) -> list[str]:
+def _notes(counted: Sequence[Part], crew: Crew) -> list[str]:
     """The ranks' notes, each once, with the ranks that have it."""
-    found: dict[str, list[int]] = {}
-    for part in counted_of(parts):
-        for note in part.own["notes"].rows():
-            if not note.text().startswith(_ALONE):
-                found.setdefault(note.text(), []).append(part.rank)
+    ranks: dict[str, list[int]] = {}
+    for part in counted:
+        for note in [] if part.run is None else part.run.facts.notes:
+            if not note.startswith(_ALONE):
+                ranks.setdefault(note, []).append(part.rank)
     ended = [] if crew.ended_early is None else [f"ended early for all: {crew.ended_early}"]
-    several = len(counted_of(parts))
-    return ended + [f"{_whose(ranks, several)}: {note}" for note, ranks in found.items()]
+    return ended + [f"{_whose(numbers, len(counted))}: {note}" for note, numbers in ranks.items()]
 
 
 def _whose(ranks: Sequence[int], several: int) -> str:
@@ -450,22 +264,22 @@ def _whose(ranks: Sequence[int], several: int) -> str:
 
 def _settings(counted: Sequence[Part]) -> dict[str, Any]:
     """What all ranks have in common; what differs is in their own results."""
+    runs = runs_of(counted)
     names = ("workload", "model", "semantics", "buffers")
-    shared = {name: common([part.own[name].mapping() for part in counted]) or {} for name in names}
-    config = common([part.own["config"].mapping() for part in counted]) or {}
-    traced = [name for part in counted
-              if (name := part.said("config.output.io_trace_log")) is not None]  # fmt: skip
-    if counted:  # each rank's own file, but that nothing was timed is all ranks'
-        everywhere = len(traced) == len(counted)
+    shared = {name: common([part.said(name) for part in counted]) or {} for name in names}
+    config = common([run.facts.config for run in runs]) or {}
+    traced = [name for run in runs if (name := run.config.output.io_trace_log) is not None]
+    if runs:  # each rank's own file, but that nothing was timed is all ranks'
+        everywhere = len(traced) == len(runs)
         output = {**config.get("output", {}), "io_trace_log": traced[0] if everywhere else None}
         config = {**config, "output": output}
-    truncated = any(part.said("latency_lists_truncated") is True for part in counted)
-    listed = sum(len(part.root["end_to_end_latencies"].rows()) for part in counted)
+    listed = sum(len(run.counted.end_to_end_latencies) for run in runs)
     return {
         **shared,
         "histogram_relative_error": RELATIVE_ERROR,
         "latency_lists_limit": SAMPLE_LIMIT,
-        "latency_lists_truncated": truncated or listed > SAMPLE_LIMIT,
+        "latency_lists_truncated": any(run.facts.latency_lists_truncated for run in runs)
+        or listed > SAMPLE_LIMIT,
         "config": config,
         "environment": _environment(counted),
     }
@@ -476,52 +290,27 @@ def _environment(counted: Sequence[Part]) -> dict[str, Any]:
     hosts: dict[str, list[Part]] = {}
     for part in counted:
         hosts.setdefault(part.host or "", []).append(part)
-    shared = common([part.own["environment"].mapping() for part in counted]) or {}
+    shared = common([part.said("environment") for part in counted]) or {}
     return {
         **shared,
         "hosts": [
             {
                 "hostname": host or None,
                 "ranks": [part.rank for part in hosts[host]],
-                "environment": common([part.own["environment"].mapping() for part in hosts[host]]),
+                "environment": common([part.said("environment") for part in hosts[host]]),
             }
             for host in sorted(hosts)
         ],
     }
 
 
-class _Differs:
-    """Instead of a value on which several do not agree."""
-
-
-_DIFFERS = _Differs()
-
-
-def common(values: Sequence[Any]) -> Any:
-    """What several plain values have in common: a mapping without the keys on which they do not
-    agree; None where they agree on nothing."""
-    found = _common(values) if values else None
-    return None if isinstance(found, _Differs) else found
-
-
-def _common(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if all(type(value) is type(first) and value == first for value in values[1:]):
-        return first
-    if not all(isinstance(value, Mapping) for value in values):
-        return _DIFFERS
-    shared = {name: _common([value[name] for value in values])
-              for name in first if all(name in value for value in values)}  # fmt: skip
-    return {name: value for name, value in shared.items() if not isinstance(value, _Differs)}
-
-
 def _row(part: Part) -> dict[str, Any]:
     """One rank, with its result as it came."""
-    passport = part.own["passport"] if part.counted else None
     figures = {}
-    if part.counted and part.said("config.output.io_trace_log") is None:
-        found = {name: metric.value(part.own.value) for name, metric in METRICS.items()}
-        figures = {name: value for name, value in found.items() if value is not None}
+    if part.run is not None and part.run.config.output.io_trace_log is None:
+        values = {name: metric.value(part.document[SECTION]) for name, metric in METRICS.items()}
+        figures = {name: value for name, value in values.items() if value is not None}
+    reasons = part.said("passport.reasons") if part.counted else None
     return {
         "rank": part.rank,
         "host": part.host,
@@ -530,10 +319,10 @@ def _row(part: Part) -> dict[str, Any]:
         "lost": part.lost,
         "seed": part.said("seed"),
         "status": part.said("status"),
-        "verdict": None if passport is None else passport["verdict"].text(),
-        "reasons": [] if passport is None else [r.text() for r in passport["reasons"].rows()],
+        "verdict": part.said("passport.verdict") if part.counted else None,
+        "reasons": reasons if isinstance(reasons, list) else [],
         "schedule_sha256": part.said("schedule.sha256"),
-        "window_s": number_at({"s": part.said("window_s")}, "s"),
+        "window_s": None if part.run is None else part.run.window_s,
         "begin_ns": part.begin_ns,
         "end_ns": part.end_ns,
         "figures": figures,

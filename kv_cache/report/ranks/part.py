@@ -1,19 +1,16 @@
 """One rank of several: what came of it, and whether it counts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kv_cache.core.crew import Crew, Member
 from kv_cache.core.units import NS_PER_S
-from kv_cache.report.chain import check, fingerprint
-from kv_cache.report.node import MisshapenError, Node
-from kv_cache.report.result import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.chain import check, fingerprint
+from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.run import SECTION, CountedRun, MisshapenError, read_run
 
-SECTION = "kv_cache"
 FINISHED = "finished"
-
-_ROOT = "the result"
 
 Json = Mapping[str, Any]
 
@@ -26,30 +23,19 @@ class Part:
     rank: int
     member: Member | None
     document: Any
+    run: CountedRun | None = None
     flaw: str | None = None
-    _node: Node = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        section = self.document.get(SECTION) if isinstance(self.document, Mapping) else None
-        object.__setattr__(self, "_node", Node(section, SECTION))
 
     @property
     def counted(self) -> bool:
         return self.flaw is None
 
-    @property
-    def root(self) -> Node:
-        return Node(self.document, _ROOT)
-
-    @property
-    def own(self) -> Node:
-        """Its section `kv_cache`."""
-        return self.root[SECTION]
-
     def said(self, path: str) -> Any:
         """The value at a dotted path of its section; None where there is none."""
-        node = self._node.find(path)
-        return None if node is None else node.value
+        value = self.document.get(SECTION) if isinstance(self.document, Mapping) else None
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
 
     @property
     def host(self) -> str | None:
@@ -66,25 +52,16 @@ class Part:
     def begin_ns(self) -> int | None:
         """When its window began, by the coordinator's clock."""
         opened = None if self.member is None else self.member.opened_ns
-        if opened is None or not self.counted:
+        if opened is None or self.run is None:
             return None
-        return opened + _nanoseconds(self.own["config"]["run"]["warmup_s"])
+        return opened + round(self.run.config.run.warmup_s * NS_PER_S)
 
     @property
     def end_ns(self) -> int | None:
         begin = self.begin_ns
-        if begin is None:
+        if begin is None or self.run is None:
             return None
-        return begin + _nanoseconds(self.own["window_s"])
-
-
-_LONGEST_S = 1e9
-
-
-def _nanoseconds(node: Node) -> int:
-    if not 0 <= node.number() <= _LONGEST_S:
-        raise MisshapenError(f"{node.path} is {node.value}, which is no length of a run in seconds")
-    return round(node.number() * NS_PER_S)
+        return begin + round(self.run.window_s * NS_PER_S)
 
 
 def parts_of(results: Mapping[int, Any], crew: Crew) -> list[Part]:
@@ -92,13 +69,20 @@ def parts_of(results: Mapping[int, Any], crew: Crew) -> list[Part]:
     members = {member.rank: member for member in crew.members}
     numbers = sorted({*range(crew.wanted), *results, *members})
     seen: dict[str, int] = {}
-    made = []
-    for rank in numbers:
-        document = results.get(rank)
-        part = Part(rank=rank, member=members.get(rank), document=document)
-        flaw = next(_flaws(part, crew), None) or _twice(part, seen)
-        made.append(Part(rank=rank, member=part.member, document=document, flaw=flaw))
-    return made
+    return [_part(rank, members.get(rank), results.get(rank), crew, seen) for rank in numbers]
+
+
+def _part(
+    rank: int, member: Member | None, document: Any, crew: Crew, seen: dict[str, int]
+) -> Part:
+    part = Part(rank=rank, member=member, document=document)
+    flaw = next(_flaws(part, crew), None) or _twice(part, seen)
+    if flaw is not None:
+        return replace(part, flaw=flaw)
+    try:
+        return replace(part, run=read_run(document))
+    except MisshapenError as error:
+        return replace(part, flaw=f"has a result that is not whole: {error}")
 
 
 def _flaws(part: Part, crew: Crew) -> Iterator[str]:
@@ -140,7 +124,6 @@ def counted_of(parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if part.counted]
 
 
-def flawed(part: Part, error: MisshapenError) -> Part:
-    """The rank, not counted, as its result lacks something."""
-    flaw = f"has a result that is not whole: {str(error).replace(f'{_ROOT}.', '')}"
-    return Part(rank=part.rank, member=part.member, document=part.document, flaw=flaw)
+def runs_of(parts: Sequence[Part]) -> list[CountedRun]:
+    """The facts of those that count."""
+    return [part.run for part in parts if part.run is not None]

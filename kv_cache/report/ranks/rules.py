@@ -11,7 +11,7 @@ from kv_cache.core.crew import Crew, is_own
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, human_bytes
 from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
-from kv_cache.report.ranks.part import FINISHED, Part, counted_of
+from kv_cache.report.ranks.part import FINISHED, Part, counted_of, runs_of
 
 LEAST_SHARED = 0.5
 """Of the span in which all ranks measured together: below it the sums are of no instant."""
@@ -155,7 +155,7 @@ def _overlap(counted: Sequence[Part], together: Json) -> Look:
 
 
 def _windows(counted: Sequence[Part]) -> Look:
-    lengths = {part.rank: part.own["window_s"].number() for part in counted}
+    lengths = {part.rank: part.run.window_s for part in counted if part.run is not None}
     if not lengths:
         return Status.NOT_JUDGED, "no rank has a window"
     short, long = (pick(lengths, key=lambda r: lengths[r]) for pick in (min, max))
@@ -176,7 +176,7 @@ def _start(counted: Sequence[Part], crew: Crew) -> Look:
     skew, error = crew.skew_ns, crew.skew_error_ns
     if skew is None or error is None:
         return Status.NOT_JUDGED, "not every rank that was wanted has opened its window"
-    shortest = min((part.own["window_s"].number() for part in counted), default=0.0)
+    shortest = min((run.window_s for run in runs_of(counted)), default=0.0)
     said = (
         f"ranks opened within {skew / NS_PER_MS:.3f} ms (± {error / NS_PER_MS:.3f} ms, as sure as "
         "their clocks' offsets are)"
@@ -187,7 +187,7 @@ def _start(counted: Sequence[Part], crew: Crew) -> Look:
 
 
 def _each(counted: Sequence[Part]) -> Look:
-    words = [part.own["passport"]["verdict"].text() for part in counted]
+    words = [str(part.said("passport.verdict")) for part in counted]
     if not counted:
         return Status.NOT_JUDGED, "no rank has a verdict"
     told = [
@@ -202,7 +202,8 @@ def _each(counted: Sequence[Part]) -> Look:
 
 
 def _reasons(part: Part) -> list[str]:
-    return [row.text() for row in part.own["passport"]["reasons"].rows()]
+    reasons = part.said("passport.reasons")
+    return list(map(str, reasons)) if isinstance(reasons, list) else []
 
 
 def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:

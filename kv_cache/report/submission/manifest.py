@@ -1,7 +1,7 @@
 """The record of a sequence: what was planned, what was run when, and a hash chain over all files.
 
 It is written anew after each trial, so that a sequence that is killed has one too. The chain is
-that of results (`report/chain`), with a link for each file of the sequence; the description of the
+that of results (`result/chain`), with a link for each file of the sequence; the description of the
 system stands beside it, because people fill it in afterwards.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 
 from kv_cache.core.errors import UsageError
-from kv_cache.report.chain import SECTION, Change, check, file_digest, seal, sealed_files
+from kv_cache.core.text import as_json
 from kv_cache.report.reading import DEEPEST, deeper_than, result_bytes
-from kv_cache.report.result import as_json
 from kv_cache.report.submission.layout import MANIFEST, Place, all_files
 from kv_cache.report.writing import write_atomically
+from kv_cache.result.chain import SECTION, Change, check, file_digest, seal, sealed_files
 
 SCHEMA = "kv-cache-mlperf/1"
 MOST_TRIALS, MOST_RANKS = 1000, 100_000

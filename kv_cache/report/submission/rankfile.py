@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import orjson
 
 from kv_cache.core.errors import UsageError
+from kv_cache.core.text import as_json
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.report.chain import SECTION, check, fingerprint
-from kv_cache.report.node import MisshapenError
-from kv_cache.report.pooled import DEVICE, TOTAL, pooled_histogram, sections
 from kv_cache.report.reading import DEEPEST, deeper_than, part, result_bytes
-from kv_cache.report.recheck import judged_again, recheck
-from kv_cache.report.result import SCHEMA, as_json
+from kv_cache.result.chain import SECTION, check, fingerprint
+from kv_cache.result.derive import SCHEMA
+from kv_cache.result.run import MisshapenError, read_run, times
+from kv_cache.result.sections import KINDS
+from kv_cache.result.verify import judged_again, recheck
 
 Json = Mapping[str, Any]
 
@@ -212,16 +213,17 @@ def _whole(document: Json, where: str, path: Path) -> int:
 def _histograms(document: Json, path: Path) -> dict[str, Json]:
     """As JSON, in which empty buckets take no room: a tree may have thousands of ranks."""
     try:
-        found = {
-            f"{what}_{kind}": pooled_histogram([document], "storage", kind, what).to_json()
-            for what in (DEVICE, TOTAL)
-            for kind in ("read", "write")
-        }
-        (own,) = sections([document])
-        response = own["measured"]["all"]["histogram_response"].histogram()
+        run = read_run(document)
     except MisshapenError as error:
         raise UsageError(f"{path}: {error}") from None
-    return {**found, "response": response.to_json()}
+    return {
+        **{
+            f"{what}_{kind}": times(run.ledger.window("storage", kind), what).to_json()
+            for what in ("device", "total")
+            for kind in KINDS
+        },
+        "response": run.facts.measured.together().histogram_response.to_json(),
+    }
 
 
 def flat(values: Json, prefix: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ its part and one that also covers all links before it, so the last one stands fo
 the fingerprint.
 
 A chain finds what was changed by accident or by hand. It is no signature: whoever rewrites a result
-can compute it again. `report.recheck` then still finds numbers that contradict each other, and a
+can compute it again. `result.verify` then still finds numbers that contradict each other, and a
 fingerprint that was noted elsewhere finds everything.
 """
 

@@ -1,0 +1,290 @@
+"""The passport of a run: all evidence in one place, and the verdict on it.
+
+What the machine said (`bench/witness`), what the recorder counted and what the configuration asked
+for come together here as plain values; `verify` derives them again from the file alone. The keys
+are defined in `docs/reference/passport.md`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kv_cache.core.kinds import OpKind, Phase, Qos
+from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.passport import judge
+from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.steady import Sample, trends
+from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
+from kv_cache.result.counted import EvidenceFacts, LedgerFacts
+from kv_cache.result.run import (
+    CountedRun,
+    MisshapenError,
+    number,
+    times,
+    total_bytes,
+    total_operations,
+)
+from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
+from kv_cache.tiers.payload import MISMATCH
+
+
+def passport(run: CountedRun) -> dict[str, Any]:
+    """The section `passport`: verdict, reasons, rules, evidence."""
+    evidence = gather(run)
+    verdict = judge(evidence, run.config.passport.thresholds())
+    return {**verdict.to_json(), "evidence": evidence}
+
+
+def gather(run: CountedRun) -> dict[str, Any]:
+    """The evidence; what is not known is None."""
+    facts = _facts(run)
+    return {
+        "driver": run.facts.driver,
+        "steady": _steady(run),
+        "completeness": _completeness(run),
+        "verification": _verification(run),
+        "ledger": _ledger(run, facts.ledger),
+        "engines": _engines(run),
+        "stack": facts.stack,
+        "page_cache": facts.page_cache,
+        "link": {**facts.link, **_link(run)},
+        "amplification": _amplification(run),
+        "payload": facts.payload,
+        "interposed": facts.interposed,
+        "throttles": facts.throttles,
+        "foreign": _foreign(run),
+        "client": {**facts.client, **_client(run)},
+        "clock": facts.clock,
+        "gaps": _gaps(run),
+        "sample": _sample(run),
+    }
+
+
+def _facts(run: CountedRun) -> EvidenceFacts:
+    return run.facts.passport.evidence
+
+
+def _sample(run: CountedRun) -> dict[str, Any]:
+    return {
+        "mode": run.config.run.mode,
+        "ranks": run.facts.rank.ranks,
+        **{
+            f"{kind.value}_operations": total_operations(run.ledger.window("storage", kind))
+            for kind in KINDS
+        },
+    }
+
+
+def _steady(run: CountedRun) -> dict[str, Any]:
+    """What was done before the measured window, and whether the window was level."""
+    done = run.facts.preconditioning or {}
+    fill, rounds = done.get("fill") or {}, done.get("rounds") or []
+    storage = run.facts.tiers.get("storage")
+    if not isinstance(fill, Mapping) or not isinstance(rounds, list):
+        raise MisshapenError("kv_cache.preconditioning: expected a fill and a list of rounds")
+    return {
+        "preconditioned": bool(done),
+        "filled_bytes": fill.get("bytes"),
+        "capacity_bytes": None if storage is None else storage.capacity_bytes,
+        "filesystem_bytes": fill.get("filesystem_bytes"),
+        "discard": fill.get("discard"),
+        "rounds": len(rounds),
+        "proof": done.get("proof"),
+        "stationarity": trends(
+            [
+                Sample(
+                    start_s=window.start_s,
+                    end_s=window.end_s,
+                    nbytes=sum(
+                        side.bytes
+                        for kind, side in window.tiers.get("storage", {}).items()
+                        if kind in ("read", "write")
+                    ),
+                    backlog=window.queued + window.in_flight,
+                    submitted=window.submitted,
+                )
+                for window in measured_windows(run)
+            ]
+        ),
+    }
+
+
+def _completeness(run: CountedRun) -> dict[str, Any]:
+    requests, failures = run.facts.requests, run.facts.failed_operations
+    facts = _facts(run).completeness
+    return {
+        "status": run.facts.status,
+        "interrupted": facts.interrupted,
+        "window_s": run.window_s,
+        "completed": requests.completed_in_window,
+        "failed_requests": requests.failed + requests.unfinished_failed_in_drain,
+        "rejected": requests.rejected,
+        "unfinished": requests.unfinished,
+        "submitted": requests.submitted,
+        "failed_operations": sum(row.count for row in failures),
+        "storage_failed_operations": sum(row.count for row in failures if row.tier == "storage"),
+        "records_error": facts.records_error,
+    }
+
+
+def _verification(run: CountedRun) -> dict[str, Any]:
+    """Of storage only whole loads count: what the end of the run cut off was given to nobody."""
+    verified = run.facts.verification
+    loads = run.ledger.where(lambda row: row.tier == "storage" and row.operation is OpKind.READ)
+    return {
+        "mode": run.config.io.verify if run.measured else "none",
+        "objects": verified.objects,
+        "bytes": verified.bytes,
+        "errors": sum(row.count for row in run.facts.failed_operations if row.reason == MISMATCH),
+        "storage_bytes": _facts(run).verification.storage_bytes,
+        "storage_read_bytes": times(loads, "bytes").total,
+    }
+
+
+def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
+    kernel = run.kernel("run")
+    calls = {OpKind.READ: "rchar", OpKind.WRITE: "wchar"}
+    sides: dict[str, Any] = {
+        kind.value: {
+            "claimed_bytes": run.ledger.all_bytes("storage", kind),
+            "process_bytes": kernel.get(f"process_{kind.value}_bytes"),
+            "device_bytes": kernel.get(f"device_{kind.value}_bytes"),
+            "foot_bytes": kernel.get(f"foot_{kind.value}_bytes"),
+            "calls_bytes": kernel.get(calls[kind]),
+        }
+        for kind in calls
+    }
+    if isinstance(facts.server_here, bool):  # an object store: what the interfaces carried
+        for kind, counter in NETWORK.items():
+            sides[kind.value]["network_bytes"] = kernel.get(counter)
+        sides["server_here"] = facts.server_here
+    return {
+        **sides,
+        "other_process_write_bytes": facts.other_process_write_bytes,
+        "settle_s": facts.settle_s,
+        "device": kernel.get("device"),
+        "accounted": facts.accounted,
+        "filesystem": _filesystems(run),
+    }
+
+
+def _engines(run: CountedRun) -> dict[str, Any]:
+    """What really moved the bytes of storage, by direction."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row in run.facts.operations:
+        if row.tier == "storage" and row.operation is not OpKind.DELETE:
+            sums = rows.setdefault((row.operation.value, row.engine), [0, 0])
+            sums[0] += row.histogram_total.count
+            sums[1] += row.bytes
+    storage = run.facts.tiers.get("storage")
+    return {
+        "wanted": run.config.io.engine,
+        "write_wanted": run.config.io.write_engine,
+        "fsync": run.config.fsync(),
+        "note": None if storage is None else storage.store.get("engine_note"),
+        "rows": [
+            {"operation": kind, "engine": engine, "operations": n, "bytes": nbytes}
+            for (kind, engine), (n, nbytes) in sorted(rows.items())
+            if nbytes
+        ],
+    }
+
+
+def _link(run: CountedRun) -> dict[str, Any]:
+    return {
+        f"{kind.value}_bytes_per_second": bytes_per_second([run], "storage", kind) for kind in KINDS
+    }
+
+
+def _amplification(run: CountedRun) -> dict[str, Any]:
+    """Over the whole run; `stored_bytes` are those of new blocks, wherever they were put first."""
+    read, written = (run.ledger.all_bytes("storage", kind) for kind in KINDS)
+    facts = _facts(run).amplification
+    everything = total_bytes(run.ledger.where(lambda row: row.operation is not OpKind.DELETE))
+    return {
+        "storage_read_bytes": read,
+        "unique_read_bytes": facts.unique_read_bytes,
+        "read_amplification": ratio(read, facts.unique_read_bytes),
+        "storage_written_bytes": written,
+        "stored_bytes": facts.stored_bytes,
+        "write_amplification": ratio(written, facts.stored_bytes),
+        "all_bytes": everything,
+        "storage_share": ratio(read + written, everything),
+    }
+
+
+def _foreign(run: CountedRun) -> dict[str, Any] | None:
+    """What others moved; and how many ranks are among them and us, where there are several."""
+    foreign, ranks = _facts(run).foreign, run.facts.rank.on_machine or 1
+    if foreign is None or ranks == 1 or _knows_all(foreign.get("siblings"), ranks):
+        return foreign
+    return {**foreign, "ranks_here": ranks}
+
+
+def _knows_all(siblings: Any, ranks: int) -> bool:
+    """Whether what the other ranks here moved is known, so that it is not among the foreign."""
+    if not isinstance(siblings, Mapping) or siblings.get("read_bytes") is None:
+        return False
+    pids = siblings.get("pids")
+    return isinstance(pids, list) and len(pids) == ranks - 1
+
+
+def _client(run: CountedRun) -> dict[str, Any]:
+    moved = sum(total_bytes(run.ledger.window("storage", kind)) for kind in KINDS)
+    cpu_ns = number(run.kernel("window"), "process_cpu_ns")
+    cpu_s = None if cpu_ns is None else cpu_ns / NS_PER_S
+    scheduled = run.config.has_schedule(sessions=run.workload.source == "sessions")
+    loads = times(run.ledger.window("storage", OpKind.READ), "device")
+    targets = _limits_ms(run) or [ms for qos in Qos for ms in targets_ms(run, qos).values()]
+    return {
+        "cpu_s": cpu_s,
+        "storage_gib": moved / GIB,
+        "cpu_s_per_gib": cpu_s / (moved / GIB) if cpu_s is not None and moved else None,
+        "cores_used": None if cpu_s is None else per_second(cpu_s, run.window_s),
+        "schedule_lag_p99_ms": _ms(run.facts.measured.together().histogram_lateness, 99)
+        if scheduled
+        else None,
+        "shortest_target_ms": min(targets, default=None),
+        "storage_read_p50_ms": _ms(loads, 50),
+        "storage_read_p99_ms": _ms(loads, 99),
+    }
+
+
+def _gaps(run: CountedRun) -> dict[str, Any] | None:
+    """Where storage stood still in the window, and how long a system call takes by the median of
+    the operations."""
+    facts = _facts(run).gaps
+    if facts is None:
+        return None
+    calls = {}
+    for kind in KINDS:
+        steps = [
+            row.histogram
+            for row in run.facts.metadata
+            if (row.phase, row.tier, row.operation) == (Phase.MEASURE, "storage", kind)
+        ]
+        rows = run.ledger.window("storage", kind)
+        moved = sum(row.system_calls for row in rows)
+        calls[f"{kind.value}_call_ms"] = call_ms(times(rows, "device"), moved, steps)
+    return {**facts, **calls}
+
+
+def _limits_ms(run: CountedRun) -> list[float]:
+    """The limits of SLOs whose class has requests."""
+    given = run.facts.series.promises
+    slos = parse_promises(",".join(given)) if given else ()
+    classes = run.facts.measured
+    return [ns_to_ms(slo.limit_ns) for slo in slos if classes.of(slo.qos).completed]
+
+
+def _ms(histogram: Histogram, percent: float) -> float | None:
+    """For rules, which look at how many there were by themselves."""
+    value = histogram.at_rank(percent)
+    return None if value is None else ns_to_ms(value)
+
+
+def _filesystems(run: CountedRun) -> str | None:
+    """The types of file system that the drives have, e.g. `ext4` or `ext4+tmpfs`."""
+    drives = run.machine.drives
+    kinds = {drive.filesystem.type for drive in drives if drive.filesystem is not None}
+    return "+".join(sorted(kind for kind in kinds if kind)) or None

@@ -1,0 +1,309 @@
+"""What lies in a run's directory beside its result, compared with it: the configuration, the
+environment, and ledger and histograms counted again from the records."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from kv_cache.config.load import read_yaml
+from kv_cache.core.errors import ConfigError
+from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, TierLabel
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.recorder import Edges
+from kv_cache.result.counted import Count, RequestCounts
+from kv_cache.result.difference import differences
+from kv_cache.result.run import CountedRun, MisshapenError, read_run
+
+RECORDS = ("requests.jsonl", "transfers.jsonl")
+_LARGEST_SIDE_FILE = 64 << 20
+_LONGEST_LINE = 64 << 20
+_MOST_DIFFERENCES = 5
+
+T = TypeVar("T")
+
+
+def recheck_directory(document: Mapping[str, Any], directory: Path) -> list[str]:
+    """What in the run's directory does not fit the document. Files that are not there are left
+    out; that they are missing is the chain's to tell."""
+    try:
+        run = read_run(document)
+    except MisshapenError:
+        return []  # which `verify.recheck` says
+    sentences: list[str] = []
+    for name, check in SIDE_FILES.items():
+        if (directory / name).is_file():
+            sentences += _said(check(run, directory / name))
+    for name in RECORDS:
+        if (directory / f"{name}.partial").exists():
+            sentences.append(f"{name}.partial is there: the records were never completed")
+    return sentences
+
+
+def _said(deviations: Iterator[str]) -> Iterator[str]:
+    """A check ends at the first value that is not of its shape."""
+    try:
+        yield from deviations
+    except MisshapenError as error:
+        yield str(error)
+    except OSError as error:
+        yield f"{error.filename} cannot be read: {(error.strerror or str(error)).lower()}"
+
+
+# --- configuration and environment -----------------------------------------------------------
+
+
+def _config_file(run: CountedRun, path: Path) -> Iterator[str]:
+    _require_small(path)
+    try:
+        config = read_yaml(path)
+    except ConfigError as error:
+        raise MisshapenError(str(error)) from None
+    yield from _unlike(path.name, config, run.facts.config)
+
+
+def _environment_file(run: CountedRun, path: Path) -> Iterator[str]:
+    _require_small(path)
+    try:
+        environment = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise MisshapenError(f"{path.name} cannot be read: {error}") from None
+    yield from _unlike(path.name, environment, run.facts.environment)
+
+
+def _require_small(path: Path) -> None:
+    if path.stat().st_size > _LARGEST_SIDE_FILE:
+        raise MisshapenError(f"{path.name} is far larger than such a file can be")
+
+
+def _unlike(name: str, there: Any, embedded: Any) -> Iterator[str]:
+    several = list(differences(there, embedded))
+    for difference in several[:_MOST_DIFFERENCES]:
+        yield f"{name} and the result differ in {difference.path}"
+    if len(several) > _MOST_DIFFERENCES:
+        yield f"{name} and the result differ in {len(several) - _MOST_DIFFERENCES} more places"
+
+
+# --- records ---------------------------------------------------------------------------------
+
+
+class RequestLine(Struct, frozen=True):
+    """What is counted of a line of requests.jsonl."""
+
+    qos: Qos
+    outcome: Outcome
+    prompt_tokens: Count
+    output_tokens: Count
+    intended_ns: int
+    enqueued_ns: Count
+    first_token_ns: Count | None
+    finished_ns: Count | None
+    response_ns: Count | None
+    ttft_ns: Count | None
+    lateness_ns: Count | None
+    queue_ns: Count | None
+    service_ns: Count | None
+
+
+class LegLine(Struct, frozen=True):
+    """One side of an operation."""
+
+    tier: TierLabel
+    operation: OpKind
+    engine: str
+    bytes: Count
+    finished_ns: Count
+    total_ns: Count
+    device_ns: Count
+    steps: list[tuple[str, Count]]
+    system_calls: list[tuple[Count, Count]]
+
+
+class TransferLine(Struct, frozen=True):
+    """What is counted of a line of transfers.jsonl."""
+
+    cause: Cause
+    error: str | None
+    legs: list[LegLine]
+
+
+def _lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
+    """Each line with its place, for messages."""
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_LONGEST_LINE):
+            number += 1
+            where = f"{path.name}, line {number},"
+            try:
+                yield where, decoder.decode(line)
+            except msgspec.ValidationError as error:
+                raise MisshapenError(f"{where} is not a record: {error}") from None
+            except msgspec.DecodeError:
+                raise MisshapenError(f"{where} is not JSON") from None
+
+
+def _edges(run: CountedRun) -> Edges:
+    ends = run.facts.phases_ns
+    return Edges(
+        populate_end_ns=ends.populate_end,
+        precondition_end_ns=ends.precondition_end,
+        measure_start_ns=ends.measure_start,
+        measure_end_ns=ends.measure_end,
+    )
+
+
+_RECORDED = ("response", "ttft", "lateness", "queue", "service")
+"""Latencies that a request's record has."""
+
+
+@dataclass(slots=True)
+class _Recounted:
+    """One class's requests that completed inside the window, by the records."""
+
+    completed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    latencies: dict[str, Histogram] = field(
+        default_factory=lambda: {name: Histogram() for name in _RECORDED}
+    )
+
+    def add(self, line: RequestLine) -> None:
+        self.completed += 1
+        self.prompt_tokens += line.prompt_tokens
+        self.output_tokens += line.output_tokens
+        for latency, histogram in self.latencies.items():
+            value = getattr(line, f"{latency}_ns")
+            if value is not None:
+                histogram.add(value)
+
+    def note_in_flight(self, line: RequestLine, end_ns: int | None) -> None:
+        """What had not been answered when the window closed has an age."""
+        if end_ns is None or line.outcome is Outcome.REJECTED:
+            return
+        late = line.finished_ns is not None and line.finished_ns > end_ns
+        if line.outcome is Outcome.UNFINISHED or late:
+            age_ns = end_ns - line.intended_ns
+            self.latencies["response"].add_in_flight(age_ns)
+            if line.first_token_ns is None or line.first_token_ns > end_ns:
+                self.latencies["ttft"].add_in_flight(age_ns)
+
+
+def _request_records(run: CountedRun, path: Path) -> Iterator[str]:
+    edges, count = _edges(run), 0
+    classes = {qos: _Recounted() for qos in Qos}
+    for _, line in _lines(path, RequestLine):
+        count += 1
+        at_ns = line.enqueued_ns if line.finished_ns is None else line.finished_ns
+        classes[line.qos].note_in_flight(line, edges.measure_end_ns)
+        if line.outcome is Outcome.COMPLETED and edges.phase_of(at_ns) is Phase.MEASURE:
+            classes[line.qos].add(line)
+    place, source = "kv_cache.measured", path.name
+    yield from _unless_same(
+        "kv_cache.requests.submitted", run.facts.requests.submitted, count, source
+    )
+    for qos, counts in classes.items():
+        yield from _requests_unlike(f"{place}.{qos}", run.facts.measured.of(qos), counts, source)
+
+
+def _requests_unlike(
+    place: str, stored: RequestCounts, counts: _Recounted, source: str
+) -> Iterator[str]:
+    for name in ("completed", "prompt_tokens", "output_tokens"):
+        yield from _unless_same(
+            f"{place}.{name}", getattr(stored, name), getattr(counts, name), source
+        )
+    for name, histogram in counts.latencies.items():
+        where = f"{place}.histogram_{name}"
+        yield from _unless_same_histogram(where, stored.latency(name), histogram, source)
+        ages = [h and h.to_json() for h in (stored.latency(name).in_flight, histogram.in_flight)]
+        if ages[0] != ages[1]:
+            yield f"{where}.in_flight is not what {source} gives"
+
+
+def _unless_same(place: str, stored: int, count: int, source: str) -> Iterator[str]:
+    if stored != count:
+        yield f"{place} says {stored}, but {source} gives {count}"
+
+
+def _unless_same_histogram(
+    place: str, stored: Histogram, counted: Histogram, source: str
+) -> Iterator[str]:
+    if (stored.buckets(), stored.total) != (counted.buckets(), counted.total):
+        yield f"{place} is not the histogram that {source} gives"
+
+
+@dataclass(slots=True)
+class _Moved:
+    """Operations of one row of the ledger, by the records."""
+
+    bytes: int = 0
+    system_calls: int = 0
+    histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {n: Histogram() for n in ("total", "device", "host", "bytes")}
+    )
+
+    def add(self, leg: LegLine) -> None:
+        values = {"total": leg.total_ns, "device": leg.device_ns, "bytes": leg.bytes}
+        if leg.operation is not OpKind.DELETE:
+            values["host"] = max(0, leg.total_ns - leg.device_ns)
+        for name, value in values.items():
+            self.histograms[name].add(value)
+
+
+def _transfer_records(run: CountedRun, path: Path) -> Iterator[str]:
+    edges = _edges(run)
+    stored = {
+        (row.phase, row.tier, row.operation, row.cause, row.engine): row
+        for row in run.facts.operations
+    }
+    moved = {flow: _Moved() for flow in stored}
+    steps: dict[tuple[str, ...], Histogram] = defaultdict(Histogram)
+
+    def row_of(where: str, at_ns: int, cause: Cause, leg: LegLine) -> _Moved:
+        flow = (edges.phase_of(at_ns), leg.tier, leg.operation, cause, leg.engine)
+        if flow not in moved:
+            named = " ".join(str(part) for part in flow)
+            raise MisshapenError(f"{where} is of {named}, which kv_cache.operations has not")
+        return moved[flow]
+
+    for where, line in _lines(path, TransferLine):
+        for leg in line.legs:
+            row = row_of(where, leg.finished_ns, line.cause, leg)
+            phase = edges.phase_of(leg.finished_ns)
+            for name, duration_ns in leg.steps:
+                steps[phase, leg.tier, leg.operation, name].add(duration_ns)
+            for at_ns, nbytes in leg.system_calls:
+                calls = row_of(where, at_ns, line.cause, leg)
+                calls.bytes += nbytes
+                calls.system_calls += 1
+            if line.error is None:
+                row.add(leg)
+    for number, (flow, sums) in enumerate(moved.items()):
+        place = f"kv_cache.operations[{number}]"
+        for name in ("bytes", "system_calls"):
+            mine = getattr(stored[flow], name)
+            yield from _unless_same(f"{place}.{name}", mine, getattr(sums, name), path.name)
+        for name, histogram in sums.histograms.items():
+            mine = getattr(stored[flow], f"histogram_{name}")
+            yield from _unless_same_histogram(
+                f"{place}.histogram_{name}", mine, histogram, path.name
+            )
+    for number, step in enumerate(run.facts.metadata):
+        again = steps[step.phase, step.tier, step.operation, step.step]
+        place = f"kv_cache.metadata[{number}].histogram"
+        yield from _unless_same_histogram(place, step.histogram, again, path.name)
+
+
+SIDE_FILES: Mapping[str, Callable[[CountedRun, Path], Iterator[str]]] = {
+    "config.yaml": _config_file,
+    "environment.json": _environment_file,
+    "requests.jsonl": _request_records,
+    "transfers.jsonl": _transfer_records,
+}
+"""What in a run's directory is compared with the result."""

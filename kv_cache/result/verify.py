@@ -1,0 +1,182 @@
+"""A result derived again from what it says was counted, whatever its hashes say.
+
+Everything but the counts follows from them, so whoever changes one number has to change all that
+follow from it. Each deviation is one sentence: where, what stands there, what comes out. A few laws
+tie the counts to each other; in a run's directory the records are counted again (`side_files`).
+
+It must never fail: the document is anybody's. What is missing or misshapen is a deviation too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kv_cache import __version__
+from kv_cache.config.schema import show
+from kv_cache.core.kinds import Qos
+from kv_cache.metrics.evidence import Thresholds
+from kv_cache.metrics.pace import batch_count
+from kv_cache.metrics.passport import Verdict, judge
+from kv_cache.result.chain import CHAIN
+from kv_cache.result.derive import derive
+from kv_cache.result.difference import differences
+from kv_cache.result.evidence import gather
+from kv_cache.result.run import SECTION, CountedRun, MisshapenError, plain, read_run
+from kv_cache.result.sections import paced
+
+SOURCE = "what was counted"
+_WORDS = ("rules", "reasons", "changed_thresholds")
+_JUDGED = tuple(f"{SECTION}.passport.{name}" for name in _WORDS)
+"""Another version may have other rules, and other words for them."""
+
+
+def recheck(document: Mapping[str, Any]) -> list[str]:
+    """What in the document does not follow from the rest of it, one sentence each."""
+    try:
+        run = read_run(document)
+        again = plain(derive(run))
+        sentences = [*_unlike(document, again, run), *broken_laws(run)]
+    except MisshapenError as error:
+        return [str(error)]
+    return list(dict.fromkeys(sentences))
+
+
+def _unlike(document: Mapping[str, Any], again: Any, run: CountedRun) -> Iterator[str]:
+    stored = {**document, SECTION: without_chain(document[SECTION])}
+    for difference in differences(stored, again):
+        if run.facts.program_version == __version__ or not difference.path.startswith(_JUDGED):
+            yield difference.says(SOURCE)
+
+
+def without_chain(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name != CHAIN}
+
+
+def values(document: Any) -> int:
+    """How many single values a document holds: all are compared when it is derived again."""
+    if isinstance(document, Mapping):
+        return sum(map(values, document.values()))
+    return sum(map(values, document)) if isinstance(document, list) else 1
+
+
+def judged_again(document: Mapping[str, Any]) -> Verdict:
+    """The verdict that the document's evidence gives, whatever verdict stands in it. If its facts
+    cannot be read, that is the evidence as it stands, and the default thresholds hold."""
+    try:
+        run = read_run(document)
+        return judge(plain(gather(run)), run.config.passport.thresholds())
+    except MisshapenError:
+        passport = document[SECTION].get("passport")
+        evidence = passport.get("evidence") if isinstance(passport, Mapping) else None
+        return judge(evidence if isinstance(evidence, Mapping) else {}, Thresholds())
+
+
+# --- laws between counts ---------------------------------------------------------------------
+
+
+def broken_laws(run: CountedRun) -> Iterator[str]:
+    """Counts that are taken in different places and must agree."""
+    for law in LAWS:
+        yield from law(run)
+
+
+def _requests_add_up(run: CountedRun) -> Iterator[str]:
+    requests, classes = run.facts.requests, run.facts.measured
+    parts = requests.completed, requests.failed, requests.rejected, requests.unfinished
+    if requests.submitted != sum(parts):
+        yield (
+            f"kv_cache.requests.submitted says {requests.submitted}, but completed + failed + "
+            f"rejected + unfinished is {sum(parts)}"
+        )
+    completed = sum(classes.of(qos).completed for qos in Qos)
+    if requests.completed_in_window != completed:
+        yield (
+            f"kv_cache.requests.completed_in_window says {requests.completed_in_window}, but the "
+            f"classes add up to {completed}"
+        )
+
+
+def _histograms_are_of_the_same_operations(run: CountedRun) -> Iterator[str]:
+    for number, row in enumerate(run.facts.operations):
+        for name in ("device", "bytes"):
+            count = getattr(row, f"histogram_{name}").count
+            if count != row.histogram_total.count:
+                yield (
+                    f"kv_cache.operations[{number}].operations says {row.histogram_total.count}, "
+                    f"but its histogram of {name} holds {count}"
+                )
+        if row.tier not in run.facts.tiers:
+            yield (
+                f"kv_cache.operations[{number}].tier says {show(row.tier)}, which kv_cache.tiers "
+                "has not"
+            )
+
+
+def _batches_cover_the_window(run: CountedRun) -> Iterator[str]:
+    headline = paced(run, run.config.mode)
+    count = batch_count(run.window_s, headline.call_s)
+    if len(headline.batches) != count:
+        yield (
+            f"kv_cache.headline.batches.length is {len(headline.batches)}, but window and calls "
+            f"give {count}"
+        )
+    spread = sum(batch.nbytes for batch in headline.batches)
+    total = spread + headline.before_bytes - headline.after_bytes
+    if headline.batches and total != headline.nbytes:
+        yield (
+            f"kv_cache.headline.bytes says {headline.nbytes}, but the batches and the edges of the "
+            f"window add up to {total}"
+        )
+
+
+def _settings_are_the_configured(run: CountedRun) -> Iterator[str]:
+    facts, config = run.facts, run.config
+    if facts.seed != config.run.seed:
+        yield f"kv_cache.config.run.seed says {config.run.seed}, but kv_cache.seed is {facts.seed}"
+    mode = config.io.verify if run.measured else "none"
+    if facts.verification.mode != mode:
+        yield (
+            f"kv_cache.verification.mode says {show(facts.verification.mode)}, but the "
+            f"configuration gives {show(mode)}"
+        )
+    stated, per_token = config.run.kv_bytes_per_token, facts.model.get("kv_bytes_per_token")
+    if stated is not None and per_token != stated:
+        yield (
+            f"kv_cache.model.kv_bytes_per_token says {show(per_token)}, but the configuration has "
+            f"{stated}"
+        )
+
+
+def _stack_is_the_environments(run: CountedRun) -> Iterator[str]:
+    """What lies below the directories stands in the environment too, by directory."""
+    stack = run.facts.passport.evidence.stack
+    below = [drive.stack for drive in run.machine.drives]
+    if stack is None or None in below or not below:
+        return  # virtual time; an object store
+    for name in ("feet", "not_compared", "no_barrier", "uncounted"):
+        rows = [row for each in below if each is not None for row in getattr(each, name)]
+        if stack.get(name) != [row for n, row in enumerate(rows) if row not in rows[:n]]:
+            yield (
+                f"kv_cache.passport.evidence.stack.{name} is not what the environment says of the "
+                "directories"
+            )
+
+
+def _judged_rounds_were_run(run: CountedRun) -> Iterator[str]:
+    done = run.facts.preconditioning or {}
+    proof, rounds = done.get("proof"), done.get("rounds") or []
+    if not isinstance(proof, Mapping):
+        return
+    judged = proof.get("values")
+    rates = [row.get("bytes_per_second") if isinstance(row, Mapping) else None for row in rounds]
+    if not isinstance(judged, list) or judged != rates[len(rates) - len(judged) :]:
+        yield "kv_cache.preconditioning.proof.values are not the last rounds of the preconditioning"
+
+
+LAWS: tuple[Callable[[CountedRun], Iterator[str]], ...] = (
+    _requests_add_up,
+    _histograms_are_of_the_same_operations,
+    _batches_cover_the_window,
+    _settings_are_the_configured,
+    _stack_is_the_environments,
+    _judged_rounds_were_run,
+)
