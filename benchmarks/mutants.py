@@ -263,7 +263,11 @@ def fate(mutant: Mutant, copy: Path) -> tuple[str, str]:
         )  # fmt: skip
     finally:
         path.write_text(whole)
-    killers = [line.split(" ")[1] for line in done.stdout.splitlines() if _FAILED.match(line)]
+    killers = [
+        line.split(" - ")[0].split(" ", 1)[1]
+        for line in done.stdout.splitlines()
+        if _FAILED.match(line)
+    ]
     word = {0: "lives", 1: "killed"}.get(done.returncode, f"pytest exits with {done.returncode}")
     return word, ", ".join(killers)
 

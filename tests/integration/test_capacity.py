@@ -2,6 +2,7 @@
 real directory, and with what it cannot use."""
 
 import json
+import re
 import signal
 import time
 from math import exp, factorial
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from kv_cache.cli import main
+from kv_cache.core.units import GIB
 from tests.cli import Ran, anything, finish, prepare, run, start
 
 SERVICE_S = 0.01
@@ -46,6 +48,9 @@ def found(ran: Ran) -> Any:
     assert own["status"] == "finished"
     answer = own["answer"]
     assert answer["reason"] in ran.out
+    for probe in own["probes"]:
+        moved = probe["storage_read_bytes_per_s"] + probe["storage_write_bytes_per_s"]
+        assert re.search(rf" {moved / GIB:.2f} .* {probe['probe']} ", ran.out), probe
     assert answer["low"] <= answer["load"] or not answer["load"]
     assert answer["high"] is None or answer["high"] > answer["load"]
     assert len(own["probes"]) <= own["rules"]["most_probes"]

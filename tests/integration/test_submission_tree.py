@@ -587,6 +587,16 @@ def test_exactly_the_rule_that_is_broken_falls_short(
     assert f"! {rule} ({RULES[rule][0]}): falls short" in told
 
 
+def test_a_sequence_without_an_option_names_it_as_missing(whole: Made) -> None:
+    tree = whole.tree()
+    ranks = tuple(rank for rank in tree.ranks if rank.spot.option != 3)
+    less = replace(tree, ranks=ranks, expected=replace(tree.expected, options=(1, 2)))
+    assert short(whole.tree()) == set()
+    assert "kvcacheFixedWorkloadPerOption" in short(less)
+    looks = [look for finding in check_tree(less) for look in finding.looks]
+    assert any(look.where == "option_3" and "was not run" in look.says for look in looks)
+
+
 def test_an_option_without_a_latency_has_no_headline(whole: Made) -> None:
     tree = whole.tree()
     ranks = tuple(replace(r, figures={**r.figures, "device_read_p95_ms": None}) for r in tree.ranks)

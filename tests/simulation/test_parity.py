@@ -184,7 +184,7 @@ def test_what_is_written_through_is_the_same_in_both_drivers(write: str, tmp_pat
             "policies.admission_max_depth": 8,
             "policies.admission_at": "storage",
             "semantics.gpu_in_place": False,
-            "tiers.gpu_mem_gib": 8 if write == "through-selective" else 0.25,
+            "tiers.gpu_mem_gib": 1 if write == "through-selective" else 0.25,
             "tiers.storage_capacity_gib": 64,
         },
     )  # fmt: skip

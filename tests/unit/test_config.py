@@ -449,6 +449,8 @@ class TestRulesBetweenOptions:
             ({"tiers": {"tensor_parallel": 3, "num_gpus": 3}}, "power of two"),
             ({"workload": {"trace_speedup": 2}}, "no trace is replayed"),
             ({"arrival": {"cv": 3}}, "not gamma"),
+            ({"autoscaler": {"mode": "predictive"}}, "no effect without --enable-autoscaling"),
+            ({"rag": {"num_docs": 7}}, "no effect without --enable-rag"),
         ],
     )
     def test_warned(self, mapping: dict[str, Any], word: str) -> None:

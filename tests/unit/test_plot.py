@@ -209,6 +209,16 @@ def test_a_run_has_a_panel_for_what_it_has_data_of_and_no_other() -> None:
     ]
 
 
+def test_throughput_is_drawn_in_gib_per_second() -> None:
+    panels = run_picture(EACH["run"]).panels
+    [panel] = [panel for panel in panels if panel.title == "Storage throughput"]
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    panel.draw(axes)
+    [read, *_] = axes.get_lines()
+    assert panel.y == "GiB/s"
+    assert set(read.get_ydata()) == {2_000_000_000 / 2**30}
+
+
 def test_users_are_drawn_where_they_change_and_a_trace_has_none() -> None:
     moving = run([window(0), window(1, users=6)])
     assert titles(run_picture(moving))[0] == "Users"
