@@ -28,7 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, percentile, table
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.plan import RunHooks, RunPlan
+from kv_cache.bench.run import open_run
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.record import RequestRecord
@@ -62,11 +63,9 @@ def measure(max_requests: int, users: int, rate: float = 0.0) -> dict[str, Any]:
         load = build_load(
             config, config.model_shape(), Seed(SEED), None, None, fillable_bytes(config, specs)
         )
-        with RealRun(
-            config, load, specs, SEED,
-            stop=threading.Event(), on_record=records.append if rate else ignore, on_op=ignore,
-            wrap=null,
-        ) as run:  # fmt: skip
+        hooks = RunHooks(on_record=records.append if rate else ignore)
+        plan = RunPlan(config, load, specs, SEED)
+        with open_run(plan, threading.Event(), hooks, wrap=null) as run:
             outcome = run.execute(ignore)
     assert outcome.death is None, outcome.death
     operations = sum(stats.operations for stats in outcome.recorder.flows.values())

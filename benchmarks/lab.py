@@ -30,10 +30,10 @@ from kv_cache.lab.accesses import Accesses, Ints
 from kv_cache.lab.bounds import Min
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.study import replay, study
-from kv_cache.lab.variants import USUAL, Named, Variant
+from kv_cache.lab.variants import USUAL, Named, PolicyVariant
 from kv_cache.workload.reuse import StackDistances
 
-LRU = Variant(Named("lru"))
+LRU = PolicyVariant(Named("lru"))
 REQUESTS = 5_000
 TURNS = 4
 TURN_TOKENS = (256, 2048)
@@ -111,7 +111,7 @@ def measure_one_node(requests: int, times: int) -> dict[str, float]:
 
     row["min_per_s"] = given.lookups / seconds(least)
     few = work(requests // PART_OF_STUDY)
-    variants = [Variant(Named(name)) for name in USUAL]
+    variants = [PolicyVariant(Named(name)) for name in USUAL]
     rooms = [int(few.working_set_bytes * share) for share in SHARES]
     row["study_s"] = seconds(lambda: study(few, variants, rooms, seed=seed))
     row["study_lookups"] = few.lookups

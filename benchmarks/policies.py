@@ -55,7 +55,7 @@ LEARNED, FEW, FEW_WARM = "learned", 1_000, 20_000
 BLOCK_BYTES = 2 << 20
 ENGINES = ("python", "compiled")
 
-Row = dict[str, Any]
+StudyRow = dict[str, Any]
 
 
 def accesses(blocks: int, count: int, sequence: int) -> list[int]:
@@ -70,7 +70,7 @@ def accesses(blocks: int, count: int, sequence: int) -> list[int]:
     return asked
 
 
-def measure(name: str, sizes: Sequence[int], sequence: int, engine: str) -> list[Row]:
+def measure(name: str, sizes: Sequence[int], sequence: int, engine: str) -> list[StudyRow]:
     """A row for each size. In this process, which has imported nothing of the lab yet."""
     from kv_cache.cli.compiled import engine_name, use
 
@@ -81,7 +81,7 @@ def measure(name: str, sizes: Sequence[int], sequence: int, engine: str) -> list
     assert engine_name() == engine
     gc.collect()
     gc.freeze()
-    rows: list[Row] = [{"rates": [], "misses": 0} for _ in sizes]
+    rows: list[StudyRow] = [{"rates": [], "misses": 0} for _ in sizes]
     for number in range(STRETCHES):
         for (cache, parts), row in zip(caches, rows, strict=True):
             began = time.process_time()
@@ -98,7 +98,7 @@ def _warm(name: str, blocks: int, sequence: int, stretch: int) -> tuple[Any, lis
     from kv_cache.lab.accesses import accesses_of
     from kv_cache.lab.seam import Seam
     from kv_cache.lab.shared_state import SharedState
-    from kv_cache.lab.variants import Named, Variant
+    from kv_cache.lab.variants import Named, PolicyVariant
 
     warm_up = blocks + FEW_WARM if name == LEARNED else WARM_UP * blocks
     asked = [*range(blocks), *accesses(blocks, warm_up + STRETCHES * stretch, sequence)]
@@ -106,7 +106,7 @@ def _warm(name: str, blocks: int, sequence: int, stretch: int) -> tuple[Any, lis
     heads = np.flatnonzero(np.array(asked) % sequence == 0)
     given = replace(given, begins=heads)
     room, shared = blocks * BLOCK_BYTES, SharedState(given, Seed(1))
-    cache = Seam(Variant(Named(name)).eviction(room, shared.seed), room, shared)
+    cache = Seam(PolicyVariant(Named(name)).eviction(room, shared.seed), room, shared)
     begins = [0, *(blocks + warm_up + number * stretch for number in range(STRETCHES))]
     cold, *parts = _each(given, begins)
     cache.blocks(cold)
@@ -143,7 +143,7 @@ def figures(
     return found
 
 
-def _figure(name: str, engine: str, seen: Sequence[Row], memory: float) -> Figure:
+def _figure(name: str, engine: str, seen: Sequence[StudyRow], memory: float) -> Figure:
     growth, most = _growth(seen), MOST_GROWTH * max(1.0, memory)
     told = ", ".join(f"{median(row['rates']) / 1000:.0f}" for row in seen)
     slowest, fastest = min(seen[-1]["rates"]), max(seen[-1]["rates"])
@@ -159,7 +159,7 @@ def _figure(name: str, engine: str, seen: Sequence[Row], memory: float) -> Figur
     )  # fmt: skip
 
 
-def _growth(seen: Sequence[Row]) -> float:
+def _growth(seen: Sequence[StudyRow]) -> float:
     """Of the cost of an access, from the fewest blocks to the most: of each pair of stretches that
     stood beside each other."""
     pairs = zip(seen[0]["rates"], seen[-1]["rates"], strict=True)
@@ -167,7 +167,9 @@ def _growth(seen: Sequence[Row]) -> float:
     return growth
 
 
-def _seen(name: str, sizes: Sequence[int], sequence: int, engine: str, cache: Path) -> list[Row]:
+def _seen(
+    name: str, sizes: Sequence[int], sequence: int, engine: str, cache: Path
+) -> list[StudyRow]:
     """In a process of its own."""
     command = [
         sys.executable, __file__, "--one", name, engine, "--sequence", str(sequence),
@@ -175,7 +177,7 @@ def _seen(name: str, sizes: Sequence[int], sequence: int, engine: str, cache: Pa
     ]  # fmt: skip
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    rows: list[Row] = json.loads(done.stdout)
+    rows: list[StudyRow] = json.loads(done.stdout)
     return rows
 
 

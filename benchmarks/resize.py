@@ -24,7 +24,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, table
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.plan import RunPlan
+from kv_cache.bench.run import RealRun, open_run
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.seed import Seed
@@ -97,9 +98,7 @@ def measure(few: int, many: int, times: int) -> Changes:
         specs = tier_specs(config, gib_to_bytes(config.tiers.storage_capacity_gib))
         room = fillable_bytes(config, specs)
         load = build_load(config, config.model_shape(), Seed(SEED), None, None, room)
-        with RealRun(
-            config, load, specs, SEED, stop=stop, on_record=ignore, on_op=ignore
-        ) as run:  # fmt: skip
+        with open_run(RunPlan(config, load, specs, SEED), stop) as run:
             changer = threading.Thread(
                 target=lambda: found.append(go_up_and_down(run, few, many, times, stop))
             )

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.plan import RunPlan
+from kv_cache.bench.run import open_run
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config
@@ -32,10 +33,8 @@ def ceiling(
     """The section `client.ceiling` of the evidence; None if it was stopped. Takes
     `passport.certify_s` and what populating takes without I/O."""
     unpaced = _unpaced(config)
-    with RealRun(
-        unpaced, build(unpaced), specs, seed, stop=stop, on_record=_ignore, on_op=_ignore,
-        rehearse=True,
-    ) as run:  # fmt: skip
+    plan = RunPlan(unpaced, build(unpaced), specs, seed, rehearse=True)
+    with open_run(plan, stop) as run:
         outcome = run.execute(_ignore)
     if stop.is_set() or outcome.death is not None:
         return None

@@ -53,7 +53,7 @@ class _Aborted(Exception):  # noqa: N818 - not an error: the run ends under a li
     """Unwinds a life whose run has ended."""
 
 
-class _Batch:
+class _IoBatch:
     """Operations that several threads work off together."""
 
     def __init__(self, ops: tuple[Op, ...], mover: Mover) -> None:
@@ -120,7 +120,7 @@ class Drive:
         self._feed = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
         self._parked: dict[Token, list[threading.Event]] = {}
-        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._batches: SimpleQueue[_IoBatch | None] = SimpleQueue()
         self._lives: SimpleQueue[Life | None] = SimpleQueue()
         self._living: dict[int, Queued] = {}
         self._background_left = 0
@@ -451,7 +451,7 @@ class Drive:
     def _transfer(self, ops: tuple[Op, ...]) -> list[OpDone]:
         if self._io_threads == 1 or not self._mover.worth_sharing(ops):
             return [self._mover.perform(op) for op in ops]
-        batch = _Batch(ops, self._mover)
+        batch = _IoBatch(ops, self._mover)
         for _ in range(min(self._io_threads, len(ops)) - 1):
             self._batches.put(batch)
         batch.work()

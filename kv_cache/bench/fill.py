@@ -27,7 +27,7 @@ from typing import Any
 from kv_cache.bench.cache_dir import nearest_existing, obtainable_bytes
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.procfs import text_of
-from kv_cache.bench.waits import ANSWER_S, Stillness, all_still, answered
+from kv_cache.bench.waits import ANSWER_S, ThreadStillness, all_still, answered
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
@@ -206,7 +206,7 @@ def _size_of(path: Path) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Part:
+class _DriveFill:
     """One thread's file: so long, and so many bytes to write to it. `written` is the thread's."""
 
     number: int
@@ -276,15 +276,15 @@ class _Fill:
         self._engines = "+".join(sorted({engine.name for engine, _ in chosen}))
         self._note = next((note for _, note in chosen if note), None)
         each = -(-(threads or len(os.sched_getaffinity(0))) // len(directories))
-        self._parts: list[_Part] = []
+        self._parts: list[_DriveFill] = []
         for directory, (engine, _), area in zip(directories, chosen, areas, strict=True):
             for length in _cut(area, each):
                 self._parts.append(self._part(directory, engine, length))
         self._parts[0].quota += wanted - sum(part.quota for part in self._parts)
 
-    def _part(self, directory: Path, engine: Engine, length: int) -> _Part:
+    def _part(self, directory: Path, engine: Engine, length: int) -> _DriveFill:
         """A file of this length, and its share of the bytes to write."""
-        return _Part(
+        return _DriveFill(
             number=len(self._parts),
             directory=directory,
             engine=engine,
@@ -331,11 +331,11 @@ class _Fill:
             threading.Thread(target=self._work, args=(part,), name="fill", daemon=True)
             for part in self._parts
         ]
-        left, watched = 0, dict[threading.Thread, Stillness]()
+        left, watched = 0, dict[threading.Thread, ThreadStillness]()
         try:
             for worker in workers:
                 worker.start()
-                watched[worker] = Stillness(os.getpid(), worker.native_id or 0)
+                watched[worker] = ThreadStillness(os.getpid(), worker.native_id or 0)
                 left += 1
             while left and not self._over():
                 left -= self._ended.acquire(timeout=_TICK_S)
@@ -355,7 +355,7 @@ class _Fill:
             raise self._errors[0]
         progress(self._written())
 
-    def _require_answer(self, watched: Sequence[Stillness]) -> None:
+    def _require_answer(self, watched: Sequence[ThreadStillness]) -> None:
         if all_still(watched, self._answer_s):
             self.silent = True
             raise NoAnswerError(
@@ -380,7 +380,7 @@ class _Fill:
 
     # --- one thread ----------------------------------------------------------------------------
 
-    def _work(self, part: _Part) -> None:
+    def _work(self, part: _DriveFill) -> None:
         try:
             self._write(part)
         except (OSError, StoreError) as error:
@@ -394,7 +394,7 @@ class _Fill:
         self._errors.append(error)
         self._abort.set()
 
-    def _write(self, part: _Part) -> None:
+    def _write(self, part: _DriveFill) -> None:
         if self._over():
             return
         _allocate(part)
@@ -404,7 +404,7 @@ class _Fill:
         finally:
             os.close(fd)
 
-    def _write_to(self, fd: int, part: _Part) -> None:
+    def _write_to(self, fd: int, part: _DriveFill) -> None:
         region = part.engine.region(Span(fd, 0, part.length), writable=True)
         buffers = [Buffer(aligned_bytes(BLOCK_BYTES)) for _ in range(TINTS)]
         dirty = 0
@@ -428,7 +428,7 @@ class _Fill:
             region.close()
 
 
-def _allocate(part: _Part) -> None:
+def _allocate(part: _DriveFill) -> None:
     """A full disk is known before the first byte. Without O_DIRECT: where a file system cannot
     allocate, the C library writes a byte to each block instead."""
     part.path.parent.mkdir(exist_ok=True)
@@ -448,7 +448,7 @@ def _cut(area: int, most: int) -> list[int]:
     return [end - begin for begin, end in pairwise(ends) if end > begin]
 
 
-def _ref(part: _Part, turn: int) -> CopyRef:
+def _ref(part: _DriveFill, turn: int) -> CopyRef:
     """What is written in one pass: no pass has a page of another."""
     return CopyRef(part.number, content_key("fill", part.number), Tier.NVME, part.length, turn)
 

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Self
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.transfer import Mover, Verify
-from kv_cache.bench.waits import ANSWER_S, Stillness, all_still, answered
+from kv_cache.bench.waits import ANSWER_S, ThreadStillness, all_still, answered
 from kv_cache.config.profile import QUANTILES, Burst, Cell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
@@ -117,7 +117,7 @@ def objects_needed(concurrency: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedCell:
     """A step that was not measured, and why."""
 
     object_bytes: int
@@ -132,7 +132,7 @@ class Probed:
 
     cells: list[Cell] = field(default_factory=list)
     bursts: list[Burst] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedCell] = field(default_factory=list)
     counted: dict[str, Any] = field(default_factory=dict)
     store: dict[str, Any] = field(default_factory=dict)
     verified_objects: int = 0
@@ -207,7 +207,7 @@ class _Objects:
         return refs.pop()
 
 
-class Probe:
+class StorageProbe:
     """Measures below a directory that the caller owns and removes. A context manager, which gives
     memory and descriptors back."""
 
@@ -470,7 +470,7 @@ class Probe:
 
     def _join(self, workers: Sequence[threading.Thread]) -> None:
         """Wait for all. Raises NoAnswerError once none of those that go on has moved for long."""
-        watched = {each: Stillness(os.getpid(), each.native_id or 0) for each in workers}
+        watched = {each: ThreadStillness(os.getpid(), each.native_id or 0) for each in workers}
         while left := [worker for worker in workers if worker.is_alive()]:
             left[0].join(_LOOK_S)
             if all_still([watched[each] for each in left], ANSWER_S):
@@ -481,7 +481,7 @@ class Probe:
 
     def _refuse(self, nbytes: int, concurrency: int, step: str, reason: str) -> None:
         self.found.refused.append(
-            Refused(object_bytes=nbytes, concurrency=concurrency, step=step, reason=reason)
+            RefusedCell(object_bytes=nbytes, concurrency=concurrency, step=step, reason=reason)
         )
 
     def _say(self, what: str) -> None:

@@ -13,7 +13,7 @@ from threading import Event
 import numpy as np
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.probes.pagecache import PageCacheSampler, Sampled
+from kv_cache.bench.probes.pagecache import PageCacheSampler, SampledPages
 from kv_cache.bench.pulse import Pulse
 from kv_cache.core.effect import (
     ABORTED,
@@ -62,7 +62,7 @@ class _LegTimer:
         self.aside_ns = 0
         self._chunks: list[Chunk] = []
         self.steps: tuple[Step, ...] = ()
-        self.sampled: Sampled | None = None
+        self.sampled: SampledPages | None = None
         self.calling = False
         """Inside a call of the store, or that call has raised."""
         pulse.enter(self)

@@ -22,7 +22,7 @@ ANSWER_S = 30.0
 _LOOK_S = 0.1
 
 
-class Stillness:
+class ThreadStillness:
     """Since when a thread, of this process or another, has not run."""
 
     def __init__(self, pid: int, thread: int) -> None:
@@ -55,7 +55,7 @@ class Stillness:
 _KINDS = ("voluntary", "nonvoluntary")
 
 
-def all_still(watched: Sequence[Stillness], patience_s: float) -> bool:
+def all_still(watched: Sequence[ThreadStillness], patience_s: float) -> bool:
     """Whether there are threads, and none of them has run for so long."""
     return bool(watched) and min([each.look() for each in watched]) >= patience_s
 
@@ -75,7 +75,7 @@ def answered(what: str, call: Callable[[], T], patience_s: float) -> T:
     thread = threading.Thread(target=work, name="storage", daemon=True)
     thread.start()
     thread.join(_LOOK_S)
-    watched = Stillness(os.getpid(), thread.native_id or 0)
+    watched = ThreadStillness(os.getpid(), thread.native_id or 0)
     while thread.is_alive():
         if watched.look() >= patience_s:
             raise NoAnswerError(

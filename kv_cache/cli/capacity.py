@@ -15,7 +15,8 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.plan import RunHooks, RunPlan
+from kv_cache.bench.run import open_run
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
@@ -365,11 +366,11 @@ class _Probing:
                 progress=_ignore, on_record=_ignore, on_op=_ignore,
                 stopped=self._caught.stop.is_set, promises=self.promises, watch=self._watch,
             )  # fmt: skip
-        with RealRun(
-            config, load, job.specs, config.run.seed,
-            stop=self._caught.stop, on_record=_ignore, on_op=_ignore,
-            promises=self.promises, watch=self._watch,
-        ) as run, Progress(config, what, self.promises) as progress:  # fmt: skip
+        plan = RunPlan(config, load, job.specs, config.run.seed, promises=self.promises)
+        with (
+            open_run(plan, self._caught.stop, RunHooks(watch=self._watch)) as run,
+            Progress(config, what, self.promises) as progress,
+        ):
             return run.execute(progress.tick)
 
     def verdict(self, outcome: RunOutcome) -> ProbeVerdict:

@@ -34,7 +34,7 @@ from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.residency import BITS, SCALED_BITS, Residency
 from kv_cache.lab.study import Base, Study, study
 from kv_cache.lab.table import table_of
-from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, Variant, variants_of
+from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, PolicyVariant, variants_of
 from kv_cache.report.lab import CSV_HEAD, lab_csv, lab_document, lab_text, source_name
 from kv_cache.report.plot import (
     FORMATS,
@@ -215,7 +215,7 @@ def _add_of_patterns(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    variants: Sequence[Variant]
+    variants: Sequence[PolicyVariant]
     capacities: Sequence[Capacity]
     residencies: Sequence[Residency | None]  # None: as they are
     cost_source: str

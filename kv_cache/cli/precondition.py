@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.plan import RunPlan
+from kv_cache.bench.run import open_run
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import parse
 from kv_cache.cli.interrupts import Interrupts, interrupts
@@ -113,14 +114,8 @@ def _done(job: Job, caught: Interrupts) -> tuple[RunOutcome, NoAnswerError | Non
     filled = fill_first(job, caught)
     outcome: RunOutcome | None = None
     try:
-        with (
-            RealRun(
-                job.config, job.load, job.specs, job.seed,
-                stop=caught.stop, on_record=_ignore, on_op=_ignore,
-                filled=filled, rounds=load_of_rounds(job),
-            ) as run,
-            Progress(job.config) as progress,
-        ):  # fmt: skip
+        plan = RunPlan(job.config, job.load, job.specs, job.seed, filled, load_of_rounds(job))
+        with open_run(plan, caught.stop) as run, Progress(job.config) as progress:
             outcome = run.execute(progress.tick, measure=False)
     except NoAnswerError as error:
         if outcome is None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kv_cache.bench.cache_dir import nearest_existing
-from kv_cache.bench.run import drive_capacities
+from kv_cache.bench.places import drive_capacities
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.flags import Invocation, parse
 from kv_cache.cli.foresee import Foresight, foresee

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.bench.cache_dir import check_name, check_output_file, check_results_dir
+from kv_cache.bench.places import check_places
 from kv_cache.bench.probes.foreign import count_as_ours
-from kv_cache.bench.run import check_places
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.exports import check_exports

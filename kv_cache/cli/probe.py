@@ -18,9 +18,9 @@ from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, nearest_existing
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.probe import (
     BUFFER_BYTES,
-    Probe,
     Probed,
     ProbePlan,
+    StorageProbe,
     objects_needed,
     refusals,
     table,
@@ -322,7 +322,7 @@ def measure(
 def _probed(place: CacheDir, plan: ProbePlan, signals: Interrupts) -> Probed:
     bar = _Bar()
     try:
-        make = partial(Probe, place.objects, plan, stop=signals.stop, tick=bar.tick)
+        make = partial(StorageProbe, place.objects, plan, stop=signals.stop, tick=bar.tick)
         with answered(f"making files in {place.path}", make, ANSWER_S) as probe:
             return probe.run()
     finally:

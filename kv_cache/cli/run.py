@@ -18,7 +18,9 @@ import orjson
 from kv_cache.bench.certify import ceiling
 from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.fill import Filled
-from kv_cache.bench.run import RealRun, fill_drives
+from kv_cache.bench.plan import RunHooks, RunPlan
+from kv_cache.bench.run import RealRun, open_run
+from kv_cache.bench.stores import fill_drives
 from kv_cache.cli.apart import alone_note, apart, own_file, together_note
 from kv_cache.cli.crew.begin import take_part
 from kv_cache.cli.crew.coordinator import Coordinator
@@ -247,21 +249,18 @@ def _foreseen(job: Job, caught: Interrupts) -> Job:
 def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint | None) -> int:
     job = _foreseen(job, caught)
     filled = fill_first(job, caught) if job.config.precondition.enabled else None
-    run = RealRun(
-        job.config,
-        job.load,
-        job.specs,
-        job.seed,
-        stop=caught.stop,
+    plan = RunPlan(job.config, job.load, job.specs, job.seed, filled, load_of_rounds(job))
+    hooks = RunHooks(
         on_record=watchers.on_record,
         on_op=watchers.on_op,
         on_arrival=watchers.on_arrival,
-        filled=filled,
-        rounds=load_of_rounds(job),
         on_latencies=watchers.on_latencies,
         together=job.start.seat,
     )
-    code = _carry_out(job, caught, watchers, served, run)
+    with open_run(plan, caught.stop, hooks) as run:
+        code, outcome = _carry_out(job, caught, watchers, served, run)
+    if code is None:
+        code = _conclude(job, caught, watchers, _certified(job, caught, outcome))
     if run.left_behind:
         _amend(job, watchers, run.left_behind)
     return code
@@ -269,21 +268,21 @@ def _measure(job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint 
 
 def _carry_out(
     job: Job, caught: Interrupts, watchers: Watchers, served: Endpoint | None, run: RealRun
-) -> int:
-    with run:
-        watchers.open(run.clock.started_unix_s)
-        if job.start.seat is not None:
-            job.start.seat.watch(run)
-        watch(job.config, served, run)
-        with Progress(job.config) as progress:
-            outcome = run.execute(progress.tick)
-        # A signal that comes from now on interrupts what follows, and not what was measured.
-        outcome = watchers.complete(outcome, caught.name)
-        certify = job.config.output.certify
-        if not certify or outcome.interrupted is not None or outcome.death is not None:
-            return _conclude(job, caught, watchers, outcome)
-        _keep(job, watchers, outcome)  # whatever becomes of the certification
-    return _conclude(job, caught, watchers, _certified(job, caught, outcome))
+) -> tuple[int | None, RunOutcome]:
+    """Execute and conclude a run; the exit code is None if it is to be certified once closed."""
+    watchers.open(run.clock.started_unix_s)
+    if job.start.seat is not None:
+        job.start.seat.watch(run)
+    watch(job.config, served, run)
+    with Progress(job.config) as progress:
+        outcome = run.execute(progress.tick)
+    # A signal that comes from now on interrupts what follows, and not what was measured.
+    outcome = watchers.complete(outcome, caught.name)
+    certify = job.config.output.certify
+    if not certify or outcome.interrupted is not None or outcome.death is not None:
+        return _conclude(job, caught, watchers, outcome), outcome
+    _keep(job, watchers, outcome)  # whatever becomes of the certification
+    return None, outcome
 
 
 def _amend(job: Job, watchers: Watchers, left: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 import kv_cache
 from kv_cache.bench.cache_dir import check_name
-from kv_cache.bench.run import check_places
+from kv_cache.bench.places import check_places
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.aside import tied
 from kv_cache.cli.exits import Exit

@@ -93,7 +93,7 @@ class Accesses:
             parents=_numbers(np.where(depths > 0, before, NOBODY)),
         )
 
-    def parts(self) -> Iterator["Part"]:
+    def parts(self) -> Iterator["AccessPart"]:
         """Runs of whole requests, in order."""
         ends = np.append(self.begins[1:], self.lookups)
         row = 0
@@ -103,7 +103,7 @@ class Accesses:
             end = int(ends[after - 1])
             numbers = self.blocks[begin:end]
             batches = self.begins[row:after] * BATCHES // self.lookups
-            yield Part(
+            yield AccessPart(
                 begin=begin,
                 numbers=numbers,
                 blocks=numbers.tolist(),
@@ -116,7 +116,7 @@ class Accesses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class AccessPart:
     """Some whole requests. Places count from `begin`, the first access; `blocks` are the `numbers`,
     as Python has them; `sizes` and `batches` are of each access."""
 

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kv_cache.lab.accesses import Accesses, Flags, Ints, Part
+from kv_cache.lab.accesses import Accesses, AccessPart, Flags, Ints
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,7 +79,7 @@ class Min:
         self._done: list[int] = []  # blocks that are there and are never used again
         self.evicted = self.refused = 0
 
-    def blocks(self, part: Part) -> list[int]:
+    def blocks(self, part: AccessPart) -> list[int]:
         there, never = self._there, len(self._sequence)
         uses: list[int] = self._uses[part.begin : part.begin + len(part.blocks)].tolist()
         missed: list[int] = []
@@ -122,7 +122,7 @@ class Min:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class HitLimit:
     """More hits, or hit bytes, than any policy can have; each for itself."""
 
     hits: int
@@ -138,11 +138,13 @@ class SpaceTime:
         self._sizes = accesses.sizes[accesses.blocks[again]]
         self._spans = (uses[again] - again).astype(np.float64)
 
-    def limit(self, room_bytes: int) -> Limit:
+    def limit(self, room_bytes: int) -> HitLimit:
         fits = self._sizes <= room_bytes
         sizes, spans = self._sizes[fits], self._spans[fits]
         room = room_bytes * self._length * _ROUNDED
-        return Limit(hits=_most_hits(sizes * spans, room), nbytes=_most_bytes(sizes, spans, room))
+        return HitLimit(
+            hits=_most_hits(sizes * spans, room), nbytes=_most_bytes(sizes, spans, room)
+        )
 
 
 def _most_hits(areas: Floats, room: float) -> int:

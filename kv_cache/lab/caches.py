@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from kv_cache.lab.accesses import Part
+from kv_cache.lab.accesses import AccessPart
 
 
 class Cache(Protocol):
@@ -23,26 +23,26 @@ class Cache(Protocol):
     refused: int
     """Blocks that were missed and not stored: larger than the cache, or of no use."""
 
-    def blocks(self, part: Part) -> Sequence[int]:
+    def blocks(self, part: AccessPart) -> Sequence[int]:
         """The places of the misses."""
         ...
 
-    def prefix(self, part: Part) -> Sequence[int]:
+    def prefix(self, part: AccessPart) -> Sequence[int]:
         """The place of each request's first miss; its end where there is none."""
         ...
 
 
-class Nothing:
+class NoCache:
     """A cache without room for any block."""
 
     def __init__(self) -> None:
         self.evicted = self.refused = 0
 
-    def blocks(self, part: Part) -> Sequence[int]:
+    def blocks(self, part: AccessPart) -> Sequence[int]:
         self.refused += len(part.blocks)
         return range(len(part.blocks))
 
-    def prefix(self, part: Part) -> Sequence[int]:
+    def prefix(self, part: AccessPart) -> Sequence[int]:
         self.refused += len(part.blocks)
         return part.begins
 
@@ -56,7 +56,7 @@ class Queue:
         self._to_back = to_back
         self.evicted = self.refused = 0
 
-    def blocks(self, part: Part) -> list[int]:
+    def blocks(self, part: AccessPart) -> list[int]:
         order, free = self._order, self._free
         drop, touch = order.popitem, order.move_to_end if self._to_back else None
         missed: list[int] = []
@@ -76,7 +76,7 @@ class Queue:
         self._free = free
         return missed
 
-    def prefix(self, part: Part) -> list[int]:
+    def prefix(self, part: AccessPart) -> list[int]:
         order, blocks = self._order, part.blocks
         touch = order.move_to_end if self._to_back else None
         gaps: list[int] = []

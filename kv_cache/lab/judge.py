@@ -33,7 +33,7 @@ _MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class PolicyOrder:
     """`beaten_by` has for each policy those that are shown to be better. None where nobody is shown
     to be better than anybody. It is no ranking: of three, the first may be shown to beat the last,
     and the one between to be neither worse than the first nor better than the last. `why` says by
@@ -69,29 +69,29 @@ def dominated(compulsory: float, misses: float) -> str | None:
     return f"first accesses are {100 * MOST_COMPULSORY:.0f} % of the worst one's misses, or more"
 
 
-def order_by_seeds(some: Sequence[Shares]) -> Order:
+def order_by_seeds(some: Sequence[Shares]) -> PolicyOrder:
     """Policies by the intervals of their means."""
     seeds = len(some[0].values) if some else 0
     if seeds < LEAST_SEEDS:
-        return Order(beaten_by=None, why=f"{seeds} seeds are fewer than {LEAST_SEEDS}")
+        return PolicyOrder(beaten_by=None, why=f"{seeds} seeds are fewer than {LEAST_SEEDS}")
     return _order(some, apart_by_seeds(some), f"intervals over {seeds} seeds")
 
 
-def order_by_stretches(some: Sequence[Shares]) -> Order:
+def order_by_stretches(some: Sequence[Shares]) -> PolicyOrder:
     """Policies by their differences in each stretch of one trace."""
     return _order(some, apart_by_stretches(some), "differences in stretches of the trace")
 
 
-def _order(some: Sequence[Shares], apart: Apart, by: str) -> Order:
+def _order(some: Sequence[Shares], apart: Apart, by: str) -> PolicyOrder:
     if len(some) < 2:
-        return Order(beaten_by=None, why="there is one policy")
+        return PolicyOrder(beaten_by=None, why="there is one policy")
     beaten_by = {
         row.policy: [better.policy for better in some if better is not row and apart(better, row)]
         for row in some
     }
     if not any(beaten_by.values()):
-        return Order(beaten_by=None, why=f"the {by} show nobody to be better")
-    return Order(beaten_by=beaten_by, why=f"by {by}, {100 * CONFIDENCE:.0f} %")
+        return PolicyOrder(beaten_by=None, why=f"the {by} show nobody to be better")
+    return PolicyOrder(beaten_by=beaten_by, why=f"by {by}, {100 * CONFIDENCE:.0f} %")
 
 
 def apart_by_seeds(some: Sequence[Shares]) -> Apart:
@@ -161,7 +161,7 @@ LEAST_TO_FIND = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class PolicyFailure:
     """`kind` is below-random, below-fifo, below-lru, no-hits (what MIN finds stands `against` it)
     or more-room-fewer-hits (what it found with less room does)."""
 
@@ -174,9 +174,9 @@ class Failure:
 
 def failures(
     table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], made: MakeApart
-) -> list[Failure]:
+) -> list[PolicyFailure]:
     """Of each capacity (the smaller before the larger) the policies, and what MIN finds there."""
-    found: list[Failure] = []
+    found: list[PolicyFailure] = []
     for capacity, some in table.items():
         known, apart = {row.policy: row for row in some}, made(some)
         for row in some:
@@ -188,7 +188,7 @@ def failures(
 
 def _below(
     row: Shares, known: Mapping[str, Shares], capacity: str, apart: Apart
-) -> Sequence[Failure]:
+) -> Sequence[PolicyFailure]:
     return [
         _failure(row, capacity, f"below-{name}", known[name].mean)
         for name in BASELINES
@@ -196,9 +196,9 @@ def _below(
     ]
 
 
-def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[Failure]:
+def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[PolicyFailure]:
     """Belady's anomaly (CACM 12(6), 1969): more room, fewer hits."""
-    found: list[Failure] = []
+    found: list[PolicyFailure] = []
     before: dict[str, Shares] = {}
     for capacity, some in table.items():
         apart = made(some)
@@ -210,7 +210,7 @@ def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[F
     return found
 
 
-def _failure(row: Shares, capacity: str, kind: str, against: float) -> Failure:
-    return Failure(
+def _failure(row: Shares, capacity: str, kind: str, against: float) -> PolicyFailure:
+    return PolicyFailure(
         policy=row.policy, capacity=capacity, kind=kind, hit_ratio=row.mean, against=against
     )

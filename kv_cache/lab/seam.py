@@ -6,10 +6,10 @@ it of each hit; so does this, one block at a time and with no bytes moved.
 
 from collections.abc import Callable, Sequence
 
-from kv_cache.lab.accesses import Part
-from kv_cache.lab.caches import Cache, Nothing, Queue
+from kv_cache.lab.accesses import AccessPart
+from kv_cache.lab.caches import Cache, NoCache, Queue
 from kv_cache.lab.shared_state import SharedState
-from kv_cache.lab.variants import Variant
+from kv_cache.lab.variants import PolicyVariant
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item
 
@@ -18,12 +18,12 @@ _GONE = -1
 _new = tuple.__new__  # of an Item, in half the time
 
 
-def cache_of(variant: Variant, room_bytes: int, shared: SharedState) -> Cache:
+def cache_of(variant: PolicyVariant, room_bytes: int, shared: SharedState) -> Cache:
     """An empty cache."""
     accesses = shared.accesses
     room = room_bytes // max(1, int(accesses.sizes.min(initial=room_bytes + 1)))
     if not room:
-        return Nothing()
+        return NoCache()
     if variant.plain in _FAST and accesses.size is not None:
         return Queue(room, to_back=_FAST[variant.plain])
     policy, admission = variant.eviction(room_bytes, shared.seed), variant.gate()
@@ -47,10 +47,10 @@ class Seam:
         self._copies = [_GONE] * shared.accesses.unique
         self.evicted = self.refused = 0
 
-    def blocks(self, part: Part) -> list[int]:
+    def blocks(self, part: AccessPart) -> list[int]:
         return [place - part.begin for place in self._ask(part.blocks, part.begin, self._hit)]
 
-    def prefix(self, part: Part) -> list[int]:
+    def prefix(self, part: AccessPart) -> list[int]:
         gaps = []
         for begin, end in zip(part.begins, part.ends, strict=True):
             gap = self._lead(part.blocks, begin, end)

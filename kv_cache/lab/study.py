@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_cache.core.seed import Seed
-from kv_cache.lab.accesses import BATCHES, Accesses, Flags, Ints, Part
-from kv_cache.lab.bounds import Limit, Min, SpaceTime, leading
+from kv_cache.lab.accesses import BATCHES, Accesses, AccessPart, Flags, Ints
+from kv_cache.lab.bounds import HitLimit, Min, SpaceTime, leading
 from kv_cache.lab.caches import Cache
 from kv_cache.lab.seam import cache_of
 from kv_cache.lab.shared_state import SharedState
-from kv_cache.lab.variants import Variant
+from kv_cache.lab.variants import PolicyVariant
 
 UNLIMITED, MIN, MIN_REFUSING, LIMIT = "unlimited", "min", "min-refusing", "limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ReplayCounts:
     """What one cache found by one rule. Bytes are logical; `stored_bytes` are those of hits as they
     lie in the cache. `batches` are the hits in each stretch of the sequence."""
 
@@ -35,14 +35,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StudyRow:
     """One policy, or bound, at one capacity. `prefix` is None for a bound that is none there, and
     where each request asks for one block, which makes both rules the same."""
 
     policy: str
     room_bytes: int
-    blocks: Found
-    prefix: Found | None
+    blocks: ReplayCounts
+    prefix: ReplayCounts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +64,15 @@ class Base:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     base: Base
-    unlimited: Row
-    rows: Sequence[Row]
-    limits: Sequence[Limit] | None
+    unlimited: StudyRow
+    rows: Sequence[StudyRow]
+    limits: Sequence[HitLimit] | None
     """Of each capacity, where blocks have different sizes: then MIN is a rule and no bound."""
 
 
 def study(
     accesses: Accesses,
-    variants: Sequence[Variant],
+    variants: Sequence[PolicyVariant],
     rooms_bytes: Sequence[int],
     *,
     seed: Seed,
@@ -98,27 +98,29 @@ def study(
     )  # fmt: skip
 
 
-def replay(accesses: Accesses, variant: Variant, room_bytes: int, *, seed: Seed) -> Found:
-    """One arm at one capacity, by blocks: the shortest way."""
+def replay(
+    accesses: Accesses, variant: PolicyVariant, room_bytes: int, *, seed: Seed
+) -> ReplayCounts:
+    """Replay one variant at one capacity, by blocks: the shortest way."""
     told = _Told(accesses=accesses, there=accesses)
     return told.blocks(cache_of(variant, room_bytes, SharedState(accesses, seed)))
 
 
-def _bound(told: "_Told", shared: SharedState, name: str, room: int) -> Row:
+def _bound(told: "_Told", shared: SharedState, name: str, room: int) -> StudyRow:
     rule = Min(shared, room, refusing=name == MIN_REFUSING)
-    return Row(policy=name, room_bytes=room, blocks=told.blocks(rule), prefix=None)
+    return StudyRow(policy=name, room_bytes=room, blocks=told.blocks(rule), prefix=None)
 
 
-def _row(told: "_Told", shared: SharedState, variant: Variant, room: int) -> Row:
+def _row(told: "_Told", shared: SharedState, variant: PolicyVariant, room: int) -> StudyRow:
     blocks, same = told.blocks_and_same(cache_of(variant, room, shared))
     if shared.accesses.alone:
         prefix = None
     else:
         prefix = blocks if same else told.prefix(cache_of(variant, room, shared))
-    return Row(policy=str(variant), room_bytes=room, blocks=blocks, prefix=prefix)
+    return StudyRow(policy=str(variant), room_bytes=room, blocks=blocks, prefix=prefix)
 
 
-def _limits(shared: SharedState, rooms_bytes: Sequence[int]) -> list[Limit] | None:
+def _limits(shared: SharedState, rooms_bytes: Sequence[int]) -> list[HitLimit] | None:
     accesses = shared.accesses
     if accesses.size is not None or not accesses.lookups:
         return None
@@ -136,11 +138,11 @@ class _Told:
     accesses: Accesses
     there: Accesses
 
-    def blocks(self, cache: Cache | Min) -> Found:
+    def blocks(self, cache: Cache | Min) -> ReplayCounts:
         """What it finds by the rule of blocks."""
         return self.blocks_and_same(cache)[0]
 
-    def blocks_and_same(self, cache: Cache | Min) -> tuple[Found, bool]:
+    def blocks_and_same(self, cache: Cache | Min) -> tuple[ReplayCounts, bool]:
         """Also whether no request had a hit behind a miss: then a new cache that is told by the
         rule of prefixes does the same, hit by hit."""
         count, same = _Count(), True
@@ -151,13 +153,13 @@ class _Told:
             same = same and _none_behind(part, missed, hit)
         return count.found(cache.evicted, cache.refused), same
 
-    def prefix(self, cache: Cache) -> Found:
+    def prefix(self, cache: Cache) -> ReplayCounts:
         count = _Count()
         for part in self.accesses.parts():
             self._see(count, part, _until(part, cache.prefix(part)))
         return count.found(cache.evicted, cache.refused)
 
-    def _see(self, count: "_Count", part: Part, hit: Flags) -> None:
+    def _see(self, count: "_Count", part: AccessPart, hit: Flags) -> None:
         count.hits += np.bincount(part.batches[hit], minlength=BATCHES)
         count.hit_bytes += int(part.sizes[hit].sum())
         count.stored_bytes += int(self.there.sizes[part.numbers[hit]].sum())
@@ -169,8 +171,8 @@ class _Count:
     hit_bytes: int = 0
     stored_bytes: int = 0
 
-    def found(self, evictions: int, refused: int) -> Found:
-        return Found(
+    def found(self, evictions: int, refused: int) -> ReplayCounts:
+        return ReplayCounts(
             hits=int(self.hits.sum()), hit_bytes=self.hit_bytes, stored_bytes=self.stored_bytes,
             evictions=evictions, refused=refused, batches=tuple(self.hits.tolist()),
         )  # fmt: skip
@@ -183,7 +185,7 @@ def _but(count: int, missed: Ints) -> Flags:
     return hit
 
 
-def _none_behind(part: Part, missed: Ints, hit: Flags) -> bool:
+def _none_behind(part: AccessPart, missed: Ints, hit: Flags) -> bool:
     """Whether no hit stands behind a miss of its request."""
     ends = np.array(part.ends, np.int64)
     places = np.append(missed, len(part.blocks))
@@ -191,7 +193,7 @@ def _none_behind(part: Part, missed: Ints, hit: Flags) -> bool:
     return int(hit.sum()) == int((gaps - part.begins).sum())
 
 
-def _until(part: Part, gaps: Sequence[int]) -> Flags:
+def _until(part: AccessPart, gaps: Sequence[int]) -> Flags:
     """In each request what stands before its gap."""
     count = len(part.blocks)
     ups = np.bincount(np.asarray(part.begins, np.int64), minlength=count + 1)
@@ -200,11 +202,11 @@ def _until(part: Part, gaps: Sequence[int]) -> Flags:
     return inside
 
 
-def _unlimited(accesses: Accesses, there: Accesses) -> Row:
+def _unlimited(accesses: Accesses, there: Accesses) -> StudyRow:
     """The cache that keeps everything."""
     missed = accesses.first()
     by_prefix = leading(accesses, missed)
-    return Row(
+    return StudyRow(
         policy=UNLIMITED,
         room_bytes=there.working_set_bytes,
         blocks=_kept(accesses, there, ~missed),
@@ -212,9 +214,9 @@ def _unlimited(accesses: Accesses, there: Accesses) -> Row:
     )
 
 
-def _kept(accesses: Accesses, there: Accesses, hit: Flags) -> Found:
+def _kept(accesses: Accesses, there: Accesses, hit: Flags) -> ReplayCounts:
     batches = np.bincount(_batches(accesses)[hit], minlength=BATCHES)
-    return Found(
+    return ReplayCounts(
         hits=int(hit.sum()),
         hit_bytes=int(accesses.sizes[accesses.blocks[hit]].sum()),
         stored_bytes=int(there.sizes[there.blocks[hit]].sum()),
@@ -231,7 +233,7 @@ def _batches(accesses: Accesses) -> Ints:
     return batches
 
 
-def _base(accesses: Accesses, unlimited: Row) -> Base:
+def _base(accesses: Accesses, unlimited: StudyRow) -> Base:
     prefix = unlimited.blocks if unlimited.prefix is None else unlimited.prefix
     return Base(
         lookups=accesses.lookups,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from kv_cache.lab.accesses import BATCHES
-from kv_cache.lab.bounds import Limit
+from kv_cache.lab.bounds import HitLimit
 from kv_cache.lab.judge import (
-    Failure,
-    Order,
+    PolicyFailure,
+    PolicyOrder,
     Shares,
     apart_by_seeds,
     apart_by_stretches,
@@ -23,7 +23,16 @@ from kv_cache.lab.judge import (
     order_by_stretches,
 )
 from kv_cache.lab.residency import Residency
-from kv_cache.lab.study import LIMIT, MIN, MIN_REFUSING, UNLIMITED, Base, Found, Row, Study
+from kv_cache.lab.study import (
+    LIMIT,
+    MIN,
+    MIN_REFUSING,
+    UNLIMITED,
+    Base,
+    ReplayCounts,
+    Study,
+    StudyRow,
+)
 from kv_cache.metrics.intervals import Interval, bounded_interval
 
 BOUNDS = (UNLIMITED, MIN, MIN_REFUSING, LIMIT)
@@ -71,33 +80,33 @@ class Column:
     room_blocks: float
     share: float
     entries: Sequence[Entry]
-    order: Order
-    prefix_order: Order | None
+    order: PolicyOrder
+    prefix_order: PolicyOrder | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class LabTable:
     residency: str
     columns: Sequence[Column]
-    failures: Sequence[Failure]
+    failures: Sequence[PolicyFailure]
 
 
 def table_of(
     studies: Sequence[Study], capacities: Sequence[str], residency: Residency, *, seeds: bool
-) -> Table:
+) -> LabTable:
     """Of the studies of each seed, or of one trace."""
     columns = [
         _column(studies, place, name, residency, seeds=seeds)
         for place, name in enumerate(capacities)
     ]
-    return Table(
+    return LabTable(
         residency=residency.name,
         columns=columns,
         failures=_failures(studies, capacities, seeds=seeds),
     )
 
 
-def _rows(study: Study, place: int) -> list[Row]:
+def _rows(study: Study, place: int) -> list[StudyRow]:
     """Of one capacity."""
     rooms = list(dict.fromkeys(row.policy for row in study.rows))
     return list(study.rows[place * len(rooms) : (place + 1) * len(rooms)])
@@ -139,7 +148,7 @@ def _column(
 
 
 def _entry(
-    rows: Sequence[Row], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, str]
+    rows: Sequence[StudyRow], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, str]
 ) -> Entry:
     """One policy of all seeds."""
     prefixes = [row.prefix for row in rows if row.prefix is not None]
@@ -151,7 +160,7 @@ def _entry(
     )
 
 
-def _rate(found: Sequence[Found], bases: Sequence[Base], residency: Residency) -> Rate:
+def _rate(found: Sequence[ReplayCounts], bases: Sequence[Base], residency: Residency) -> Rate:
     hits = [each.hits / max(1, base.lookups) for each, base in zip(found, bases, strict=True)]
     nbytes = [each.hit_bytes / max(1, base.nbytes) for each, base in zip(found, bases, strict=True)]
     loaded = fmean(each.stored_bytes for each in found)
@@ -171,10 +180,10 @@ def _rate(found: Sequence[Found], bases: Sequence[Base], residency: Residency) -
     )
 
 
-def _limit(limits: Sequence[Limit], bases: Sequence[Base]) -> Entry:
+def _limit(limits: Sequence[HitLimit], bases: Sequence[Base]) -> Entry:
     """What space and time allow."""
     found = [
-        Found(hits=each.hits, hit_bytes=each.nbytes, stored_bytes=0, evictions=0, refused=0,
+        ReplayCounts(hits=each.hits, hit_bytes=each.nbytes, stored_bytes=0, evictions=0, refused=0,
               batches=())
         for each in limits
     ]  # fmt: skip
@@ -190,19 +199,19 @@ def _at_most(rate: Rate) -> Rate:
 
 # --- order and failures ----------------------------------------------------------------------
 
-Rule = Callable[[Row], Found]
+Rule = Callable[[StudyRow], ReplayCounts]
 
 
-def _by_blocks(row: Row) -> Found:
+def _by_blocks(row: StudyRow) -> ReplayCounts:
     return row.blocks
 
 
-def _by_prefix(row: Row) -> Found:
+def _by_prefix(row: StudyRow) -> ReplayCounts:
     return row.blocks if row.prefix is None else row.prefix
 
 
 def _shares(
-    by_seed: Sequence[Sequence[Row]], bases: Sequence[Base], rule: Rule, *, seeds: bool
+    by_seed: Sequence[Sequence[StudyRow]], bases: Sequence[Base], rule: Rule, *, seeds: bool
 ) -> list[Shares]:
     """Of each policy, no bound."""
     return [
@@ -212,7 +221,7 @@ def _shares(
     ]
 
 
-def _share(rows: Sequence[Row], bases: Sequence[Base], rule: Rule, *, seeds: bool) -> Shares:
+def _share(rows: Sequence[StudyRow], bases: Sequence[Base], rule: Rule, *, seeds: bool) -> Shares:
     """Of each seed, or of each stretch of the one trace; there as if each had an equal part of the
     lookups, so that their mean is that of all."""
     found = [rule(row) for row in rows]
@@ -225,8 +234,8 @@ def _share(rows: Sequence[Row], bases: Sequence[Base], rule: Rule, *, seeds: boo
 
 
 def _order(
-    by_seed: Sequence[Sequence[Row]], bases: Sequence[Base], rule: Rule, *, seeds: bool
-) -> Order:
+    by_seed: Sequence[Sequence[StudyRow]], bases: Sequence[Base], rule: Rule, *, seeds: bool
+) -> PolicyOrder:
     shares = _shares(by_seed, bases, rule, seeds=seeds)
     compulsory = fmean(
         base.compulsory if rule is _by_blocks else base.prefix_compulsory for base in bases
@@ -238,13 +247,13 @@ def _order(
     ]
     why = dominated(compulsory, max(misses, default=0))
     if why is not None:
-        return Order(beaten_by=None, why=why)
+        return PolicyOrder(beaten_by=None, why=why)
     return order_by_seeds(shares) if seeds else order_by_stretches(shares)
 
 
 def _failures(
     studies: Sequence[Study], capacities: Sequence[str], *, seeds: bool
-) -> Sequence[Failure]:
+) -> Sequence[PolicyFailure]:
     """By blocks; capacities by how large they are."""
     bases = [study.base for study in studies]
     places = sorted(

@@ -36,7 +36,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class PolicyVariant:
     policy: Named
     admission: Named = Named(ALWAYS)
 
@@ -64,11 +64,11 @@ class Variant:
         return ADMISSION[self.admission.name](made(**dict(self.admission.numbers)))
 
 
-def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[Variant]:
+def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[PolicyVariant]:
     """Each policy with each admission, of two lists with commas. Raises ConfigError."""
     evicting = _listed(policies, flags[0], "policy", POLICIES, _numbers_of_policy)
     admitting = _listed(admissions, flags[1], "admission", ADMISSIONS, _numbers_of_admission)
-    variants = [Variant(policy, admission) for admission in admitting for policy in evicting]
+    variants = [PolicyVariant(policy, admission) for admission in admitting for policy in evicting]
     for variant in variants:
         _tried(variant, flags)
     return variants
@@ -122,7 +122,7 @@ def _numbers_of_admission(name: str) -> Mapping[str, type]:
     return {each.name: type(each.default) for each in fields(AdmissionRules) if each.name in own}
 
 
-def _tried(variant: Variant, flags: tuple[str, str]) -> None:
+def _tried(variant: PolicyVariant, flags: tuple[str, str]) -> None:
     """Makes it once: what is out of bounds is refused before a trace is read."""
     for flag, given, make in (
         (flags[0], variant.policy, lambda: variant.eviction(1, Seed(0))),

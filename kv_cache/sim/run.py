@@ -178,22 +178,12 @@ def simulate(
     meter, control = build_control(config, promises, watch)
     meter.on_latencies = on_latencies
     recorder = Recorder(Edges(), meter)
-    machine = None if config.sim.profile is None else read_machine(config.sim.profile)
-    models = tier_models(config, machine)
-    shared: dict[Tier, SharedDevice] = {}
-    facts: dict[Tier, dict[str, object]] = {spec.tier: {"engine": ENGINE} for spec in specs}
-    model: ProfileModel | None = None
-    if machine is not None:
-        shared[Tier.NVME], model = shared_device(config, load, machine.drive, seed)
-        facts[Tier.NVME] |= {
-            "profile": machine.describe(),
-            "servers": shared[Tier.NVME].depth,
-        }
+    modelled = _Modelled(config, load, specs, seed)
     simulation = Simulation(
         world,
         intake,
         recorder,
-        Devices({spec.tier: models[spec.tier] for spec in specs}, shared),
+        modelled.devices,
         signals,
         workers=workers(config),
         on_record=on_record,
@@ -202,8 +192,8 @@ def simulate(
         control=control,
         tick_ns=s_to_ns(config.monitor.tick_s),
         workers_for=lambda users: workers(config, users),
-        io_workers=IoWorkers(config.io.threads - 1) if shared else None,
-        background=BACKGROUND_THREADS if shared else None,
+        io_workers=None if modelled.shared is None else IoWorkers(config.io.threads - 1),
+        background=None if modelled.shared is None else BACKGROUND_THREADS,
     )
     digest = schedule_digest(load.source.plan(), config.run.max_requests)
     simulation.populate(populate(blocks, world) for blocks in load.populate)
@@ -217,18 +207,13 @@ def simulate(
         stopped=stopped,
         progress=progress,
     )
-    if model is not None:
-        facts[Tier.NVME] |= {
-            "extrapolated": model.extrapolated,
-            "deepest": shared[Tier.NVME].deepest,
-        }
     return RunOutcome(
         driver="virtual-time",
         recorder=recorder,
         submitted=intake.submitted,
         longest_queue=intake.longest_queue,
         offered_forgotten=intake.offered.forgotten,
-        tiers=tier_facts(world, facts),
+        tiers=tier_facts(world, modelled.describe()),
         dropped_last_copies=world.cache.dropped_last_copies,
         dropped_stores=world.dropped_stores,
         lost_bytes=world.cache.lost_bytes,
@@ -243,3 +228,36 @@ def simulate(
         decisions=[decision_row(decision) for decision in control.decisions],
         standing=control.standing,
     )
+
+
+class _Modelled:
+    """The tiers of a run as devices on the virtual clock. `shared` is the storage of a measured
+    profile; None if its times are assumed."""
+
+    def __init__(self, config: Config, load: Load, specs: tuple[TierSpec, ...], seed: int) -> None:
+        self._specs = specs
+        self._machine = None if config.sim.profile is None else read_machine(config.sim.profile)
+        self.shared: SharedDevice | None = None
+        self._profile: ProfileModel | None = None
+        if self._machine is not None:
+            drive = self._machine.drive
+            self.shared, self._profile = shared_device(config, load, drive, seed)
+        models = tier_models(config, self._machine)
+        self.devices = Devices(
+            {spec.tier: models[spec.tier] for spec in specs},
+            {} if self.shared is None else {Tier.NVME: self.shared},
+        )
+
+    def describe(self) -> dict[Tier, dict[str, object]]:
+        """Describe the model of each tier, with what the run has asked of it."""
+        facts: dict[Tier, dict[str, object]] = {
+            spec.tier: {"engine": ENGINE} for spec in self._specs
+        }
+        if self._machine is not None and self.shared is not None and self._profile is not None:
+            facts[Tier.NVME] |= {
+                "profile": self._machine.describe(),
+                "servers": self.shared.depth,
+                "extrapolated": self._profile.extrapolated,
+                "deepest": self.shared.deepest,
+            }
+        return facts

@@ -32,7 +32,7 @@ from benchmarks.devices import (
     throttled_directory,
     why_not,
 )
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.run import open_run
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
@@ -141,7 +141,7 @@ def watched_run(
     def wrap(store: Store) -> Store:
         return watch(Faulty(store, fault) if store.tier is Tier.NVME else store)
 
-    monkeypatch.setattr(command, "RealRun", functools.partial(RealRun, wrap=wrap))
+    monkeypatch.setattr(command, "open_run", functools.partial(open_run, wrap=wrap))
 
     def wait_and_act() -> None:
         assert meanwhile is not None

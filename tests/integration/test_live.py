@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.plan import RunPlan
+from kv_cache.bench.run import open_run
 from kv_cache.cli.flags import parse
 from kv_cache.cli.prepare import prepare as prepared
 from kv_cache.cli.progress import Progress, Status
@@ -69,13 +70,8 @@ def test_a_log_has_a_line_of_status_every_ten_seconds_in_each_phase(
     prepare(tmp_path)
     job = prepared(parse([*RUN, "--warmup=1.2", "--duration=1.5"]), quick=False)
     fast = Progress(job.config, "trial 2", clock=lambda: 30 * (time.monotonic() - began_s))
-    with (
-        RealRun(
-            job.config, job.load, job.specs, job.seed,
-            stop=threading.Event(), on_record=ignore, on_op=ignore,
-        ) as run,
-        fast as progress,
-    ):  # fmt: skip
+    plan = RunPlan(job.config, job.load, job.specs, job.seed)
+    with open_run(plan, threading.Event()) as run, fast as progress:
         run.execute(progress.tick)
     lines = capsys.readouterr().err.splitlines()
     pattern = re.compile(

@@ -32,12 +32,13 @@ import pytest
 import yaml
 
 from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
-from kv_cache.bench import run
+from kv_cache.bench import places as run_places
 from kv_cache.bench.certify import ceiling
 from kv_cache.bench.counters import device_of
+from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.stack import FootKind, stack_of
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.run import open_run
 from kv_cache.cli.flags import parse
 from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job, prepare
@@ -142,10 +143,8 @@ def performed(
     made: Job, wrap: Wrap, beside: AbstractContextManager[object] | None = None
 ) -> RunOutcome:
     """The run of a job in this process, with something around its stores and beside it."""
-    with RealRun(
-        made.config, made.load, made.specs, made.seed,
-        stop=threading.Event(), on_record=ignore, on_op=ignore, wrap=wrap,
-    ) as run, beside or nullcontext():  # fmt: skip
+    plan = RunPlan(made.config, made.load, made.specs, made.seed)
+    with open_run(plan, threading.Event(), wrap=wrap) as run, beside or nullcontext():
         outcome = run.execute(ignore)
     assert outcome.death is None
     return outcome
@@ -591,7 +590,7 @@ def test_an_engine_is_chosen_by_what_the_file_system_does(without_direct: Path) 
 def test_drives_of_which_one_falls_back_are_named_as_a_mix(
     tmp_path: Path, without_direct: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "check_space", lambda *_: None)  # ramfs does not tell its size
+    monkeypatch.setattr(run_places, "check_space", lambda *_: None)  # ramfs does not tell its size
     places = (f"--cache-dir={tmp_path / 'cache'}", f"--cache-dir={without_direct / 'cache'}")
     own = measured(tmp_path, *places, "--io-engine=auto")
     names(own, V3="invalid", V5="suspect", also=("V1",))

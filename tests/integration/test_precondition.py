@@ -200,8 +200,8 @@ import kv_cache.cli, kv_cache.cli.run as run, kv_cache.cli.precondition as preco
 from kv_cache.tiers.wrappers import Faulty
 def bug(kind, ref):
     if ref.copy_id == 20: raise RuntimeError('a bug in the program')
-run.RealRun = precondition.RealRun = functools.partial(
-    run.RealRun, wrap=lambda store: Faulty(store, bug))
+run.open_run = precondition.open_run = functools.partial(
+    run.open_run, wrap=lambda store: Faulty(store, bug))
 sys.exit(kv_cache.cli.main(sys.argv[1:]))
 """
 

@@ -318,8 +318,8 @@ def test_a_dead_worker_ends_the_run_with_exit_code_1_and_a_result(tmp_path: Path
         "from kv_cache.tiers.wrappers import Faulty\n"
         "def bug(kind, ref):\n"
         "    if ref.copy_id == 20: raise RuntimeError('a bug in the program')\n"
-        "command.RealRun = functools.partial(\n"
-        "    command.RealRun, wrap=lambda store: Faulty(store, bug))\n"
+        "command.open_run = functools.partial(\n"
+        "    command.open_run, wrap=lambda store: Faulty(store, bug))\n"
         "sys.exit(kv_cache.cli.main(sys.argv[1:]))\n"
     )
     from tests.cli import command, environment, prepare
@@ -496,7 +496,7 @@ def tick(self, run):
 
 seen = []
 command.Progress.tick = tick
-command.RealRun = functools.partial(command.RealRun, wrap=slow)
+command.open_run = functools.partial(command.open_run, wrap=slow)
 kv_cache.cli.main(sys.argv[1:])
 """
 

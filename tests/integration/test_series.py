@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import kv_cache.bench.run as real_run
+import kv_cache.bench.windows as real_run
 from kv_cache.bench.tracing import why_not
 from kv_cache.cli import main
 from tests.cli import SMALL, Ran, one_configuration, prepare, small

@@ -159,7 +159,7 @@ import sys, functools
 import kv_cache.cli, kv_cache.cli.run as command
 from kv_cache.core.errors import PlaceError
 from kv_cache.tiers.wrappers import Faulty
-real, count = command.RealRun, [0]
+real, count = command.open_run, [0]
 def bug(kind, ref):
     if ref.copy_id == 20: raise RuntimeError('a bug in the program')
 def made(*args, **more):
@@ -167,7 +167,7 @@ def made(*args, **more):
     if count[0] == 2 and sys.argv[1] == 'place': raise PlaceError('the disk is gone; mount it')
     broken = count[0] == 2
     return real(*args, **more, wrap=lambda store: Faulty(store, bug) if broken else store)
-command.RealRun = made
+command.open_run = made
 sys.exit(kv_cache.cli.main(sys.argv[2:]))
 """
 

@@ -17,16 +17,16 @@ from kv_cache.lab.caches import Cache
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.seam import Seam, cache_of
 from kv_cache.lab.shared_state import SharedState
-from kv_cache.lab.study import Row, study
-from kv_cache.lab.variants import ADMISSIONS, USUAL, Named, Variant
+from kv_cache.lab.study import StudyRow, study
+from kv_cache.lab.variants import ADMISSIONS, USUAL, Named, PolicyVariant
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.reuse import StackDistances
 
 SIZE = 64
 of_all = settings(max_examples=40, deadline=None)  # laws of all policies
 SEED = Seed(5)
-LRU = Variant(Named("lru"))
-ARMS = [Variant(Named(name)) for name in USUAL]
+LRU = PolicyVariant(Named("lru"))
+ARMS = [PolicyVariant(Named(name)) for name in USUAL]
 
 
 def accesses(
@@ -136,7 +136,7 @@ def test_the_prefix_hits_of_a_study_are_those_of_a_cache_that_is_told_by_prefix(
 def test_no_policy_behind_an_admission_policy_is_above_min_that_may_refuse(
     given: Accesses, room: int, admission: str
 ) -> None:
-    variants = [Variant(Named(name), Named(admission)) for name in USUAL]
+    variants = [PolicyVariant(Named(name), Named(admission)) for name in USUAL]
     found = study(given, variants, [room * SIZE], seed=SEED, refusing=True)
     for row in found.rows[2:]:
         assert row.blocks.hits <= found.rows[1].blocks.hits
@@ -158,11 +158,11 @@ def test_lru_behind_second_hit_finds_what_the_rule_says(given: Accesses, room: i
             order = [*order, block][-room:]
         else:
             seen.add(block)
-    variant = Variant(Named("lru"), Named("second-hit"))
+    variant = PolicyVariant(Named("lru"), Named("second-hit"))
     assert hits(cache_of(variant, room * SIZE, SharedState(given, SEED)), given) == found
 
 
-def by_prefix(row: Row) -> int:
+def by_prefix(row: StudyRow) -> int:
     return (row.prefix or row.blocks).hits
 
 
@@ -210,7 +210,7 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
     policy: str, given: Accesses, room: int
 ) -> None:
     for tell in (hits, leading_hits):
-        fast = cache_of(Variant(Named(policy)), room * SIZE, SharedState(given, SEED))
+        fast = cache_of(PolicyVariant(Named(policy)), room * SIZE, SharedState(given, SEED))
         slow = Seam(EVICTION[policy](room * SIZE), room * SIZE, SharedState(given, SEED))
         assert not isinstance(fast, Seam)
         assert tell(fast, given) == tell(slow, given)

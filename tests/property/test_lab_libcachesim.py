@@ -11,7 +11,7 @@ import pytest
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses, accesses_of
 from kv_cache.lab.study import MIN, replay, study
-from kv_cache.lab.variants import Named, Variant
+from kv_cache.lab.variants import Named, PolicyVariant
 from tests.property.test_eviction_libcachesim import CAPACITIES, GDSF, THEIRS
 from tests.traces import real_trace
 
@@ -35,7 +35,7 @@ def asked(blocks: list[int]) -> Accesses:
 @pytest.mark.parametrize("name", THEIRS)
 def test_the_lab_finds_what_libcachesim_counts(name: str, asked: Accesses) -> None:
     seen = tuple(
-        replay(asked, Variant(Named(name)), room, seed=Seed(1)).hits for room in CAPACITIES
+        replay(asked, PolicyVariant(Named(name)), room, seed=Seed(1)).hits for room in CAPACITIES
     )
     assert seen == (GDSF if name == "gdsf" else THEIRS[name][1])
 

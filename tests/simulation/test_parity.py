@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kv_cache.bench.run import RealRun
+from kv_cache.bench.plan import RunHooks, RunPlan
+from kv_cache.bench.run import open_run
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
@@ -97,16 +98,9 @@ def real(config: Config) -> tuple[Watch, RunOutcome]:
 
     watch = Watch()
     load, specs = prepared(config)
-    with RealRun(
-        config,
-        load,
-        specs,
-        SEED,
-        stop=threading.Event(),
-        on_record=watch.record,
-        on_op=watch.op,
-        wrap=null,
-    ) as run:
+    hooks = RunHooks(on_record=watch.record, on_op=watch.op)
+    plan = RunPlan(config, load, specs, SEED)
+    with open_run(plan, threading.Event(), hooks, wrap=null) as run:
         outcome = run.execute(lambda _: None)
     assert outcome.death is None
     return watch, outcome

@@ -13,7 +13,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import BATCHES, gathered
 from kv_cache.lab.bounds import leading
 from kv_cache.lab.judge import (
-    Failure,
+    PolicyFailure,
     Shares,
     apart_by_seeds,
     apart_by_stretches,
@@ -24,7 +24,7 @@ from kv_cache.lab.judge import (
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import study
-from kv_cache.lab.variants import Named, Variant
+from kv_cache.lab.variants import Named, PolicyVariant
 from kv_cache.policy.eviction import EVICTION
 
 
@@ -135,7 +135,7 @@ def test_failures_are_told_by_kind() -> None:
         ("random", "2%", "below-lru"),
         ("fifo", "2%", "more-room-fewer-hits"),
     ]
-    assert found[-1] == Failure(
+    assert found[-1] == PolicyFailure(
         policy="fifo", capacity="2%", kind="more-room-fewer-hits", hit_ratio=0.1, against=0.2
     )
 
@@ -186,7 +186,7 @@ def test_batches_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
         [request(*names[:3]), request(*names[3:80_000]), *(request(*names[at : at + 500])
          for at in range(80_000, 140_000, 500))]
     )  # fmt: skip
-    found = study(given, [Variant(Named("lru"))], [50_000 * 8, 200_000 * 8], seed=Seed(1))
+    found = study(given, [PolicyVariant(Named("lru"))], [50_000 * 8, 200_000 * 8], seed=Seed(1))
     assert len(found.base.batches) == BATCHES
     assert sum(found.base.batches) == given.lookups == 140_000
     for row in found.rows:

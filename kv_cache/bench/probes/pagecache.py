@@ -106,7 +106,7 @@ def _mincore(fd: int, offset: int, nbytes: int) -> int | None:
     return int(np.count_nonzero(pages & 1))  # the other bits are reserved
 
 
-class Sampled(NamedTuple):
+class SampledPages(NamedTuple):
     """What one load found: pages of the object, those in the page cache before it, and whether
     each of its files was open for direct I/O."""
 
@@ -128,7 +128,7 @@ class PageCacheSampler:
         self._objects = self._pages = self._before = self._after = 0
         self._descriptors = {True: 0, False: 0}
 
-    def before(self, spans: Sequence[Span]) -> Sampled | None:
+    def before(self, spans: Sequence[Span]) -> SampledPages | None:
         """The state before a load, if it is this one's turn and the kernel tells."""
         if next(self._turn) % self._every:
             return None
@@ -136,9 +136,9 @@ class PageCacheSampler:
         if resident is None:
             return None
         pages = sum(-(-span.length // mmap.PAGESIZE) for span in spans)
-        return Sampled(pages, resident, all(is_direct(span.fd) for span in spans))
+        return SampledPages(pages, resident, all(is_direct(span.fd) for span in spans))
 
-    def after(self, sampled: Sampled, spans: Sequence[Span]) -> None:
+    def after(self, sampled: SampledPages, spans: Sequence[Span]) -> None:
         """The same load has ended well."""
         resident = _resident(spans)
         if resident is None:

@@ -18,7 +18,8 @@ from typing import Any
 
 from kv_cache import __version__
 from kv_cache.bench.owner import this_host
-from kv_cache.bench.run import RealRun, room_wanted
+from kv_cache.bench.places import room_wanted
+from kv_cache.bench.run import RealRun
 from kv_cache.cli.crew.wire import PATIENCE_S, Gone, Message, Wire
 from kv_cache.cli.interrupts import Interrupts
 from kv_cache.config.root import Config

@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class Stream:
+class DrawStream:
     """Numbers from 0 to 1 (excluded), the next ones at each call."""
 
     def __init__(self, seed: Seed) -> None:
@@ -57,7 +57,7 @@ def gaps_ns(shares: Floats, rate_per_s: float) -> Ints:
     return np.rint(np.minimum(-np.log1p(-shares) * mean_ns, _LONGEST_NS)).astype(np.int64)
 
 
-class Zipf:
+class ZipfDraws:
     """The i-th of `count` (from 0) with a chance proportional to 1 / (i + 1) ^ alpha."""
 
     def __init__(self, count: int, alpha: float) -> None:

@@ -9,7 +9,7 @@ from itertools import islice, repeat
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.sources.draws import Stream, gaps_ns, lengths, spans_ns
+from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns, lengths, spans_ns
 
 _BULK = 4096
 _Row = tuple[int, int, int, int, int]
@@ -50,7 +50,7 @@ class Singles:
         """Number, gap before it, time to think before it, and lengths."""
         work, seed = self._work, self._seed
         gaps, thinks, prompts, outputs = (
-            Stream(seed.child(name)) for name in ("gaps", "thinks", "prompts", "outputs")
+            DrawStream(seed.child(name)) for name in ("gaps", "thinks", "prompts", "outputs")
         )
         for start in range(0, work.drawn_requests, _BULK):
             count = min(_BULK, work.drawn_requests - start)

@@ -17,14 +17,14 @@ from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.sources.draws import Stream, Zipf, gaps_ns, lengths, spans_ns
+from kv_cache.sim.cluster.sources.draws import DrawStream, ZipfDraws, gaps_ns, lengths, spans_ns
 
 _BULK = 1 << 14  # draws of one feature that are made at once, about
 
 _LAST = -1
 
 
-class _Plan(NamedTuple):
+class _SessionPlan(NamedTuple):
     """What a session will ask: new tokens, answer and time to think by turn."""
 
     number: int  # of its first request
@@ -36,12 +36,12 @@ class _Plan(NamedTuple):
     documents: list[int]
 
 
-class _Talk:
+class _Dialogue:
     """A session that goes on; `tokens` of its last prompt, whose node is `leaf`."""
 
     __slots__ = ("answer_leaf", "leaf", "plan", "tokens", "turn")
 
-    def __init__(self, plan: _Plan, leaf: int, tokens: int) -> None:
+    def __init__(self, plan: _SessionPlan, leaf: int, tokens: int) -> None:
         self.plan = plan
         self.turn = 0
         self.leaf = leaf
@@ -65,7 +65,7 @@ class Talks:
         self._chain = chain
         self._reasoning = reasoning
         self._plans = _plans(work, seed)
-        self._going: dict[int, _Talk] = {}
+        self._going: dict[int, _Dialogue] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
         """Sessions begin at their own instants, or as many at once as there are users."""
@@ -84,13 +84,13 @@ class Talks:
         plan = next(self._plans, None) if self._work.concurrency else None
         return () if plan is None else (self._begin(plan, ended_ns + plan.thinks[0]),)
 
-    def _begin(self, plan: _Plan, at_ns: int) -> ClusterRequest:
+    def _begin(self, plan: _SessionPlan, at_ns: int) -> ClusterRequest:
         node, tokens = self._opening(plan)
-        talk = _Talk(plan, node, tokens)
+        talk = _Dialogue(plan, node, tokens)
         self._going[plan.session] = talk
         return self._ask(talk, at_ns, node, tokens + plan.prompts[0])
 
-    def _next(self, talk: _Talk, ended_ns: int, answered: bool) -> ClusterRequest:
+    def _next(self, talk: _Dialogue, ended_ns: int, answered: bool) -> ClusterRequest:
         plan = talk.plan
         said = plan.outputs[talk.turn] if answered else 0
         before = talk.answer_leaf if answered else talk.leaf
@@ -98,7 +98,7 @@ class Talks:
         tokens = talk.tokens + said + self._reasoning + plan.prompts[talk.turn]
         return self._ask(talk, ended_ns + plan.thinks[talk.turn], before, tokens)
 
-    def _ask(self, talk: _Talk, at_ns: int, before: int, tokens: int) -> ClusterRequest:
+    def _ask(self, talk: _Dialogue, at_ns: int, before: int, tokens: int) -> ClusterRequest:
         """The turn of `talk` whose prompt has `tokens`, those behind `before` its own."""
         plan, turn, size = talk.plan, talk.turn, self._size
         output = plan.outputs[turn]
@@ -117,7 +117,7 @@ class Talks:
         """A run of its own behind `node`, up to `blocks` of the sequence."""
         return self._chain.fresh(node, blocks - self._chain.end(node))
 
-    def _opening(self, plan: _Plan) -> tuple[int, int]:
+    def _opening(self, plan: _SessionPlan) -> tuple[int, int]:
         """What is shared before the first turn: the node, and tokens with a session's own context,
         which has no node yet."""
         work, session = self._work, plan.session
@@ -137,13 +137,13 @@ class Talks:
         return self._chain.named(node, name, tokens // self._size - self._chain.end(node))
 
 
-def _plans(work: WorkloadSection, seed: Seed) -> Iterator[_Plan]:
+def _plans(work: WorkloadSection, seed: Seed) -> Iterator[_SessionPlan]:
     """Session after session, until all requests are planned: the last may be cut short."""
     number = session = 0
     for drawn in _drawn(work, seed):
         for gap, turns, prompts, outputs, thinks, documents in drawn:
             turns = min(turns, work.drawn_requests - number)
-            yield _Plan(
+            yield _SessionPlan(
                 number, session, gap, prompts[:turns], outputs[:turns], thinks[:turns], documents
             )
             number += turns
@@ -161,10 +161,10 @@ def _drawn(work: WorkloadSection, seed: Seed) -> Iterator[Iterator[_Drawn]]:
     most, chunks = work.turns[1], work.documents_per_session
     count = max(1, _BULK // max(most, chunks))
     gaps, turns, prompts, outputs, thinks, picks = (
-        Stream(seed.child(name))
+        DrawStream(seed.child(name))
         for name in ("gaps", "turns", "prompts", "outputs", "thinks", "documents")
     )
-    zipf = Zipf(work.documents, work.zipf_alpha) if work.documents else None
+    zipf = ZipfDraws(work.documents, work.zipf_alpha) if work.documents else None
     while True:
         yield zip(
             gaps_ns(gaps.take(count), work.rate_per_s).tolist(),

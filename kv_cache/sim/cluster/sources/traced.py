@@ -13,7 +13,7 @@ from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.content import Content
-from kv_cache.sim.cluster.sources.draws import Stream, gaps_ns
+from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns
 from kv_cache.workload.asking import Courses
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.replay import Due, Links, earliest_ns, linked, paced
@@ -174,7 +174,7 @@ class TracedSessions:
 
 def arrivals(rate_per_s: float, seed: Seed) -> Iterator[int]:
     """The instants of a Poisson process, without end."""
-    stream = Stream(seed.child("gaps"))
+    stream = DrawStream(seed.child("gaps"))
     at_ns = 0
     while True:
         for gap in gaps_ns(stream.take(_BULK), rate_per_s).tolist():

@@ -1,0 +1,124 @@
+"""What a run takes from the machine: storage and threads, and what watches the machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kv_cache.bench.answers import Answers
+from kv_cache.bench.counters import device_of
+from kv_cache.bench.drive import Drive
+from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
+from kv_cache.bench.plan import RunHooks, RunPlan
+from kv_cache.bench.state import RunState
+from kv_cache.bench.stores import (
+    Opening,
+    RunDirectories,
+    RunStores,
+    open_directories,
+    open_stores,
+)
+from kv_cache.bench.tracing import Tracer
+from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.witness import Witness
+from kv_cache.config.build import BACKGROUND_THREADS, workers
+from kv_cache.config.root import Config
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import MIB
+from kv_cache.tiers.gpu import GpuStore
+from kv_cache.tiers.nvme import uring
+from kv_cache.tiers.payload import Payload
+
+
+@dataclass(frozen=True, slots=True)
+class RunMachine:
+    config: Config
+    directories: RunDirectories
+    stores: RunStores
+    witness: Witness
+    monitor: MachineMonitor
+    tracer: Tracer | None
+    drive: Drive
+
+    def resize(self, users: int) -> None:
+        """Serve so many users from now on, with the workers that they need."""
+        self.drive.resize(workers(self.config, users), users)
+
+    def buffer_facts(self) -> Mapping[str, Any]:
+        loads, stored = self.stores.load_buffers, self.stores.store_buffers
+        return {
+            "buffer_bytes": loads.buffer_bytes,
+            "load_buffers": loads.count,
+            "store_buffers": stored.count,
+            "bytes": (loads.count + stored.count) * loads.buffer_bytes,
+        }
+
+
+def open_machine(
+    plan: RunPlan, hooks: RunHooks, state: RunState, answers: Answers, opening: Opening
+) -> RunMachine:
+    """Open all that a run needs; what is opened puts its closing on `opening.closing`."""
+    config = plan.config
+    directories = open_directories(plan, answers, opening.closing)
+    stores = open_stores(plan, directories, answers, opening)
+    objects = [drive.objects for drive in directories.local]
+    witness = Witness(
+        config.passport,
+        objects,
+        state.clock,
+        siblings=() if hooks.together is None else hooks.together.siblings,
+        servers=directories.servers,
+        pulse=answers.pulse,
+    )
+    devices = [device for path in objects if (device := device_of(path)) is not None]
+    tracer = Tracer(devices) if config.monitor.latency_tracing else None
+    if tracer is not None:
+        opening.closing.push(tracer)
+    mover = Mover(
+        stores.by_tier,
+        Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB),
+        stores.load_buffers,
+        stores.store_buffers,
+        state.clock,
+        Verify(config.io.verify),
+        opening.abort,
+        page_cache=witness.page_cache,
+        rehearse=plan.rehearse,
+        pulse=answers.pulse,
+    )
+    drive = Drive(
+        state.world,
+        state.intake,
+        state.recorder,
+        mover,
+        state.clock,
+        state.signals,
+        opening.abort,
+        workers=workers(config),
+        io_threads=config.io.threads,
+        background=BACKGROUND_THREADS + _prefetchers(config),
+        on_record=hooks.on_record,
+        on_op=hooks.on_op,
+        prepare=partial(_prepare_thread, config),
+    )
+    return RunMachine(
+        config, directories, stores, witness, _monitor(config, stores, devices), tracer, drive
+    )
+
+
+def _prefetchers(config: Config) -> int:
+    """Count the threads for prefetches, which should not wait for what is written."""
+    policies = config.policies
+    return 0 if policies.prefetch == "none" else policies.prefetch_in_flight
+
+
+def _monitor(config: Config, stores: RunStores, devices: Sequence[str]) -> MachineMonitor:
+    cards = range(config.tiers.num_gpus)
+    gpu = any(isinstance(store, GpuStore) for store in stores.by_tier.values())
+    return MachineMonitor(devices, gpu_used_bytes(cards) if gpu else None)
+
+
+def _prepare_thread(config: Config) -> None:
+    """Do what a thread needs before its first operation, so that none is timed with it."""
+    if "uring" in (config.io.engine, config.io.write_engine):
+        uring.prepare()
