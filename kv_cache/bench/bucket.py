@@ -65,14 +65,14 @@ def check_bucket(place: ObjectPlace) -> None:
     with _as_place_error(place):
         client.put(key, data, again=False)
         try:
-            found = client.get(key)
+            content = client.get(key)
             chunks = client.list(directory, again=False)
             listed = [str(o["path"]) for chunk in chunks for o in chunk]
         except StoreError:
             _forget(client, key)
             raise
         client.delete(key, again=False)
-    if found != data or listed != [key]:
+    if content != data or listed != [key]:
         raise PlaceError(
             f"--cache-dir {place}: an object that was just written is not there as it was written, "
             "so nothing could be verified; name another place"
@@ -93,13 +93,13 @@ def _as_place_error(place: ObjectPlace) -> Iterator[None]:
     except StoreError as error:
         code = str(error).partition(": ")[2]
         way = _WAYS.get(error.reason, "it cannot be used ({reason}{code}); name another place")
-        said = way.format(
+        text = way.format(
             host=place.url.partition("://")[2],
             limit=place.timeout_s,
             reason=error.reason,
             code=f" ({code})" if code else "",
         )
-        raise PlaceError(f"--cache-dir {place}: {said}") from None
+        raise PlaceError(f"--cache-dir {place}: {text}") from None
 
 
 class RunPrefix:
@@ -139,10 +139,10 @@ class RunPrefix:
         return Removed()
 
     def _remove_leftovers(self) -> None:
-        """What dead runs of this machine left goes; what may be in use is left alone."""
+        """Remove what dead runs of this machine left; what may be in use stays."""
         foreign: list[str] = []
-        found = self._client.directories(self.path.key(RUNS))
-        for path in found[:_MOST_OWNERS]:
+        runs = self._client.directories(self.path.key(RUNS))
+        for path in runs[:_MOST_OWNERS]:
             directory = f"{RUNS}/{path.rstrip('/').rpartition('/')[2]}"
             owner = self._owner(directory)
             if owner is None or owner.get("kept"):
@@ -179,8 +179,8 @@ class RunPrefix:
         base, foreign = self.path.key(directory), 0
         doomed: list[str] = []
         for chunk in self._client.list(base):
-            for found in chunk:
-                key = str(found["path"])
+            for entry in chunk:
+                key = str(entry["path"])
                 if _OURS.fullmatch(key.removeprefix(f"{base}/")):
                     doomed.append(key)
                 elif key != f"{base}/{OWNER_NAME}":

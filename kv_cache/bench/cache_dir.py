@@ -102,17 +102,17 @@ def check_output_file(
     where = f"output file {path}"
     check_name(path, where)
     real = _resolve(path, where)
-    found = _stat(real, where)
-    if found is not None and not stat.S_ISREG(found.st_mode):
+    status = _stat(real, where)
+    if status is not None and not stat.S_ISREG(status.st_mode):
         # Replacing it would turn a device or a pipe into a plain file, or fail after the run.
         raise PlaceError(f"{where}: it is not a regular file; name a file with --output")
     with _nearest(real.parent) as (base, fd):
         if not _is_directory(fd) or (base != real.parent and not makes_parents):
             raise PlaceError(f"{where}: there is no directory {real.parent}; create it first")
         _refuse_unwritable(base, fd, where)
-    if found is not None and not os.access(real, os.W_OK, effective_ids=True):
+    if status is not None and not os.access(real, os.W_OK, effective_ids=True):
         raise PlaceError(f"{where}: it is write-protected; name another file with --output")
-    if found is None or not found.st_size:
+    if status is None or not status.st_size:
         return
     marks = _OURS if schema is None else (f'"schema": "{schema}'.encode(),)
     if not _begins_with(marks, real, where):
@@ -171,10 +171,10 @@ def free_bytes(path: Path) -> int:
     """
     with _nearest(_resolve(path, str(path))) as (_, fd):
         try:
-            found = os.statvfs(fd)
+            status = os.statvfs(fd)
         except OSError as err:
             raise PlaceError(f"{path}: its free space cannot be read ({err.strerror})") from err
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 def obtainable_bytes(path: Path, reclaim: str | None = None) -> int:
@@ -345,8 +345,8 @@ class CacheDir:
         """A fresh directory where the system keeps temporary files, removed at the end."""
         _sweep_temporary(run)
         with _as_place_error("a temporary cache directory"):
-            made = tempfile.mkdtemp(prefix=_TEMPORARY, dir=temporary_place())
-            path = Path(os.path.realpath(made))
+            directory = tempfile.mkdtemp(prefix=_TEMPORARY, dir=temporary_place())
+            path = Path(os.path.realpath(directory))
         try:
             cache_dir = cls(path, run=run)
         except BaseException:
@@ -539,7 +539,7 @@ def _refuse_foreign_lock(fd: int, file: Path) -> None:
 
 
 def _holder(fd: int) -> dict[str, Any] | None:
-    """Who holds the lock; waits up to half a second for a run that has only just taken it."""
+    """Read who holds the lock; waits up to half a second for a run that has only just taken it."""
     record = None
     for _ in range(25):
         record = parse_record(os.pread(fd, RECORD_BYTES, 0))
@@ -591,7 +591,7 @@ def _owned_dirs(cache: int) -> Iterator[tuple[str, int]]:
 
 
 def _leftovers(cache_dir: Path, reclaim: str | None = None) -> Iterator[tuple[str, int]]:
-    """Those of dead runs, or of runs of the host `reclaim`."""
+    """List the subdirectories of dead runs, or of runs of the host `reclaim`."""
     cache = open_directory(cache_dir)
     try:
         device = os.fstat(cache).st_dev
@@ -603,7 +603,7 @@ def _leftovers(cache_dir: Path, reclaim: str | None = None) -> Iterator[tuple[st
 
 
 def _owner(directory: int) -> dict[str, Any] | None:
-    """What the owner file says; None where there is none that we wrote or may read."""
+    """Read the owner file; None if there is none that we wrote or may read."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(OWNER_NAME, flags, dir_fd=directory)

@@ -76,7 +76,7 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
     """The counters now; `devices` as `device_of` names them, each once; their counts add up. None
     given = no device is counted. `disks`: those at the feet of the stack, likewise."""
     io = parse_pairs(_text("/proc/self/io"))
-    own, host = os.times(), psutil.cpu_times()
+    process, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
     total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
     stats = _text("/proc/diskstats") if devices or disks else ""
@@ -98,8 +98,8 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         foot_read_bytes=foot.get("read_bytes"),
         foot_write_bytes=foot.get("write_bytes"),
         process_cpu_ns=time.process_time_ns(),
-        process_user_s=own.user,
-        process_system_s=own.system,
+        process_user_s=process.user,
+        process_system_s=process.system,
         host_busy_s=total_s - host.idle - host.iowait,
         host_total_s=total_s,
         network_rx_bytes=sum(nic.bytes_recv for nic in network),

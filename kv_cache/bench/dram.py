@@ -93,10 +93,10 @@ def _rate(pairs: list[tuple["np.ndarray", "np.ndarray"]]) -> float:
 
 def _last_level_cache_bytes() -> int:
     """0 where the kernel does not say."""
-    found = [0]
+    sizes = [0]
     for file in _CACHE_SIZES.glob("index*/size"):
         text = (text_of(file) or "").strip()
         unit = {"K": 1024, "M": MIB}.get(text[-1:], 0)
         if unit and text[:-1].isdigit():
-            found.append(int(text[:-1]) * unit)
-    return max(found)
+            sizes.append(int(text[:-1]) * unit)
+    return max(sizes)

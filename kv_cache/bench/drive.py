@@ -199,7 +199,7 @@ class Drive:
             thread.start()
 
     def take(self) -> tuple[Bins, Gauges]:
-        """What was collected since the last time, and how things stand."""
+        """Return what was collected since the last call, and the current gauges."""
         with self._lock:
             now_ns, intake = self._clock.now_ns(), self._intake
             gauges = Gauges(

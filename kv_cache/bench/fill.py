@@ -62,7 +62,7 @@ log = logging.getLogger("kv_cache")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillRow:
-    """What was written between two instants, in seconds since the fill began."""
+    """One interval of a fill: bytes written between two instants, in seconds since it began."""
 
     start_s: float
     end_s: float
@@ -78,7 +78,7 @@ class FillRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What a fill did. `bytes` are fewer than `wanted_bytes` where it was stopped.
+    """The result of a fill. `bytes` are fewer than `wanted_bytes` if it was stopped.
 
     `device_write_bytes` is the kernel's count for all drives; None where one of them has none.
     `discard`: whether the file system hands deleted blocks back to the drive, which undoes the
@@ -103,8 +103,8 @@ class Filled:
         return self.bytes >= self.wanted_bytes
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__slots__ if name != "rows"}
-        return {**told, "rows": [row.to_json() for row in self.rows]}
+        totals = {name: getattr(self, name) for name in self.__slots__ if name != "rows"}
+        return {**totals, "rows": [row.to_json() for row in self.rows]}
 
 
 def check_fill(size_bytes: int, capacities: Sequence[int], directories: Sequence[Path]) -> None:
@@ -201,8 +201,8 @@ def _file_systems(
 
 
 def _size_of(path: Path) -> int:
-    found = os.statvfs(path)
-    return found.f_blocks * found.f_frsize
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize
 
 
 @dataclass(slots=True, kw_only=True)
@@ -295,14 +295,14 @@ class _Fill:
     # --- the whole of it ---------------------------------------------------------------------
 
     def run(self, progress: Progress) -> Filled:
-        found = [device_of(directory) for directory in self._directories]
-        devices = tuple(dict.fromkeys(name for name in found if name is not None))
+        names = [device_of(directory) for directory in self._directories]
+        devices = tuple(dict.fromkeys(name for name in names if name is not None))
         before = read_counters(devices)
         rows, began_s = _Rows(), time.monotonic()
         self._write_all(rows, began_s, progress)
         seconds = time.monotonic() - began_s
         moved = read_counters(devices) - before
-        counted = None if None in found else moved.device_write_bytes
+        counted = None if None in names else moved.device_write_bytes
         return self._filled(seconds, tuple(rows.rows), counted)
 
     def _filled(self, seconds: float, rows: tuple[FillRow, ...], counted: int | None) -> Filled:
@@ -370,8 +370,8 @@ class _Fill:
         for part in self._parts:
             if part.created is not None:
                 try:
-                    found = os.lstat(part.path)
-                    if (found.st_dev, found.st_ino) == part.created:  # else it is not ours
+                    status = os.lstat(part.path)
+                    if (status.st_dev, status.st_ino) == part.created:  # else it is not ours
                         os.unlink(part.path)
                 except FileNotFoundError:
                     pass  # somebody else was quicker: it is gone, as wished
@@ -433,8 +433,8 @@ def _allocate(part: _DriveFill) -> None:
     allocate, the C library writes a byte to each block instead."""
     part.path.parent.mkdir(exist_ok=True)
     fd = os.open(part.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    made = os.fstat(fd)
-    part.created = (made.st_dev, made.st_ino)
+    status = os.fstat(fd)
+    part.created = (status.st_dev, status.st_ino)
     try:
         os.posix_fallocate(fd, 0, part.length)
     finally:
@@ -449,7 +449,7 @@ def _cut(area: int, most: int) -> list[int]:
 
 
 def _ref(part: _DriveFill, turn: int) -> CopyRef:
-    """What is written in one pass: no pass has a page of another."""
+    """Build the reference written in one pass: no pass repeats a page of another."""
     return CopyRef(part.number, content_key("fill", part.number), Tier.NVME, part.length, turn)
 
 
@@ -482,14 +482,14 @@ def discards(directory: Path) -> bool | None:
 def mount_options(mountinfo: str, path: str) -> list[str] | None:
     """The options of the deepest mount above `path`, the file system's own among them; of two on
     one point the later. Takes the text of /proc/self/mountinfo (proc(5))."""
-    found: Mapping[str, list[str]] = {
+    options_at: Mapping[str, list[str]] = {
         _unescaped(left[4]): f"{left[5]},{right[-1]}".split(",")
         for line in mountinfo.splitlines()
         for left, right in [tuple(half.split() for half in line.partition(" - ")[::2])]
         if len(left) > 5 and right
     }
-    above = [point for point in found if Path(path).is_relative_to(point)]
-    return found[max(above, key=len)] if above else None
+    above = [point for point in options_at if Path(path).is_relative_to(point)]
+    return options_at[max(above, key=len)] if above else None
 
 
 def _unescaped(text: str) -> str:

@@ -81,16 +81,16 @@ def _floor_gib(nbytes: int) -> float:
 
 
 def available_ram_bytes() -> int:
-    """What can be allocated without swapping: the machine's, or less where a cgroup limits it."""
+    """Count the bytes that can be allocated without swapping, as the machine and cgroups allow."""
     return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
 
 
 def _left_in_cgroups() -> list[int]:
-    """What each cgroup with a limit leaves, from this process's own up to the topmost visible."""
+    """List what each cgroup with a limit leaves, from this process's up to the topmost visible."""
     cgroups, mounts = text_of(Path("/proc/self/cgroup")), text_of(Path("/proc/self/mountinfo"))
     version, directories = cgroup_directories("memory", cgroups or "", mounts or "")
     left = _left_v1 if version == 1 else _left_v2
-    return [found for name in directories if (found := left(Path(name))) is not None]
+    return [nbytes for name in directories if (nbytes := left(Path(name))) is not None]
 
 
 def _left_v1(directory: Path) -> int | None:
@@ -106,7 +106,7 @@ def _left_v2(directory: Path) -> int | None:
     # Above `high` the kernel slows the process down: for a benchmark as good as a limit.
     limits = [text_of(directory / name) for name in ("memory.max", "memory.high")]
     left = [left_under_limit(limit, usage, statistics) for limit in limits]
-    return min((found for found in left if found is not None), default=None)
+    return min((nbytes for nbytes in left if nbytes is not None), default=None)
 
 
 def left_under_limit(limit: str | None, usage: str | None, statistics: str | None) -> int | None:

@@ -196,7 +196,7 @@ def _share(before: int | None, now: int | None, passed_ns: int) -> float | None:
 
 
 def _busy_ns(stat: str) -> int | None:
-    """What all CPUs together have worked, from the first line of /proc/stat (proc(5))."""
+    """Sum the busy time of all CPUs, from the first line of /proc/stat (proc(5))."""
     words = stat.partition("\n")[0].split()
     if words[:1] != ["cpu"]:
         return None

@@ -37,7 +37,7 @@ class Life(Enum):
 
 
 class Host(NamedTuple):
-    """What identifies the place where processes see each other's numbers; see namespaces(7)."""
+    """Identity of a PID namespace: processes in it see each other's numbers; see namespaces(7)."""
 
     name: str
     machine_id: str | None
@@ -69,7 +69,7 @@ def this_host() -> Host:
 
 
 def run_identity(run: str) -> dict[str, Any]:
-    """Who works somewhere, for a lock or owner file."""
+    """Describe this process for a lock or owner file."""
     here = this_host()
     return {
         "program": PROGRAM,

@@ -29,7 +29,7 @@ class Together(Protocol):
         and then, but not just before."""
 
     def opened(self, ago_ns: int) -> None:
-        """So long ago the first arrival was let in."""
+        """The first arrival was let in `ago_ns` ago."""
 
 
 @dataclass(frozen=True, slots=True)

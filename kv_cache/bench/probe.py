@@ -96,7 +96,7 @@ class ProbePlan:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of the arena: all of the data, such that no object lies in two of its files."""
+        """Bytes of the arena: all of the data, such that no object lies in two of its files."""
         unit = _FILES * math.lcm(*self.sizes)
         if unit > self.data_bytes:
             unit = _FILES * max(self.sizes)
@@ -112,7 +112,7 @@ class ProbePlan:
 
 
 def objects_needed(concurrency: int) -> int:
-    """So many that every thread has something to read that nobody has read, and room to write."""
+    """Count the objects that give every thread something unread to read, and room to write."""
     return (LEAST_PER_THREAD + 1) * concurrency
 
 
@@ -128,7 +128,7 @@ class RefusedCell:
 
 @dataclass(slots=True, eq=False)
 class Probed:
-    """What was found. `counted` is what the kernel says of the bytes that were moved."""
+    """The result of a probe. `counted` is what the kernel counted of the bytes moved."""
 
     cells: list[Cell] = field(default_factory=list)
     bursts: list[Burst] = field(default_factory=list)
@@ -164,7 +164,7 @@ class _Objects:
         return self._next_id
 
     def new(self) -> tuple[CopyRef | None, CopyRef] | None:
-        """What has to go, if anything has, and what takes its place; None when all is in use."""
+        """Pick the object to delete, if any, and its replacement; None if all are in use."""
         with self._lock:
             gone = None
             if self._places:
@@ -317,8 +317,8 @@ class StorageProbe:
             return late and not whole
 
         def job(_: int, __: int) -> Op | None:
-            made = None if enough() else objects.new()
-            return None if made is None else Write(made[1], Cause.POPULATE)
+            pair = None if enough() else objects.new()
+            return None if pair is None else Write(pair[1], Cause.POPULATE)
 
         _, errors = self._together(_FILL_THREADS, job, objects, moved)
         self.found.failures += len(errors)
@@ -347,10 +347,10 @@ class StorageProbe:
             if reads:
                 ref = objects.again() if step == "repeated" else objects.unread()
                 return None if ref is None else Read(ref, Cause.REUSE)
-            made = objects.new()
-            if made is None:
+            pair = objects.new()
+            if pair is None:
                 return None
-            gone, ref = made
+            gone, ref = pair
             if gone is not None:
                 ended = self._mover.perform(Delete(gone, Cause.EVICTION))
                 if ended.ok:
@@ -412,8 +412,8 @@ class StorageProbe:
             if kind is OpKind.READ:
                 ref = objects.unread() or objects.again()
                 ops += [] if ref is None else [Read(ref, Cause.REUSE)]
-            elif (made := objects.new()) is not None:
-                gone, fresh = made
+            elif (pair := objects.new()) is not None:
+                gone, fresh = pair
                 if gone is not None:
                     self._mover.perform(Delete(gone, Cause.EVICTION))
                 ops.append(Write(fresh, Cause.PREFILL))
@@ -583,8 +583,8 @@ def _speed(cell: Cell | None, width: int) -> str:
 
 def _times(cell: Cell | None, kind: OpKind) -> str:
     service = None if cell is None else cell.of(kind)
-    told = {} if service is None else {50: service.p50_ns, 99: service.p99_ns}
-    known = {p: ns for p, ns in told.items() if service and supported(service.operations, p)}
+    percentiles = {} if service is None else {50: service.p50_ns, 99: service.p99_ns}
+    known = {p: ns for p, ns in percentiles.items() if service and supported(service.operations, p)}
     cells = (f"{known[p] / 1e6:.2f}" if p in known else MISSING for p in (50, 99))
     return "".join(f"{cell:>9}" for cell in cells)
 
@@ -594,7 +594,7 @@ def _size(nbytes: int) -> str:
 
 
 def refusals(probed: Probed) -> list[Mapping[str, Any]]:
-    """For the profile."""
+    """List the refused cells for the profile."""
     return [
         {
             "object_bytes": one.object_bytes,

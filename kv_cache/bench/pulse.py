@@ -53,10 +53,10 @@ class Pulse:
     def silences(self, now_ns: int) -> list[Silence]:
         """All of at least `LEAST_NS`, with the one that goes on."""
         begun = self._begun()
-        found = list(self._silences)
+        silences = list(self._silences)
         if begun:
-            found.append(Silence(max(self._ended_ns, min(begun)), now_ns))
-        return found
+            silences.append(Silence(max(self._ended_ns, min(begun)), now_ns))
+        return silences
 
     def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
         """The sides of operations that have begun and not ended, as far as they have come."""

@@ -57,25 +57,26 @@ def size_tiers(
     the system; of several ranks on a machine each counts on its part of all the RAM.
     """
     tiers = config.tiers
-    given = replace(config, tiers=_as_the_reference(config))
-    if config.run.virtual_time or given.tiers == tiers:
-        return given, ()
+    sized = replace(config, tiers=_as_the_reference(config))
+    if config.run.virtual_time or sized.tiers == tiers:
+        return sized, ()
     if available is None:
         available = available_ram_bytes() if ranks_here == 1 else _part_of_all(ranks_here)
     usable = usable_bytes(available)
-    if sum(ram_parts(given).values()) <= usable:
-        return given, ()
-    made = _smaller(config, given, usable)
-    told = [
-        f"tiers.{name} ({flag}) is {getattr(made.tiers, name):g}"
+    if sum(ram_parts(sized).values()) <= usable:
+        return sized, ()
+    fitting = _smaller(config, sized, usable)
+    changes = [
+        f"tiers.{name} ({flag}) is {getattr(fitting.tiers, name):g}"
         for name, flag in (("gpu_mem_gib", "--gpu-mem-gb"), ("cpu_mem_gib", "--cpu-mem-gb"))
-        if getattr(made.tiers, name) != getattr(given.tiers, name)
+        if getattr(fitting.tiers, name) != getattr(sized.tiers, name)
     ]
-    if not told:
-        return given, ()
-    return made, (
+    if not changes:
+        return sized, ()
+    changed = " and ".join(changes)
+    return fitting, (
         (
-            f"{' and '.join(told)} GiB, as none was given and the reference's 16 and 32 GiB do not "
+            f"{changed} GiB, as none was given and the reference's 16 and 32 GiB do not "
             f"fit into the {human_bytes(available)} of RAM that are available; give both to have "
             "the same on any machine"
         ),
@@ -94,7 +95,7 @@ def _as_the_reference(config: Config) -> TiersConfig:
 
 
 def _smaller(config: Config, given: Config, usable: int) -> Config:
-    """What nobody gave, made to fit."""
+    """Shrink the tiers that no option has set until they fit."""
     tiers = given.tiers
     if config.tiers.gpu_mem_gib is None and not real_gpu(config):
         tiers = replace(tiers, gpu_mem_gib=0.0)

@@ -32,15 +32,15 @@ def open_directory(name: str | Path, parent: int | None = None) -> int:
 def is_at(fd: int, name: str | Path, parent: int | None = None) -> bool:
     """Whether the open file is still what the name means, without following a link."""
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return os.path.samestat(os.fstat(fd), found)
+    return os.path.samestat(os.fstat(fd), status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What was deleted, and what was left: foreign things by path, failures with their reason."""
+    """Counts what was deleted, and lists what was left: foreign files, failures with reasons."""
 
     files: int = 0
     bytes: int = 0
@@ -145,8 +145,8 @@ class Sweep:
             os.rmdir(path.name, dir_fd=parent)
 
     def _entries(self, fd: int, path: Path) -> list[os.DirEntry[str]]:
-        with self.tolerated(path), os.scandir(fd) as found:
-            return list(found)
+        with self.tolerated(path), os.scandir(fd) as entries:
+            return list(entries)
         return []
 
     @contextmanager
@@ -161,7 +161,7 @@ class Sweep:
 
 
 def _where(fd: int, path: Path) -> Path:
-    """Where the directory is by now, as far as the kernel says."""
+    """Resolve the directory's current path, if the kernel knows it."""
     try:
         return Path(os.readlink(f"/proc/self/fd/{fd}"))
     except OSError:

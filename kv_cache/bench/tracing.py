@@ -76,7 +76,7 @@ class Tracer:
         return self._reason
 
     def stop(self) -> Traced:
-        """What was traced. Takes as long as bpftrace needs to print it."""
+        """Return what was traced. Takes as long as bpftrace needs to print it."""
         if self._child is None:
             return Traced(reason=self._reason)
         ended = self._child.poll()
@@ -148,8 +148,8 @@ class Tracer:
             if self._child.poll() is not None:
                 return f"bpftrace could not attach{_last_words(_content(self._err))}"
             if time.monotonic() >= deadline:
-                told = _last_words(_content(self._err))
-                return f"bpftrace did not attach within {self._attach_s:g} s{told}"
+                reason = _last_words(_content(self._err))
+                return f"bpftrace did not attach within {self._attach_s:g} s{reason}"
             time.sleep(_POLL_S)
         self._before, self._began = read_diskstats(self._devices), time.monotonic()
         self._child.send_signal(OPEN)
@@ -191,11 +191,11 @@ def why_not(devices: Sequence[str]) -> str | None:
 def request_devices(device: str, sysfs: Path = Path("/sys")) -> list[str]:
     """Where the requests of a device are seen: those of a partition at its disk, those of a device
     that is made of others (mapper, RAID) at its parts."""
-    own = (sysfs / "class/block" / device).resolve()
-    parts = sorted(path.name for path in own.glob("slaves/*"))
+    directory = (sysfs / "class/block" / device).resolve()
+    parts = sorted(path.name for path in directory.glob("slaves/*"))
     if parts:
         return [disk for part in parts for disk in request_devices(part, sysfs)]
-    return [own.parent.name] if (own / "partition").exists() else [device]
+    return [directory.parent.name] if (directory / "partition").exists() else [device]
 
 
 def _notes(wanted: Sequence[str], traced: Sequence[str], pid: int | None) -> list[str]:
@@ -237,17 +237,17 @@ def _tracepoints() -> tuple[set[str], str | None]:
     )  # fmt: skip
     names = {line.replace("/", ":") for line in listed.stdout.splitlines()}
     if not any(name.startswith("block:") for name in names):
-        told = _last_words(listed.stderr)
-        return set(), f"the kernel's tracepoints ({_TRACEFS[0]}) cannot be seen{told}"
+        reason = _last_words(listed.stderr)
+        return set(), f"the kernel's tracepoints ({_TRACEFS[0]}) cannot be seen{reason}"
     return names, None
 
 
 def _version() -> str | None:
-    told = subprocess.run(
+    done = subprocess.run(
         ["bpftrace", "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL,
         check=False,
     )  # fmt: skip
-    return told.stdout.strip().removeprefix("bpftrace ") or None
+    return done.stdout.strip().removeprefix("bpftrace ") or None
 
 
 def _content(fd: int) -> str:

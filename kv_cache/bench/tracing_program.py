@@ -71,9 +71,9 @@ def program(
     system calls are left out. Its argument `$1` is bpftrace's own process, as its parent numbers
     it."""
     on_ours = " || ".join(f"args->dev == {number}" for number in device_numbers)
-    made = "block_io_start" if "block:block_io_start" in tracepoints else "block_rq_insert"
+    insertion = "block_io_start" if "block:block_io_start" in tracepoints else "block_rq_insert"
     probes = [
-        (["block:" + made], f"({on_ours}) && args->bytes > 0", _MADE),
+        (["block:" + insertion], f"({on_ours}) && args->bytes > 0", _MADE),
         (["block:block_rq_merge"], on_ours, _MERGED),
         (["block:block_rq_issue"], f"({on_ours}) && args->bytes > 0", _ISSUED),
         (["block:block_rq_requeue"], on_ours, _REQUEUED),

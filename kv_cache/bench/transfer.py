@@ -106,7 +106,7 @@ class _LegTimer:
         return self._leg(nbytes)
 
     def so_far(self, now_ns: int) -> Leg:
-        """What is known of a leg in flight: it takes at least the time inside its calls."""
+        """Return a leg in flight as far as it has come: at least the time inside its calls."""
         called_ns = now_ns - self._last_ns if self.calling else 0
         leg = self._leg(0)._replace(finished_ns=now_ns, device_ns=self.device_ns + called_ns)
         return leg._replace(aside_ns=now_ns - leg.started_ns - leg.device_ns)
@@ -163,7 +163,7 @@ class Mover:
         return leg is not None and leg.kind is OpKind.READ and self._verifies[leg.tier]
 
     def in_flight(self) -> list[tuple[Cause, Leg]]:
-        """What threads are performing now, as far as it has come."""
+        """List the operations that threads perform now, as far as they have come."""
         return self._pulse.in_flight(self._clock.now_ns())
 
     def worth_sharing(self, ops: tuple[Op, ...]) -> bool:

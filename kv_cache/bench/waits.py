@@ -61,7 +61,7 @@ def all_still(watched: Sequence[ThreadStillness], patience_s: float) -> bool:
 
 
 def answered(what: str, call: Callable[[], T], patience_s: float) -> T:
-    """What `call` returns or raises. Raises NoAnswerError, which says that `what` did not come to
+    """Return or raise what `call` does. Raises NoAnswerError, saying that `what` did not come to
     its end, once it has stood still for `patience_s`; its thread is left behind."""
     done: list[T] = []
     failed: list[BaseException] = []

@@ -88,7 +88,7 @@ class Windows:
         self.tick()
 
     def end_without_answer(self) -> bool:
-        """Where nothing else ends a wait: the run is over once storage does not answer."""
+        """End the run if storage does not answer, where nothing else ends a wait."""
         if not self.answers.are_missing():
             return False
         self._drive.fail(NoAnswerError(self.answers.silence))

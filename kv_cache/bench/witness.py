@@ -57,15 +57,15 @@ class Witness:
         self._server_here = any(is_here(s) is not False for s in servers) if servers else None
         self._directories = directories
         self._clock = clock
-        found = [device_of(directory) for directory in directories]
-        self._accounted = bool(found) and all(device is not None for device in found)
-        self._devices = tuple(dict.fromkeys(device for device in found if device is not None))
+        devices = [device_of(directory) for directory in directories]
+        self._accounted = bool(devices) and all(device is not None for device in devices)
+        self._devices = tuple(dict.fromkeys(device for device in devices if device is not None))
         self._stack = stack_of(directories)
         self.page_cache = PageCacheSampler(config.sample_every)
         self._canary = LagCanary()
         self._pulse = pulse or Pulse()
-        own = self._devices if self._accounted else ()
-        self._still = StillWatch(clock, self._stack.disks or own)
+        accounted = self._devices if self._accounted else ()
+        self._still = StillWatch(clock, self._stack.disks or accounted)
         self._settled_s = 0.0
         self._payload: Mapping[str, Any] = {}
 
@@ -109,8 +109,8 @@ class Witness:
         process the bytes of its children's whole lives when they end."""
         window = self._closed - self._opened
         most = (window.device_read_bytes, window.device_write_bytes)
-        told = (process.read_bytes, process.write_bytes)
-        return all(n is None or m is None or n <= m for n, m in zip(told, most, strict=True))
+        moved = (process.read_bytes, process.write_bytes)
+        return all(n is None or m is None or n <= m for n, m in zip(moved, most, strict=True))
 
     def settle(
         self, read_bytes: int, write_bytes: int, stopped: Callable[[], bool] = lambda: False
@@ -168,7 +168,7 @@ class Witness:
 
     @property
     def kernel(self) -> dict[str, Mapping[str, Any]]:
-        """What the kernel counted over the run and over the window."""
+        """Differences of the kernel's counters over the run and over the window."""
         run, window = self._after - self._before, self._closed - self._opened
         return {"run": asdict(run), "window": asdict(window)}
 
@@ -176,8 +176,8 @@ class Witness:
         """Times in a window in which storage stood still. The counters are those of the disks at
         the feet, else of the devices above, if all of storage lies on such."""
         silences = self._pulse.silences(self._clock.now_ns())
-        found = find_gaps(silences, self._still.stretches(), start_ns, end_ns)
-        return {"counted": self._still.counted, "found": gap_rows(found, start_ns)}
+        gaps = find_gaps(silences, self._still.stretches(), start_ns, end_ns)
+        return {"counted": self._still.counted, "found": gap_rows(gaps, start_ns)}
 
     def evidence(self) -> dict[str, Any]:
         """The sections that only the machine can fill."""
@@ -206,14 +206,16 @@ class Witness:
         if not self._siblings:
             return foreign.section(_foreign(window, (0, 0)), self._neighbours)
         moved = foreign.moved(self._kin, self._kin_then)
-        told = foreign.section(_foreign(window, moved or (0, 0)), self._neighbours)
-        return {**told, "siblings": foreign.siblings_row(self._siblings, moved)}
+        section = foreign.section(_foreign(window, moved or (0, 0)), self._neighbours)
+        return {**section, "siblings": foreign.siblings_row(self._siblings, moved)}
 
 
 def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, int | None]:
     """`siblings` have (read, written) so much, which counts as ours."""
-    own = (window.process_read_bytes, window.process_write_bytes)
-    read, written = (None if n is None else n + more for n, more in zip(own, siblings, strict=True))
+    moved_here = (window.process_read_bytes, window.process_write_bytes)
+    read, written = (
+        None if n is None else n + more for n, more in zip(moved_here, siblings, strict=True)
+    )
     return foreign.foreign(window.device_read_bytes, window.device_write_bytes, read, written)
 
 
@@ -230,16 +232,16 @@ def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None,
 
 def _pages(store: Store, ref: CopyRef, count: int, dice: np.random.Generator) -> list[bytes]:
     """`count` pages of one copy; none of one that cannot be read."""
-    page, found = aligned_bytes(PAGE_BYTES), []
+    page, pages = aligned_bytes(PAGE_BYTES), []
     numbers = dice.permutation(ref.nbytes // PAGE_BYTES)[:count]
     try:
         tap = store.open(ref)
         try:
             for number in numbers:
                 tap.read(int(number) * PAGE_BYTES, page.data)
-                found.append(page.tobytes())
+                pages.append(page.tobytes())
         finally:
             tap.close()
     except StoreError:
-        return found  # what fails here has failed in the run too, or is gone since
-    return found
+        return pages  # what fails here has failed in the run too, or is gone since
+    return pages

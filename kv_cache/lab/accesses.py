@@ -49,12 +49,12 @@ class Accesses:
 
     @property
     def nbytes(self) -> int:
-        """Of all accesses."""
+        """Bytes of all accesses."""
         return int(self.sizes[self.blocks].sum())
 
     @property
     def working_set_bytes(self) -> int:
-        """Of all blocks, each once."""
+        """Bytes of all blocks, each once."""
         return int(self.sizes.sum())
 
     @property
@@ -79,7 +79,7 @@ class Accesses:
         return replace(self, sizes=sizes)
 
     def contents(self) -> "Contents":
-        """What policies are told of each block. Its place is that of its first access."""
+        """Describe each block to policies. Its position is that of its first access."""
         firsts = np.flatnonzero(self.first())
         requests = np.searchsorted(self.begins, firsts, side="right") - 1
         depths = firsts - self.begins[requests]
@@ -169,13 +169,13 @@ def gathered(requests: Iterable[Request]) -> Accesses:
 
 def accesses_of(names: Iterable[int], sizes: Ints) -> Accesses:
     """Accesses of one block each; `sizes` are those of each name."""
-    given = np.fromiter(names, np.int64)
-    unique, first, of = np.unique(given, return_index=True, return_inverse=True)
+    numbers = np.fromiter(names, np.int64)
+    unique, first, of = np.unique(numbers, return_index=True, return_inverse=True)
     order = np.argsort(first)
     number = np.empty(len(unique), np.int64)
     number[order] = np.arange(len(unique))
     return Accesses(
-        blocks=number[of.reshape(-1)], begins=np.arange(len(given)), sizes=sizes[unique[order]]
+        blocks=number[of.reshape(-1)], begins=np.arange(len(numbers)), sizes=sizes[unique[order]]
     )
 
 

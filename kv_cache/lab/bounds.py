@@ -34,13 +34,13 @@ _ROUNDED = 1 + 1e-9  # areas are summed in floating point; a limit may only be t
 
 
 def next_uses(blocks: Ints) -> Ints:
-    """Where the block of each access is accessed next; the length where it never is."""
+    """Find where the block of each access is accessed next; the length if it never is."""
     order = np.argsort(blocks, kind="stable")
     ordered = blocks[order]
     again = np.flatnonzero(ordered[1:] == ordered[:-1])
-    found = np.full(len(blocks), len(blocks), np.int64)
-    found[order[again]] = order[again + 1]
-    return found
+    uses = np.full(len(blocks), len(blocks), np.int64)
+    uses[order[again]] = order[again + 1]
+    return uses
 
 
 def leading(accesses: Accesses, missed: Flags) -> Flags:
@@ -52,7 +52,7 @@ def leading(accesses: Accesses, missed: Flags) -> Flags:
 
 
 class Future(Protocol):
-    """What MIN knows of a sequence."""
+    """The knowledge that MIN has of a sequence."""
 
     @property
     def sequence(self) -> "array[int]": ...

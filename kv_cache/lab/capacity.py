@@ -39,14 +39,16 @@ class Capacity:
 
 
 def capacities_of(text: str, flag: str) -> list[Capacity]:
-    """Of a list with commas. Raises ConfigError that names the flag."""
-    found = [_capacity(part.strip(), flag) for part in text.split(",")]
-    for place, each in enumerate(found):
-        if each.text in [other.text for other in found[:place]]:
+    """Parse a list with commas. Raises ConfigError that names the flag."""
+    capacities = [_capacity(part.strip(), flag) for part in text.split(",")]
+    for place, each in enumerate(capacities):
+        if each.text in [other.text for other in capacities[:place]]:
             raise ConfigError(f"{flag}: {each.text} stands twice; keep one")
-    if len(found) > MOST:
-        raise ConfigError(f"{flag} has {len(found)} capacities, more than {MOST}; take some away")
-    return found
+    if len(capacities) > MOST:
+        raise ConfigError(
+            f"{flag} has {len(capacities)} capacities, more than {MOST}; take some away"
+        )
+    return capacities
 
 
 def _capacity(text: str, flag: str) -> Capacity:

@@ -176,14 +176,14 @@ def failures(
     table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], made: MakeApart
 ) -> list[PolicyFailure]:
     """Of each capacity (the smaller before the larger) the policies, and what MIN finds there."""
-    found: list[PolicyFailure] = []
+    failed: list[PolicyFailure] = []
     for capacity, some in table.items():
         known, apart = {row.policy: row for row in some}, made(some)
         for row in some:
-            found += _below(row, known, capacity, apart)
+            failed += _below(row, known, capacity, apart)
             if row.mean == 0 and bound[capacity] >= LEAST_TO_FIND:
-                found.append(_failure(row, capacity, "no-hits", bound[capacity]))
-    return found + _anomalies(table, made)
+                failed.append(_failure(row, capacity, "no-hits", bound[capacity]))
+    return failed + _anomalies(table, made)
 
 
 def _below(
@@ -198,16 +198,16 @@ def _below(
 
 def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[PolicyFailure]:
     """Belady's anomaly (CACM 12(6), 1969): more room, fewer hits."""
-    found: list[PolicyFailure] = []
+    failed: list[PolicyFailure] = []
     before: dict[str, Shares] = {}
     for capacity, some in table.items():
         apart = made(some)
         for row in some:
             smaller = before.get(row.policy)
             if smaller is not None and apart(smaller, row):
-                found.append(_failure(row, capacity, "more-room-fewer-hits", smaller.mean))
+                failed.append(_failure(row, capacity, "more-room-fewer-hits", smaller.mean))
             before[row.policy] = row
-    return found
+    return failed
 
 
 def _failure(row: Shares, capacity: str, kind: str, against: float) -> PolicyFailure:

@@ -40,9 +40,9 @@ def drawn(
     `spread` (below 1), which is drawn for each page."""
     chance = seed.child("sizes").rng().random
     sizes = [max(1, round(nbytes * (1 + spread * (2 * chance() - 1)))) for _ in range(pages)]
-    asked = pattern.draw(seed.child("accesses").rng().random, pages)
-    made: Ints = np.array(sizes, np.int64)
-    return accesses_of(islice(asked, length), made)
+    blocks = pattern.draw(seed.child("accesses").rng().random, pages)
+    block_sizes: Ints = np.array(sizes, np.int64)
+    return accesses_of(islice(blocks, length), block_sizes)
 
 
 def _below(chance: Chance, count: int) -> int:

@@ -32,9 +32,9 @@ class Residency:
         bits = BITS[self.name]
         elements = logical * 8 // own_bits
         groups = -(-elements // self.group) if self.group and bits <= SCALED_BITS else 0 * elements
-        made: Ints = -(-elements * bits // 8) + groups * SCALE_BYTES
-        return made
+        nbytes: Ints = -(-elements * bits // 8) + groups * SCALE_BYTES
+        return nbytes
 
     def seconds(self, loaded_bytes: int) -> float | None:
-        """What widening so many stored bytes takes."""
+        """Time that widening so many stored bytes takes."""
         return None if self.cost_ns is None else loaded_bytes * self.cost_ns / 1e9

@@ -73,9 +73,9 @@ class Seam:
     ) -> list[int]:
         """The accesses, counted from `first`, that missed and were stored. Without `hit` what is
         there is passed over. One loop, since nearly all time of a study goes by in it."""
-        copies, told, room, missed = self._copies, self._contents, self._room, []
-        keys, sizes, tokens = told.keys, told.sizes, told.tokens
-        depths, parents = told.depths, told.parents
+        copies, contents, room, missed = self._copies, self._contents, self._room, []
+        keys, sizes, tokens = contents.keys, contents.sizes, contents.tokens
+        depths, parents = contents.depths, contents.parents
         expect, insert = self._policy.expect, self._policy.insert
         for place, block in enumerate(blocks, first):
             copy = copies[block]
@@ -142,11 +142,11 @@ class Gated(Seam):
         return missed
 
     def _offer(self, block: int, place: int) -> None:
-        told, admission = self._contents, self._admission
-        key, size = told.keys[block], told.sizes[block]
+        contents, admission = self._contents, self._admission
+        key, size = contents.keys[block], contents.sizes[block]
         if size <= self._room:
             self._policy.expect(key)
-        candidate = Candidate(key, size, told.depths[block], fresh=True)
+        candidate = Candidate(key, size, contents.depths[block], fresh=True)
         admitted = size <= self._room and not admission.refusal(candidate, self._rivals(size))
         admission.offered(candidate, admitted=admitted)
         if admitted:
@@ -157,7 +157,7 @@ class Gated(Seam):
             admission.used(key)
 
     def _rivals(self, size: int) -> Sequence[bytes]:
-        """What would leave for so many bytes, if the admission policy compares."""
+        """List the blocks that would leave for so many bytes, if the admission policy compares."""
         rivals: list[bytes] = []
         if not self._admission.compares or size <= self._free:
             return rivals

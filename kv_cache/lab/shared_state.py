@@ -27,7 +27,7 @@ class SharedState:
 
     @cached_property
     def uses(self) -> Ints:
-        """Where the block of each access is accessed next."""
+        """Positions at which the block of each access is accessed next."""
         return next_uses(self.accesses.blocks)
 
     @cached_property

@@ -84,13 +84,13 @@ def study(
     bounds first."""
     there = accesses if stored is None else accesses.sized(stored)
     shared = SharedState(there, seed)
-    told = _Told(accesses=accesses, there=there)
+    accessed = _Accessed(accesses=accesses, there=there)
     rows = []
     for room in rooms_bytes:
-        rows.append(_bound(told, shared, MIN, room))
+        rows.append(_bound(accessed, shared, MIN, room))
         if refusing:
-            rows.append(_bound(told, shared, MIN_REFUSING, room))
-        rows += [_row(told, shared, variant, room) for variant in variants]
+            rows.append(_bound(accessed, shared, MIN_REFUSING, room))
+        rows += [_row(accessed, shared, variant, room) for variant in variants]
     unlimited = _unlimited(accesses, there)
     return Study(
         base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
@@ -102,21 +102,21 @@ def replay(
     accesses: Accesses, variant: PolicyVariant, room_bytes: int, *, seed: Seed
 ) -> ReplayCounts:
     """Replay one variant at one capacity, by blocks: the shortest way."""
-    told = _Told(accesses=accesses, there=accesses)
-    return told.blocks(cache_of(variant, room_bytes, SharedState(accesses, seed)))
+    accessed = _Accessed(accesses=accesses, there=accesses)
+    return accessed.blocks(cache_of(variant, room_bytes, SharedState(accesses, seed)))
 
 
-def _bound(told: "_Told", shared: SharedState, name: str, room: int) -> StudyRow:
+def _bound(accessed: "_Accessed", shared: SharedState, name: str, room: int) -> StudyRow:
     rule = Min(shared, room, refusing=name == MIN_REFUSING)
-    return StudyRow(policy=name, room_bytes=room, blocks=told.blocks(rule), prefix=None)
+    return StudyRow(policy=name, room_bytes=room, blocks=accessed.blocks(rule), prefix=None)
 
 
-def _row(told: "_Told", shared: SharedState, variant: PolicyVariant, room: int) -> StudyRow:
-    blocks, same = told.blocks_and_same(cache_of(variant, room, shared))
+def _row(accessed: "_Accessed", shared: SharedState, variant: PolicyVariant, room: int) -> StudyRow:
+    blocks, same = accessed.blocks_and_same(cache_of(variant, room, shared))
     if shared.accesses.alone:
         prefix = None
     else:
-        prefix = blocks if same else told.prefix(cache_of(variant, room, shared))
+        prefix = blocks if same else accessed.prefix(cache_of(variant, room, shared))
     return StudyRow(policy=str(variant), room_bytes=room, blocks=blocks, prefix=prefix)
 
 
@@ -132,18 +132,18 @@ def _limits(shared: SharedState, rooms_bytes: Sequence[int]) -> list[HitLimit] |
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Told:
-    """What caches are told, and how blocks lie `there` (in the cache)."""
+class _Accessed:
+    """What caches are asked for, and how blocks lie `there` (in the cache)."""
 
     accesses: Accesses
     there: Accesses
 
     def blocks(self, cache: Cache | Min) -> ReplayCounts:
-        """What it finds by the rule of blocks."""
+        """Count the hits of a cache by the rule of blocks."""
         return self.blocks_and_same(cache)[0]
 
     def blocks_and_same(self, cache: Cache | Min) -> tuple[ReplayCounts, bool]:
-        """Also whether no request had a hit behind a miss: then a new cache that is told by the
+        """Also whether no request had a hit behind a miss: then a new cache that is asked by the
         rule of prefixes does the same, hit by hit."""
         count, same = _Count(), True
         for part in self.accesses.parts():
@@ -151,13 +151,13 @@ class _Told:
             hit = _but(len(part.blocks), missed)
             self._see(count, part, hit)
             same = same and _none_behind(part, missed, hit)
-        return count.found(cache.evicted, cache.refused), same
+        return count.counts(cache.evicted, cache.refused), same
 
     def prefix(self, cache: Cache) -> ReplayCounts:
         count = _Count()
         for part in self.accesses.parts():
             self._see(count, part, _until(part, cache.prefix(part)))
-        return count.found(cache.evicted, cache.refused)
+        return count.counts(cache.evicted, cache.refused)
 
     def _see(self, count: "_Count", part: AccessPart, hit: Flags) -> None:
         count.hits += np.bincount(part.batches[hit], minlength=BATCHES)
@@ -171,7 +171,7 @@ class _Count:
     hit_bytes: int = 0
     stored_bytes: int = 0
 
-    def found(self, evictions: int, refused: int) -> ReplayCounts:
+    def counts(self, evictions: int, refused: int) -> ReplayCounts:
         return ReplayCounts(
             hits=int(self.hits.sum()), hit_bytes=self.hit_bytes, stored_bytes=self.stored_bytes,
             evictions=evictions, refused=refused, batches=tuple(self.hits.tolist()),
@@ -194,7 +194,7 @@ def _none_behind(part: AccessPart, missed: Ints, hit: Flags) -> bool:
 
 
 def _until(part: AccessPart, gaps: Sequence[int]) -> Flags:
-    """In each request what stands before its gap."""
+    """Mark the accesses of each request that come before its gap."""
     count = len(part.blocks)
     ups = np.bincount(np.asarray(part.begins, np.int64), minlength=count + 1)
     downs = np.bincount(np.asarray(gaps, np.int64), minlength=count + 1)
@@ -227,7 +227,7 @@ def _kept(accesses: Accesses, there: Accesses, hit: Flags) -> ReplayCounts:
 
 
 def _batches(accesses: Accesses) -> Ints:
-    """Of each access: the stretch in which its request begins."""
+    """Number the stretch in which the request of each access begins."""
     counts = np.diff(np.append(accesses.begins, accesses.lookups))
     batches: Ints = np.repeat(accesses.begins * BATCHES // max(1, accesses.lookups), counts)
     return batches

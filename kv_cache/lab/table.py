@@ -94,7 +94,7 @@ class LabTable:
 def table_of(
     studies: Sequence[Study], capacities: Sequence[str], residency: Residency, *, seeds: bool
 ) -> LabTable:
-    """Of the studies of each seed, or of one trace."""
+    """Build the table of the studies of each seed, or of one trace."""
     columns = [
         _column(studies, place, name, residency, seeds=seeds)
         for place, name in enumerate(capacities)
@@ -107,7 +107,7 @@ def table_of(
 
 
 def _rows(study: Study, place: int) -> list[StudyRow]:
-    """Of one capacity."""
+    """Collect the rows of one capacity."""
     rooms = list(dict.fromkeys(row.policy for row in study.rows))
     return list(study.rows[place * len(rooms) : (place + 1) * len(rooms)])
 
@@ -181,15 +181,15 @@ def _rate(found: Sequence[ReplayCounts], bases: Sequence[Base], residency: Resid
 
 
 def _limit(limits: Sequence[HitLimit], bases: Sequence[Base]) -> Entry:
-    """What space and time allow."""
-    found = [
+    """Build the entry of the bound that space and time allow."""
+    counts = [
         ReplayCounts(hits=each.hits, hit_bytes=each.nbytes, stored_bytes=0, evictions=0, refused=0,
               batches=())
         for each in limits
     ]  # fmt: skip
     return Entry(
         policy=LIMIT, kind="bound", prefix=None,
-        blocks=_at_most(_rate(found, bases, Residency(name="fp16"))),
+        blocks=_at_most(_rate(counts, bases, Residency(name="fp16"))),
     )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def _by_prefix(row: StudyRow) -> ReplayCounts:
 def _shares(
     by_seed: Sequence[Sequence[StudyRow]], bases: Sequence[Base], rule: Rule, *, seeds: bool
 ) -> list[Shares]:
-    """Of each policy, no bound."""
+    """Compute the shares of each policy, without the bounds."""
     return [
         _share(rows, bases, rule, seeds=seeds)
         for rows in zip(*by_seed, strict=True)
@@ -224,12 +224,12 @@ def _shares(
 def _share(rows: Sequence[StudyRow], bases: Sequence[Base], rule: Rule, *, seeds: bool) -> Shares:
     """Of each seed, or of each stretch of the one trace; there as if each had an equal part of the
     lookups, so that their mean is that of all."""
-    found = [rule(row) for row in rows]
-    values = [each.hits / max(1, base.lookups) for each, base in zip(found, bases, strict=True)]
+    counts = [rule(row) for row in rows]
+    values = [each.hits / max(1, base.lookups) for each, base in zip(counts, bases, strict=True)]
     mean = fmean(values)
     if not seeds:
         stretch = max(1, bases[0].lookups) / BATCHES
-        values = [hits / stretch for hits in found[0].batches]
+        values = [hits / stretch for hits in counts[0].batches]
     return Shares(policy=rows[0].policy, mean=mean, values=values)
 
 

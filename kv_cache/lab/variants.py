@@ -53,15 +53,15 @@ class PolicyVariant:
     def eviction(self, room_bytes: int, seed: Seed) -> Eviction:
         if self.policy.name == RANDOM:
             return AtRandom(seed.child("evictions"))
-        made: Callable[..., Eviction] = EVICTION[self.policy.name]
-        return made(room_bytes, **dict(self.policy.numbers))
+        policy: Callable[..., Eviction] = EVICTION[self.policy.name]
+        return policy(room_bytes, **dict(self.policy.numbers))
 
     def gate(self) -> Admission | None:
         """None where everything is admitted."""
         if self.admission.name == ALWAYS:
             return None
-        made: Callable[..., AdmissionRules] = AdmissionRules
-        return ADMISSION[self.admission.name](made(**dict(self.admission.numbers)))
+        rules: Callable[..., AdmissionRules] = AdmissionRules
+        return ADMISSION[self.admission.name](rules(**dict(self.admission.numbers)))
 
 
 def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[PolicyVariant]:
@@ -78,20 +78,20 @@ def _listed(
     text: str, flag: str, what: str, known: Sequence[str],
     numbers_of: Callable[[str], Mapping[str, type]],
 ) -> list[Named]:  # fmt: skip
-    found: list[Named] = []
+    policies: list[Named] = []
     for part in text.split(","):
-        name, *given = part.strip().split(":")
+        name, *numbers = part.strip().split(":")
         if name not in known:
             raise ConfigError(f"{flag}: {name!r} is no {what}.{did_you_mean(name, known)}")
-        named = Named(name, tuple(_number(flag, name, each, numbers_of(name)) for each in given))
+        named = Named(name, tuple(_number(flag, name, each, numbers_of(name)) for each in numbers))
         changed = [key for key, _ in named.numbers]
         for key in changed:
             if changed.count(key) > 1:
                 raise ConfigError(f"{flag}: {part.strip()}: {key} stands twice; keep one")
-        if named in found:
+        if named in policies:
             raise ConfigError(f"{flag}: {named} stands twice; keep one")
-        found.append(named)
-    return found
+        policies.append(named)
+    return policies
 
 
 def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple[str, Number]:
@@ -113,22 +113,24 @@ def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple
 def _numbers_of_policy(name: str) -> Mapping[str, type]:
     if name == RANDOM:
         return {}
-    own: Sequence[tuple[str, Number]] = getattr(EVICTION[name], "NUMBERS", ())
-    return {key: type(usual) for key, usual in own}
+    numbers: Sequence[tuple[str, Number]] = getattr(EVICTION[name], "NUMBERS", ())
+    return {key: type(usual) for key, usual in numbers}
 
 
 def _numbers_of_admission(name: str) -> Mapping[str, type]:
-    own: Sequence[str] = getattr(ADMISSION[name], "NUMBERS", ())
-    return {each.name: type(each.default) for each in fields(AdmissionRules) if each.name in own}
+    numbers: Sequence[str] = getattr(ADMISSION[name], "NUMBERS", ())
+    return {
+        each.name: type(each.default) for each in fields(AdmissionRules) if each.name in numbers
+    }
 
 
 def _tried(variant: PolicyVariant, flags: tuple[str, str]) -> None:
     """Makes it once: what is out of bounds is refused before a trace is read."""
-    for flag, given, make in (
+    for flag, policy, make in (
         (flags[0], variant.policy, lambda: variant.eviction(1, Seed(0))),
         (flags[1], variant.admission, variant.gate),
     ):
         try:
             make()
         except ValueError as error:
-            raise ConfigError(f"{flag}: {given}: {error}") from None
+            raise ConfigError(f"{flag}: {policy}: {error}") from None

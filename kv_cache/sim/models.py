@@ -17,7 +17,7 @@ from kv_cache.sim.shared import ENGINE, SharedDevice
 
 
 class Model(Protocol):
-    """How long an operation takes on one of `servers`, while `others` are in flight."""
+    """Time of an operation on one of `servers`, while `others` are in flight."""
 
     @property
     def servers(self) -> int: ...

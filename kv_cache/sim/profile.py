@@ -97,10 +97,10 @@ class ProfileModel:
         even = self._even[kind]
         if not even:
             return 0.0
-        if (found := self._nearest_even.get((kind, nbytes))) is None:
+        if (value := self._nearest_even.get((kind, nbytes))) is None:
             nearest = min(even, key=lambda size: (abs(log(size / nbytes)), size))
-            found = self._nearest_even[kind, nbytes] = even[nearest]
-        return found
+            value = self._nearest_even[kind, nbytes] = even[nearest]
+        return value
 
     def spread(self, kind: OpKind, nbytes: int, part: float) -> float:
         """How many times the mean an operation takes, alone, that is longer than a `part` of all:
@@ -108,10 +108,10 @@ class ProfileModel:
         shapes = self._spreads.get(kind)
         if not shapes:
             return 1.0
-        if (found := self._nearest.get((kind, nbytes))) is None:
+        if (shape := self._nearest.get((kind, nbytes))) is None:
             nearest = min(shapes, key=lambda size: (abs(log(size / nbytes)), size))
-            found = self._nearest[kind, nbytes] = shapes[nearest]
-        return _quantile(found, part)
+            shape = self._nearest[kind, nbytes] = shapes[nearest]
+        return _quantile(shape, part)
 
     def depth(self, smallest: int, largest: int) -> int:
         """The highest concurrency up to which both kinds were measured for all sizes from
@@ -186,10 +186,10 @@ class ProfileModel:
             for group in kind.values():
                 for concurrency, curve in group.items():
                     ranges.setdefault((curve.sizes[0], curve.sizes[-1]), []).append(concurrency)
-        for (small, large), found in sorted(ranges.items()):
+        for (small, large), extent in sorted(ranges.items()):
             yield (
-                f"{human_bytes(small)} to {human_bytes(large)} at concurrency {min(found)} to "
-                f"{max(found)}"
+                f"{human_bytes(small)} to {human_bytes(large)} at concurrency {min(extent)} to "
+                f"{max(extent)}"
             )
 
 
@@ -218,13 +218,13 @@ def _with_host(cells: Sequence[Cell], kind: OpKind) -> Points:
 
 
 def _curves(points: Points) -> Curves:
-    found: dict[float, dict[int, dict[int, float]]] = {}
+    cells: dict[float, dict[int, dict[int, float]]] = {}
     for cell, time_ns in points:
-        by_depth = found.setdefault(cell.read_share, {})
+        by_depth = cells.setdefault(cell.read_share, {})
         by_depth.setdefault(cell.concurrency, {})[cell.object_bytes] = time_ns
     return {
         share: {depth: _Curve(sizes) for depth, sizes in by_depth.items()}
-        for share, by_depth in found.items()
+        for share, by_depth in cells.items()
     }
 
 
@@ -233,14 +233,14 @@ def _removals(cells: Sequence[Cell]) -> _Curve | None:
     sums: dict[int, list[tuple[int, int]]] = {}
     for cell in cells:
         if cell.deletes is not None:
-            told = (cell.deletes.operations, cell.deletes.mean_ns)
-            sums.setdefault(cell.object_bytes, []).append(told)
+            deletes = (cell.deletes.operations, cell.deletes.mean_ns)
+            sums.setdefault(cell.object_bytes, []).append(deletes)
     if not sums:
         return None
     return _Curve(
         {
-            size: max(1.0, sum(n * mean for n, mean in told) / sum(n for n, _ in told))
-            for size, told in sums.items()
+            size: max(1.0, sum(n * mean for n, mean in deletes) / sum(n for n, _ in deletes))
+            for size, deletes in sums.items()
         }
     )
 
@@ -248,7 +248,7 @@ def _removals(cells: Sequence[Cell]) -> _Curve | None:
 def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int, float]:
     """By size, how far the mean of a burst lies from that of a device in order, on the way to that
     of one where all end together."""
-    found = {}
+    evenness = {}
     share = 1.0 if kind is OpKind.READ else 0.0
     for burst in profile.bursts:
         count = burst.concurrency
@@ -262,14 +262,14 @@ def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int
         in_order = (count + at_once) / (2 * count)
         if in_order < 1:
             part = (burst.mean_ns / burst.last_ns - in_order) / (1 - in_order)
-            found[burst.object_bytes] = min(1.0, max(0.0, part))
-    return found
+            evenness[burst.object_bytes] = min(1.0, max(0.0, part))
+    return evenness
 
 
 def _spreads(cells: Sequence[Cell]) -> dict[OpKind, dict[int, tuple[float, ...]]]:
     """For operations that were alone, by size: the quantiles over the mean, such that their own
     mean is 1. What waiting for others adds is the model's to say."""
-    found: dict[OpKind, dict[int, tuple[float, ...]]] = {}
+    shapes: dict[OpKind, dict[int, tuple[float, ...]]] = {}
     for cell in cells:
         if cell.concurrency > 1:
             continue
@@ -279,8 +279,8 @@ def _spreads(cells: Sequence[Cell]) -> dict[OpKind, dict[int, tuple[float, ...]]
                 continue
             mean_ns = _mean_of(service.quantiles_ns)
             shape = tuple(time / mean_ns for time in service.quantiles_ns)
-            found.setdefault(kind, {})[cell.object_bytes] = shape
-    return found
+            shapes.setdefault(kind, {})[cell.object_bytes] = shape
+    return shapes
 
 
 _PARTS = (0.0, *(percent / 100 for percent in QUANTILES), 1.0)

@@ -198,15 +198,7 @@ def simulate(
     digest = schedule_digest(load.source.plan(), config.run.max_requests)
     simulation.populate(populate(blocks, world) for blocks in load.populate)
     recorder.edges.populate_end_ns = simulation.now_ns
-    start_ns = simulation.now_ns + s_to_ns(config.run.warmup_s)
-    window_s = config.window_s()
-    simulation.run(
-        start_ns=start_ns,
-        end_ns=None if window_s is None else start_ns + s_to_ns(window_s),
-        drain_ns=s_to_ns(config.run.drain_s),
-        stopped=stopped,
-        progress=progress,
-    )
+    _run_phases(simulation, config, stopped, progress)
     return RunOutcome(
         driver="virtual-time",
         recorder=recorder,
@@ -227,6 +219,24 @@ def simulate(
         promises=[str(promise) for promise in meter.promises],
         decisions=[decision_row(decision) for decision in control.decisions],
         standing=control.standing,
+    )
+
+
+def _run_phases(
+    simulation: Simulation,
+    config: Config,
+    stopped: Callable[[], bool],
+    progress: Callable[[int], None],
+) -> None:
+    """Warm up, measure a window, and drain."""
+    start_ns = simulation.now_ns + s_to_ns(config.run.warmup_s)
+    window_s = config.window_s()
+    simulation.run(
+        start_ns=start_ns,
+        end_ns=None if window_s is None else start_ns + s_to_ns(window_s),
+        drain_ns=s_to_ns(config.run.drain_s),
+        stopped=stopped,
+        progress=progress,
     )
 
 

@@ -130,12 +130,12 @@ class SharedDevice:
         if alone:
             depth, reads = 1, int(one.kind is OpKind.READ)
         key = (one.kind, one.ref.nbytes, depth, reads)
-        found = self._paces.get(key)
-        if found is None:
+        pace = self._paces.get(key)
+        if pace is None:
             total = self._profile.total_ns(one.kind, one.ref.nbytes, depth, reads / depth)
             inside = self._profile.service_ns(one.kind, one.ref.nbytes, depth, reads / depth)
-            found = self._paces[key] = (max(1.0, total), min(1.0, inside / max(1.0, total)))
-        return found
+            pace = self._paces[key] = (max(1.0, total), min(1.0, inside / max(1.0, total)))
+        return pace
 
     def _pace(self, now_ns: int) -> None:
         """Set the pace of all, and look again when the first of them will have ended."""

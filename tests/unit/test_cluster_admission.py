@@ -12,7 +12,7 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.segments import BlockPool, Extent, Watch, become_ready, blocks_of
+from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Watch, become_ready, blocks_of
 from kv_cache.sim.cluster.stack import match
 from tests.cluster import Plain, gib, scenario_of, serve
 from tests.unit.test_cluster_by_hand import rates
@@ -41,7 +41,7 @@ class Coin(Admission):
         self.decisions.append((candidate.key, admitted))
 
 
-def keys(runs: Sequence[Extent]) -> list[Key]:
+def keys(runs: Sequence[BlockExtent]) -> list[Key]:
     """Block by block, as a place names them."""
     return [(r.node << 24 | at + 1).to_bytes(8, "little") for r in runs for at in range(*r[1:])]
 
@@ -190,9 +190,9 @@ def test_what_finds_no_room_goes_on_down_as_what_is_refused_does() -> None:
     often = {"admission": "frequency"}
     cluster = Cluster(scenario_of(tiered(often, {})), OneByOne([]), chain)
     hbm, dram, nvme = cluster.instance(0).tiers
-    held = dram.take_in([Extent(chain.fresh(ROOT, 16), 0, 16)])
+    held = dram.take_in([BlockExtent(chain.fresh(ROOT, 16), 0, 16)])
     assert held is not None
-    wanted = Extent(chain.fresh(ROOT, 4), 0, 4)
+    wanted = BlockExtent(chain.fresh(ROOT, 4), 0, 4)
     for _ in range(3):
         cluster.storage.used(hbm, [wanted])
     cluster.storage.evicted(hbm, [wanted])
@@ -210,7 +210,7 @@ def test_a_tier_that_is_written_through_takes_everything() -> None:
     scenario = replace(scenario, tiers=replace(scenario.tiers, dram=dram))
     cluster = Cluster(scenario, OneByOne([]), chain)
     hbm, dram_place, nvme = cluster.instance(0).tiers
-    run = Extent(chain.fresh(ROOT, 4), 0, 4)
+    run = BlockExtent(chain.fresh(ROOT, 4), 0, 4)
     cluster.storage.stored(hbm, [run])
     assert (dram_place.stored, nvme.stored, hbm.dropped) == (4, 0, 0)
 
@@ -253,8 +253,8 @@ def test_a_prefetch_under_way_that_begins_within_what_is_asked_for_is_late() -> 
     cluster = Cluster(scenario_of(values), OneByOne([]), chain)
     instance = cluster.instance(0)
     _, dram, nvme = instance.tiers
-    segment = nvme.add(Extent(node, 0, 6), ready=True, pinned=False)
-    dram.offer(Extent(node, 2, 6))
+    segment = nvme.add(BlockExtent(node, 0, 6), ready=True, pinned=False)
+    dram.offer(BlockExtent(node, 2, 6))
     cluster.storage.prefetch(instance.tiers, (node,))
     [coming] = dram.segments_of(node)
     assert (coming.start, coming.end, coming.fetched) == (2, 6, True)

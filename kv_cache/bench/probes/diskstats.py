@@ -47,12 +47,12 @@ _COUNTERS = tuple(field.name for field in fields(DiskStats) if field.name != "in
 
 def read_diskstats(devices: Sequence[str], root: Path = Path("/")) -> dict[str, DiskStats] | None:
     """By device; None where one of them is not there, as the others alone would mislead."""
-    found = parse(text_of(root / "proc/diskstats") or "", devices) if devices else {}
-    return found if found and len(found) == len(set(devices)) else None
+    stats = parse(text_of(root / "proc/diskstats") or "", devices) if devices else {}
+    return stats if stats and len(stats) == len(set(devices)) else None
 
 
 def parse(text: str, devices: Sequence[str]) -> dict[str, DiskStats]:
-    """Those of `devices` that are in it."""
+    """Parse the counters of those `devices` that are in the text."""
     rows = (line.split() for line in text.splitlines())
     return {row[2]: _stats([int(n) for n in row[3:14]]) for row in rows if row[2] in devices}
 

@@ -66,14 +66,14 @@ def snapshot(proc: Path = Path("/proc"), *, own: Collection[int] | None = None) 
     """
     ours = {os.getpid(), *_ours} if own is None else set(own)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
-    found = (_process(proc, pid) for pid in pids if pid not in ours)
-    return {process.pid: process for process in found if process is not None}
+    processes = (_process(proc, pid) for pid in pids if pid not in ours)
+    return {process.pid: process for process in processes if process is not None}
 
 
 def snapshot_of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
     """These processes alone; those that have ended, or may not be looked at, are not in it."""
-    found = (_process(proc, pid) for pid in pids)
-    return {process.pid: process for process in found if process is not None}
+    processes = (_process(proc, pid) for pid in pids)
+    return {process.pid: process for process in processes if process is not None}
 
 
 def moved(before: Snapshot, after: Snapshot) -> tuple[int, int] | None:
@@ -96,7 +96,7 @@ def siblings_row(pids: Collection[int], moved: tuple[int, int] | None) -> dict[s
 
 
 def culprits(before: Snapshot, after: Snapshot) -> list[ProcessIo]:
-    """Who moved most bytes between two snapshots, at most `MOST_PROCESSES`, the most first.
+    """List the processes that moved most bytes between two snapshots, at most `MOST_PROCESSES`.
 
     The fields of those returned are differences. Those who moved nothing are left out.
     """

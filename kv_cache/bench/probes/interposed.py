@@ -121,7 +121,7 @@ _Loaded._fields_ = (
 
 
 def providers(names: Iterable[str]) -> dict[str, str] | None:
-    """For each call that exists here, the file of the object that answers it.
+    """Map each call that exists here to the file of the object that answers it.
 
     None where the loader cannot be asked (a statically linked Python).
     """
@@ -130,19 +130,19 @@ def providers(names: Iterable[str]) -> dict[str, str] | None:
     except (OSError, AttributeError):
         return None
     loaded = list(_loaded_objects(loader))
-    found = {name: _provider(loader, name, loaded) for name in names}
-    return {name: path for name, path in found.items() if path is not None}
+    paths = {name: _provider(loader, name, loaded) for name in names}
+    return {name: path for name, path in paths.items() if path is not None}
 
 
 def _loader() -> ctypes.CDLL:
-    found = ctypes.CDLL(None)
-    found.dlopen.restype = found.dlsym.restype = ctypes.c_void_p
-    found.dlopen.argtypes = [ctypes.c_char_p, ctypes.c_int]
-    found.dlclose.argtypes = [ctypes.c_void_p]
-    found.dlsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    found.dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    found.dlinfo.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-    return found
+    library = ctypes.CDLL(None)
+    library.dlopen.restype = library.dlsym.restype = ctypes.c_void_p
+    library.dlopen.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    library.dlclose.argtypes = [ctypes.c_void_p]
+    library.dlsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.dlinfo.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    return library
 
 
 def _provider(loader: ctypes.CDLL, name: str, loaded: Collection[str]) -> str | None:
@@ -170,10 +170,10 @@ def _defines(loader: ctypes.CDLL, path: str, name: str) -> bool:
 
 
 def _object_at(loader: ctypes.CDLL, address: int) -> str | None:
-    told = _Described()
-    if loader.dladdr(address, ctypes.byref(told)) == 0 or told.object is None:
+    description = _Described()
+    if loader.dladdr(address, ctypes.byref(description)) == 0 or description.object is None:
         return None
-    return os.fsdecode(told.object)
+    return os.fsdecode(description.object)
 
 
 def _loaded_objects(loader: ctypes.CDLL) -> Iterator[str]:
@@ -217,11 +217,11 @@ def on_a_bad_descriptor(numbers: Mapping[str, int]) -> list[str]:
 
     Where a kernel lacks a call (ENOSYS) or a sandbox forbids it, both say so and agree.
     """
-    told = {
+    errors = {
         name: (_errno_of(call), _errno_of(partial(_raw, numbers, name)))
         for name, call in _library_calls().items()
     }
-    return [name for name, (ours, kernel) in told.items() if ours != kernel or ours == 0]
+    return [name for name, (ours, kernel) in errors.items() if ours != kernel or ours == 0]
 
 
 def on_a_real_file(numbers: Mapping[str, int], directory: Path) -> list[str] | None:
@@ -230,16 +230,16 @@ def on_a_real_file(numbers: Mapping[str, int], directory: Path) -> list[str] | N
     None where the bare calls have none either, so that nothing can be compared (memory file
     systems, some network ones). Raises OSError where the file cannot be written.
     """
-    own = _library_calls()
+    calls = _library_calls()
     raw = {name: partial(_raw, numbers, name) for name in numbers}
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         attempt = partial(_ever_dropped, file.fileno())
         if not attempt(raw["fsync"], raw["posix_fadvise"]):
             return None
         tried = {
-            "fsync": attempt(own["fsync"], raw["posix_fadvise"]),
-            "fdatasync": attempt(own["fdatasync"], raw["posix_fadvise"]),
-            "posix_fadvise": attempt(raw["fsync"], own["posix_fadvise"]),
+            "fsync": attempt(calls["fsync"], raw["posix_fadvise"]),
+            "fdatasync": attempt(calls["fdatasync"], raw["posix_fadvise"]),
+            "posix_fadvise": attempt(raw["fsync"], calls["posix_fadvise"]),
         }
     return [name for name, works in tried.items() if not works]
 
@@ -267,7 +267,7 @@ def _dropped(fd: int, sync: Callable[[int], None], drop: Callable[[int], None]) 
 
 
 def _library_calls() -> Mapping[str, Callable[[int], None]]:
-    """As the tiers make them."""
+    """Build the library calls as the tiers make them."""
     return {
         "fsync": os.fsync,
         "fdatasync": os.fdatasync,
@@ -285,7 +285,7 @@ def _raw(numbers: Mapping[str, int], name: str, fd: int) -> None:
 
 
 def _errno_of(call: Callable[[int], None]) -> int:
-    """What it says of a descriptor that cannot exist; 0 where it succeeds."""
+    """Return the error for a descriptor that cannot exist; 0 if the call succeeds."""
     try:
         call(_BAD_DESCRIPTOR)
     except OSError as error:
@@ -297,10 +297,10 @@ def _errno_of(call: Callable[[int], None]) -> int:
 
 
 def preload(variable: str | None, file: str | None) -> str | None:
-    """What LD_PRELOAD and the text of /etc/ld.so.preload ask for; None where neither does."""
-    told = {"LD_PRELOAD": variable, "/etc/ld.so.preload": file}
-    asked = [f"{name}: {' '.join(text.split())}" for name, text in told.items() if text]
-    return "; ".join(name for name in asked if not name.endswith(": ")) or None
+    """Join what LD_PRELOAD and the text of /etc/ld.so.preload request; None if neither does."""
+    sources = {"LD_PRELOAD": variable, "/etc/ld.so.preload": file}
+    requests = [f"{name}: {' '.join(text.split())}" for name, text in sources.items() if text]
+    return "; ".join(name for name in requests if not name.endswith(": ")) or None
 
 
 def libraries(maps: str | None) -> list[str] | None:
@@ -312,9 +312,9 @@ def libraries(maps: str | None) -> list[str] | None:
     if maps is None:
         return None
     columns = (line.split(maxsplit=5) for line in maps.splitlines())
-    found = sorted({c[5] for c in columns if len(c) == 6 and "x" in c[1] and _is_file(c[5])})
-    left_out = len(found) - MOST_LIBRARIES
-    return found if left_out <= 0 else [*found[:MOST_LIBRARIES], f"and {left_out} more"]
+    files = sorted({c[5] for c in columns if len(c) == 6 and "x" in c[1] and _is_file(c[5])})
+    left_out = len(files) - MOST_LIBRARIES
+    return files if left_out <= 0 else [*files[:MOST_LIBRARIES], f"and {left_out} more"]
 
 
 def _is_file(name: str) -> bool:

@@ -53,7 +53,7 @@ class LagCanary:
             self._thread.join()
 
     def mark(self) -> Histogram:
-        """What was measured since the last mark (ns); a new window begins.
+        """Return what was measured since the last mark (ns), and begin a new window.
 
         A wake-up counts in the window in which it comes, not in the one in which it was due.
         """
@@ -71,9 +71,10 @@ class LagCanary:
 
 def in_ms(lags: Histogram) -> dict[str, float | None]:
     """The keys `harness_lag_*` of the section `client` of a passport's evidence."""
-    told = {"p50": lags.at_rank(50), "p99": lags.at_rank(99), "max": lags.highest}
+    percentiles = {"p50": lags.at_rank(50), "p99": lags.at_rank(99), "max": lags.highest}
     return {
-        f"harness_lag_{name}_ms": None if ns is None else ns_to_ms(ns) for name, ns in told.items()
+        f"harness_lag_{name}_ms": None if ns is None else ns_to_ms(ns)
+        for name, ns in percentiles.items()
     }
 
 

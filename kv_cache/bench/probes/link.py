@@ -35,15 +35,15 @@ def link_of(device: str | None, sysfs: Path = Path("/sys")) -> tuple[float, str]
 
 
 def bytes_per_second(speed: str | None, width: str | None) -> float | None:
-    """Of the text of current_link_speed (`16.0 GT/s PCIe`) and current_link_width (`4`).
+    """Parse current_link_speed (`16.0 GT/s PCIe`) and current_link_width (`4`).
 
     8 of 10 bits are data below 8 GT/s, 128 of 130 from there on (PCI Express Base Specification);
     64 GT/s is coded otherwise, with at most as much. None where a text is not a rate.
     """
-    found, lanes = _SPEED.fullmatch((speed or "").strip()), (width or "").strip()
-    if found is None or not lanes.isdigit() or int(lanes) in _NO_WIDTH:
+    match, lanes = _SPEED.fullmatch((speed or "").strip()), (width or "").strip()
+    if match is None or not lanes.isdigit() or int(lanes) in _NO_WIDTH:
         return None
-    transfers = float(found.group(1))
+    transfers = float(match.group(1))
     share = 8 / 10 if transfers < _TEN_BIT_BELOW else 128 / 130
     return transfers * 1e9 * int(lanes) * share / 8
 
@@ -51,22 +51,22 @@ def bytes_per_second(speed: str | None, width: str | None) -> float | None:
 def controllers_of(link: Path) -> Iterable[Path]:
     """Directories to walk up from. With multipath, a disk hangs below a subsystem that exists in
     the kernel only, beside links to its controllers."""
-    own = Path(os.path.realpath(link))
-    for directory in own.parents:
+    device = Path(os.path.realpath(link))
+    for directory in device.parents:
         if directory.name.startswith("nvme-subsys"):
             named = sorted(path for path in directory.iterdir() if _CONTROLLER.fullmatch(path.name))
             return [Path(os.path.realpath(path)) for path in named]
-    return [own]
+    return [device]
 
 
 def _narrowest(path: Path) -> tuple[float, str] | None:
     """The drive's own link, or one above it that carries less; None unless its own is told."""
     links = list(_links(path))
-    own = links[0] if links else None
-    if own is None or own[0] is None:
+    first = links[0] if links else None
+    if first is None or first[0] is None:
         return None
-    told = [(rate, source) for rate, source in links if rate is not None]
-    return min(told, key=lambda link: link[0])
+    known = [(rate, source) for rate, source in links if rate is not None]
+    return min(known, key=lambda link: link[0])
 
 
 def _links(path: Path) -> Iterator[tuple[float | None, str]]:

@@ -12,13 +12,13 @@ def is_here(url: str) -> bool | None:
     """None where its name cannot be resolved."""
     host = urlsplit(url).hostname or ""
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except OSError:
         return None
-    return all(_is_ours(str(address)) for address in found)
+    return all(_is_ours(str(address)) for address in addresses)
 
 
 def _is_ours(address: str) -> bool:
     address = address.partition("%")[0]
-    own = {a.address.partition("%")[0] for nic in psutil.net_if_addrs().values() for a in nic}
-    return address in own or ipaddress.ip_address(address).is_loopback
+    addresses = {a.address.partition("%")[0] for nic in psutil.net_if_addrs().values() for a in nic}
+    return address in addresses or ipaddress.ip_address(address).is_loopback

@@ -42,15 +42,15 @@ class PageStates:
 def libc() -> ctypes.CDLL:
     """The C library as the program sees it, interposed functions included. Calls release the
     interpreter lock. Raises OSError in a statically linked Python."""
-    found = ctypes.CDLL(None, use_errno=True)
+    library = ctypes.CDLL(None, use_errno=True)
     address, size = ctypes.c_void_p, ctypes.c_size_t
-    found.mmap.restype = address
-    found.mmap.argtypes = [address, size, *[ctypes.c_int] * 3, ctypes.c_long]
-    found.munmap.argtypes = [address, size]
-    found.mincore.argtypes = [address, size, address]
-    found.fstatfs.argtypes = [ctypes.c_int, address]
-    found.syscall.restype = ctypes.c_long
-    return found
+    library.mmap.restype = address
+    library.mmap.argtypes = [address, size, *[ctypes.c_int] * 3, ctypes.c_long]
+    library.munmap.argtypes = [address, size]
+    library.mincore.argtypes = [address, size, address]
+    library.fstatfs.argtypes = [ctypes.c_int, address]
+    library.syscall.restype = ctypes.c_long
+    return library
 
 
 def is_direct(fd: int) -> bool:
@@ -59,7 +59,7 @@ def is_direct(fd: int) -> bool:
 
 
 def resident_pages(fd: int, offset: int, nbytes: int) -> int | None:
-    """How many pages (of `mmap.PAGESIZE`) of this range of a file are in the page cache.
+    """Count the pages (of `mmap.PAGESIZE`) of a file's range that are in the page cache.
 
     `fd` must be open for reading and the file our own or writable for us: of others the kernel
     says nothing, or that all pages are there. None where it cannot be learned. 5 µs where
@@ -70,23 +70,23 @@ def resident_pages(fd: int, offset: int, nbytes: int) -> int | None:
 
 
 def page_states(fd: int, offset: int, nbytes: int) -> PageStates | None:
-    """What cachestat(2) (Linux 6.5) says of the range; None where that is not to be trusted."""
+    """Ask cachestat(2) (Linux 6.5) for a file's range; None if its answer cannot be trusted."""
     if nbytes <= 0:  # to the kernel, 0 is "up to the end"
         return PageStates(cached=0, dirty=0, writeback=0)
     if _CACHESTAT is None or _file_system(fd) not in _OWN_PAGES:
         return None
-    asked = (ctypes.c_uint64 * 2)(offset, nbytes)
-    told = (ctypes.c_uint64 * 5)()
+    extent = (ctypes.c_uint64 * 2)(offset, nbytes)
+    counts = (ctypes.c_uint64 * 5)()
     number, descriptor, flags = (ctypes.c_long(value) for value in (_CACHESTAT, fd, 0))
-    if libc().syscall(number, descriptor, ctypes.byref(asked), ctypes.byref(told), flags) != 0:
+    if libc().syscall(number, descriptor, ctypes.byref(extent), ctypes.byref(counts), flags) != 0:
         return None  # an older kernel, a sandbox, or a file of somebody else
-    return PageStates(cached=told[0], dirty=told[1], writeback=told[2])
+    return PageStates(cached=counts[0], dirty=counts[1], writeback=counts[2])
 
 
 def _file_system(fd: int) -> int | None:
     """Its magic number, the first word of a `struct statfs` (at most 120 bytes long)."""
-    told = (ctypes.c_ulong * 32)()
-    return None if libc().fstatfs(fd, ctypes.byref(told)) else told[0] & 0xFFFFFFFF
+    status = (ctypes.c_ulong * 32)()
+    return None if libc().fstatfs(fd, ctypes.byref(status)) else status[0] & 0xFFFFFFFF
 
 
 def _mincore(fd: int, offset: int, nbytes: int) -> int | None:
@@ -166,5 +166,5 @@ class PageCacheSampler:
 
 
 def _resident(spans: Sequence[Span]) -> int | None:
-    found = [resident_pages(span.fd, span.offset, span.length) for span in spans]
-    return None if None in found else sum(n for n in found if n is not None)
+    counts = [resident_pages(span.fd, span.offset, span.length) for span in spans]
+    return None if None in counts else sum(n for n in counts if n is not None)

@@ -210,16 +210,16 @@ class _Walk:
     def device(self, name: str, way: _Way) -> Iterator[Foot]:
         """Feet of a block device."""
         way = way.down(name)
-        own = self._sysfs(name)
-        if own is None:
+        directory = self._sysfs(name)
+        if directory is None:
             yield way.unseen("/sys does not show it")
         elif len(way.path) > _MOST_LEVELS:
             yield way.unseen(f"it lies more than {_MOST_LEVELS} levels down")
         else:
             self.devices.add(name)
-            if (text_of(own / "queue/iostats") or "").strip() == "0":
+            if (text_of(directory / "queue/iostats") or "").strip() == "0":
                 self.uncounted.append(name)
-            yield from self._below(name, own, way)
+            yield from self._below(name, directory, way)
 
     def _below(self, name: str, own: Path, way: _Way) -> Iterator[Foot]:
         backing = _path_in(own / "loop/backing_file")
@@ -249,7 +249,7 @@ class _Walk:
         yield from self._file_or_device(backing, way)
 
     def _file_or_device(self, path: str, way: _Way) -> Iterator[Foot]:
-        """What a loop device or a target gives out."""
+        """Resolve the file or device that backs a loop device or a target."""
         node = self._node(path)
         if node is not None:
             yield from self.device(node, way)
@@ -274,15 +274,15 @@ class _Walk:
 
     def _is_part_of_volume(self, name: str) -> bool:
         """LVM makes plain volumes of physical ones, and all others of hidden volumes."""
-        own = self._sysfs(name)
-        return own is not None and (text_of(own / "dm/uuid") or "").startswith("LVM-")
+        directory = self._sysfs(name)
+        return directory is not None and (text_of(directory / "dm/uuid") or "").startswith("LVM-")
 
     # --- NVMe ----------------------------------------------------------------------------------
 
     def _disk(self, own: Path, way: _Way) -> Iterator[Foot]:
         """A disk, unless it is an NVMe namespace that lies beyond a fabric."""
-        found = [_controller(path) for path in controllers_of(own)]
-        fabrics = [c for c in found if c is not None and text_of(c / "transport") != "pcie\n"]
+        controllers = [_controller(path) for path in controllers_of(own)]
+        fabrics = [c for c in controllers if c is not None and text_of(c / "transport") != "pcie\n"]
         if not fabrics:
             yield way.foot(FootKind.DISK)
             return
@@ -325,12 +325,12 @@ class _Walk:
         """The block device whose node this is."""
         if self._root == Path("/"):
             try:
-                found = os.stat(path)
+                status = os.stat(path)
             except (OSError, ValueError):
                 return None
-            if not stat.S_ISBLK(found.st_mode):
+            if not stat.S_ISBLK(status.st_mode):
                 return None
-            return self._numbered(f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}")
+            return self._numbered(f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}")
         name = path.removeprefix("/dev/")
         return name if path.startswith("/dev/") and self._sysfs(name) is not None else None
 

@@ -89,7 +89,7 @@ def cpu_stat(text: str) -> tuple[int | None, int | None]:
 
 
 def memory_events(text: str) -> int | None:
-    """How often a limit was met: `high`, `max` and `oom` of a memory.events, or a failcnt."""
+    """Count how often a limit was met: `high`, `max`, `oom` of a memory.events, or a failcnt."""
     if text.strip().isdigit():
         return int(text)
     values = _pairs(text)
@@ -159,11 +159,11 @@ def _memory_files(version: int) -> tuple[str, ...]:
 def _texts(root: Path, controller: str, names: Callable[[int], tuple[str, ...]]) -> list[str]:
     """The first of the files that is there, at each level."""
     version, directories = _directories(root, controller)
-    found = []
+    contents = []
     for directory in directories:
         texts = (text_of(root / directory.lstrip("/") / name) for name in names(version))
-        found.append(next((text for text in texts if text is not None), None))
-    return [text for text in found if text is not None]
+        contents.append(next((text for text in texts if text is not None), None))
+    return [text for text in contents if text is not None]
 
 
 def _directories(root: Path, controller: str) -> tuple[int, tuple[str, ...]]:
@@ -178,9 +178,9 @@ def _pairs(text: str) -> dict[str, int]:
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Of those that are told; None where none is."""
-    told = [value for value in values if value is not None]
-    return sum(told) if told else None
+    """Sum the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _difference(before: int | None, after: int | None) -> int | None:

@@ -45,10 +45,10 @@ class PrefixChain:
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes of a sequence that hold blocks, the first first."""
         parent, blocks = self.parent, self.blocks
-        found = []
+        nodes = []
         while node > ROOT:
             if blocks[node]:
-                found.append(node)
+                nodes.append(node)
             node = parent[node]
-        found.reverse()
-        return tuple(found)
+        nodes.reverse()
+        return tuple(nodes)

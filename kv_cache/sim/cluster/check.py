@@ -26,12 +26,12 @@ _ROUNDING = 1 + 1e-9  # of sums of floating point numbers
 
 
 def check(cluster: "Cluster", checks: Counter[str]) -> None:
-    """What holds between any two events. Raises BrokenLawError."""
+    """Check the laws that hold between any two events. Raises BrokenLawError."""
     _ask(cluster, LAWS, checks)
 
 
 def check_end(cluster: "Cluster", checks: Counter[str]) -> None:
-    """What holds when nothing is left to do. Raises BrokenLawError."""
+    """Check the laws that hold when nothing is left to do. Raises BrokenLawError."""
     _ask(cluster, AT_END, checks)
 
 
@@ -122,7 +122,7 @@ def _private(cluster: "Cluster", flight: Flight) -> int:
 
 
 def _where(flight: Flight) -> int:
-    """Who decodes it."""
+    """Number of the instance that decodes it: that of its prefill, if no other was chosen."""
     return flight.home if flight.decoder < 0 else flight.decoder
 
 

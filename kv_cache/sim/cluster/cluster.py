@@ -21,7 +21,7 @@ from kv_cache.sim.cluster.loop import ARRIVES, ENDS
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
-from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment, become_ready
+from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
 from kv_cache.sim.cluster.stack import PrefixPart
 from kv_cache.sim.cluster.storage import TIERS
 from kv_cache.sim.profile import ProfileModel
@@ -125,7 +125,7 @@ class Cluster(InstanceEvents):
         self._route(flight)
 
     def _look_at_ceiling(self, flight: Flight) -> None:
-        """What an unlimited cache would have had, which then has this prompt as well."""
+        """Count what an unlimited cache would have had, which then has this prompt as well."""
         seen, blocks = self._seen, self.chain.blocks
         had = 0
         if len(seen) < len(blocks):
@@ -166,7 +166,7 @@ class Cluster(InstanceEvents):
         return need > most.get("decode", 0) or prompt > most.get("prefill", 0)
 
     def _expect_work(self, flight: Flight, instance: Instance) -> None:
-        """What a flight will cost where it is sent, as far as one knows then."""
+        """Add the estimated cost of a flight to the load of its instance."""
         compute, request = instance.compute, flight.request
         flight.work_at = instance.number
         flight.prefill_work = compute.prefill_ns(request.prompt_tokens, 0)
@@ -175,7 +175,7 @@ class Cluster(InstanceEvents):
         self.prefill_side.loads.add(instance.number, flight.prefill_work, flight.answer_work)
 
     def _prefill_left(self, flight: Flight, left: int) -> None:
-        """So much prefill of it is still to come."""
+        """Update the estimated prefill that a flight still needs."""
         change = left - flight.prefill_work
         if change:
             flight.prefill_work = left
@@ -214,7 +214,7 @@ class Cluster(InstanceEvents):
         assert hold is not None
         if flight.hit_tokens < 0:
             flight.hit_tokens = matched = hold.shared * self.block_tokens
-            self.storage.used(instance.pool, (Extent(p.node, p.start, p.end) for p in parts))
+            self.storage.used(instance.pool, (BlockExtent(p.node, p.start, p.end) for p in parts))
             if matched:
                 left = instance.compute.prefill_ns(flight.target - matched, matched)
                 self._prefill_left(flight, left)
@@ -256,7 +256,7 @@ class Cluster(InstanceEvents):
                 if not part.segment.ready:
                     self._await(flight, part.segment)
                 continue
-            run = Extent(part.node, part.start, part.end)
+            run = BlockExtent(part.node, part.start, part.end)
             segment = hbm.add(run, ready=False, pinned=True)
             hold.pins.append(segment)
             below.setdefault(part.pool, []).append((part.segment, segment))

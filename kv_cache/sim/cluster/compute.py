@@ -41,7 +41,7 @@ class ComputeModel(Protocol):
 
     @property
     def token_ns(self) -> float:
-        """What one token of an answer adds to a full instance: for estimates of load."""
+        """Time that one token of an answer adds to a full instance: for estimates of load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,10 +113,10 @@ def _gaps_ms(buckets: Mapping[int, int]) -> Plain:
     gaps = _histogram(buckets)
     if not gaps.count:
         return spread_ms(array("q"))
-    found = [*gaps.percentiles([float(p) for p in PERCENTS.values()]), gaps.highest]
+    values = [*gaps.percentiles([float(p) for p in PERCENTS.values()]), gaps.highest]
     named = {
         name: None if ns is None else ns / NS_PER_MS
-        for name, ns in zip((*PERCENTS, "max"), found, strict=True)
+        for name, ns in zip((*PERCENTS, "max"), values, strict=True)
     }
     return {"count": gaps.count, "mean": gaps.total / gaps.count / NS_PER_MS, **named}
 

@@ -61,7 +61,7 @@ class _RouterView:
         return self._fabric.storage.tiers
 
     def _near(self, tier: str, index: int) -> list[int]:
-        """Who reaches a pool; nobody in particular where all do."""
+        """List the instances that reach a pool; empty if all do."""
         near = self._reaching.get((tier, index))
         if near is None:
             fabric = self._fabric
@@ -74,7 +74,7 @@ class _RouterView:
 
 
 class PrefillSide(_RouterView):
-    """Who computes a prompt."""
+    """The instances that can compute a prompt."""
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
         """A new prompt waits for those before it; where all places are taken, or the memory, also
@@ -109,7 +109,7 @@ class PrefillSide(_RouterView):
 
 
 class DecodeSide(_RouterView):
-    """Who gives the answer, once a prompt is computed elsewhere."""
+    """The instances that can decode, once a prompt is computed elsewhere."""
 
     @property
     def below(self) -> Sequence[str]:

@@ -6,7 +6,7 @@ prefill. A flight only remembers; instances and the cluster decide.
 
 from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment, become_ready, blocks_of
+from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready, blocks_of
 from kv_cache.sim.cluster.stack import missing
 
 QUEUED, PREFILL, TRANSFER, DECODE, ENDED = range(5)
@@ -33,7 +33,7 @@ class Hold:
             pool.give(self.private)
             self.private = 0
 
-    def share(self, path: tuple[int, ...], chain: PrefixChain, depth: int) -> list[Extent]:
+    def share(self, path: tuple[int, ...], chain: PrefixChain, depth: int) -> list[BlockExtent]:
         """Turn private blocks of the sequence, down to `depth`, into segments that others may use,
         as far as the pool lacks them. Returns what is new."""
         pool = self.pool

@@ -20,7 +20,7 @@ from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, Flight, Hold
 from kv_cache.sim.cluster.loop import STEPS
 from kv_cache.sim.cluster.rules import Rules
-from kv_cache.sim.cluster.segments import BlockPool, Extent, blocks_of
+from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, blocks_of
 from kv_cache.sim.cluster.stack import PrefixPart, match
 from kv_cache.sim.cluster.waiting import WaitingQueue
 
@@ -188,7 +188,7 @@ class Instance:
             return self._take_transfer(flight)
         return self._take_prompt(flight)
 
-    def _make_room(self, blocks: int, more: int = 0) -> list[Extent] | None:
+    def _make_room(self, blocks: int, more: int = 0) -> list[BlockExtent] | None:
         """Room for who is admitted, that leaves the next block to each of those who decode, and
         `more`: else they would be preempted for who comes, and come again, for ever."""
         pool = self.pool
@@ -203,16 +203,16 @@ class Instance:
         """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
         rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
-        below = found = 0
+        below = shared = 0
         if flight.path:
             most = (flight.target - 1) // rules.block_tokens
             parts = match(self.tiers, flight.path, self._fabric.chain, most)
             for part in parts:
                 part.pool.pin(part.segment)
-                found += part.end - part.start
+                shared += part.end - part.start
                 if part.tier:
                     below += part.end - part.start
-        private = self._taken_at_once(flight, found) - found
+        private = self._taken_at_once(flight, shared) - shared
         evicted = self._make_room(below + max(0, private))
         if evicted is None:
             for part in parts:
@@ -221,11 +221,11 @@ class Instance:
         self._orders += 1
         flight.order = self._orders
         hold = flight.hold = Hold(pool)
-        hold.shared = found
+        hold.shared = shared
         if private > 0:
             pool.take(private)
             hold.private = private
-        flight.computed = found * rules.block_tokens
+        flight.computed = shared * rules.block_tokens
         self._counts.turn(flight, PREFILL)
         if parts or flight.hit_tokens >= 0:
             self._events.prefix_matched(self, flight, parts)
@@ -271,8 +271,8 @@ class Instance:
             parts = parts[: _ready(parts)]
         for part in parts:
             pool.pin(part.segment)
-        found = sum(part.end - part.start for part in parts)
-        private = self._reserved(flight) - found
+        shared = sum(part.end - part.start for part in parts)
+        private = self._reserved(flight) - shared
         evicted = self._make_room(private)
         if evicted is None:
             for part in parts:
@@ -283,12 +283,12 @@ class Instance:
         flight.landing_order = self._next_order()
         hold = flight.landing = Hold(pool)
         hold.pins = [part.segment for part in parts]
-        hold.shared = found
+        hold.shared = shared
         pool.take(private)
         hold.private = private
         if evicted:
             self._storage.evicted(pool, evicted)
-        flight.sent = found * rules.block_tokens
+        flight.sent = shared * rules.block_tokens
         return True
 
     def _take_swapped(self, flight: Flight) -> bool:
@@ -646,7 +646,7 @@ class Instance:
         self._preempt(victim)
 
     def _youngest(self) -> Flight | None:
-        """Who was admitted last of those who can be preempted now."""
+        """Find the flight admitted last among those that can be preempted now."""
         chunks = {flight for flight, _ in self._chunks}
         for flight in reversed(self.members):
             if flight.phase == DECODE or (
@@ -690,7 +690,7 @@ def _order(flight: Flight) -> int:
 
 
 def _ready(parts: list[PrefixPart]) -> int:
-    """How many of the parts come before one that is still under way."""
+    """Count the parts before the first that is still under way."""
     for position, part in enumerate(parts):
         if not part.segment.ready:
             return position

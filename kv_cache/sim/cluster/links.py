@@ -129,12 +129,12 @@ class NetworkLink:
 
     @property
     def family(self) -> str:
-        """What it is counted with: its kind, or `device:nvme:read`."""
+        """Group that its counts are added to: its kind, or `device:nvme:read`."""
         return self.name.rpartition(":")[0] if self.kind == "device" else self.kind
 
     @property
     def cost_ns(self) -> float:
-        """What a way over it costs: the time of 1 MiB."""
+        """Cost of a path over it: the time of 1 MiB."""
         return self.latency_ns + MIB / self.bytes_per_ns
 
     def queue(self, now_ns: int, nbytes: int) -> tuple[int, int]:

@@ -35,4 +35,4 @@ class RequestSource(Protocol):
     def after(
         self, request: ClusterRequest, ended_ns: int, *, answered: bool
     ) -> Sequence[ClusterRequest]:
-        """What follows from an answer (or from its absence)."""
+        """Return the requests that follow from an answer, or from its absence."""

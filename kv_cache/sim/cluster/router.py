@@ -19,7 +19,7 @@ from kv_cache.sim.cluster.inflight import Flight
 
 
 class Fleet(Protocol):
-    """What a router may know of the instances that it chooses among."""
+    """View of the instances that a router chooses among."""
 
     members: Sequence[int]
     loads: "Loads"
@@ -28,7 +28,7 @@ class Fleet(Protocol):
     def fits(self, instance: int, flight: Flight) -> bool: ...
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
-        """What the flight would wait for there."""
+        """Estimate how long the flight would wait there."""
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
         """Prefill of what is missing there, loading or sending of what is elsewhere, and the tokens
@@ -73,20 +73,20 @@ class Loads:
         if heap is None:
             heap = self._heap = [self.key(i) for i in self.members]
             heapify(heap)
-        found: list[int] = []
+        chosen: list[int] = []
         taken: set[int] = set()
         kept = []
-        while heap and len(found) < count:
+        while heap and len(chosen) < count:
             entry = heappop(heap)
             instance = entry[2]
             if instance in taken or entry != self.key(instance):
                 continue
             taken.add(instance)
-            found.append(instance)
+            chosen.append(instance)
             kept.append(entry)
         for entry in kept:
             heappush(heap, entry)
-        return found
+        return chosen
 
     def _push(self, heap: list[tuple[int, int, int]], instance: int) -> None:
         heappush(heap, (self.work[instance], self._chosen[instance], instance))

@@ -99,7 +99,7 @@ def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) ->
 
 
 class _Collector:
-    """What is kept of each request that ends, and of the rest at the end."""
+    """Collects a row of each request that ends, and the totals at the end."""
 
     def __init__(self, scenario: Scenario, requests: Requests, cluster: Cluster) -> None:
         self._scenario = scenario
@@ -247,12 +247,12 @@ class _Collector:
         return facts
 
     def _links(self) -> list[LinkFacts]:
-        found: dict[str, LinkFacts] = {}
+        families: dict[str, LinkFacts] = {}
         for link in self._cluster.topology.links():
             base = self._base_links.get(id(link), (0, 0, Counter()))
-            fact = found.get(link.family)
+            fact = families.get(link.family)
             if fact is None:
-                fact = found[link.family] = LinkFacts(
+                fact = families[link.family] = LinkFacts(
                     kind=link.family, links=0, transfers=0, bytes_by_cause=Counter(), busy_ns=0,
                     busiest_ns=-1, busiest="",
                     servers=link.measured.depth if link.measured else link.servers,
@@ -265,7 +265,7 @@ class _Collector:
             fact.busy_ns += busy
             if busy > fact.busiest_ns:
                 fact.busiest_ns, fact.busiest = busy, link.name
-        return [found[kind] for kind in sorted(found)]
+        return [families[kind] for kind in sorted(families)]
 
     def _instances(self) -> Instances:
         cluster, facts = self._cluster, Instances()

@@ -20,7 +20,7 @@ from kv_cache.policy.eviction import Eviction, Item, MakeEviction
 from kv_cache.sim.cluster.chain import PrefixChain
 
 
-class Extent(NamedTuple):
+class BlockExtent(NamedTuple):
     """Blocks [start, end) of a node."""
 
     node: int
@@ -114,11 +114,11 @@ class BlockPool:
     def segments_of(self, node: int) -> Sequence[Segment]:
         return self._by_node.get(node, ())
 
-    def missing(self, node: int, start: int, end: int) -> list[Extent]:
-        """What of [start, end) is not here, nor under way."""
+    def missing(self, node: int, start: int, end: int) -> list[BlockExtent]:
+        """List the parts of [start, end) that are neither here nor under way."""
         segments = self._by_node.get(node)
         if not segments:
-            return [Extent(node, start, end)] if start < end else []
+            return [BlockExtent(node, start, end)] if start < end else []
         extents = []
         for segment in segments:
             if segment.end <= start:
@@ -126,10 +126,10 @@ class BlockPool:
             if segment.start >= end:
                 break
             if segment.start > start:
-                extents.append(Extent(node, start, segment.start))
+                extents.append(BlockExtent(node, start, segment.start))
             start = segment.end
         if start < end:
-            extents.append(Extent(node, start, end))
+            extents.append(BlockExtent(node, start, end))
         return extents
 
     @property
@@ -147,7 +147,7 @@ class BlockPool:
 
     # --- coming in -------------------------------------------------------------------------
 
-    def offer(self, extent: Extent) -> tuple[list[Extent], list[Extent]]:
+    def offer(self, extent: BlockExtent) -> tuple[list[BlockExtent], list[BlockExtent]]:
         """What of a missing extent may come in (`take_in` then), and what may not: block by
         block, the first ones first, each against the one that would leave for it. Where who would
         leave counts and nobody can, as all is in use, there is no room for what is left."""
@@ -159,14 +159,14 @@ class BlockPool:
         free = self.capacity - self.cached - self.private
         leaving = self._leaving()
         rivals: tuple[Key, ...] = ()
-        taken: list[Extent] = []
-        refused: list[Extent] = []
+        taken: list[BlockExtent] = []
+        refused: list[BlockExtent] = []
         for at in range(start, end):
             if admission.compares and free <= 0 and not rivals:
                 rivals = tuple(islice(leaving, 1))
                 if not rivals:
                     self.not_stored += end - at
-                    return taken, [*self._turned_away(refused), Extent(node, at, end)]
+                    return taken, [*self._turned_away(refused), BlockExtent(node, at, end)]
             candidate = Candidate(_key(node, at + 1), nbytes, depth + at)
             reason = admission.refusal(candidate, rivals)
             if reason is None:
@@ -178,7 +178,9 @@ class BlockPool:
                 _append(refused, node, at)
         return taken, self._turned_away(refused)
 
-    def take_in(self, extents: Sequence[Extent]) -> tuple[list[Segment], list[Extent]] | None:
+    def take_in(
+        self, extents: Sequence[BlockExtent]
+    ) -> tuple[list[Segment], list[BlockExtent]] | None:
         """Runs that were `offer`ed come in, under way; and what left for them, the first to leave
         first. None: there can be no room, and nothing was done."""
         evicted = self.make_room(blocks_of(extents))
@@ -189,7 +191,7 @@ class BlockPool:
             self.admitted += blocks_of(extents)
         return [self.add(extent, ready=False, pinned=False) for extent in extents], evicted
 
-    def note_use(self, extent: Extent) -> None:
+    def note_use(self, extent: BlockExtent) -> None:
         """Blocks were used, here or above: only for an admission policy that counts."""
         if self.admission is not None and self.admission.counts:
             for at in range(extent.start, extent.end):
@@ -197,7 +199,7 @@ class BlockPool:
 
     # --- changing --------------------------------------------------------------------------
 
-    def make_room(self, blocks: int) -> list[Extent] | None:
+    def make_room(self, blocks: int) -> list[BlockExtent] | None:
         """Evict until `blocks` are free; what left, the first to leave first. None: it cannot be,
         and nothing was done."""
         short = blocks - (self.capacity - self.cached - self.private)
@@ -220,7 +222,7 @@ class BlockPool:
         assert self.private >= 0, "more private blocks were given back than taken"
         self.watch.total -= blocks
 
-    def add(self, extent: Extent, *, ready: bool, pinned: bool) -> Segment:
+    def add(self, extent: BlockExtent, *, ready: bool, pinned: bool) -> Segment:
         """Blocks that are free become a segment. It must be `missing`."""
         node, start, end = extent
         number = self._numbers = self._numbers + 1
@@ -281,11 +283,11 @@ class BlockPool:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _turned_away(self, extents: list[Extent]) -> list[Extent]:
+    def _turned_away(self, extents: list[BlockExtent]) -> list[BlockExtent]:
         self._tell(extents, admitted=False)
         return extents
 
-    def _tell(self, extents: Sequence[Extent], *, admitted: bool) -> None:
+    def _tell(self, extents: Sequence[BlockExtent], *, admitted: bool) -> None:
         """The admission policy what has been decided."""
         assert self.admission is not None
         for node, start, end in extents:
@@ -325,7 +327,7 @@ class BlockPool:
             start = chain.blocks[node]
         return _key(node, start)
 
-    def _evict(self, short: int) -> list[Extent]:
+    def _evict(self, short: int) -> list[BlockExtent]:
         """Give up `short` blocks, which are there to be given up."""
         segments = self._segments
         whole: list[Segment] = []
@@ -345,20 +347,20 @@ class BlockPool:
                 break
         extents = []
         for segment in whole:
-            extents.append(Extent(segment.node, segment.start, segment.end))
+            extents.append(BlockExtent(segment.node, segment.start, segment.end))
             self._remove(segment, evicted=True)
         if cut is not None:
             extents.append(self._cut(*cut))
         self.watch.total -= sum(r.end - r.start for r in extents)
         return extents
 
-    def _cut(self, segment: Segment, blocks: int) -> Extent:
+    def _cut(self, segment: Segment, blocks: int) -> BlockExtent:
         end = segment.end
         segment.end -= blocks
         self.cached -= blocks
         self._wasted(segment, blocks)
         self._policy.shrink(self._item(segment))
-        return Extent(segment.node, segment.end, end)
+        return BlockExtent(segment.node, segment.end, end)
 
     def _remove(self, segment: Segment, *, evicted: bool) -> None:
         blocks = segment.end - segment.start
@@ -410,12 +412,12 @@ def _key(node: int, end: int) -> bytes:
     return (node << 24 | end).to_bytes(8, "little")
 
 
-def _append(extents: list[Extent], node: int, at: int) -> None:
+def _append(extents: list[BlockExtent], node: int, at: int) -> None:
     """One more block of a node, behind all that are there."""
     if extents and extents[-1].end == at:
-        extents[-1] = Extent(node, extents[-1].start, at + 1)
+        extents[-1] = BlockExtent(node, extents[-1].start, at + 1)
     else:
-        extents.append(Extent(node, at, at + 1))
+        extents.append(BlockExtent(node, at, at + 1))
 
 
 def become_ready(segment: Segment) -> None:
@@ -426,5 +428,5 @@ def become_ready(segment: Segment) -> None:
         wake()
 
 
-def blocks_of(extents: Sequence[Extent]) -> int:
+def blocks_of(extents: Sequence[BlockExtent]) -> int:
     return sum(extent.end - extent.start for extent in extents)

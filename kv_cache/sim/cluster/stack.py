@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kv_cache.sim.cluster.chain import PrefixChain
-from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment
+from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment
 
 
 class PrefixPart(NamedTuple):
@@ -50,7 +50,7 @@ def match(
 
 
 def _before_faster(faster: Sequence[BlockPool], node: int, at: int, upto: int) -> int:
-    """Where in (at, upto] a faster pool goes on."""
+    """Find where in (at, upto] a faster pool continues."""
     for tier, pool in enumerate(faster):
         for segment in pool.segments_of(node):
             if at < segment.start < upto and (segment.ready or not tier):
@@ -76,10 +76,12 @@ def held(pool: BlockPool, path: Sequence[int], chain: PrefixChain, most: int) ->
     return total
 
 
-def missing(pool: BlockPool, path: Sequence[int], chain: PrefixChain, depth: int) -> list[Extent]:
+def missing(
+    pool: BlockPool, path: Sequence[int], chain: PrefixChain, depth: int
+) -> list[BlockExtent]:
     """List the extents of a sequence, down to `depth` blocks, that a pool lacks: the last first, so
     that what is stored first is the first to go."""
-    extents: list[Extent] = []
+    extents: list[BlockExtent] = []
     for node in reversed(path):
         end = min(chain.blocks[node], depth - chain.depth[node])
         if end > 0:

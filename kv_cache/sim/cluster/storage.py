@@ -15,7 +15,14 @@ from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.network import Network
-from kv_cache.sim.cluster.segments import BlockPool, Extent, Segment, Watch, become_ready, blocks_of
+from kv_cache.sim.cluster.segments import (
+    BlockExtent,
+    BlockPool,
+    Segment,
+    Watch,
+    become_ready,
+    blocks_of,
+)
 from kv_cache.sim.cluster.stack import match
 from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 
@@ -96,18 +103,18 @@ class ClusterStorage:
     # --- ways ------------------------------------------------------------------------------
 
     def path_from(self, pool: BlockPool, instance: int) -> LinkPath:
-        """Of what an instance loads."""
+        """Links from a pool to an instance that loads from it."""
         device = self._topology.device(TIERS[pool.tier], pool.index, "read")
         return (device, *self._topology.path(pool.vertex, instance))
 
     def path_into(self, pool: BlockPool, vertex: int) -> LinkPath:
-        """Of what is written."""
+        """Links from a vertex to a pool that is written."""
         device = self._topology.device(TIERS[pool.tier], pool.index, "write")
         return (*self._topology.path(vertex, pool.vertex), device)
 
     # --- content going down ----------------------------------------------------------------
 
-    def evicted(self, pool: BlockPool, extents: list[Extent], cause: str = "offload") -> None:
+    def evicted(self, pool: BlockPool, extents: list[BlockExtent], cause: str = "offload") -> None:
         """Blocks have left a pool: what is below takes them, or they are dropped. `cause` of the
         bytes that go down."""
         below = self._below.get(pool)
@@ -120,7 +127,7 @@ class ClusterStorage:
             else:
                 pool.dropped += blocks_of(below.missing(node, start, end))
 
-    def used(self, hbm: BlockPool, extents: Iterable[Extent]) -> None:
+    def used(self, hbm: BlockPool, extents: Iterable[BlockExtent]) -> None:
         """Blocks are used by who owns this HBM: found anywhere, or just computed. Places that go
         by it are told, whatever they have."""
         if not self._counts:
@@ -131,7 +138,7 @@ class ClusterStorage:
                 pool.note_use(extent)
             pool = self._below.get(pool)
 
-    def stored(self, pool: BlockPool, extents: list[Extent]) -> None:
+    def stored(self, pool: BlockPool, extents: list[BlockExtent]) -> None:
         """New content is in HBM: write it through, if that is the policy."""
         policy = self._section.write_policy
         below = self._below.get(pool)
@@ -141,18 +148,20 @@ class ClusterStorage:
             extents = self._shallow(extents)
         self._copy_down(pool, below, extents, "write-through")
 
-    def _shallow(self, extents: Sequence[Extent]) -> list[Extent]:
+    def _shallow(self, extents: Sequence[BlockExtent]) -> list[BlockExtent]:
         most, depth = self._section.selective_depth_blocks, self._chain.depth
-        cut = (Extent(node, start, min(end, most - depth[node])) for node, start, end in extents)
+        cut = (
+            BlockExtent(node, start, min(end, most - depth[node])) for node, start, end in extents
+        )
         return [extent for extent in cut if extent.end > extent.start]
 
     def _copy_down(
-        self, pool: BlockPool, below: BlockPool, extents: Sequence[Extent], cause: str
+        self, pool: BlockPool, below: BlockPool, extents: Sequence[BlockExtent], cause: str
     ) -> None:
         """What `below` has not; under way it can neither be read nor evicted there. What it has an
         admission policy for and does not take is offered to the pool below it."""
         segments: list[Segment] = []
-        onward: list[Extent] = []
+        onward: list[BlockExtent] = []
         for node, start, end in extents:
             for extent in below.missing(node, start, end):
                 taken, others = below.offer(extent)

@@ -105,7 +105,7 @@ class ClusterTopology:
         return self._groups[bisect_right(self._firsts, instance) - 1]
 
     def name(self, vertex: int) -> str:
-        """As in wires: `instance:0`, `node:3`, `rack:1`, `core`."""
+        """Name a vertex as in wires: `instance:0`, `node:3`, `rack:1`, `core`."""
         level = self._level(vertex)
         return "core" if level == _CORE else f"{_WORDS[level]}:{vertex - self._first_of[level]}"
 
@@ -113,7 +113,7 @@ class ClusterTopology:
         return _CORE if vertex == self.core else bisect_right(self._first_of, vertex) - 1
 
     def _above(self, vertex: int, level: int) -> int:
-        """What stands over a vertex at a level that is not below its own."""
+        """Find the vertex above one, at a level that is not below its own."""
         if level == _CORE:
             return self.core
         vertex_level = self._level(vertex)
@@ -199,7 +199,7 @@ class ClusterTopology:
         return self._walk(src, dst) if self._paths is None else self._searched(src, dst)
 
     def _walk(self, src: int, dst: int) -> LinkPath | None:
-        """Up to what both have above them and down again, or across a node."""
+        """Walk up to the vertex above both and down again, or across a node."""
         over, ups, _ = self._stems.get(src) or self._stem(src)
         others, _, downs = self._stems.get(dst) or self._stem(dst)
         same = 1

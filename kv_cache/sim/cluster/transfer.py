@@ -1,4 +1,4 @@
-"""One transfer on its way."""
+"""One transfer over the links of a path."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ class Meant(NamedTuple):
 
 
 class _History:
-    """What a session has said: its last prompt and answer."""
+    """The last prompt and answer of a session."""
 
     __slots__ = ("answer_leaf", "answered", "id", "leaf", "output", "prompt", "turns")
 
@@ -94,12 +94,12 @@ class Content:
     def _say(self, history: _History, row: TraceRow, output: int) -> None:
         """The next turn of a session. A prompt that is shorter than the one before cannot contain
         it: the context was cut, and what follows is content of its own."""
-        said = history.prompt + history.output
-        prompt = said + row.prompt_tokens if row.adds else row.prompt_tokens
+        spoken = history.prompt + history.output
+        prompt = spoken + row.prompt_tokens if row.adds else row.prompt_tokens
         before = history.leaf
         if prompt < history.prompt:
             before = ROOT
-        elif history.answered and prompt >= said and history.answer_leaf != _NO_ANSWER:
+        elif history.answered and prompt >= spoken and history.answer_leaf != _NO_ANSWER:
             before = history.answer_leaf
         history.leaf = self._grown(before, prompt)
         history.answer_leaf = self._grown(history.leaf, prompt + output - 1)
@@ -122,7 +122,7 @@ class Content:
         return chain.fresh(node, left) if left else node
 
     def _recorded(self, request: Request, number: int) -> Meant:
-        """What a run of the benchmark asked, block by block."""
+        """Build the path of a request of a recorded run, block by block."""
         chain, tokens, node = self._chain, 0, ROOT
         for block in request.blocks:
             tokens += block.tokens

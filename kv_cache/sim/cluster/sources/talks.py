@@ -92,10 +92,10 @@ class Talks:
 
     def _next(self, talk: _Dialogue, ended_ns: int, answered: bool) -> ClusterRequest:
         plan = talk.plan
-        said = plan.outputs[talk.turn] if answered else 0
+        answer = plan.outputs[talk.turn] if answered else 0
         before = talk.answer_leaf if answered else talk.leaf
         talk.turn += 1
-        tokens = talk.tokens + said + self._reasoning + plan.prompts[talk.turn]
+        tokens = talk.tokens + answer + self._reasoning + plan.prompts[talk.turn]
         return self._ask(talk, ended_ns + plan.thinks[talk.turn], before, tokens)
 
     def _ask(self, talk: _Dialogue, at_ns: int, before: int, tokens: int) -> ClusterRequest:
