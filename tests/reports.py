@@ -8,6 +8,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.units import GIB, MIB
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.report.sweep import cell_row, run_row, sweep_document
 from kv_cache.result.chain import seal
 from tests import trials
 
@@ -294,3 +295,25 @@ def ranks(count: int = 3, **changed: Any) -> dict[str, Any]:
     }  # fmt: skip
     del own["series"]
     return seal({"kv_cache": own}, {})
+
+
+def sweep(values: Sequence[object] = (1, 2), source: str = "g.yaml") -> dict[str, Any]:
+    """Two cells of which the second is twice as fast."""
+    cells = [
+        cell_row(number, f"cell-{number:03}", {"io.threads": value}, _runs(number * 1e9))
+        for number, value in enumerate(values, start=1)
+    ]
+    return sweep_document(
+        {"vary": {"io.threads": list(values)}}, cells, source=source, paths=["io.threads"],
+        seed=7, repeat=3, digest="0" * 64, workers=1, interrupted=None, notes=[],
+    )  # fmt: skip
+
+
+def _runs(rate: float) -> list[dict[str, Any]]:
+    return [
+        run_row(
+            trial, trial, f"c/trial{trial}", exit_code=0, sha256=f"{trial:064x}",
+            document=trials.result(trial, rate * share),
+        )
+        for trial, share in enumerate((1.0, 1.01, 0.99), start=1)
+    ]  # fmt: skip

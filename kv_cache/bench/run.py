@@ -7,7 +7,6 @@ nothing and writes no result.
 
 import gc
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -144,13 +143,11 @@ class RealRun(RunState):
             witness={**witness.evidence(), "gaps": gaps},
             series=self.control.series,
             promises=[str(promise) for promise in self.meter.promises],
-            initial_users=config.run.num_users if config.autoscaler.enabled else None,
             decisions=[decision_row(decision) for decision in self.control.decisions],
             standing=self.control.standing,
             preconditioning=phases.preconditioning,
             tracing=phases.traced,
             buffers=machine.buffer_facts(),
-            cpu_count=os.cpu_count(),
             leftovers=None if removed == Removed() else removed.to_json(),
             kept_in=", ".join(map(str, answers.directories)) if config.tiers.keep_cache else None,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError
-from kv_cache.report.formats import DEFAULT, FORMATS, Format, read_sources
+from kv_cache.report.formats import DEFAULT, FORMATS, Format, read_sources, rendered
 from kv_cache.report.rundir import PAGE_FILE
 from kv_cache.report.writing import write_atomically
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     target = _target(options.output, name, form, results)
     if target is not None:
         form.require_ours(target, "--output")
-    data = form.render(read_sources(results, name))
+    data = rendered(read_sources(results, name), form)
     if target is None:
         sys.stdout.buffer.write(data)
         return 0

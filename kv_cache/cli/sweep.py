@@ -52,7 +52,6 @@ from kv_cache.report.plot import plot_beside
 from kv_cache.report.reading import SECTION, require_intact, result_bytes
 from kv_cache.report.sweep import (
     DOCUMENT,
-    SCHEMA,
     TABLE,
     cell_row,
     run_row,
@@ -63,6 +62,7 @@ from kv_cache.report.sweep import (
 from kv_cache.report.trials import FINISHED, trial_seed
 from kv_cache.report.writing import write_atomically, write_document
 from kv_cache.result.chain import check, file_digest
+from kv_cache.result.sweep import SCHEMA
 
 MOST_JOBS = 256
 _LOCK = ".kv-cache-sweep.lock"

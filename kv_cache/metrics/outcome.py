@@ -56,10 +56,8 @@ class RunOutcome:
     offered_forgotten: int = 0  # blocks whose being asked for again would not be seen
     record_bytes: int = 0  # that the program wrote to files of records
     buffers: Mapping[str, Any] = field(default_factory=dict)
-    cpu_count: int | None = None
     series: Series = field(default_factory=Series)
     promises: Sequence[str] = ()  # those that the windows count `over` for
-    initial_users: int | None = None  # where an autoscaler may change their number
     decisions: Sequence[Mapping[str, Any]] = ()  # of the autoscaler
     standing: Mapping[str, Any] | None = None  # how far it has come
     preconditioning: Mapping[str, Any] | None = None

@@ -18,18 +18,25 @@ from kv_cache.report.html import page
 from kv_cache.report.html.ranks import SCHEMA as RANKS
 from kv_cache.report.markdown import MARK as MARKDOWN_MARK
 from kv_cache.report.markdown import markdown
-from kv_cache.report.reading import RESULT_FILE, require_replaceable
-from kv_cache.report.sheets import CSV_MARK, require_workbook, summary_csv, workbook
+from kv_cache.report.reading import RESULT_FILE, SECTION, require_replaceable
+from kv_cache.report.sheets import CSV_MARK, require_workbook, summary_csv, view_workbook, workbook
+from kv_cache.report.trials import SCHEMA as TRIALS
+from kv_cache.result.run import MisshapenError
+from kv_cache.view.markdown import markdown as view_markdown
+from kv_cache.view.parts import View
+from kv_cache.view.views import VIEWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One of the results: the `document` as it stands in the file, which `name` says, and what
-    `compare` takes of it, None for a form of `any_kind`. `given.trials` is None of a single run."""
+    `compare` takes of it, None for a form of `any_kind`. `given.trials` is None of a single run. A
+    kind that a view shows has that."""
 
     document: Json
     name: str
     given: Input | None = None
+    view: View | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,7 @@ class Format:
     suffixes: tuple[str, ...]
     render: Callable[[Sequence[Source]], bytes]
     require_ours: Callable[[Path, str], None]
+    of_view: Callable[[View], bytes] | None = None
     runs_only: bool = False
     any_kind: bool = False
     printable: bool = True
@@ -75,6 +83,7 @@ FORMATS: Mapping[str, Format] = {
         suffixes=(".md",),
         render=lambda sources: markdown(_inputs(sources)),
         require_ours=_begins(MARKDOWN_MARK),
+        of_view=lambda view: view_markdown(view).encode(),
     ),
     "csv": Format(
         says="a row for each run, in the reference's 99 columns",
@@ -84,10 +93,11 @@ FORMATS: Mapping[str, Format] = {
         runs_only=True,
     ),
     "xlsx": Format(
-        says="the same as a workbook; of one run all of the reference's sheets",
+        says="the same as a workbook; of one run all the reference's sheets, of a sweep its cells",
         suffixes=(".xlsx",),
         render=lambda sources: workbook(_documents(sources)),
         require_ours=require_workbook,
+        of_view=view_workbook,
         runs_only=True,
         printable=False,
     ),
@@ -108,6 +118,8 @@ def read_sources(paths: Sequence[Path], name: str) -> list[Source]:
         raise UsageError(f"report takes up to {len(LABELS)} results, and was given {len(paths)}")
     form = FORMATS[name]
     read = _read_any if form.any_kind else _read_given
+    if form.of_view is not None and len(paths) == 1 and (viewed := _viewed(paths[0])) is not None:
+        return [viewed]
     sources = [read(label, path) for label, path in zip(LABELS, paths, strict=False)]
     for path, source in zip(paths, sources, strict=True):
         if form.runs_only and source.given is not None and source.given.trials is not None:
@@ -119,6 +131,28 @@ def read_sources(paths: Sequence[Path], name: str) -> list[Source]:
 
 def _read_any(_: str, path: Path) -> Source:
     return Source(document=plot.read_document(path, RANKS), name=_name(path))
+
+
+def _viewed(path: Path) -> Source | None:
+    """A document of a kind that a view shows; None of another kind. Raises UsageError."""
+    document = plot.read_document(path, RANKS, TRIALS)
+    make = VIEWS.get(document[SECTION]["schema"])
+    if make is None:
+        return None
+    try:
+        return Source(document=document, name=_name(path), view=make(document[SECTION]))
+    except MisshapenError as error:
+        raise UsageError(
+            f"{path}: {error}; the file was cut or changed, so give an untouched result"
+        ) from None
+
+
+def rendered(sources: Sequence[Source], form: Format) -> bytes:
+    """The sources in a form. Raises UsageError if a library is missing."""
+    view = sources[0].view
+    if view is not None and form.of_view is not None:
+        return form.of_view(view)
+    return form.render(sources)
 
 
 def _read_given(label: str, path: Path) -> Source:

@@ -19,7 +19,7 @@ import orjson
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
-from kv_cache.report import capacity, lab, precondition, sweep, tracestats, trials
+from kv_cache.report import capacity, lab, precondition, tracestats, trials
 from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
 from kv_cache.report.pictures.capacity import capacity_picture
@@ -27,7 +27,7 @@ from kv_cache.report.pictures.cluster import sim_picture
 from kv_cache.report.pictures.lab import lab_picture
 from kv_cache.report.pictures.rounds import precondition_picture
 from kv_cache.report.pictures.run import run_picture
-from kv_cache.report.pictures.sweep import sweep_picture
+from kv_cache.report.pictures.shown import view_picture
 from kv_cache.report.pictures.trace import trace_picture
 from kv_cache.report.pictures.trials import trials_picture
 from kv_cache.report.reading import (
@@ -41,6 +41,9 @@ from kv_cache.report.reading import (
     result_bytes,
 )
 from kv_cache.report.writing import write_atomically
+from kv_cache.result.run import MisshapenError
+from kv_cache.view.parts import View
+from kv_cache.view.views import VIEWS
 
 log = logging.getLogger("kv_cache")
 
@@ -48,11 +51,16 @@ FORMATS = ("svg", "png", "pdf")
 MARK = "kv-cache plot"
 """In the metadata of each picture: one that says so may be replaced."""
 
+
+def _picture_by(make: Callable[[Json], View]) -> Callable[[Json], Picture]:
+    return lambda own: view_picture(make(own))
+
+
 PICTURES: Mapping[str, Callable[[Json], Picture]] = {
     capacity.SCHEMA: capacity_picture,
     precondition.SCHEMA: precondition_picture,
     trials.SCHEMA: trials_picture,
-    sweep.SCHEMA: sweep_picture,
+    **{schema: _picture_by(make) for schema, make in VIEWS.items()},
     tracestats.SCHEMA: trace_picture,
     lab.SCHEMA: lab_picture,
     SIM: sim_picture,
@@ -131,7 +139,7 @@ def draw(document: Json, path: Path, form: str) -> bytes:
         raise UsageError(f"{path}: there is no picture of schema {schema!r}; give a result of ours")
     try:
         return _drawn(make(own), form)
-    except BadDocumentError as error:
+    except (BadDocumentError, MisshapenError) as error:
         raise UsageError(
             f"{path}: {SECTION}: {error}; the file was cut or changed, so give an untouched result"
         ) from None

@@ -22,9 +22,14 @@ from kv_cache.installing import install_hint
 from kv_cache.metrics.tracing import HISTOGRAMS
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.writing import write_atomically
+from kv_cache.view.parts import View
+from kv_cache.view.sheet import rows, tables
 
 Json = Mapping[str, Any]
 Cell = str | int | float | bool | None
+
+_EARLIEST = datetime(1980, 1, 1)
+"""Before it no file in a workbook can have been made."""
 
 FLAG = "--xlsx-output"
 MARK = "kv-cache sheets"
@@ -362,12 +367,18 @@ def summary_csv(documents: Sequence[Json]) -> bytes:
 
 def workbook(documents: Sequence[Json]) -> bytes:
     """All sheets as an .xlsx file. Raises UsageError where XlsxWriter is missing."""
+    return written(sheets(documents), _created(documents))
+
+
+def written(every: Sequence[Sheet], created: datetime) -> bytes:
+    """Sheets as an .xlsx file that says when its content was made. Raises UsageError where
+    XlsxWriter is missing."""
     made = io.BytesIO()
     options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     book = _xlsxwriter().Workbook(made, options)
-    book.set_properties({"author": "kv-cache", "comments": MARK, "created": _created(documents)})
+    book.set_properties({"author": "kv-cache", "comments": MARK, "created": created})
     bold = book.add_format({"bold": True})
-    for sheet in sheets(documents):
+    for sheet in every:
         page = book.add_worksheet(sheet.name)
         page.freeze_panes(1, 0)
         for column, name in enumerate(sheet.columns):
@@ -379,11 +390,29 @@ def workbook(documents: Sequence[Json]) -> bytes:
     return made.getvalue()
 
 
+def view_workbook(view: View) -> bytes:
+    """The tables of a view, a sheet each; its document does not say when it was made, and the
+    clock of now would change the bytes. Raises UsageError where XlsxWriter is missing."""
+    every = [
+        Sheet(
+            name=f"{number} {table.title}"[:_LONGEST_NAME].translate(_NOT_IN_NAMES),
+            columns=tuple(table.headings),
+            rows=tuple(map(tuple, rows(table))),
+        )
+        for number, table in enumerate(tables(view), start=1)
+    ]
+    return written(every, _EARLIEST)
+
+
+_LONGEST_NAME = 31  # letters of a sheet's name that a workbook can have
+_NOT_IN_NAMES = str.maketrans(dict.fromkeys("[]:*?/\\", " "))
+
+
 def _created(documents: Sequence[Json]) -> datetime:
     """When the first run began: the clock of now would change the bytes."""
     text = _timestamp(documents[0])
     begin = datetime.fromisoformat(text) if isinstance(text, str) else datetime(2000, 1, 1)
-    return max(begin, datetime(1980, 1, 1))
+    return max(begin, _EARLIEST)
 
 
 def installed() -> bool:

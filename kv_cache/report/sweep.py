@@ -8,11 +8,13 @@ corrected for how many are looked at.
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from msgspec import convert
 
 from kv_cache import __version__
 from kv_cache.metrics.intervals import (
@@ -23,26 +25,17 @@ from kv_cache.metrics.intervals import (
 )
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.report.reading import SECTION
-from kv_cache.report.trials import CONFIDENCE, FINISHED, HIGHER, METRICS
+from kv_cache.report.trials import CONFIDENCE, HIGHER, METRICS
 from kv_cache.result.chain import fingerprint, seal
+from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, SweepFacts
+from kv_cache.view.sweep import sweep_view
+from kv_cache.view.terminal import terminal
 
-SCHEMA = "kv-cache-sweep/1"
 DOCUMENT, TABLE = "sweep.json", "sweep.csv"
 MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sweep/'
 """How the document of every sweep begins."""
 
-PLANNED, FAILED, INTERRUPTED = "planned", "failed", "interrupted"
 UNFINISHED = "unfinished"  # the verdict of a cell that was not run to its end
-
-SHOWN: Mapping[str, str] = {
-    "storage.read.bytes_per_second": "read GiB/s",
-    "storage.write.bytes_per_second": "write GiB/s",
-    "storage.read.device_ms.p95": "read p95 ms",
-    "storage.write.device_ms.p95": "write p95 ms",
-    "requests_per_second": "requests/s",
-    "response_ms.p95": "answer p95 ms",
-}
-"""What the printed table has of METRICS, and how it is called there."""
 
 Json = Mapping[str, Any]
 
@@ -269,83 +262,11 @@ def _plain(value: Any) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
 
-# --- told ------------------------------------------------------------------------------------
-
-
 def sweep_text(document: Json, directory: Path, instead: str | None = None) -> str:
-    """What a person reads: every cell in a line, what failed, where everything is. `instead`: where
-    the document is that `directory` could not take."""
-    own = document[SECTION]
-    return "\n".join(
-        [
-            *_head(own),
-            "",
-            *_table(own),
-            *_legend(own),
-            *_failures(own),
-            "",
-            f"sweep   {instead or directory / DOCUMENT}",
-            *([] if instead else [f"table   {directory / TABLE}"]),
-        ]
-    )
-
-
-def _head(own: Json) -> Iterator[str]:
-    left = own["runs"] - own["finished"] - own["failed"]
-    ended = "" if own["interrupted"] is None else f", ended by {own['interrupted']}"
-    yield (
-        f"sweep     {len(own['cells'])} cells, {own['finished']} of {own['runs']} runs finished, "
-        f"{own['failed']} failed, {left} not run to the end{ended}"
-    )
-    yield f"          {own['grid_file']}, seed {own['seed']}, means of {own['repeat']} runs"
-    yield from (f"  ! {note}" for note in own["notes"])
-
-
-def _table(own: Json) -> Iterator[str]:
-    names = [n for n in SHOWN if any(n in cell["metrics"] for cell in own["cells"])]
-    heads = ["cell", *_short(own["varied"]), *(SHOWN[name] for name in names), "verdict"]
-    rows = [
-        [
-            str(cell["cell"]),
-            *(_plain(cell["values"][path]) for path in own["varied"]),
-            *(_shown(cell, name) for name in names),
-            cell["verdict"],
-        ]
-        for cell in own["cells"]
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for row in (heads, *rows):
-        line = "  ".join(f"{text:>{width}}" for text, width in zip(row[:-1], widths, strict=False))
-        yield f"{line}  {row[-1]}"
-
-
-def _short(paths: Sequence[str]) -> list[str]:
-    """The last words of the paths, where they are told apart by them."""
-    last = [path.rpartition(".")[2] for path in paths]
-    return [word if last.count(word) == 1 else path for word, path in zip(last, paths, strict=True)]
-
-
-def _shown(cell: Json, name: str) -> str:
-    found = cell["metrics"].get(name)
-    mark = "*" if name in cell["best"] else " "
-    return METRICS[name].shown(None if found is None else found["mean"]) + mark
-
-
-def _legend(own: Json) -> Iterator[str]:
-    if any(cell["best"] for cell in own["cells"]):
-        yield "* better than every other cell: their 95 % intervals do not overlap"
-    elif own["repeat"] < 2:
-        yield "no cell is called the best: one run each has no interval; repeat: 3 gives one"
-    elif not any(cell["verdict"] in (VALID, Status.SUSPECT.value) for cell in own["cells"]):
-        yield "no cell is called the best: invalid and unfinished cells have no rank"
-
-
-def _failures(own: Json) -> Iterator[str]:
-    for cell in own["cells"]:
-        for run in cell["runs"]:
-            if run["status"] not in (FINISHED, PLANNED, INTERRUPTED):
-                says = run["says"] or "it said nothing"
-                yield (
-                    f"  ! cell {cell['cell']}, run {run['trial']}: {run['status']}, exit code "
-                    f"{run['exit_code']}: {says} ({run['directory']}/log.txt)"
-                )
+    """What a person reads: the answer, every cell in a line, what failed, where everything is.
+    `instead`: where the document is that `directory` could not take."""
+    view = sweep_view(convert(document[SECTION], SweepFacts))
+    files = [f"sweep   {instead or directory / DOCUMENT}"]
+    if not instead:
+        files.append(f"table   {directory / TABLE}")
+    return "\n".join([terminal(view), "", *files])

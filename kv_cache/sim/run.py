@@ -215,7 +215,6 @@ def simulate(
         workload=load.source.describe(),
         seed=seed,
         series=control.series,
-        initial_users=config.run.num_users if config.autoscaler.enabled else None,
         promises=[str(promise) for promise in meter.promises],
         decisions=[decision_row(decision) for decision in control.decisions],
         standing=control.standing,

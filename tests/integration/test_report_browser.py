@@ -25,6 +25,7 @@ EACH = {
     "trials": [trials.of([trials.result(seed, 1e9 + 1e7 * seed) for seed in range(1, 4)])],
     "precondition": [reports.precondition()],
     "ranks": [reports.ranks()],
+    "sweep": [reports.sweep()],
     "several": [reports.run(20), reports.run(30, seed=3, window_s=12.0)],
 }
 _SHOWS_INK = """

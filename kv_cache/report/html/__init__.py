@@ -27,6 +27,7 @@ from kv_cache.report.html.ranks import SCHEMA as RANKS
 from kv_cache.report.html.ranks import ranks_sections
 from kv_cache.report.html.rounds import precondition_sections
 from kv_cache.report.html.run import Run, read_run, run_sections
+from kv_cache.report.html.shown import view_sections
 from kv_cache.report.html.side import side_sections
 from kv_cache.report.html.text import Html, embedded, tag, verbatim
 from kv_cache.report.html.times import FEWEST_POINTS, MOST_POINTS
@@ -35,12 +36,15 @@ from kv_cache.report.pictures.base import BadDocumentError
 from kv_cache.report.precondition import SCHEMA as PRECONDITION
 from kv_cache.report.reading import SECTION
 from kv_cache.report.trials import SCHEMA as TRIALS
+from kv_cache.result import sweep
+from kv_cache.result.run import MisshapenError
+from kv_cache.view.views import VIEWS
 
 MARK = "<!doctype html>\n<!-- kv-cache report"
 """How every page begins; a file that begins so may be replaced."""
 
 _RUN = "kv-cache-result/"
-_KINDS = (CAPACITY, PRECONDITION, RANKS, SIM, TRIALS)
+_KINDS = (CAPACITY, PRECONDITION, RANKS, SIM, TRIALS, *VIEWS)
 
 
 def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -78,8 +82,9 @@ def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
             doc.schema.startswith(_RUN) or doc.schema in _KINDS
         ):
             raise UsageError(
-                f"{doc.name}: there is no report of it, as it is no result of run, run --trials, "
-                "capacity, precondition or sim, nor of several ranks; give one of those"
+                f"{doc.name}: there is no report of it, as it is not a result of run, run "
+                "--trials, capacity, precondition, sweep or sim, nor of several ranks; give one of "
+                "those"
             )
     return docs
 
@@ -94,7 +99,7 @@ class _Named:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, BadDocumentError):
+        if isinstance(error, BadDocumentError | MisshapenError):
             raise UsageError(
                 f"{self._doc.name}: {SECTION}: {error}; the file was cut or changed, so give an "
                 "untouched result"
@@ -107,6 +112,8 @@ class _Named:
 def _sections(doc: Doc, run: Run | None, book: Book) -> Iterator[Section]:
     if run is not None:
         return run_sections(run, book)
+    if doc.schema in VIEWS:
+        return view_sections(VIEWS[doc.schema](doc.own), doc, book)
     if doc.schema == CAPACITY:
         return capacity_sections(doc, book)
     if doc.schema == RANKS:
@@ -122,6 +129,7 @@ _TITLES = {
     RANKS: "Run of several ranks",
     SIM: "Simulated cluster",
     TRIALS: "Trials",
+    sweep.SCHEMA: "Sweep",
 }
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, NS_PER_MS
-from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart, Limit, Line, Table
+from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart, ChartLine, ChartTable, Limit
 from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.parts import (
     Card,
@@ -165,7 +165,7 @@ def _or_zero(value: float) -> float:
     return value if isfinite(value) else 0.0
 
 
-def _latencies(rows: Sequence[Json], x: Callable[[Json], float]) -> list[Line]:
+def _latencies(rows: Sequence[Json], x: Callable[[Json], float]) -> list[ChartLine]:
     return [_line(name, rows, x, _response(name), look, dash) for name, dash, look in _PERCENTILES]
 
 
@@ -180,14 +180,14 @@ def _line(
     y: Callable[[Json], float],
     look: int,
     dash: str = "",
-) -> Line:
+) -> ChartLine:
     """A point for each probe, and a line through the means of each load."""
     places: dict[float, list[tuple[float, float]]] = {}
     for row in sorted(rows, key=_load):
         if isfinite(value := y(row)) and value > 0:
             places.setdefault(_load(row), []).append((x(row), value))
     through = [(fmean(a for a, _ in each), fmean(b for _, b in each)) for each in places.values()]
-    return Line(
+    return ChartLine(
         name=name, look=look, dash=dash, hollow=_outside(rows), through=through,
         values=[y(row) for row in rows],
     )  # fmt: skip
@@ -250,7 +250,7 @@ def _rate(row: Json, kind: str) -> float:
     return number(row, f"storage_{kind}_bytes_per_s") / GIB
 
 
-def _table(own: Json, probes: Sequence[Json]) -> Table:
+def _table(own: Json, probes: Sequence[Json]) -> ChartTable:
     heads = (word(own, "unit") or "load", "inside", "asked/s", "completed/s", "p50 ms", "p95 ms",
              "p99 ms", "read GiB/s", "write GiB/s")  # fmt: skip
     rows = [
@@ -265,7 +265,7 @@ def _table(own: Json, probes: Sequence[Json]) -> Table:
         )
         for row in probes
     ]  # fmt: skip
-    return Table(heads=heads, rows=rows, words=2)
+    return ChartTable(heads=heads, rows=rows, words=2)
 
 
 # --- probes ----------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def together(docs: Sequence[Doc]) -> Chart:
     return Chart(
         title="Response p95 over requests completed", unit="ms", axis=axis, log=True, lines=lines,
         says="Open points did not keep what was promised.",
-        table=Table(heads=("", "requests/s", "p95 ms"), rows=rows),
+        table=ChartTable(heads=("", "requests/s", "p95 ms"), rows=rows),
     )  # fmt: skip
 
 
@@ -377,7 +377,7 @@ def _p95(row: Json) -> float:
     return number(row, "response_ms.p95")
 
 
-def _of_search(doc: Doc, index: int, points: Sequence[tuple[float, int, Json]]) -> Line:
+def _of_search(doc: Doc, index: int, points: Sequence[tuple[float, int, Json]]) -> ChartLine:
     """One search among the points of all."""
     dash = ("", "dash", "dot", "chain")[index % 4]
     own = _line(called(doc), [row for _, of, row in points if of == index], _completed, _p95, 0)

@@ -22,7 +22,7 @@ DASHES: Mapping[str, str] = {"": "", "dash": "7 4", "dot": "2 3", "chain": "8 3 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """`look` is one of nine colours; `dash` tells lines apart without them. `hollow` are the points
     that are drawn open. Where there is a `through`, the line goes through those places (x, y) and
     not from point to point."""
@@ -61,7 +61,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ChartTable:
     """The numbers behind a chart. A `small` one is shown with it."""
 
     heads: Sequence[str]
@@ -79,8 +79,8 @@ class Chart:
     title: str
     unit: str
     axis: Axis
-    lines: Sequence[Line]
-    table: Table
+    lines: Sequence[ChartLine]
+    table: ChartTable
     log: bool = False
     limits: Sequence[Limit] = ()
     says: str = ""
@@ -147,7 +147,7 @@ def rounded_place(place: float) -> float | int:
     return int(short) if short.is_integer() and abs(short) < 2**53 else short
 
 
-def _drawing(chart: Chart, lines: Sequence[Line]) -> dict[str, Any]:
+def _drawing(chart: Chart, lines: Sequence[ChartLine]) -> dict[str, Any]:
     return {
         "title": plain(chart.title),
         "unit": plain(chart.unit),
@@ -212,7 +212,7 @@ def percentile_chart(title: str, curves: Sequence[Curve], says: str = "") -> Cha
     if not some:
         return None
     lines = [
-        Line(name=curve.name, values=_percentiles(curve.histogram), look=curve.look,
+        ChartLine(name=curve.name, values=_percentiles(curve.histogram), look=curve.look,
              dash=curve.dash)
         for curve in some
     ]  # fmt: skip
@@ -223,7 +223,7 @@ def percentile_chart(title: str, curves: Sequence[Curve], says: str = "") -> Cha
     return Chart(
         title=title, unit="ms", axis=PERCENTILE_AXIS, lines=lines, log=True,
         says=" ".join(each for each in said if each),
-        table=Table(heads=heads, rows=rows, small=True),
+        table=ChartTable(heads=heads, rows=rows, small=True),
     )  # fmt: skip
 
 

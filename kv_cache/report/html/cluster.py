@@ -41,7 +41,7 @@ from kv_cache.report.cluster.reading import (
     texts_in,
     variants_of,
 )
-from kv_cache.report.html.charts import LINEAR, TIME, Axis, Book, Chart, Line, Table
+from kv_cache.report.html.charts import LINEAR, TIME, Axis, Book, Chart, ChartLine, ChartTable
 from kv_cache.report.html.parts import (
     Card,
     Doc,
@@ -310,7 +310,7 @@ def _measures(
     *, log: bool = False,
 ) -> Chart:  # fmt: skip
     lines = [
-        Line(name=measure.label, look=look, dash=_DASHES[look % 4],
+        ChartLine(name=measure.label, look=look, dash=_DASHES[look % 4],
              values=[measure.scale * mean_at(row, measure.path) for row in rows])
         for look, measure in enumerate(some)
     ]  # fmt: skip
@@ -320,7 +320,7 @@ def _measures(
         for place, row in zip(axis.places, rows, strict=True)
     ]
     return Chart(title=title, unit=unit, axis=axis, lines=lines, log=log,
-                 table=Table(heads=heads, rows=told))  # fmt: skip
+                 table=ChartTable(heads=heads, rows=told))  # fmt: skip
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def _timed(
 ) -> list[Html]:  # fmt: skip
     """Nothing where nothing is above 0."""
     lines = [
-        Line(name=name, values=values, look=look % 9, dash=_DASHES[look % 4])
+        ChartLine(name=name, values=values, look=look % 9, dash=_DASHES[look % 4])
         for look, (name, values) in enumerate(every)
         if any(value > 0 for value in known(values))
     ]
@@ -488,7 +488,7 @@ def _timed(
     axis = Axis(key=doc.id(f"time-{len(grid)}"), kind=TIME, label="virtual time", places=grid)
     heads = ("seconds", *(f"{line.name}, {unit}" for line in lines))
     said = "" if each == 1 else f"One row of {each} is shown."
-    told = Table(heads=heads, rows=rows, says=said)
+    told = ChartTable(heads=heads, rows=rows, says=said)
     return book.figure(Chart(title=title, unit=unit, axis=axis, lines=lines, table=told))
 
 

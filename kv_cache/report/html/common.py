@@ -28,7 +28,7 @@ def common_sections(doc: Doc) -> Iterator[Section]:
         slug="config", title="Configuration", content=_config(doc.own),
         absent="The document holds no configuration.",
     )  # fmt: skip
-    yield Section(slug="origin", title="Origin", content=_origin(doc))
+    yield Section(slug="origin", title="Origin", content=origin(doc))
 
 
 _FIRST = ("hostname", "program", "os", "cpu", "memory", "cgroup", "drives")
@@ -108,7 +108,8 @@ def _config(own: Json) -> list[Html]:
     return [made, details(f"All {len(every)} options", whole)]
 
 
-def _origin(doc: Doc) -> list[Html]:
+def origin(doc: Doc) -> list[Html]:
+    """Where a document is from: its file, program, seed and fingerprint."""
     own = doc.own
     rows = [
         ("file", doc.name),

@@ -11,7 +11,7 @@ from math import isfinite, nan
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import GIB, NS_PER_MS
-from kv_cache.report.html.charts import TIME, Axis, Book, Chart, Line, Table
+from kv_cache.report.html.charts import TIME, Axis, Book, Chart, ChartLine, ChartTable
 from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.flow import flow_content
 from kv_cache.report.html.parts import (
@@ -308,10 +308,10 @@ def _chart(doc: Doc, title: str, step: float, rates: Mapping[str, Mapping[int, f
     steps = sorted({at for each in rates.values() for at in each})
     places = [(at + 0.5) * step for at in steps]
     total = [sum(each.get(at, nan) for each in rates.values()) for at in steps]  # or unknown
-    lines = [Line(name="all ranks", values=total, look=0)]
+    lines = [ChartLine(name="all ranks", values=total, look=0)]
     if len(rates) <= _MOST_LINES:
         lines += [
-            Line(name=f"rank {rank}", look=1 + index, dash=("dash", "dot", "chain")[index % 3],
+            ChartLine(name=f"rank {rank}", look=1 + index, dash=("dash", "dot", "chain")[index % 3],
                  values=[each.get(at, nan) for at in steps])
             for index, (rank, each) in enumerate(rates.items())
         ]  # fmt: skip
@@ -324,6 +324,6 @@ def _chart(doc: Doc, title: str, step: float, rates: Mapping[str, Mapping[int, f
         title=title, unit="GiB/s", lines=lines,
         axis=Axis(key=doc.id("ranks-time"), kind=TIME, label="time since measuring began",
                   places=places),
-        table=Table(heads=("seconds", *(line.name for line in lines)), rows=rows,
+        table=ChartTable(heads=("seconds", *(line.name for line in lines)), rows=rows,
                     says="" if every == 1 else f"One row of {every} is shown."),
     )  # fmt: skip

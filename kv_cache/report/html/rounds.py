@@ -5,7 +5,16 @@ from math import isfinite
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB
-from kv_cache.report.html.charts import LINEAR, TIME, Axis, Book, Chart, Limit, Line, Table
+from kv_cache.report.html.charts import (
+    LINEAR,
+    TIME,
+    Axis,
+    Book,
+    Chart,
+    ChartLine,
+    ChartTable,
+    Limit,
+)
 from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.parts import (
     Card,
@@ -97,8 +106,8 @@ def _fill(doc: Doc, own: Json, book: Book) -> list[Html]:
     return book.figure(
         Chart(
             title="The fill", unit="GiB/s", axis=axis,
-            lines=[Line(name="written", values=rates, look=1)],
-            table=Table(heads=("seconds", "GiB/s"), rows=shown, says=said),
+            lines=[ChartLine(name="written", values=rates, look=1)],
+            table=ChartTable(heads=("seconds", "GiB/s"), rows=shown, says=said),
         )
     )  # fmt: skip
 
@@ -125,7 +134,7 @@ def _rounds(doc: Doc, own: Json, book: Book) -> list[Html]:
     return book.figure(
         Chart(
             title="Storage throughput of each round", unit="GiB/s", axis=axis,
-            lines=[Line(name="read + write", values=rates, look=0)],
-            limits=limits if isfinite(average) else (), table=Table(heads=heads, rows=shown),
+            lines=[ChartLine(name="read + write", values=rates, look=0)],
+            limits=limits if isfinite(average) else (), table=ChartTable(heads=heads, rows=shown),
         )
     )  # fmt: skip

@@ -24,9 +24,9 @@ from kv_cache.report.html.charts import (
     Axis,
     Book,
     Chart,
+    ChartLine,
+    ChartTable,
     Curve,
-    Line,
-    Table,
     percentile_chart,
 )
 from kv_cache.report.html.flow import flows
@@ -273,7 +273,7 @@ def _over_time(
     if not any(found > 0 for each in series for found in each.values()):
         return None
     lines = [
-        Line(name=called(run.doc), look=index % 9, dash=_DASHES[index % 4],
+        ChartLine(name=called(run.doc), look=index % 9, dash=_DASHES[index % 4],
              values=[each.get(at, nan) for at in steps])
         for index, (run, each) in enumerate(zip(runs, series, strict=True))
     ]  # fmt: skip
@@ -286,15 +286,17 @@ def _over_time(
 
 
 def _time_table(
-    runs: Sequence[Run], unit: str, places: Sequence[float], lines: Sequence[Line]
-) -> Table:
+    runs: Sequence[Run], unit: str, places: Sequence[float], lines: Sequence[ChartLine]
+) -> ChartTable:
     every = -(-len(places) // 60)
     rows = [
         (figures(places[i]), *(figures(line.values[i]) for line in lines))
         for i in range(0, len(places), every)
     ]
     heads = ("seconds", *(f"{run.doc.label}, {unit}" for run in runs))
-    return Table(heads=heads, rows=rows, says="" if every == 1 else f"One row of {every} is shown.")
+    return ChartTable(
+        heads=heads, rows=rows, says="" if every == 1 else f"One row of {every} is shown."
+    )
 
 
 def _step(measured: Sequence[Sequence[Point]]) -> float:

@@ -7,7 +7,7 @@ from math import isfinite, nan
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import Qos, Tier
 from kv_cache.core.units import GIB
-from kv_cache.report.html.charts import TIME, Axis, Chart, Limit, Line, Table
+from kv_cache.report.html.charts import TIME, Axis, Chart, ChartLine, ChartTable, Limit
 from kv_cache.report.html.parts import Doc, Json
 from kv_cache.report.pictures.base import highest, needed, number, rows_at
 from kv_cache.report.pictures.run import Point, limits_of, phases_of, points_of
@@ -56,12 +56,12 @@ class Timeline:
             title=title, unit=unit, axis=self.axis, log=log, limits=limits, most=most, says=says,
             steps=steps, table=self._table([line for line, _ in some], unit),
             lines=[
-                Line(name=line.name, values=values, look=line.look, dash=line.dash)
+                ChartLine(name=line.name, values=values, look=line.look, dash=line.dash)
                 for line, values in some
             ],
         )  # fmt: skip
 
-    def _table(self, lines: Sequence["Series"], unit: str) -> Table:
+    def _table(self, lines: Sequence["Series"], unit: str) -> ChartTable:
         rows = [
             (
                 f"{point.start_s:,.1f} to {point.end_s:,.1f}",
@@ -73,7 +73,7 @@ class Timeline:
         several = max((len(point.rows) for point in self.coarse), default=1)
         said = f"Each row is up to {several} windows." if several > 1 else ""
         heads = ("seconds", "phase", *(f"{line.name}, {unit}" for line in lines))
-        return Table(heads=heads, rows=rows, says=said, words=2)
+        return ChartTable(heads=heads, rows=rows, says=said, words=2)
 
 
 def _seen(values: Sequence[float], *, log: bool) -> bool:

@@ -1,0 +1,68 @@
+"""The document of a sweep as typed values; `report/sweep` makes it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from kv_cache.result.counted import Count
+
+SCHEMA = "kv-cache-sweep/1"
+FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
+
+Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
+"""No number of a document is larger: not a byte count, nor an instant in nanoseconds."""
+
+
+class IntervalEnds(Struct, frozen=True, kw_only=True):
+    """An interval that holds the mean with 95 %."""
+
+    low: Number
+    high: Number
+
+
+class CellNumbers(Struct, frozen=True, kw_only=True):
+    """One metric of a cell, in its stored unit."""
+
+    mean: Number
+    interval: IntervalEnds | None
+
+
+class SweepRun(Struct, frozen=True, kw_only=True):
+    """One run of a cell."""
+
+    trial: Count
+    directory: str
+    status: str
+    exit_code: int | None
+    says: str | None
+
+
+class SweepCell(Struct, frozen=True, kw_only=True):
+    """One combination of the varied options; `best` are the metrics by which it is better than
+    every other cell."""
+
+    cell: Count
+    values: dict[str, Any]
+    verdict: str
+    metrics: Mapping[str, CellNumbers]
+    best: list[str]
+    runs: list[SweepRun]
+
+
+class SweepFacts(Struct, frozen=True, kw_only=True):
+    """What is shown of a sweep."""
+
+    program_version: str
+    grid_file: str
+    configurations_sha256: str
+    varied: list[str]
+    seed: int
+    repeat: Count
+    status: Literal["finished", "interrupted"]
+    interrupted: str | None
+    runs: Count
+    finished: Count
+    failed: Count
+    notes: list[str]
+    cells: list[SweepCell]

@@ -1,0 +1,206 @@
+"""What a sweep shows: which cell is the best for sure, each metric over the option with the most
+values, and every cell in a line."""
+
+from collections.abc import Iterator, Sequence
+
+from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts
+from kv_cache.view.parts import (
+    COUNT,
+    GIB_PER_S,
+    MS,
+    PER_S,
+    Cell,
+    FactList,
+    Figure,
+    Line,
+    Part,
+    PlotPoint,
+    Remarks,
+    ShownColumn,
+    Table,
+    View,
+)
+
+COLUMNS: dict[str, ShownColumn] = {
+    "storage.read.bytes_per_second": ShownColumn("read", GIB_PER_S),
+    "storage.write.bytes_per_second": ShownColumn("write", GIB_PER_S),
+    "storage.read.device_ms.p95": ShownColumn("read p95", MS),
+    "storage.write.device_ms.p95": ShownColumn("write p95", MS),
+    "requests_per_second": ShownColumn("requests", PER_S),
+    "response_ms.p95": ShownColumn("response p95", MS),
+}
+"""The metrics that are shown, of all that the document has."""
+
+_BEST = "* better than every other cell: their 95 % intervals do not overlap"
+_RANKED = ("valid", "suspect")
+
+
+def sweep_view(sweep: SweepFacts) -> View:
+    """All cells; figures if an option varies in two numbers or more."""
+    return View(
+        title="Sweep",
+        status=sweep.status,
+        sentence=_sentence(sweep),
+        about=[
+            sweep.grid_file,
+            f"seed {sweep.seed}",
+            f"means of {sweep.repeat} runs" if sweep.repeat > 1 else "one run a cell",
+            f"kv-cache {sweep.program_version}",
+        ],
+        parts=list(_parts(sweep)),
+    )
+
+
+def _parts(sweep: SweepFacts) -> Iterator[Part]:
+    shown = [name for name in COLUMNS if any(name in cell.metrics for cell in sweep.cells)]
+    axis = _axis(sweep)
+    if axis is not None:
+        yield from (_figure(sweep.cells, axis, name) for name in shown)
+    yield _table(sweep, shown)
+    failed = [text for cell in sweep.cells for text in _failures(cell)]
+    remarks = [*sweep.notes, *failed]
+    if remarks:
+        yield Remarks(title="Know first", texts=remarks)
+    yield FactList(
+        title="Runs",
+        rows=[
+            ("finished", f"{sweep.finished} of {sweep.runs}"),
+            ("failed", str(sweep.failed)),
+            ("configurations (SHA-256)", sweep.configurations_sha256),
+        ],
+    )
+
+
+def _sentence(sweep: SweepFacts) -> str:
+    """Which cell is better than all others, by which metric; or why none is."""
+    left = sweep.runs - sweep.finished - sweep.failed
+    what = f"{len(sweep.cells)} cells, {sweep.finished} of {sweep.runs} runs finished"
+    if sweep.failed or left:
+        what += f", {sweep.failed} failed, {left} not run to the end"
+    if sweep.interrupted is not None:
+        what += f", ended by {sweep.interrupted}"
+    winners: dict[int, list[str]] = {}
+    for cell in sweep.cells:
+        for name in cell.best:
+            if name in COLUMNS:
+                winners.setdefault(cell.cell, []).append(COLUMNS[name].title)
+    if winners:
+        best = "; ".join(f"cell {n} by {', '.join(names)}" for n, names in winners.items())
+        return f"{what}. Better than every other cell: {best}."
+    return f"{what}. {_why_no_best(sweep)}."
+
+
+def _why_no_best(sweep: SweepFacts) -> str:
+    if sweep.repeat < 2:
+        return "No cell is called the best: one run each has no interval; repeat: 3 gives one"
+    if not any(cell.verdict in _RANKED for cell in sweep.cells):
+        return "No cell is called the best: invalid and unfinished cells have no rank"
+    return "No cell is better than every other: their 95 % intervals overlap"
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
+    varied = [ShownColumn(name) for name in _last_words(sweep.varied)]
+    first = len(varied) + 1
+    rows: list[list[Cell]] = [
+        [
+            str(cell.cell),
+            *(_plain(cell.values[path]) for path in sweep.varied),
+            *(cell.metrics[name].mean if name in cell.metrics else None for name in shown),
+            cell.verdict,
+        ]
+        for cell in sweep.cells
+    ]
+    marked = frozenset(
+        (number, first + place)
+        for number, cell in enumerate(sweep.cells)
+        for place, name in enumerate(shown)
+        if name in cell.best
+    )
+    return Table(
+        title="Cells",
+        columns=[
+            ShownColumn("cell"),
+            *varied,
+            *(COLUMNS[name] for name in shown),
+            ShownColumn("verdict"),
+        ],
+        rows=rows,
+        marked=marked,
+        says="* better than every other cell: their 95 % intervals do not overlap"
+        if marked
+        else "",
+    )
+
+
+def _last_words(paths: Sequence[str]) -> list[str]:
+    """The last words of the paths, if they are told apart by them."""
+    last = [path.rpartition(".")[2] for path in paths]
+    return [word if last.count(word) == 1 else path for word, path in zip(last, paths, strict=True)]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value))
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+
+
+def _failures(cell: SweepCell) -> Iterator[str]:
+    for run in cell.runs:
+        if run.status not in (FINISHED, PLANNED, INTERRUPTED):
+            yield (
+                f"cell {cell.cell}, run {run.trial}: {run.status}, exit code {run.exit_code}: "
+                f"{run.says or 'it said nothing'} ({run.directory}/log.txt)"
+            )
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def _axis(sweep: SweepFacts) -> str | None:
+    """The varied option with the most numbers; None if none has two."""
+    counts = {
+        path: len({_number(cell, path) for cell in sweep.cells})
+        for path in sweep.varied
+        if all(_number(cell, path) is not None for cell in sweep.cells)
+    }
+    most = max(counts, key=lambda path: counts[path], default=None)
+    return most if most is not None and counts[most] > 1 else None
+
+
+def _number(cell: SweepCell, path: str) -> float | None:
+    value = cell.values.get(path)
+    return float(value) if isinstance(value, int | float) and type(value) is not bool else None
+
+
+def _figure(cells: Sequence[SweepCell], axis: str, name: str) -> Figure:
+    lines: dict[str, list[PlotPoint]] = {}
+    for cell in cells:
+        numbers = cell.metrics.get(name)
+        if numbers is None:
+            continue
+        span = numbers.interval
+        point = PlotPoint(
+            x=_number(cell, axis) or 0.0,
+            y=numbers.mean,
+            low=None if span is None else span.low,
+            high=None if span is None else span.high,
+        )
+        lines.setdefault(_others(cell, axis), []).append(point)
+    return Figure(
+        title=COLUMNS[name].title.capitalize(),
+        x=ShownColumn(axis, COUNT),
+        y=COLUMNS[name],
+        lines=[
+            Line(name=line, points=sorted(points, key=lambda point: point.x))
+            for line, points in lines.items()
+        ],
+    )
+
+
+def _others(cell: SweepCell, axis: str) -> str:
+    """The values of the other varied options."""
+    others = {path: value for path, value in cell.values.items() if path != axis}
+    return ", ".join(f"{path.rpartition('.')[2]} {_plain(v)}" for path, v in others.items())

@@ -1,0 +1,124 @@
+"""Views: what a kind shows is said once, and a number is the same text in every form."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from kv_cache.cli.plot import main as plot
+from kv_cache.cli.report import main as report
+from kv_cache.core.errors import UsageError
+from kv_cache.core.text import as_json
+from kv_cache.core.units import GIB, MISSING
+from kv_cache.report.html import page
+from kv_cache.report.pictures.base import NothingToDrawError
+from kv_cache.report.pictures.shown import view_picture
+from kv_cache.report.sheets import view_workbook
+from kv_cache.report.sweep import sweep_text
+from kv_cache.result.chain import seal
+from kv_cache.result.run import MisshapenError
+from kv_cache.view.markdown import markdown
+from kv_cache.view.parts import GIB_PER_S, MS, Figure, Line, PlotPoint, ShownColumn, Table, View
+from kv_cache.view.sheet import rows, tables
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import VIEWS
+from tests.reports import sweep
+
+READ = "storage.read.bytes_per_second"
+
+
+def view_of(document: dict[str, Any]) -> View:
+    return VIEWS[document["kv_cache"]["schema"]](document["kv_cache"])
+
+
+def shown(value: float) -> str:
+    return ShownColumn("read", GIB_PER_S).text(value)
+
+
+def test_a_number_is_the_same_text_in_every_form() -> None:
+    document = sweep()
+    value = document["kv_cache"]["cells"][1]["metrics"][READ]["mean"]
+    view, golden = view_of(document), shown(value)
+    assert golden == "1.863"
+    assert golden in terminal(view)
+    assert golden in markdown(view)
+    assert golden in page([document], ["sweep.json"])
+    drawn = [p.y for figure in view.figures() for line in figure.lines for p in line.points]
+    assert value in drawn
+    book = zipfile.ZipFile(io.BytesIO(view_workbook(view)))
+    assert f"{value / GIB:.15g}"[:12] in book.read("xl/worksheets/sheet1.xml").decode()
+
+
+def test_the_answer_is_a_sentence_that_names_the_best_cell() -> None:
+    sentence = view_of(sweep()).sentence
+    assert sentence.startswith("2 cells, 6 of 6 runs finished. ")
+    assert "Better than every other cell: cell 2 by read" in sentence
+    assert sentence in sweep_text(sweep(), Path("D"))
+
+
+def test_a_missing_number_is_a_dash_in_every_form() -> None:
+    table = Table(
+        title="T", columns=[ShownColumn("a"), ShownColumn("b", MS)], rows=[["x", None], ["", 0.0]]
+    )
+    view = View(title="V", status="finished", sentence="S.", about=[], parts=[table])
+    assert table.cells() == [["x", MISSING], [MISSING, "0"]]
+    assert MISSING in terminal(view)
+    assert f"| x | {MISSING} |" in markdown(view)
+    assert rows(tables(view)[0]) == [["x", None], ["", 0.0]]
+
+
+def test_the_table_of_a_figure_has_its_points_and_the_ends_of_intervals() -> None:
+    points = [PlotPoint(x=1, y=2 * GIB, low=GIB, high=3 * GIB), PlotPoint(x=2, y=GIB)]
+    figure = Figure(
+        title="Read", x=ShownColumn("threads", MS), y=ShownColumn("read", GIB_PER_S),
+        lines=[Line(name="", points=points)],
+    )  # fmt: skip
+    made = figure.table()
+    assert made.headings == ["threads, ms", "read, GiB/s", "from, GiB/s", "to, GiB/s"]
+    assert made.cells() == [["1", "2", "1", "3"], ["2", "1", MISSING, MISSING]]
+
+
+def test_text_out_of_a_file_is_no_markup() -> None:
+    document = sweep(source="<b>|*x*`\n")
+    assert "<b>" not in page([document], ["s.json"]).split("<main")[1]
+    assert "\\<b\\>\\|\\*x\\*\\`" in markdown(view_of(document))
+
+
+def test_a_sweep_over_words_has_a_table_and_no_picture() -> None:
+    document = sweep(values=["lru", "fifo"])
+    assert view_of(document).figures() == []
+    assert "lru" in terminal(view_of(document))
+    with pytest.raises(NothingToDrawError):
+        view_picture(view_of(document))
+
+
+def test_report_writes_each_form_of_a_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sweep.json"
+    file.write_bytes(as_json(sweep()))
+    for suffix in ("html", "md", "xlsx"):
+        for _ in range(2):  # its own may be replaced
+            assert report([str(file), "-o", str(tmp_path / f"s.{suffix}")]) == 0
+    pytest.importorskip("matplotlib")
+    assert plot([str(file), "-o", str(tmp_path / "s.svg")]) == 0
+    capsys.readouterr()
+    assert report([str(file), "--format", "markdown"]) == 0
+    assert "| 2 | 2 | 1.863\\* |" in capsys.readouterr().out
+
+
+def test_a_value_that_is_not_of_its_type_is_named_with_its_place(tmp_path: Path) -> None:
+    document = orjson.loads(as_json(sweep()))
+    document["kv_cache"]["cells"][1]["metrics"][READ]["mean"] = "fast"
+    document["kv_cache"].pop("chain")
+    with pytest.raises(MisshapenError, match=r"^cells\[1\].metrics\[...\].mean: expected float"):
+        view_of(document)
+    file = tmp_path / "sweep.json"
+    file.write_bytes(as_json(seal(document, {})))
+    for words in (["-o", str(tmp_path / "s.html")], ["--format", "markdown"]):
+        with pytest.raises(UsageError, match="expected float, got str; the file was cut"):
+            report([str(file), *words])
+    assert not (tmp_path / "s.html").exists()
