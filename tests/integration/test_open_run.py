@@ -1,0 +1,84 @@
+"""A run is open as a whole or not at all, and gives back what it took."""
+
+import gc
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+from kv_cache.bench.plan import RunPlan
+from kv_cache.bench.run import RealRun, open_run
+from kv_cache.config.build import build_load, fillable_bytes, tier_specs
+from kv_cache.config.load import load_config
+from kv_cache.core.kinds import Tier
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import gib_to_bytes
+from kv_cache.tiers.base import Store
+
+SEED = 5
+
+
+def plan_in(directory: Path) -> RunPlan:
+    config = load_config(
+        None,
+        {
+            "run.model": "tiny-1b", "run.num_users": 2, "run.max_requests": 20,
+            "run.generation_mode": "none", "tiers.gpu_mem_gib": 0.0, "tiers.cpu_mem_gib": 0.01,
+            "tiers.storage_capacity_gib": 0.5, "tiers.cache_dir": (str(directory),),
+            "io.buffer_mib": 1,
+        },
+    )  # fmt: skip
+    specs = tier_specs(config, gib_to_bytes(config.tiers.storage_capacity_gib))
+    room = fillable_bytes(config, specs)
+    load = build_load(config, config.model_shape(), Seed(SEED), None, None, room)
+    return RunPlan(config, load, specs, SEED)
+
+
+@pytest.mark.parametrize("tier", [Tier.CPU, Tier.NVME])
+def test_a_run_of_which_a_tier_cannot_be_opened_leaves_nothing(tier: Tier, tmp_path: Path) -> None:
+    closed: list[Tier] = []
+
+    def broken(store: Store) -> Store:
+        close = store.close
+
+        def watched() -> None:
+            closed.append(store.tier)
+            close()
+
+        store.close = watched  # type: ignore[method-assign]
+        if store.tier is tier:
+            raise RuntimeError("a defect")
+        return store
+
+    plan = plan_in(tmp_path)
+    with (
+        pytest.raises(RuntimeError, match="a defect"),
+        open_run(plan, threading.Event(), wrap=broken),
+    ):
+        raise AssertionError("it was opened")
+    before = [spec.tier for spec in plan.specs]
+    assert closed == before[: before.index(tier)][::-1]
+    assert not list(tmp_path.glob("kv-cache-run-*"))
+
+
+def test_a_closed_run_can_be_read_and_its_buffers_are_gone(tmp_path: Path) -> None:
+    buffers: list[weakref.ref[object]] = []
+
+    def tick(run: RealRun) -> None:
+        if not buffers:
+            buffers.append(weakref.ref(run._machine.stores.load_buffers))
+
+    interval_s = sys.getswitchinterval()
+    with open_run(plan_in(tmp_path), threading.Event()) as run:
+        outcome = run.execute(tick)
+    gc.collect()
+    assert outcome.death is None
+    assert run.recorder.all.completed == 20
+    assert run.phase == "done"
+    assert not run.left_behind
+    assert buffers[0]() is None
+    assert sys.getswitchinterval() == interval_s
+    assert gc.get_freeze_count() == 0
+    assert not list(tmp_path.glob("kv-cache-run-*"))
