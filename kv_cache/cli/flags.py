@@ -207,7 +207,7 @@ def _add_general(group: argparse._ArgumentGroup) -> None:
         modes.add_argument(flag, dest=flag, action="store_true", help=text)
     group.add_argument(
         "--log-level", dest="--log-level", type=_word("--log-level", LOG_LEVELS, str.upper),
-        metavar=_braces(LOG_LEVELS), help="What is logged on stderr [default INFO]",
+        metavar=_braces(LOG_LEVELS), help="Least severe level of messages on stderr [default INFO]",
     )  # fmt: skip
 
 

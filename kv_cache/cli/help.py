@@ -6,11 +6,11 @@ from kv_cache import __version__
 
 COMMANDS = """commands, each with a --help of its own:
   run           measure (also without a command's name)
-  capacity      how many users, or requests/s, keep their promises
+  capacity      how many users, or requests/s, meet the SLOs
   precondition  bring a drive into the state in which it will be used
   probe         measure a device alone        twin       fio does the I/O of a run
   calibrate     a machine's profile           predict    a run, by such a profile
-  verify        is a result as its run left it?
+  verify        is a result intact, and do its numbers follow from its counts?
   compare       do results differ?            report     pages, tables, logs of results
   plot          pictures of results           sweep      a run for each cell of a grid
   lab           policies, without time        sim        clusters, in virtual time

@@ -23,7 +23,8 @@ class PoliciesConfig(AdmissionConfig):
 
     admission: str = opt("always", TAKES, choices=tuple(ADMISSION), flag="--admission")
     admission_at: str = opt(
-        "lower", "Tiers that ask it: all below the fastest, all, or storage alone", choices=AT,
+        "lower", "Tiers that apply the admission policy: all below the fastest, all, or storage "
+                 "only", choices=AT,
         flag="--admission-at",
     )  # fmt: skip
     write: str = opt(
@@ -35,9 +36,9 @@ class PoliciesConfig(AdmissionConfig):
     )  # fmt: skip
     prefetch: str = opt(
         "none",
-        "What is brought up before somebody asks, while requests compute and users think: nothing; "
-        "the blocks of the request, which its next turn will ask for (next-in-session); those of "
-        "what has followed this conversation, or this sequence, before (successor)",
+        "What to prefetch into faster tiers while requests compute and users think: nothing; the "
+        "blocks of the request, which its next turn will need (next-in-session); the blocks of "
+        "what followed this conversation or sequence before (successor)",
         choices=tuple(PREFETCH), flag="--prefetch",
     )  # fmt: skip
     prefetch_to: str = opt(

@@ -165,16 +165,17 @@ class Rag:
     chunks of them."""
 
     enabled: bool = opt(
-        False, "Beside some requests, send one that reads chunks of a document",
+        False, "Send RAG requests beside some requests: each reads chunks of a document",
         flag="--enable-rag",
     )  # fmt: skip
     num_docs: int = opt(
-        10, "Documents that are ingested before anything is measured", low=0, high=1_000_000,
+        10, "Number of documents, ingested before the measurement", low=0, high=1_000_000,
         flag="--rag-num-docs",
     )  # fmt: skip
     reuse: str = opt(
-        "independent", "When a stored chunk is of use: wherever it stands (as CacheBlend and EPIC "
-        "do, and the reference), or only behind the same chunks in the same order (prefix)",
+        "independent", "When a stored chunk can be reused: at any position (independent, as "
+                       "CacheBlend, EPIC and the reference do), or only behind the same chunks "
+                       "in the same order (prefix)",
         choices=("independent", "prefix"), flag="--chunk-reuse",
     )  # fmt: skip
     chunk_size_tokens: int = opt(
@@ -234,17 +235,17 @@ class Autoscaler:
     """Users that come and go during a run."""
 
     enabled: bool = opt(
-        False, "Change the number of users during the run, to find how many storage carries",
+        False, "Change the number of users during the run to find how many the storage sustains",
         flag="--enable-autoscaling",
     )  # fmt: skip
     mode: str = opt(
-        "qos", "What is looked for: the most users whose classes all keep their promises (qos), or "
-        "the most throughput whatever the latency (capacity); predictive = qos",
+        "qos", "What to search for: the most users with the SLOs of all classes met (qos), or "
+               "the highest throughput regardless of latency (capacity); predictive = qos",
         choices=("qos", "capacity", "predictive"),
         flag="--autoscaler-mode",
     )  # fmt: skip
     target_saturation: float = opt(
-        0.8, "Share of the promised limits that qos uses; 1 = all of it", low=0, high=1,
+        0.8, "Share of the SLO limits that mode qos aims for; 1 = all of it", low=0, high=1,
         flag="--target-saturation",
     )  # fmt: skip
     min_users: int = opt(1, "Fewest users", low=1, high=100_000)

@@ -39,7 +39,7 @@ class ModelSection:
         "llama3.1-8b", "Built-in model whose geometry gives KV bytes and attention FLOPs per token"
     )
     kv_dtype: str | None = opt(
-        None, "Type of an element of the KV cache, if not the model's own",
+        None, "Element type of the KV cache; if not given, the model's own",
         choices=tuple(DTYPE_BITS),
     )  # fmt: skip
     kv_bytes_per_token: int = opt(

@@ -31,17 +31,18 @@ class RunConfig:
         flag="--model", metavar="NAME",
     )  # fmt: skip
     model_mix: Mapping[str, float] = opt(
-        {}, "Several models instead of one, each with its weight: every conversation belongs to "
-        "one of them, and two models share no blocks", above=0, flag="--model-mix",
+        {}, "Mix of several models with their weights; every conversation uses one of them, and "
+            "models share no blocks", above=0, flag="--model-mix",
         metavar="NAME=WEIGHT,...",
     )  # fmt: skip
     kv_dtype: str | None = opt(
-        None, "Type of an element of the KV cache, if not the model's own",
+        None, "Element type of the KV cache; if not given, the model's own",
         choices=tuple(DTYPE_BITS), flag="--kv-dtype",
     )  # fmt: skip
     kv_bytes_per_token: int | None = opt(
-        None, "Bytes of KV state of one token of the whole model, if not as its geometry says: for "
-        "a model whose config.json is not understood", unit="bytes", low=1, high=10**9,
+        None, "Bytes of KV state per token of the whole model, instead of what its geometry "
+              "gives: for a model whose config.json is not understood",
+        unit="bytes", low=1, high=10**9,
         flag="--kv-bytes-per-token", metavar="N",
     )  # fmt: skip
     mode: str = opt(
@@ -51,7 +52,7 @@ class RunConfig:
         choices=tuple(mode.value for mode in RunMode),
     )
     num_users: int = opt(
-        100, "Synthetic users who ask at the same time", low=1, high=100_000, flag="--num-users"
+        100, "Number of concurrent synthetic users", low=1, high=100_000, flag="--num-users"
     )
     duration_s: float | None = opt(
         None,
@@ -60,11 +61,12 @@ class RunConfig:
         unit="s", above=0, high=86_400, flag="--duration",
     )  # fmt: skip
     warmup_s: float = opt(
-        0.0, "Load before the measured window, not counted", unit="s", low=0, high=86_400,
+        0.0, "Warm-up: load before the measured window, not counted", unit="s", low=0, high=86_400,
         flag="--warmup",
     )  # fmt: skip
     drain_s: float = opt(
-        10.0, "How long requests in flight may finish after the window; reported apart", unit="s",
+        10.0, "How long requests in flight may take to finish after the window; reported "
+              "separately", unit="s",
         low=0, high=86_400, flag="--drain",
     )  # fmt: skip
     answer_s: float = opt(
@@ -73,16 +75,16 @@ class RunConfig:
         "3)", unit="s", low=0.1, high=86_400,
     )  # fmt: skip
     seed: int | None = opt(
-        None, "Seed of everything that is drawn; if not given, a fresh one, which the result names",
+        None, "Random seed of the whole run; if not given, a fresh one, which the result records",
         low=0, high=2**32 - 1, flag="--seed",
     )  # fmt: skip
     max_requests: int = opt(
-        0, "Stop after exactly so many requests; 0 = no limit", low=0, high=10**12,
+        0, "Stop after exactly this many requests; 0 = no limit", low=0, high=10**12,
         flag="--max-requests",
     )  # fmt: skip
     generation_mode: str = opt(
         "realistic",
-        "Time that generation takes per token, see generation_timing (none = storage only)",
+        "Generation time per token, see generation_timing (none = storage only)",
         choices=("none", "fast", "realistic"), flag="--generation-mode",
     )  # fmt: skip
     performance_profile: str = opt(
@@ -90,39 +92,41 @@ class RunConfig:
         choices=("latency", "throughput"), flag="--performance-profile",
     )  # fmt: skip
     slo_ms: float = opt(
-        0.0, "Response time of which the result says how many requests kept it; 0 = none",
+        0.0, "Response-time SLO: the result reports the share of requests that met it; 0 = none",
         unit="ms", low=0, high=86_400_000, flag="--slo-ms",
     )  # fmt: skip
     trials: int = opt(
-        1, "Whole runs, one after the other, each with a seed derived from the seed", low=1,
+        1, "Repeat the whole run this many times, each with a seed derived from the seed", low=1,
         high=1000, flag="--trials",
     )  # fmt: skip
     trial_cooldown_s: float = opt(
-        0.0, "Pause between two trials", unit="s", low=0, high=86_400, flag="--trial-cooldown"
+        0.0, "Pause between trials", unit="s", low=0, high=86_400, flag="--trial-cooldown"
     )
     clients: int = opt(
-        1, "Ranks that run together on this machine, each a whole run with its own seed and "
-        "directories, opened at the same instant and added up", low=1, high=256,
+        1, "Processes that run together on this machine: each a whole run with its own seed and "
+           "directories, started at the same instant, with results added up", low=1, high=256,
         flag="--clients", metavar="N",
     )  # fmt: skip
     mpi: str = opt(
         "auto",
-        "Whether the processes of an MPI job run together, as clients do, or each by itself; "
-        "auto = together where mpi4py is installed",
+        "Whether the processes of an MPI job run together, like --clients, or independently; "
+        "auto = together if mpi4py is installed",
         choices=("auto", "together", "apart"), flag="--mpi",
     )  # fmt: skip
     clients_timeout_s: float = opt(
         600.0,
-        "How long ranks that run together wait for one that lags: to be there and to be ready "
-        "after the first was, and for its result after the first came",
+        "How long ranks wait for the slowest one: to connect and be ready after the first, and "
+        "for its result after the first result",
         unit="s", above=0, high=86_400, flag="--clients-timeout",
     )  # fmt: skip
     clients_port: int = opt(
-        0, "TCP port on which rank 0's machine waits for the other ranks; 0 = any that is free",
+        0, "TCP port on which rank 0's machine listens for the other ranks; 0 = any free port",
         low=0, high=65_535, flag="--clients-port",
     )  # fmt: skip
     virtual_time: bool = opt(
-        False, "Simulate with the models of section sim, with no I/O at all", flag="--virtual-time"
+        False,
+        "Simulate in virtual time with the models of section sim; no I/O at all",
+        flag="--virtual-time",
     )
 
 
@@ -135,7 +139,9 @@ class TiersConfig:
         "tier where that would be emulated in RAM that is not there", unit="GiB", low=0,
         high=65_536, flag="--gpu-mem-gb",
     )  # fmt: skip
-    num_gpus: int = opt(1, "Cards; their memory adds up", low=1, high=65_536, flag="--num-gpus")
+    num_gpus: int = opt(
+        1, "Number of GPUs; their memory adds up", low=1, high=65_536, flag="--num-gpus"
+    )
     tensor_parallel: int = opt(
         1, "Ranks that share a model: each stores 1/N of an object (at most num_gpus)", low=1,
         high=65_536, flag="--tensor-parallel",
@@ -146,7 +152,7 @@ class TiersConfig:
         choices=("one", "all"), flag="--ranks",
     )  # fmt: skip
     gpu: str = opt(
-        "auto", "Where GPU copies live: on a CUDA device, or emulated in CPU memory",
+        "auto", "Where the GPU tier is: on a CUDA device, or emulated in CPU memory",
         choices=("auto", "cuda", "emulated"), flag="--gpu",
     )  # fmt: skip
     cpu_mem_gib: float | None = opt(
@@ -155,8 +161,8 @@ class TiersConfig:
         unit="GiB", low=0, high=131_072, flag="--cpu-mem-gb",
     )  # fmt: skip
     storage_capacity_gib: float = opt(
-        0.0, "Bytes that the cache may keep on storage; 0 = 95 % of the free space (no limit in "
-        "virtual time)", unit="GiB", low=0, high=2**30, flag="--storage-capacity-gb",
+        0.0, "Storage capacity of the cache; 0 = 95 % of the free space (no limit in virtual "
+             "time)", unit="GiB", low=0, high=2**30, flag="--storage-capacity-gb",
     )  # fmt: skip
     free_share: float = opt(
         0.95, "Share of the free space that is taken where storage_capacity_gib is 0; ranks that "
@@ -169,12 +175,16 @@ class TiersConfig:
     )  # fmt: skip
     keep_cache: bool = opt(False, "Leave the cache files behind after the run", flag="--keep-cache")
     reclaim: str | None = opt(
-        None, "Host known to be dead, whose runs' files are removed from the cache directory; "
-        "those of any other host may be in use, and a run beside them is refused",
+        None, "Remove the cache files that runs of this host, known to be dead, left in the "
+              "cache directory; without it a run is refused if files of another host are there, "
+              "as they may be in use",
         flag="--reclaim", metavar="HOST",
     )  # fmt: skip
     eviction: str = opt(
-        "lru", "Which copy leaves a full tier first", choices=tuple(EVICTION), flag="--eviction"
+        "lru",
+        "Eviction policy: which copy leaves a full tier first",
+        choices=tuple(EVICTION),
+        flag="--eviction",
     )
 
     @property
@@ -193,12 +203,12 @@ class IoConfig:
     """How bytes reach the storage tier."""
 
     personality: str | None = opt(
-        None, "Do I/O as a real connector does: sets layout, object size, threads, fsync and what "
-        "is dropped, under what is given explicitly", choices=tuple(PERSONALITIES),
+        None, "Do I/O like a real connector: presets layout, object size, threads, fsync and "
+              "dropping; options given explicitly win", choices=tuple(PERSONALITIES),
         flag="--personality",
     )  # fmt: skip
     engine: str = opt(
-        "auto", "How files are read and written; auto = direct where the file system can",
+        "auto", "How files are read and written; auto = direct I/O if the file system supports it",
         choices=("auto", "direct", "mmap", "buffered", "uring"), flag="--io-engine",
     )  # fmt: skip
     write_engine: str | None = opt(
@@ -206,18 +216,18 @@ class IoConfig:
         choices=("auto", "direct", "mmap", "buffered", "uring"),
     )  # fmt: skip
     layout: str = opt(
-        "file", "What is a file: one object; a few large ones cut into extents (arena); objects "
-        "appended to files of 256 MiB (bucket)", choices=LAYOUTS, flag="--layout",
+        "file", "How objects lie in files: one file each (file); extents of a few large files "
+                "(arena); appended to files of 256 MiB (bucket)", choices=LAYOUTS, flag="--layout",
     )  # fmt: skip
     rename: bool = opt(
         True, "With layout file, write under a temporary name and rename what is complete"
     )
     verify: str = opt(
-        "stamps", "What is checked on each read: the stamp of every page, all bytes, or nothing",
+        "stamps", "What to verify on each read: the stamp of every page, all bytes, or nothing",
         choices=("stamps", "full", "off"), flag="--verify",
     )  # fmt: skip
     threads: int = opt(
-        16, "I/O threads that work on the objects of one request", low=1, high=256,
+        16, "I/O threads per request, which work on its objects", low=1, high=256,
         flag="--io-threads",
     )  # fmt: skip
     buffer_mib: int = opt(
@@ -226,8 +236,8 @@ class IoConfig:
     load_buffers: int = opt(16, "Buffers for reads", low=2, high=1024)
     store_buffers: int = opt(16, "Buffers for writes", low=2, high=1024)
     fsync: str | None = opt(
-        None, "When a write is on the device: never waited for, each object before it is complete, "
-        "or every 8 objects; if not given, by semantics.preset", choices=FSYNC, flag="--fsync",
+        None, "When to fsync: never, after each object, or after every 8 objects; if not given, "
+              "by semantics.preset", choices=FSYNC, flag="--fsync",
     )  # fmt: skip
 
 
@@ -237,8 +247,8 @@ class S3Config:
     the environment or the shared credentials file."""
 
     endpoint: str | None = opt(
-        None, "Server of the object store, as https://host or http://host:port; if not given, "
-        "AWS_ENDPOINT_URL or the profile's, else AWS", flag="--s3-endpoint", metavar="URL",
+        None, "Base URL of the S3 server, as https://host or http://host:port; if not given, "
+              "AWS_ENDPOINT_URL or the profile's, else AWS", flag="--s3-endpoint", metavar="URL",
     )  # fmt: skip
     region: str | None = opt(
         None, "Region of the bucket; if not given, AWS_REGION or the profile's, else us-east-1",
@@ -283,9 +293,13 @@ class SemanticsConfig:
         choices=("each", "prefix"),
     )  # fmt: skip
     decode_rereads: bool | None = opt(None, "Read the whole context again during generation")
-    promote: bool | None = opt(None, "Copy what is hit into the fastest tier", flag="--promote")
+    promote: bool | None = opt(
+        None, "Promote blocks that are hit into the fastest tier", flag="--promote"
+    )
     write_behind: bool | None = opt(
-        None, "Answer before new blocks are stored; they are stored after", flag="--write-behind"
+        None,
+        "Finish requests before their new blocks are stored; stores continue in the background",
+        flag="--write-behind",
     )
     write_behind_queue: int = opt(64, "Stores that may wait behind", low=1, high=1_000_000)
     write_behind_full: str = opt(
@@ -317,7 +331,8 @@ class ScheduleConfig:
         unit="s", low=0, high=86_400,
     )  # fmt: skip
     max_concurrent_allocs: int = opt(
-        0, "Requests that may store new blocks at the same time; 0 = no limit", low=0, high=100_000,
+        0, "Most requests that may store new blocks at the same time; 0 = no limit",
+        low=0, high=100_000,
         flag="--max-concurrent-allocs",
     )  # fmt: skip
     max_inflight_gib: float = opt(
@@ -342,7 +357,8 @@ class ArrivalConfig:
         "users do not wait, as in the reference", choices=("closed", "open"),
     )  # fmt: skip
     request_rate: float = opt(
-        0.0, "Requests of all users together, instead of think times or a trace's instants; 0 = no",
+        0.0, "Request rate of all users together, instead of think times or a trace's "
+             "timestamps; 0 = not set",
         unit="1/s", low=0, high=1e9, flag="--request-rate",
     )  # fmt: skip
     process: str = opt(
@@ -363,8 +379,8 @@ class WorkloadConfig:
         None, "Replay this trace instead of synthetic users", flag="--trace", metavar="PATH"
     )
     trace_models: Mapping[str, str] = opt(
-        {}, "Which model of run.model_mix each model of the trace is; requests of others are drawn "
-        "by weight", flag="--trace-models", metavar="TRACE=NAME,...",
+        {}, "Map the trace's model names to models of run.model_mix; requests of other models "
+            "are drawn by weight", flag="--trace-models", metavar="TRACE=NAME,...",
     )  # fmt: skip
     mix_opening_tokens: int = opt(
         512, "With run.model_mix and a trace of hash ids: requests that have the block behind so "
@@ -381,36 +397,37 @@ class WorkloadConfig:
         choices=("auto", *(unit.value for unit in TimeUnit)), flag="--trace-time-unit",
     )  # fmt: skip
     trace_speedup: float = opt(
-        1.0, "Gaps between requests, and think times, are divided by this; 0 = as fast as they are "
-        "served", low=0, high=1e9, flag="--trace-speedup",
+        1.0, "Divide gaps between requests and think times by this; 0 = send requests as fast as "
+             "they are served", low=0, high=1e9, flag="--trace-speedup",
     )  # fmt: skip
     trace_users: int | None = opt(
-        None, "Sessions that go on at the same time, in a trace of sessions without instants of "
-        "their own; if not given, run.num_users", low=1, high=100_000, flag="--trace-users",
+        None, "Concurrent sessions, for a trace of sessions without timestamps; if not given, "
+              "run.num_users", low=1, high=100_000, flag="--trace-users",
     )  # fmt: skip
     arrival_scale: float = opt(
-        1.0, "So many times as many sessions begin in a second, each at its own pace; rows without "
-        "a session are sessions of their own", low=1e-6, high=1e6, flag="--arrival-scale",
+        1.0, "Multiply the session arrival rate by this; each session keeps its own pace, and a "
+             "row without a session is a session of its own",
+        low=1e-6, high=1e6, flag="--arrival-scale",
     )  # fmt: skip
     trace_window: str | None = opt(
         None, "Replay only what lies between these seconds of the trace, e.g. 600:1200; either may "
         "be left out", flag="--trace-window", metavar="FROM:TO",
     )  # fmt: skip
     trace_history: str = opt(
-        "format", "What the prompts of a session's later rows are: as the format says, with the "
-        "history included, only what is added to it, or without history",
+        "format", "How to read the prompts of a session's later rows: as the format says, as "
+                  "including the history, as only what is added to it, or as having no history",
         choices=tuple(history.value for history in History), flag="--trace-history",
     )  # fmt: skip
     trace_prompts: bool = opt(
-        False, "Let a share of a trace's conversations begin with a system prompt, see "
-        "prefix_cache: sharing that the trace itself does not have", flag="--trace-prompts",
+        False, "Begin a share of the trace's conversations with a common system prompt, see "
+               "prefix_cache: sharing that the trace itself does not have", flag="--trace-prompts",
     )  # fmt: skip
     replay_cycles: int = opt(
-        0, "Stop after so many passes over the trace; 0 = endless", low=0, high=10**9,
+        0, "Stop after this many passes over the trace; 0 = endless", low=0, high=10**9,
         flag="--replay-cycles",
     )  # fmt: skip
     skip_bad_rows: bool = opt(
-        False, "Skip and count rows that cannot be read, instead of stopping",
+        False, "Skip and count unreadable rows instead of refusing the trace",
         flag="--skip-bad-rows",
     )  # fmt: skip
     dataset_path: str | None = opt(
@@ -418,13 +435,13 @@ class WorkloadConfig:
         "same as trace with trace_format sharegpt", flag="--dataset-path", metavar="PATH",
     )  # fmt: skip
     max_conversations: int | None = opt(
-        None, "Sessions that are read of a trace of sessions, the first of it; 0 = all; if not "
-        "given, 500 of a dataset_path, else all", low=0, high=10**9, flag="--max-conversations",
+        None, "Read only the first N sessions of a trace of sessions; 0 = all; if not given, 500 "
+              "for a dataset_path, else all", low=0, high=10**9, flag="--max-conversations",
     )  # fmt: skip
     tokenizer: str = opt(
-        "chars", "What counts the tokens of a dataset's texts: chars "
-        "(sharegpt.chars_per_token_estimate), tiktoken:ENCODING or tiktoken:FILE, or hf:FILE (a "
-        "tokenizer.json); nothing is downloaded", flag="--tokenizer", metavar="NAME",
+        "chars", "Tokenizer for a dataset's texts: chars (sharegpt.chars_per_token_estimate), "
+                 "tiktoken:ENCODING or tiktoken:FILE, or hf:FILE (a tokenizer.json); nothing is "
+                 "downloaded", flag="--tokenizer", metavar="NAME",
     )  # fmt: skip
     use_burst_trace: bool = opt(
         False, "Replay the BurstGPT trace at burst_trace_path", flag="--use-burst-trace"
@@ -496,7 +513,7 @@ class MonitorConfig:
         unit="s", low=0.05, high=3600,
     )  # fmt: skip
     latency_tracing: bool = opt(
-        False, "Trace the block layer with bpftrace: what the kernel and the device each took",
+        False, "Trace the block layer with bpftrace: time in the kernel and in the device",
         flag="--enable-latency-tracing",
     )  # fmt: skip
 
@@ -506,23 +523,24 @@ class PreconditionConfig:
     """What is done to the device before anything is measured."""
 
     enabled: bool = opt(
-        False, "Fill the device twice, then run the workload until its speed is steady (SNIA PTS), "
-        "then measure", flag="--precondition",
+        False, "Fill the device twice, run the workload until throughput is steady (SNIA PTS), "
+               "then measure", flag="--precondition",
     )  # fmt: skip
     size_gib: float = opt(
-        0.0, "Bytes that the fill writes in all; 0 = twice storage_capacity_gib", unit="GiB", low=0,
+        0.0, "Total bytes that the fill writes; 0 = twice storage_capacity_gib", unit="GiB", low=0,
         high=2**30, flag="--precondition-size-gb",
     )  # fmt: skip
     threads: int = opt(
-        0, "Threads that fill; 0 = one for each core", low=0, high=1024,
+        0, "Threads of the fill; 0 = one per core", low=0, high=1024,
         flag="--precondition-threads",
     )  # fmt: skip
     round_s: float = opt(
-        60.0, "Length of a round of the workload", unit="s", low=0.1, high=86_400,
+        60.0, "Length of one preconditioning round of the workload", unit="s", low=0.1, high=86_400,
         flag="--round",
     )  # fmt: skip
     max_rounds: int = opt(
-        25, "Rounds after which the device is called not steady; 0 = only fill", low=0, high=1000,
+        25, "Give up after this many rounds and report the device as not steady; 0 = fill only",
+        low=0, high=1000,
         flag="--max-rounds",
     )  # fmt: skip
 
@@ -536,52 +554,60 @@ class OutputConfig:
         "results_dir alone", flag="--output", metavar="PATH",
     )  # fmt: skip
     results_dir: str | None = opt(
-        None, "Directory for the whole record of the run", flag="--results-dir", metavar="DIR"
+        None,
+        "Directory for the complete record of each run: result, configuration, environment, report",
+        flag="--results-dir",
+        metavar="DIR",
     )
     records: bool = opt(
         False, "Write every request and operation to the results directory", flag="--records"
     )
     progress: bool = opt(True, "Show progress on stderr", flag="--no-progress")
     latency_dump: str | None = opt(
-        None, "JSON lines, one for each completed request", flag="--latency-dump", metavar="PATH"
+        None,
+        "Write the latency of each completed request as JSON lines",
+        flag="--latency-dump",
+        metavar="PATH",
     )
     record: str | None = opt(
-        None, "Write what is asked, as a trace that can be replayed: JSON lines, packed where the "
-        "name ends in .gz or .zst", flag="--record", metavar="PATH",
+        None, "Record the requests as a trace that can be replayed: JSON lines, compressed if "
+              "the name ends in .gz or .zst", flag="--record", metavar="PATH",
     )  # fmt: skip
     io_trace_log: str | None = opt(
-        None, "Do no I/O, and write every operation on the tiers as CSV, packed where the name "
-        "ends in .gz or .zst; implies --virtual-time, and the result tells no performance",
+        None, "Write every tier operation as CSV without doing any I/O, compressed if the name "
+              "ends in .gz or .zst; implies --virtual-time, and the result has no performance "
+              "figures",
         flag="--io-trace-log", metavar="PATH",
     )  # fmt: skip
     validation_trace: str | None = opt(
-        None, "Compare the run with the records of a real system: a JSON list, one object for "
-        "each request", flag="--validation-trace", metavar="PATH",
+        None, "Compare the run with records of a real system: a JSON list with one object per "
+              "request", flag="--validation-trace", metavar="PATH",
     )  # fmt: skip
     xlsx_output: str | None = opt(
-        None, "Write the summary as a spreadsheet in the reference's sheets, or as CSV where the "
-        "name does not end in .xlsx", flag="--xlsx-output", metavar="PATH",
+        None, "Write the summary as a spreadsheet with the reference's sheets, or as CSV if the "
+              "name does not end in .xlsx", flag="--xlsx-output", metavar="PATH",
     )  # fmt: skip
     hdr_log: str | None = opt(
-        None, "Write the latencies of each window as a log of HdrHistogram, packed where the name "
-        "ends in .gz or .zst", flag="--hdr-log", metavar="PATH",
+        None, "Write the latencies of each window as an HdrHistogram log, compressed if the name "
+              "ends in .gz or .zst", flag="--hdr-log", metavar="PATH",
     )  # fmt: skip
     metrics_port: int | None = opt(
-        None, "Serve Prometheus metrics on this port while the run goes on; 0 = any that is free, "
-        "which is logged", low=0, high=65_535, flag="--metrics-port",
+        None, "Serve Prometheus metrics on this port during the run; 0 = any free port, which is "
+              "logged", low=0, high=65_535, flag="--metrics-port",
     )  # fmt: skip
     metrics_host: str = opt(
-        "127.0.0.1", "Address that metrics_port is of; 0.0.0.0 = all, for whoever reaches them",
+        "127.0.0.1", "Address to serve metrics on; 0.0.0.0 = all interfaces, open to everyone "
+                     "who can reach them",
         flag="--metrics-host", metavar="ADDRESS",
     )  # fmt: skip
     json: bool = opt(False, "Print the summary as one JSON document instead of text", flag="--json")
     fio_export: str | None = opt(
-        None, "Write the fio job that does the same I/O on storage", flag="--fio-export",
+        None, "Write a fio job file that does the same storage I/O", flag="--fio-export",
         metavar="PATH",
     )  # fmt: skip
     certify: bool = opt(
-        False, "After the run, measure what this client can do at most on this workload, with "
-        "storage that takes no time", flag="--certify",
+        False, "After the run, measure the client's own limit: the same workload on storage that "
+               "takes no time", flag="--certify",
     )  # fmt: skip
 
 
@@ -605,16 +631,16 @@ class SimConfig:
     """What virtual time assumes about each tier: assumptions, unless a profile was measured."""
 
     profile: str | None = opt(
-        None, "What was measured, in place of what is assumed: a file of probe, or a hardware "
-        "profile of calibrate", flag="--profile", metavar="PATH",
+        None, "Measured device profile to use instead of the assumed models: a file written by "
+              "probe or calibrate", flag="--profile", metavar="PATH",
     )  # fmt: skip
     extrapolate: bool = opt(
-        False, "Go on beyond the sizes that were measured, and mark every number that it touches",
+        False, "Extrapolate beyond the measured sizes; affected numbers are flagged",
         flag="--extrapolate",
     )  # fmt: skip
     predict: str | None = opt(
-        None, "Before a real run, predict it with such a file; the result then holds prediction, "
-        "measurement and error", flag="--predict", metavar="PATH",
+        None, "Predict a real run beforehand with such a profile; the result then has "
+              "prediction, measurement and error", flag="--predict", metavar="PATH",
     )  # fmt: skip
     gpu: SimTier = field(default_factory=SimTier)
     cpu: SimTier = field(
