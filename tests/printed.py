@@ -45,6 +45,8 @@ _INLINE = re.compile(r"`((?:python )?kv-cache\.py(?: [^`\n]*)?)`")
 _FILE = re.compile(r"# ([\w.-]+\.yaml)\b.*\n")
 _FIRST = ("python", "kv-cache.py", "make", "mpirun", "pip", "curl", "git", "xz", "export",
           "docs/reports/make.sh")  # fmt: skip
+_ROWS = 800
+"""Of a trace that a page unpacks: its commands are tried, not their numbers."""
 _RESULT = "RESULT"
 """What stands in a page for a result of the reader's own."""
 
@@ -167,8 +169,8 @@ class Stranger:
                 {name: value for name, _, value in (w.partition("=") for w in words[1:])}
             )
         elif name == "xz":
-            with Path(target).open("wb") as file:
-                subprocess.run(words, stdout=file, check=True)
+            whole = subprocess.run(words, capture_output=True, check=True).stdout
+            Path(target).write_bytes(b"".join(whole.splitlines(keepends=True)[:_ROWS]))
         elif name == "git":
             Path("kv-cache-tester").mkdir()
             shutil.copytree(real_trace("agentic"), "kv-cache-tester/traces")

@@ -207,6 +207,7 @@ def test_a_search_that_has_no_place_ends_and_says_where_it_is(
     ran = told(
         capsys, caplog, "capacity", "--slo=interactive:p95<1s", "--virtual-time", "--model=tiny-1b",
         "--gpu-mem-gb=0", "--cpu-mem-gb=0.1", "--storage-capacity-gb=1", "--probe=10",
+        "--probe-warmup=1", "--most-probes=2", "--confirmations=1",
         f"--output={full}/R.json",
     )  # fmt: skip
     assert ran.code == 1
