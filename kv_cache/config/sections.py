@@ -559,6 +559,14 @@ class OutputConfig:
         flag="--results-dir",
         metavar="DIR",
     )
+    label: str | None = opt(
+        None, "Short name of the run, shown in its summary and beside the title of its page",
+        flag="--label", metavar="TEXT",
+    )  # fmt: skip
+    note: str | None = opt(
+        None, "Remark that the result keeps and its summary and page show", flag="--note",
+        metavar="TEXT",
+    )  # fmt: skip
     records: bool = opt(
         False, "Write every request and operation to the results directory", flag="--records"
     )

@@ -11,11 +11,21 @@ from kv_cache.report.trials import METRICS, number_at
 Json = Mapping[str, Any]
 
 
+def plain(text: str) -> str:
+    """Text of a user on one line, such as a terminal can be shown."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def _at(value: Any, path: str) -> Any:
     """The value at a dotted path; None where there is none: the document may be anybody's."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def _rows(value: Any, path: str) -> list[Any]:
+    rows = _at(value, path)
+    return rows if isinstance(rows, list) else []
 
 
 def run_text(own: Json) -> str:
@@ -123,10 +133,40 @@ def promised(own: Json) -> bool:
     return given is not None and given != to_mapping(Config())["qos_profiles"]
 
 
+def label_of(own: Json) -> str:
+    """The name that the user gave the run; empty without one."""
+    return str(_at(own, "config.output.label") or "")
+
+
+def note_of(own: Json) -> str:
+    """The user's remark about the run; empty without one."""
+    return str(_at(own, "config.output.note") or "")
+
+
+def origin_texts(own: Json) -> list[str]:
+    """On which drives, when, and by which version, in a few words each."""
+    disks = [
+        _at(disk, "model") or _at(disk, "name")
+        for row in _rows(own, "environment.drives")
+        for disk in _rows(row, "disks")
+    ]
+    version = _at(own, "program_version")
+    return [
+        *map(str, dict.fromkeys(disk for disk in disks if disk)),
+        *([str(started)[:10]] if (started := _at(own, "started_utc")) else []),
+        *([f"kv-cache {version}"] if version else []),
+    ]
+
+
 def identity_lines(own: Json) -> list[str]:
     """For a terminal."""
     each = "each rank: " if "ranks" in own else ""
-    rows = [("run", f"{each}{what}" if (what := run_text(own)) else ""), ("tiers", tiers_text(own))]
+    rows = [
+        ("label", plain(label_of(own))),
+        ("note", plain(note_of(own))),
+        ("run", f"{each}{what}" if (what := run_text(own)) else ""),
+        ("tiers", tiers_text(own)),
+    ]
     if _at(own, "driver") != "virtual-time":
         rows += [("drive", text) for text in drive_texts(own)]
     return [f"{name:<10}{text}" for name, text in rows if text]

@@ -15,7 +15,14 @@ from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.metrics.intervals import Interval
 from kv_cache.metrics.passport import VALID
 from kv_cache.report.compare import Comparison, Finding, Input, Row, compare, require_comparable
-from kv_cache.report.identity import drive_texts, headline_text, run_text, tiers_text
+from kv_cache.report.identity import (
+    drive_texts,
+    headline_text,
+    label_of,
+    note_of,
+    run_text,
+    tiers_text,
+)
 from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.sizes import HEADS, about_objects, shares, size_rows
 from kv_cache.report.trials import METRICS, Metric, number_at, words_at
@@ -106,6 +113,8 @@ _FACTS: Mapping[str, str] = {
 
 
 _ABOUT: Mapping[str, Callable[[Json], str]] = {
+    "label": label_of,
+    "note": note_of,
     "run": run_text,
     "tiers": tiers_text,
     "drive": lambda own: "; ".join(drive_texts(own)),

@@ -50,6 +50,8 @@ MAPPED = {
     "--arrival-cv 3": ("arrival.cv", 3.0),
     "--slo-ms 100": ("run.slo_ms", 100.0),
     "--latency-dump l.jsonl": ("output.latency_dump", "l.jsonl"),
+    "--label L": ("output.label", "L"),
+    "--note N": ("output.note", "N"),
     "--io-trace-log ops.csv.zst": ("output.io_trace_log", "ops.csv.zst"),
     "--validation-trace v.json": ("output.validation_trace", "v.json"),
     "--record asked.jsonl": ("output.record", "asked.jsonl"),

@@ -5,19 +5,23 @@ from typing import Any
 
 import pytest
 
+from kv_cache.cli.report import main as report
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.units import GIB, MISSING
 from kv_cache.report.environment import capture
+from kv_cache.report.html import page
 from kv_cache.report.html.run import kept_card
 from kv_cache.report.identity import (
     drive_text,
     headline_text,
     identity_lines,
+    origin_texts,
     promised,
     run_text,
     tiers_text,
 )
+from tests.cli import small
 from tests.reports import run
 
 USERS = {"source": "synthetic-users", "users": 40, "loop": "closed", "multi_turn": True}
@@ -117,7 +121,31 @@ def test_targets_that_nobody_set_are_nobodys_promises() -> None:
     assert [card.name for card in kept_card(own)] == ["Promises kept"]
 
 
+def test_a_label_and_a_note_are_in_the_summary_on_the_page_and_in_markdown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = small(
+        tmp_path, "--virtual-time", "--label=fresh <drive>", "--note=second\x1b[31m attempt"
+    )
+    assert "label     fresh <drive>\nnote      second [31m attempt\n" in ran.out
+    assert ran.own["config"]["output"]["label"] == "fresh <drive>"
+    text = page([ran.result], ["R.json"])
+    assert '<h2>Run: fresh &lt;drive&gt;</h2><p class="origin">R.json · ' in text
+    assert f"kv-cache {ran.own['program_version']}</p><p>second?[31m attempt</p>" in text
+    assert report([str(tmp_path / "R.json"), "--format", "markdown"]) == 0
+    assert "| label | fresh \\<drive" in capsys.readouterr().out
+
+
+def test_the_drive_the_day_and_the_version_are_beside_the_title() -> None:
+    disks = [{"name": "nvme0n1", "model": "Drive 9000"}, {"name": "nvme1n1", "model": None}]
+    own = {
+        "environment": {"drives": [{"disks": disks}, {"disks": disks}]},
+        "started_utc": "2026-11-23T10:00:00+00:00", "program_version": "0.8.0",
+    }  # fmt: skip
+    assert origin_texts(own) == ["Drive 9000", "nvme1n1", "2026-11-23", "kv-cache 0.8.0"]
+
+
 @pytest.mark.parametrize("own", [{}, {"workload": 5, "tiers": [], "environment": {"drives": 3}}])
 def test_whatever_stands_in_a_document_nothing_fails(own: dict[str, Any]) -> None:
-    assert identity_lines(own) == []
+    assert identity_lines(own) == origin_texts(own) == []
     assert (headline_text(own), promised(own)) == ("", False)

@@ -32,6 +32,7 @@ from kv_cache.report.html.side import side_sections
 from kv_cache.report.html.text import Html, embedded, tag, verbatim
 from kv_cache.report.html.times import FEWEST_POINTS, MOST_POINTS
 from kv_cache.report.html.trials import trials_sections
+from kv_cache.report.identity import label_of, note_of, origin_texts
 from kv_cache.report.pictures.base import BadDocumentError
 from kv_cache.report.precondition import SCHEMA as PRECONDITION
 from kv_cache.report.reading import SECTION
@@ -137,9 +138,16 @@ def _article(doc: Doc, run: Run | None, book: Book, *, alone: bool) -> Html:
     sections = list(_sections(doc, run, book))
     what = _TITLES.get(doc.schema, "Run")
     title = what if alone else f"{doc.label}: {what}"
+    label, note = label_of(doc.own), note_of(doc.own)
+    about = " · ".join([doc.name, *origin_texts(doc.own)])
     return tag(
         "article",
-        tag("header", tag("h2", title), tag("p", doc.name, class_="origin")),
+        tag(
+            "header",
+            tag("h2", f"{title}: {label}" if label else title),
+            tag("p", about, class_="origin"),
+            *([tag("p", note)] if note else []),
+        ),
         _links(doc, sections, title),
         *(drawn_section(doc, section) for section in sections),
         id=doc.id("report"),
