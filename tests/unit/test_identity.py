@@ -133,7 +133,7 @@ def test_a_label_and_a_note_are_in_the_summary_on_the_page_and_in_markdown(
     assert '<h2>Run: fresh &lt;drive&gt;</h2><p class="origin">R.json · ' in text
     assert f"kv-cache {ran.own['program_version']}</p><p>second?[31m attempt</p>" in text
     assert report([str(tmp_path / "R.json"), "--format", "markdown"]) == 0
-    assert "| label | fresh \\<drive" in capsys.readouterr().out
+    assert "| label | fresh &lt;drive> |" in capsys.readouterr().out
 
 
 def test_the_drive_the_day_and_the_version_are_beside_the_title() -> None:
