@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kv_cache.cli import main as program
 from kv_cache.cli.report import main
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.installing import install_hint
@@ -217,3 +218,20 @@ def test_without_xlsxwriter_a_workbook_is_refused(
     with pytest.raises(UsageError, match=re.escape(install_hint("xlsx"))):
         main([str(one), "--output", str(tmp_path / "x.xlsx")])
     assert not (tmp_path / "x.xlsx").exists()
+
+
+def test_a_result_of_the_schema_before_is_told_compared_and_drawn_and_not_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its parts that are shown are the same; what was counted of host times is not in it."""
+    old = str(Path(__file__).parents[1] / "data" / "result_7.json")
+    for form in ("html", "md", "csv"):
+        assert program(["report", old, "-o", str(tmp_path / f"r.{form}")]) == 0
+    assert "schema kv-cache-result/7" not in (tmp_path / "r.md").read_text()
+    assert program(["compare", old, old]) == 0
+    assert program(["plot", old, "-o", str(tmp_path / "r.svg")]) == 0
+    capsys.readouterr()
+    assert program(["verify", old]) == 2
+    said = capsys.readouterr().err
+    assert "is of schema 'kv-cache-result/7'" in said
+    assert "verify it with the version that wrote it" in said
