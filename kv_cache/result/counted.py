@@ -7,6 +7,7 @@ several runs counted merges (`merged`); `derive` has the formulas.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -88,7 +89,7 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
         return histogram
 
 
-class Classes(Struct, frozen=True, kw_only=True):
+class Classes(Struct, frozen=True, kw_only=True, dict=True):
     """The measured requests by QoS class."""
 
     interactive: RequestCounts
@@ -99,6 +100,7 @@ class Classes(Struct, frozen=True, kw_only=True):
         counts: RequestCounts = getattr(self, qos.value)
         return counts
 
+    @cached_property
     def together(self) -> RequestCounts:
         """All classes as one."""
         return _pooled([self.of(qos) for qos in Qos])

@@ -241,7 +241,7 @@ def _client(run: CountedRun) -> dict[str, Any]:
         "storage_gib": moved / GIB,
         "cpu_s_per_gib": cpu_s / (moved / GIB) if cpu_s is not None and moved else None,
         "cores_used": None if cpu_s is None else per_second(cpu_s, run.window_s),
-        "schedule_lag_p99_ms": _ms(run.facts.measured.together().histogram_lateness, 99)
+        "schedule_lag_p99_ms": _ms(run.facts.measured.together.histogram_lateness, 99)
         if scheduled
         else None,
         "shortest_target_ms": min(targets, default=None),

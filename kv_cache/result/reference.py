@@ -51,7 +51,7 @@ def reference_keys(runs: Sequence[CountedRun]) -> dict[str, Any]:
     """The reference's document. Whether the runs are sound is only a part of `overall_passed`:
     the verdict is the other."""
     counts = merged(totals(runs))
-    done, reuse = counts.measured.together(), counts.reuse
+    done, reuse = counts.measured.together, counts.reuse
     stats = _cache_stats(runs, counts)
     end_to_end = reference_ms(done.histogram_end_to_end)
     moved = fsum(bytes_per_second(runs, "storage", kind) for kind in KINDS)
@@ -91,7 +91,7 @@ def _completed(run: CountedRun) -> int:
 
 
 def _output_tokens(run: CountedRun) -> int:
-    return run.facts.measured.together().output_tokens
+    return run.facts.measured.together.output_tokens
 
 
 def _sound(run: CountedRun) -> bool:
@@ -195,7 +195,7 @@ def _autoscaling(runs: Sequence[CountedRun]) -> dict[str, Any]:
 def _summary(
     runs: Sequence[CountedRun], counts: MergeableCounts, stats: Mapping[str, Any]
 ) -> dict[str, Any]:
-    done, reuse = counts.measured.together(), counts.reuse
+    done, reuse = counts.measured.together, counts.reuse
     slo = agreed(run.config.run.slo_ms or None for run in runs)
     response = done.histogram_response
     return {
@@ -234,7 +234,7 @@ def _summary(
 
 
 def _tokens_per_storage_second(run: CountedRun) -> float:
-    done = run.facts.measured.together()
+    done = run.facts.measured.together
     return per_second(done.output_tokens, ns_to_s(done.histogram_storage.total))
 
 
@@ -368,7 +368,7 @@ def unsupported(counts: MergeableCounts) -> list[str]:
         few = (name for name in names if count and not supported(count, PERCENTILES[name]))
         paths.extend(where.format(name) for name in few)
 
-    done, ledger = counts.measured.together(), OperationLedger(counts.operations)
+    done, ledger = counts.measured.together, OperationLedger(counts.operations)
     look(done.histogram_end_to_end.count, "{}_latency_ms", ("p99",))
     for key, latency in LATENCIES.items():
         look(done.latency(latency).count, f"summary.{key}.{{}}")

@@ -105,7 +105,7 @@ def _metadata_row(row: MetadataRow) -> dict[str, Any]:
 
 def _measured(runs: Sequence[CountedRun], classes: Classes) -> dict[str, Any]:
     return {
-        "all": request_section(runs, classes.together(), None),
+        "all": request_section(runs, classes.together, None),
         **{
             qos.value: {
                 **request_section(runs, classes.of(qos), qos),
@@ -136,7 +136,7 @@ def request_section(
 
 
 def _class_of(classes: Classes, qos: Qos | None) -> RequestCounts:
-    return classes.together() if qos is None else classes.of(qos)
+    return classes.together if qos is None else classes.of(qos)
 
 
 def promised_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:

@@ -222,7 +222,7 @@ def _histograms(document: Json, path: Path) -> dict[str, Json]:
             for what in ("device", "total")
             for kind in KINDS
         },
-        "response": run.facts.measured.together().histogram_response.to_json(),
+        "response": run.facts.measured.together.histogram_response.to_json(),
     }
 
 
