@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "a temporary directory in RAM is taken",
-        "kv_cache/config/places.py",
+        "kv_cache/config/storage_targets.py",
         'if "TMPDIR" in os.environ or not _in_memory(usual)',
         'if "TMPDIR" in os.environ or _in_memory(usual)',
         (f"{UNIT}places.py",),

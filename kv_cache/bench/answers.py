@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.pulse import Pulse
 from kv_cache.bench.waits import answered
-from kv_cache.config.places import Place, storage_places
 from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import Place, storage_places
 from kv_cache.core.errors import NoAnswerError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_S, s_to_ns

@@ -42,7 +42,7 @@ from kv_cache.bench.owner import (
     run_identity,
 )
 from kv_cache.bench.sweep import Removed, Sweep, is_at, open_directory
-from kv_cache.config.places import temporary_place
+from kv_cache.config.storage_targets import temporary_place
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, human_bytes
 

@@ -19,8 +19,8 @@ from kv_cache.bench.cache_dir import (
 from kv_cache.bench.fill import check_fill
 from kv_cache.bench.memory import check_ram, check_ram_of_ranks
 from kv_cache.bench.sizing import ram_parts
-from kv_cache.config.places import Place, storage_places
 from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import Place, storage_places
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import MIB, PAGE_BYTES, gib_to_bytes
 from kv_cache.tiers.objects import ObjectPlace

@@ -22,8 +22,8 @@ from kv_cache.bench.sizing import real_gpu
 from kv_cache.bench.sweep import Removed
 from kv_cache.bench.waits import answered
 from kv_cache.cache.manager import TierSpec
-from kv_cache.config.places import place_of, storage_places
 from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import place_of, storage_places
 from kv_cache.core.errors import NoAnswerError, StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed

@@ -21,8 +21,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kv_cache.cache.admission_gate import AdmissionGate, Asked, Rivals
 from kv_cache.cache.counts import Prefetches, Tally
-from kv_cache.cache.doors import Asked, Doors, Rivals
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef, Token
@@ -179,7 +179,7 @@ class CacheManager:
         self.signals = signals
         self.ledgers = tuple(Ledger(spec.capacity_bytes) for spec in tiers)
         self._policies = tuple(eviction(self._limit(i, 0)) for i in range(len(self.specs)))
-        self.doors = Doors(admission or [None] * len(self.specs))
+        self.admission_gate = AdmissionGate(admission or [None] * len(self.specs))
         self._index_of = {spec.tier: i for i, spec in enumerate(tiers)}
         self._copies: dict[int, Copy] = {}
         self._entries: dict[Key, list[Copy | None]] = {}
@@ -284,7 +284,7 @@ class CacheManager:
                 self._asked_for(each, read=each is copy)
             if each.state is State.RESIDENT and not each.moving:
                 self._policy(each).hit(each.ref.copy_id)
-        self.doors.used(key)
+        self.admission_gate.used(key)
         return copy.ref
 
     def end_read(self, ref: CopyRef, *, ok: bool) -> CopyRef | None:
@@ -329,7 +329,7 @@ class CacheManager:
         asked = Asked()
         for index in range(len(self.specs)):
             fitting = [b for b in todo if self._fits(index, self._size(b))]
-            if self.doors.guarded(index):
+            if self.admission_gate.guarded(index):
                 fitting = self._admitted(index, fitting, places, asked)
             self._expect(index, (b.key for b in fitting))
             planned = self._plan_most(index, fitting)
@@ -341,8 +341,8 @@ class CacheManager:
             placement.plan = self._commit(draft, targets)
             keys = {b.key for b in taken}
             for block in taken:
-                self.doors.settle(asked, block.key, into=index)
-                self.doors.used(block.key)
+                self.admission_gate.settle(asked, block.key, into=index)
+                self.admission_gate.used(block.key)
             placement.later = [b for b in todo if b.key not in keys]
             return placement
         todo = self._turn_away(todo, asked, placement)
@@ -392,7 +392,7 @@ class CacheManager:
             draft, count = planned
             targets = [self._new_copy_of(self._copies[r.copy_id], index) for r in series[:count]]
             for ref in series[:count]:
-                self.doors.settle(asked, ref.key, into=index)
+                self.admission_gate.settle(asked, ref.key, into=index)
             return self._commit(draft, targets), count
         return None, len(refs)
 
@@ -414,14 +414,14 @@ class CacheManager:
             planned = self._plan_most(index, [Block(key, 0, nbytes)])
             if planned is None:
                 continue
-            self.doors.settle(asked, key, into=index)
+            self.admission_gate.settle(asked, key, into=index)
             target = self._new_copy_of(copy, index)
             made = self._copies[target.copy_id]
             made.ahead = made.unread = True
             self.prefetches.started.add(nbytes)
             return self._commit(planned[0], [target]), source
         self._unpin(copy)
-        self.doors.settle(asked, key, into=None)
+        self.admission_gate.settle(asked, key, into=None)
         if not any(asked.refused(index, key) for index in above):
             self.prefetches.no_room.add(nbytes)
         return None
@@ -436,7 +436,7 @@ class CacheManager:
                 continue
             if selective and not self._admits(last, self._candidate(copy.ref), asked):
                 copy.refused = True
-                self.doors.settle(asked, key, into=None)
+                self.admission_gate.settle(asked, key, into=None)
                 continue
             found.append(copy)
         blocks = [Block(copy.ref.key, 0, copy.ref.nbytes) for copy in found]
@@ -449,7 +449,7 @@ class CacheManager:
         draft, count = planned
         taken = found[:count]
         for copy in taken:
-            self.doors.settle(asked, copy.ref.key, into=last)
+            self.admission_gate.settle(asked, copy.ref.key, into=last)
         plan = self._commit(draft, [self._new_copy_of(copy, last) for copy in taken])
         sources = [self._pin(copy) for copy in taken]
         return Backup(plan, sources, [copy.ref.key for copy in found[count:]])
@@ -624,7 +624,7 @@ class CacheManager:
 
     def _rivals(self, index: int, chosen: Iterable[int] = ()) -> Rivals | None:
         """What leaves a tier for what comes, where its admission compares them."""
-        if not self.doors.compares(index):
+        if not self.admission_gate.compares(index):
             return None
         room = self.ledgers[index].free(self._limit(index, 0))
         return Rivals(room, self._victims_of(index, set(chosen)))
@@ -644,7 +644,7 @@ class CacheManager:
         def admits(block: Block) -> bool:
             depth = places.get(block.key, NO_PLACE).depth
             candidate = Candidate(block.key, self._size(block), depth, fresh=True)
-            return self.doors.ask(asked, index, candidate, rivals)
+            return self.admission_gate.ask(asked, index, candidate, rivals)
 
         return [block for block in blocks if admits(block)]
 
@@ -662,18 +662,18 @@ class CacheManager:
                 left.append(block)
                 continue
             placement.unwanted.append(block)
-            self.doors.settle(asked, block.key, into=None)
-            self.doors.used(block.key)
-            self.doors.not_stored.add(size)
+            self.admission_gate.settle(asked, block.key, into=None)
+            self.admission_gate.used(block.key)
+            self.admission_gate.not_stored.add(size)
         return left
 
     def _candidate(self, ref: CopyRef) -> Candidate:
         return Candidate(ref.key, ref.nbytes, self._copies[ref.copy_id].place.depth)
 
     def _admits(self, index: int, candidate: Candidate, asked: Asked) -> bool:
-        if not self.doors.guarded(index):
+        if not self.admission_gate.guarded(index):
             return True
-        return self.doors.ask(asked, index, candidate, self._rivals(index))
+        return self.admission_gate.ask(asked, index, candidate, self._rivals(index))
 
     def _unwanted_above(self, refs: Sequence[CopyRef], asked: Asked) -> int:
         """How many of the first refs no tier above admits, which is decided and counted, or are
@@ -687,7 +687,7 @@ class CacheManager:
             candidate = self._candidate(ref)
             if not fitting or any(self._admits(i, candidate, asked) for i in fitting):
                 return count
-            self.doors.settle(asked, ref.key, into=None)
+            self.admission_gate.settle(asked, ref.key, into=None)
         return len(refs)
 
     # --- making copies ---------------------------------------------------------------------
@@ -862,11 +862,11 @@ class CacheManager:
         return groups
 
     def _takes(self, target: int, copy: Copy, draft: _Draft, rivals: Rivals | None) -> bool:
-        if not self.doors.guarded(target):
+        if not self.admission_gate.guarded(target):
             return True
         if copy.refused and self._is_last(target):
             return False
-        return self.doors.ask(draft.asked, target, self._candidate(copy.ref), rivals)
+        return self.admission_gate.ask(draft.asked, target, self._candidate(copy.ref), rivals)
 
     def _commit(self, draft: _Draft, targets: Sequence[CopyRef]) -> Plan:
         """Claim all space and mark all victims in one step."""
@@ -893,7 +893,7 @@ class CacheManager:
             return
         into = {copy.ref.key: below.index for lv in draft.levels for copy, below in lv.demotions}
         for key in dict.fromkeys(key for _, key in draft.asked.answers):
-            self.doors.settle(draft.asked, key, into=into.get(key))
+            self.admission_gate.settle(draft.asked, key, into=into.get(key))
 
     def _drop(self, copy: Copy) -> CopyRef:
         self._leave(copy)

@@ -24,7 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from kv_cache import __version__
-from kv_cache.cli.aside import tied
+from kv_cache.cli.child_processes import tied
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.mlperf import tell

@@ -14,16 +14,16 @@ from kv_cache.bench.cache_dir import nearest_existing
 from kv_cache.bench.places import drive_capacities
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.flags import Invocation, parse
-from kv_cache.cli.foresee import Foresight, foresee
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.keep import keep
 from kv_cache.cli.machine import captured
 from kv_cache.cli.prepare import Job, prepare, refuse_given
 from kv_cache.cli.progress import bar_for, to
+from kv_cache.cli.twin_prediction import Foresight, foresee
 from kv_cache.config.load import load_config
 from kv_cache.config.machine import read_machine
-from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, PAGE_BYTES

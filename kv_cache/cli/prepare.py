@@ -22,10 +22,10 @@ from kv_cache.cli.supervisor import supervisor, tell
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import is_the_references, load_config
 from kv_cache.config.machine import read_machine
-from kv_cache.config.places import Place, storage_places
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.sections import OutputConfig
 from kv_cache.config.shared import beyond_all_tiers, check_chunks, ingestion_notes
+from kv_cache.config.storage_targets import Place, storage_places
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.model import ModelShape
 from kv_cache.core.mpirank import ALONE, MpiRank
@@ -44,14 +44,14 @@ from kv_cache.report.recording import (
 from kv_cache.report.rundir import new_run_directory
 from kv_cache.report.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
-from kv_cache.workload.asking import History
 from kv_cache.workload.formats.opening import Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, doubts, read, require_usable, survey
+from kv_cache.workload.row_requests import History
 
 if TYPE_CHECKING:
     from kv_cache.cli.crew.seat import Seat
-    from kv_cache.cli.foresee import Foresight
+    from kv_cache.cli.twin_prediction import Foresight
 
 QUICK = Path("quick")
 

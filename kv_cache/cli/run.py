@@ -21,16 +21,15 @@ from kv_cache.bench.fill import Filled
 from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.run import RealRun, open_run
 from kv_cache.bench.stores import fill_drives
-from kv_cache.cli.apart import alone_note, apart, own_file, together_note
 from kv_cache.cli.crew.begin import take_part
 from kv_cache.cli.crew.coordinator import Coordinator
 from kv_cache.cli.crew.seat import Refused, Seat
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.exports import endpoint, watch, write_exports
 from kv_cache.cli.flags import Invocation, parse
-from kv_cache.cli.foresee import Foresight, foresee
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.keep import Kept, keep, with_result
+from kv_cache.cli.per_rank import alone_note, apart, own_file, together_note
 from kv_cache.cli.prepare import (
     QUICK,
     Job,
@@ -45,6 +44,7 @@ from kv_cache.cli.prepare import (
 from kv_cache.cli.progress import Progress, bar_for, to
 from kv_cache.cli.ranks import rank_of
 from kv_cache.cli.twin import export_job
+from kv_cache.cli.twin_prediction import Foresight, foresee
 from kv_cache.cli.watchers import Watchers
 from kv_cache.config.build import Load, endless
 from kv_cache.config.root import Config

@@ -31,7 +31,7 @@ import kv_cache
 from kv_cache.bench.cache_dir import check_name
 from kv_cache.bench.places import check_places
 from kv_cache.bench.sizing import size_tiers
-from kv_cache.cli.aside import tied
+from kv_cache.cli.child_processes import tied
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import Invocation
 from kv_cache.cli.interrupts import Interrupts, interrupts

@@ -39,13 +39,13 @@ from kv_cache.report.records import packing, require_own_name
 from kv_cache.report.tracefit import CHOICES, Samples, fit_text
 from kv_cache.report.tracestats import stats_document, stats_text
 from kv_cache.report.writing import open_atomically, write_atomically
+from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
 from kv_cache.workload.formats.opening import Tally, Trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, doubts
-from kv_cache.workload.spread import Times
 from kv_cache.workload.stats import Sessions, Stream
 
 log = logging.getLogger("kv_cache")

@@ -14,7 +14,7 @@ from typing import Any
 from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, obtainable_bytes
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.memory import check_ram
-from kv_cache.cli.aside import tied
+from kv_cache.cli.child_processes import tied
 from kv_cache.cli.exits import Exit
 from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import RECLAIM, CommandParser

@@ -223,7 +223,7 @@ def _is_absent_default(asked: Asked) -> bool:
 
 def start_of(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
     """What is a rank's own; its result goes into that directory."""
-    from kv_cache.cli.apart import alone_note, apart
+    from kv_cache.cli.per_rank import alone_note, apart
     from kv_cache.cli.prepare import Start
 
     output = directory / f"{RESULT}{datetime.now():%Y%m%d_%H%M%S}.json"

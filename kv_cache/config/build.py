@@ -28,7 +28,6 @@ from kv_cache.schedule.autoscale import Autoscaler, AutoscaleRules, ScaleMode
 from kv_cache.schedule.control import Control, Watch
 from kv_cache.schedule.intake import Intake, OnArrival, nobody
 from kv_cache.schedule.saturation import Saturation, SaturationRules
-from kv_cache.workload.asking import AskingConfig, History
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.row import TraceRow
@@ -50,6 +49,7 @@ from kv_cache.workload.rag import Retriever, Retrieving
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
+from kv_cache.workload.row_requests import AskingConfig, History
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
@@ -353,16 +353,16 @@ def policy_facts(config: Config, world: World) -> dict[str, Any]:
             "name": given.admission,
             "tiers": {
                 spec.tier.label: {
-                    "asked": cache.doors.guarded(index),
-                    "admitted": asdict(cache.doors.admitted[index]),
+                    "asked": cache.admission_gate.guarded(index),
+                    "admitted": asdict(cache.admission_gate.admitted[index]),
                     "not_admitted": {
                         why: asdict(tally)
-                        for why, tally in sorted(cache.doors.not_admitted[index].items())
+                        for why, tally in sorted(cache.admission_gate.not_admitted[index].items())
                     },
                 }
                 for index, spec in enumerate(cache.specs)
             },
-            "not_stored": asdict(cache.doors.not_stored),
+            "not_stored": asdict(cache.admission_gate.not_stored),
         },
         "write": {"name": given.write, **_written(world)},
         "prefetch": {"name": given.prefetch, **_prefetched(world)},

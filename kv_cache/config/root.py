@@ -20,9 +20,9 @@ from kv_cache.config import sections as s
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.passport import PassportConfig
 from kv_cache.config.personalities import PERSONALITIES
-from kv_cache.config.places import check_places, place_warnings
 from kv_cache.config.policies import PoliciesConfig, policy_warnings
 from kv_cache.config.schema import Option, describe, opt, show
+from kv_cache.config.storage_targets import check_places, place_warnings
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import MODELS, ModelShape

@@ -12,9 +12,9 @@ from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
-from kv_cache.workload.asking import History
 from kv_cache.workload.formats.base import TimeUnit
 from kv_cache.workload.lengths import LAWS
+from kv_cache.workload.row_requests import History
 
 REFERENCE_GPU_GIB = 16.0
 REFERENCE_CPU_GIB = 32.0

@@ -21,6 +21,7 @@ from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
+from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.surveying import Survey
@@ -32,7 +33,6 @@ from kv_cache.workload.lengths import (
     fit_zipf,
 )
 from kv_cache.workload.paced import Pace
-from kv_cache.workload.spread import Times
 from kv_cache.workload.stats import SessionFigures, StreamFigures
 
 CHOICES = ("best", "lognormal", "zipf", "empirical")

@@ -12,10 +12,10 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.units import human_bytes
 from kv_cache.report.traced import unit_told
 from kv_cache.result.chain import seal
+from kv_cache.workload.distribution import QUANTILES
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.reuse import LRU_SHARES
-from kv_cache.workload.spread import QUANTILES
 from kv_cache.workload.stats import SessionFigures, StreamFigures
 
 SCHEMA = "kv-cache-trace-stats/1"

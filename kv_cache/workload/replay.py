@@ -17,9 +17,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.asking import Asking, AskingConfig, shorter
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, one
+from kv_cache.workload.row_requests import Asking, AskingConfig, shorter
 
 MOST_HELD = 10_000
 MOST_ANSWERS = 100_000  # whose instants are remembered for rows that think after them

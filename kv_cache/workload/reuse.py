@@ -27,7 +27,7 @@ import numpy.typing as npt
 from kv_cache.core.block import Block, Key
 from kv_cache.core.request import Request
 from kv_cache.core.units import NS_PER_S
-from kv_cache.workload.spread import Ints, Spread, Times, spread
+from kv_cache.workload.distribution import Ints, Spread, Times, spread
 
 NOBODY = -1
 """In place of a block's number: one that nobody asks for again."""

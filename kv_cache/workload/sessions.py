@@ -15,9 +15,9 @@ from typing import Any
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.asking import Asking, AskingConfig, shorter
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, Quota, one
+from kv_cache.workload.row_requests import Asking, AskingConfig, shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from kv_cache.core.block import Block
 from kv_cache.core.kinds import Lookup
 from kv_cache.core.request import Request
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
+from kv_cache.workload.distribution import Spread, Times, spread_of
 from kv_cache.workload.reuse import Reuse, ReuseFigures
-from kv_cache.workload.spread import Spread, Times, spread_of
 
 DISPERSION_WINDOWS_S = (1, 10, 60, 600)
 _FEWEST_WINDOWS = 5  # of which a variance says something

@@ -22,7 +22,6 @@ from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.schedule.intake import Intake
-from kv_cache.workload.asking import AskingConfig
 from kv_cache.workload.digest import DIGEST_REQUESTS, schedule_digest
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.lengths import Fixed, Lengths, Uniform
@@ -49,6 +48,7 @@ from kv_cache.workload.rag import (
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
+from kv_cache.workload.row_requests import AskingConfig
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source

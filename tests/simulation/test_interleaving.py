@@ -29,8 +29,8 @@ def test_the_settings_meet_every_end_that_a_prefetch_a_door_or_a_copy_below_can_
         made, through = world.cache.prefetches, world.world.through
         for name in ("useful", "late", "wasted", "failed", "no_room"):
             met[name] += getattr(made, name).blocks
-        met["refused"] += sum(len(each) for each in world.cache.doors.not_admitted)
-        met["not stored"] += world.cache.doors.not_stored.blocks
+        met["refused"] += sum(len(each) for each in world.cache.admission_gate.not_admitted)
+        met["not stored"] += world.cache.admission_gate.not_stored.blocks
         met["no backup"] += world.cache.not_backed_up.blocks
         if through is not None:
             met["written"] += through.written.blocks

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
+from kv_cache.cache.admission_gate import AdmissionGate
 from kv_cache.cache.counts import Prefetches
-from kv_cache.cache.doors import Doors
 from kv_cache.core.block import Key
 from kv_cache.core.effect import Delete, Move, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
@@ -37,12 +37,12 @@ def through(*, selective: bool = False, slots: int = 8) -> Arrange:
     return arrange
 
 
-def doors(name: str, *, first: int, **rules: int) -> Arrange:
+def admitting(name: str, *, first: int, **rules: int) -> Arrange:
     def arrange(world: World, signals: Signals) -> None:
         made = AdmissionRules(**rules)
         tiers = range(len(world.cache.specs))
         policies = [ADMISSION[name](made) if i >= first else None for i in tiers]
-        world.cache.doors = Doors(policies)
+        world.cache.admission_gate = AdmissionGate(policies)
 
     return arrange
 
@@ -108,7 +108,7 @@ ROUNDS = spaced(*[(10 * (n % 5), 10 * (n % 5) + 1) for n in range(20)])
 @pytest.mark.parametrize("name", ADMISSION)
 @pytest.mark.parametrize("first", [0, 1])
 def test_no_admission_policy_fails_a_request_or_loses_count_of_bytes(name: str, first: int) -> None:
-    arrange = doors(name, first=first, max_bytes=PAGE - 1, max_depth=1, memory=16)
+    arrange = admitting(name, first=first, max_bytes=PAGE - 1, max_depth=1, memory=16)
     run = simulated(
         trace(ROUNDS), MODELS, pages={Tier.CPU: 5, Tier.NVME: 7}, arrange=arrange, workers=3
     )
@@ -118,18 +118,18 @@ def test_no_admission_policy_fails_a_request_or_loses_count_of_bytes(name: str, 
 
 def test_second_hit_stores_what_is_computed_twice() -> None:
     rows = spaced((1,), (2,), (1,), (1,), (2,), (3,), (2,))
-    run = simulated(trace(rows), {Tier.NVME: DISK}, arrange=doors("second-hit", first=0))
+    run = simulated(trace(rows), {Tier.NVME: DISK}, arrange=admitting("second-hit", first=0))
     assert run.column("hits") == [0, 0, 0, 1, 0, 0, 1]
     assert run.column("stored_bytes") == [0, 0, PAGE, 0, PAGE, 0, 0]
     assert run.world is not None
-    (refused,) = run.world.cache.doors.not_admitted
+    (refused,) = run.world.cache.admission_gate.not_admitted
     assert {why: tally.blocks for why, tally in refused.items()} == {"first-time": 3}
-    assert run.world.cache.doors.not_stored.blocks == 3
+    assert run.world.cache.admission_gate.not_stored.blocks == 3
 
 
 def test_depth_keeps_the_beginning_of_sequences() -> None:
     rows = spaced((1, 2, 3, 4), (1, 2, 3, 4))
-    arrange = doors("depth", first=0, max_depth=3)
+    arrange = admitting("depth", first=0, max_depth=3)
     run = simulated(trace(rows), {Tier.NVME: DISK}, arrange=arrange)
     assert run.column("hits") == [0, 3]
 
@@ -143,7 +143,7 @@ def test_frequency_keeps_what_is_asked_for_from_what_is_asked_for_once() -> None
     plain = simulated(trace(rows), {Tier.NVME: DISK}, pages=pages)
     kept = simulated(
         trace(rows), {Tier.NVME: DISK}, pages=pages,
-        arrange=doors("frequency", first=0, memory=256),
+        arrange=admitting("frequency", first=0, memory=256),
     )  # fmt: skip
     assert sum(plain.column("hits")) == 0
     assert sum(kept.column("hits")) > 50
@@ -207,22 +207,22 @@ def test_written_behind_and_through_nothing_waits_and_all_is_below() -> None:
 def test_selective_writes_through_what_is_used_again() -> None:
     """Second hit: offered as it is stored, and refused; used again, offered again, and taken."""
     rows = spaced((1,), (2,), (3,), (2,), (2,))
-    arrange = both(doors("second-hit", first=1), through(selective=True))
+    arrange = both(admitting("second-hit", first=1), through(selective=True))
     pages = {Tier.CPU: 8, Tier.NVME: 30}
     run = simulated(trace(rows), MODELS, pages=pages, arrange=arrange)
     assert moved(run, OpKind.WRITE, Tier.NVME) == {Cause.WRITE_THROUGH: 1}
     assert run.world is not None
-    refused = run.world.cache.doors.not_admitted[1]
+    refused = run.world.cache.admission_gate.not_admitted[1]
     assert {why: tally.blocks for why, tally in refused.items()} == {"first-time": 3}
 
 
 def test_what_storage_refused_is_not_offered_again_as_it_leaves_unused() -> None:
     rows = spaced(*[(n,) for n in range(12)])
-    arrange = both(doors("second-hit", first=1), through(selective=True))
+    arrange = both(admitting("second-hit", first=1), through(selective=True))
     run = simulated(trace(rows), MODELS, pages={Tier.CPU: 5, Tier.NVME: 30}, arrange=arrange)
     assert moved(run, OpKind.WRITE, Tier.NVME) == {}
     assert run.world is not None
-    assert run.world.cache.doors.not_admitted[1]["first-time"].blocks == 12
+    assert run.world.cache.admission_gate.not_admitted[1]["first-time"].blocks == 12
     assert run.world.cache.dropped_last_copies == 8
 
 
@@ -463,7 +463,7 @@ def test_to_the_next_tier_above_and_no_further() -> None:
 
 def test_the_same_settings_give_the_same_operations() -> None:
     arrange = both(
-        doors("frequency", first=1), through(selective=True), prefetching("successor")
+        admitting("frequency", first=1), through(selective=True), prefetching("successor")
     )  # fmt: skip
     rng = Random(5)
     rows = [(0, tuple(range(s := 5 * rng.randrange(6), s + 3))) for _ in range(80)]

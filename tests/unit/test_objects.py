@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.config.load import load_config
-from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.metrics.evidence import Status, Thresholds
@@ -86,7 +86,7 @@ def test_what_lies_below_a_place_keeps_its_slashes() -> None:
 
 
 def test_each_rank_has_a_prefix_of_its_own() -> None:
-    from kv_cache.cli.apart import apart
+    from kv_cache.cli.per_rank import apart
 
     config = load_config(
         None, {"tiers.cache_dir": ("s3://bucket/a",), "tiers.storage_capacity_gib": 1.0}

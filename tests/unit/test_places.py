@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache.config.places import temporary_place
+from kv_cache.config.storage_targets import temporary_place
 from tests.stores import mounted, real_disk
 
 

@@ -13,11 +13,11 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.schedule.intake import Intake
 from kv_cache.schedule.queue import QosQueue, Queued
-from kv_cache.workload.asking import AskingConfig
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.paced import Pace, Paced
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
+from kv_cache.workload.row_requests import AskingConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig

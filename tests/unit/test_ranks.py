@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.memory import check_ram_of_ranks
-from kv_cache.cli.apart import alone_note, apart, own_file
+from kv_cache.cli.per_rank import alone_note, apart, own_file
 from kv_cache.cli.ranks import rank_of
 from kv_cache.config.root import Config
 from kv_cache.config.sections import OutputConfig, RunConfig, TiersConfig

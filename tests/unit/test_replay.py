@@ -18,12 +18,12 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload import replay as replaying
-from kv_cache.workload.asking import AskingConfig, History
 from kv_cache.workload.conversation import Conversation
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.offered import Offered
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
+from kv_cache.workload.row_requests import AskingConfig, History
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source

@@ -17,6 +17,7 @@ from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload import reuse as module
+from kv_cache.workload.distribution import QUANTILES, Times, spread_of
 from kv_cache.workload.reuse import (
     FIRST,
     NOBODY,
@@ -25,7 +26,6 @@ from kv_cache.workload.reuse import (
     StackDistances,
     greater_before,
 )
-from kv_cache.workload.spread import QUANTILES, Times, spread_of
 from kv_cache.workload.stats import Arrivals, Sessions, Stream
 
 SIZE = 1000

@@ -26,8 +26,8 @@ from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.keep import keep, with_result
 from kv_cache.cli.progress import bar_for
 from kv_cache.cli.ranks import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
-from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.clocks import Exchange, offset_of
 from kv_cache.core.crew import Crew, Member
 from kv_cache.core.text import as_json

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from kv_cache.core.request import Request
 from kv_cache.sim.cluster.chain import ROOT, PrefixChain
-from kv_cache.workload.asking import MOST_CONVERSATIONS
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.row_requests import MOST_CONVERSATIONS
 
 _NO_ANSWER = -1
 

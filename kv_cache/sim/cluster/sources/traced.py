@@ -14,9 +14,9 @@ from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.content import Content
 from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns
-from kv_cache.workload.asking import Courses
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.replay import Due, Links, earliest_ns, linked, paced
+from kv_cache.workload.row_requests import Courses
 from kv_cache.workload.sessions import RowAsk, RowSession, rows_before
 
 _BULK = 1024

@@ -1,4 +1,4 @@
-"""The doors of the tiers: who asks the admission policies, and what was turned away.
+"""The admission gate of the tiers: who asks the admission policies, and what was turned away.
 
 A plan asks through an `Asked`, which changes nothing. Once the plan is carried out its answers are
 settled: only then do the policies hear of them, and only then do they count.
@@ -58,7 +58,7 @@ class Asked:
         return answer is not None and answer[1] is not None
 
 
-class Doors:
+class AdmissionGate:
     """One policy for each tier, the fastest first; None where everything comes in unasked."""
 
     def __init__(self, policies: Sequence[Admission | None]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from kv_cache.cache.manager import TierSpec
 from kv_cache.cli.prepare import Build, check_machine
 from kv_cache.config.machine import Machine, read_machine
-from kv_cache.config.places import storage_places
 from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Tier
 from kv_cache.metrics.outcome import RunOutcome

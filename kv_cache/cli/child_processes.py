@@ -1,4 +1,4 @@
-"""What a command starts ends with it."""
+"""Child processes that end with the process that starts them."""
 
 import os
 import signal

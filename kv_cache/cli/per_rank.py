@@ -1,4 +1,4 @@
-"""What of that which all ranks of a job were given is this rank's own.
+"""Per-rank paths, seeds and ports, derived from the options that all ranks share.
 
 Launchers start the same command line on every rank. Each then has directories, files and a seed of
 its own, by the rank alone and without asking the others: nobody overwrites anybody, whoever ends
