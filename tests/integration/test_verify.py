@@ -301,7 +301,7 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
     "a rule less": (lambda d, own: own["passport"]["rules"].pop(), "kv_cache.passport.rules says"),
     "the reasons": (
         lambda d, own: own["passport"].update(reasons=["none"]),
-        "kv_cache.passport.reasons says ['none']"),
+        "disagrees kv_cache.passport.reasons"),
     "the thresholds": (
         lambda d, own: own["config"]["passport"].update(counter_tolerance=0.5),
         "changed_thresholds.counter_tolerance is missing"),
