@@ -212,7 +212,3 @@ def _within_drive_cache(outcome: RunOutcome) -> Iterator[str]:
             "to measure the drive itself: run --precondition --storage-capacity-gb N, with N GiB "
             "beyond that cache"
         )
-
-
-def bandwidth_gib(stats: Iterable[OpStats], seconds: float) -> float:
-    return per_second(total_bytes(stats), seconds) / GIB
