@@ -43,6 +43,10 @@ class ShownColumn:
         """A value in the unit that is shown."""
         return None if value is None or self.unit is None else value / self.unit.scale
 
+    def measured(self, value: float) -> str:
+        """A value with its unit, for a sentence."""
+        return f"{self.text(value)} {self.unit.name if self.unit else ''}".rstrip()
+
     def text(self, cell: Cell) -> str:
         """A cell as every form prints it."""
         if isinstance(cell, str):

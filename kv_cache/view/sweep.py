@@ -79,15 +79,21 @@ def _sentence(sweep: SweepFacts) -> str:
         what += f", {sweep.failed} failed, {left} not run to the end"
     if sweep.interrupted is not None:
         what += f", ended by {sweep.interrupted}"
-    winners: dict[int, list[str]] = {}
-    for cell in sweep.cells:
-        for name in cell.best:
-            if name in COLUMNS:
-                winners.setdefault(cell.cell, []).append(COLUMNS[name].title)
-    if winners:
-        best = "; ".join(f"cell {n} by {', '.join(names)}" for n, names in winners.items())
-        return f"{what}. Better than every other cell: {best}."
+    best = [_winner(cell) for cell in sweep.cells if any(name in COLUMNS for name in cell.best)]
+    if best:
+        return f"{what}. Better than every other cell: {'; '.join(best)}."
     return f"{what}. {_why_no_best(sweep)}."
+
+
+def _winner(cell: SweepCell) -> str:
+    """The cell with its values, and the numbers by which it is the best."""
+    values = ", ".join(f"{path.rpartition('.')[2]} {_plain(v)}" for path, v in cell.values.items())
+    numbers = [
+        f"{COLUMNS[name].title} {COLUMNS[name].measured(cell.metrics[name].mean)}"
+        for name in cell.best
+        if name in COLUMNS and name in cell.metrics
+    ]
+    return f"cell {cell.cell} ({values}) by {', '.join(numbers)}"
 
 
 def _why_no_best(sweep: SweepFacts) -> str:

@@ -55,7 +55,7 @@ def test_a_number_is_the_same_text_in_every_form() -> None:
 def test_the_answer_is_a_sentence_that_names_the_best_cell() -> None:
     sentence = view_of(sweep()).sentence
     assert sentence.startswith("2 cells, 6 of 6 runs finished. ")
-    assert "Better than every other cell: cell 2 by read" in sentence
+    assert "Better than every other cell: cell 2 (threads 2) by read 1.863 GiB/s" in sentence
     assert sentence in sweep_text(sweep(), Path("D"))
 
 
