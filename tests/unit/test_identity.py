@@ -125,7 +125,11 @@ def test_a_label_and_a_note_are_in_the_summary_on_the_page_and_in_markdown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = small(
-        tmp_path, "--virtual-time", "--label=fresh <drive>", "--note=second\x1b[31m attempt"
+        tmp_path,
+        "--virtual-time",
+        "--duration=1",
+        "--label=fresh <drive>",
+        "--note=second\x1b[31m attempt",
     )
     assert "label     fresh <drive>\nnote      second [31m attempt\n" in ran.out
     assert ran.own["config"]["output"]["label"] == "fresh <drive>"
