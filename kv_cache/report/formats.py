@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kv_cache.core.errors import UsageError
 from kv_cache.report import plot
-from kv_cache.report.compare import LABELS, Input, Json, input_of, read_document
+from kv_cache.report.compare import LABELS, Input, Json, input_of
 from kv_cache.report.hdr import MARK as HDR_MARK
 from kv_cache.report.hdr import hdr_log
 from kv_cache.report.html import MARK as HTML_MARK
@@ -156,7 +156,13 @@ def rendered(sources: Sequence[Source], form: Format) -> bytes:
 
 
 def _read_given(label: str, path: Path) -> Source:
-    document = read_document(path)
+    document = plot.read_document(path, RANKS)
+    schema = document[SECTION]["schema"]
+    if schema in plot.PICTURES and schema != TRIALS:
+        raise UsageError(
+            f"{path} is of schema {schema}, and this form shows runs, ranks and trials; take html, "
+            "or plot for a picture" + (", or name this file alone" if schema in VIEWS else "")
+        )
     return Source(document=document, name=_name(path), given=input_of(label, path, document))
 
 

@@ -25,7 +25,7 @@ from kv_cache.view.parts import GIB_PER_S, MS, Figure, Line, PlotPoint, ShownCol
 from kv_cache.view.sheet import rows, tables
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS
-from tests.reports import sweep
+from tests.reports import capacity, sweep
 
 READ = "storage.read.bytes_per_second"
 
@@ -108,6 +108,16 @@ def test_report_writes_each_form_of_a_sweep(
     capsys.readouterr()
     assert report([str(file), "--format", "markdown"]) == 0
     assert "| 2 | 2 | 1.863\\* |" in capsys.readouterr().out
+
+
+def test_a_form_that_does_not_show_a_kind_says_which_do(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_bytes(as_json(capacity()))
+    with pytest.raises(UsageError, match=r"kv-cache-capacity/\d+, and this form shows runs, ranks"):
+        report([str(file), "--format", "markdown"])
+    file.write_bytes(as_json(sweep()))
+    with pytest.raises(UsageError, match="or name this file alone"):
+        report([str(file), str(file), "--format", "markdown"])
 
 
 def test_a_value_that_is_not_of_its_type_is_named_with_its_place(tmp_path: Path) -> None:
