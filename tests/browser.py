@@ -98,9 +98,13 @@ class Browser:
     def open(self, page: Path) -> float:
         """The seconds until everything was loaded and the first charts were drawn."""
         began = time.perf_counter()
-        self._ask("POST", "/url", {"url": page.as_uri()})
+        self.load(page)
         self.run("await new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
         return time.perf_counter() - began
+
+    def load(self, page: Path) -> None:
+        """Go to a page and wait for its load event, which needs no script of the page."""
+        self._ask("POST", "/url", {"url": page.as_uri()})
 
     def run(self, script: str, *arguments: Any) -> Any:
         """The value that a script returns; it may await."""

@@ -248,7 +248,7 @@ def test_the_page_is_readable_without_its_script(window: Browser, tmp_path: Path
     window.look(PHONE)
     window.cdp("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        window.cdp("Page.navigate", {"url": saved(tmp_path, EACH["run"]).as_uri()})
+        window.load(saved(tmp_path, EACH["run"]))
     finally:
         window.cdp("Emulation.setScriptExecutionDisabled", {"value": False})
     assert "Charts need a script" in window.run("return document.body.innerText")
