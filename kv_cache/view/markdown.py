@@ -2,35 +2,54 @@
 
 from collections.abc import Iterator, Sequence
 
-from kv_cache.view.parts import FactList, Figure, Remarks, Table, View
+from kv_cache.view.parts import FactList, Figure, KeyNumbers, Part, Remarks, Table, View
 
 MARK = "<!-- kv-cache report -->"
 """How such a file begins; one that begins so may be replaced."""
 
 
 def markdown(view: View) -> str:
-    """The whole view, whose texts are escaped."""
+    """The whole view but its details; texts are escaped."""
     blocks = [MARK, f"# {_safe(view.title)}", f"**{_safe(view.status)}** {_safe(view.sentence)}"]
+    if view.reasons:
+        blocks.append(_list(view.reasons))
     if view.about:
         blocks.append(_safe(", ".join(view.about)))
-    for part in view.parts:
-        blocks += [f"## {_safe(part.title)}", *_blocks(part)]
+    for section in view.sections:
+        parts = [(part, list(_blocks(part))) for part in section.parts]
+        some = [(part, texts) for part, texts in parts if texts]
+        if some:
+            blocks.append(f"## {_safe(section.title)}")
+        for part, texts in some:
+            blocks += [f"### {_safe(part.title)}", *texts] if part.title else texts
     return "\n\n".join(blocks) + "\n"
 
 
-def _blocks(part: Table | FactList | Figure | Remarks) -> Iterator[str]:
+_MOST_POINTS = 60
+"""A figure of more is a table that nobody reads: a page and a workbook have it."""
+
+
+def _blocks(part: Part) -> Iterator[str]:
     match part:
-        case Table():
+        case Table() if not part.detail:
             numbers = [column.unit is not None for column in part.columns]
             yield _table(part.headings, part.cells(), numbers)
             if part.says:
                 yield _safe(part.says)
-        case FactList():
+        case KeyNumbers():
+            yield from _blocks(part.table())
+        case FactList() if not part.detail:
             yield _table(("", ""), [[name, text] for name, text in part.rows], (False, False))
         case Remarks():
-            yield "\n".join(f"- {_safe(text)}" for text in part.texts)
-        case Figure():
+            yield _list(part.texts)
+        case Figure() if not part.detail and len(list(part.points())) <= _MOST_POINTS:
             yield from _blocks(part.table())
+        case Table() | FactList() | Figure():
+            pass
+
+
+def _list(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {_safe(text)}" for text in texts)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> str:

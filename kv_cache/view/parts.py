@@ -3,8 +3,9 @@ other. Numbers keep their unit until they are shown; `ShownColumn.text` is the o
 converts and rounds, so no form can differ from another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, MISSING
@@ -22,17 +23,26 @@ class DisplayUnit:
 
 GIB_PER_S = DisplayUnit("GiB/s", GIB)
 """Of stored bytes/s: the unit of every rate of bytes that was measured (decision 0030)."""
+GIBIBYTES = DisplayUnit("GiB", GIB)
+"""Of stored bytes."""
+S = DisplayUnit("s")
 MS = DisplayUnit("ms")
+MS_OF_NS = DisplayUnit("ms", 1e6)
+"""Of stored nanoseconds."""
 PER_S = DisplayUnit("1/s")
+PERCENT = DisplayUnit("%", 0.01)
+"""Of stored shares of 1."""
 COUNT = DisplayUnit("")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownColumn:
-    """A column of a table or an axis of a figure. Without a unit its cells are words."""
+    """A column of a table or an axis of a figure. Without a unit its cells are words; those of a
+    `status` column are verdicts and the like, which a page draws as badges."""
 
     title: str
     unit: DisplayUnit | None = None
+    status: bool = False
 
     @property
     def heading(self) -> str:
@@ -43,7 +53,7 @@ class ShownColumn:
         """A value in the unit that is shown."""
         return None if value is None or self.unit is None else value / self.unit.scale
 
-    def measured(self, value: float) -> str:
+    def measured(self, value: float | None) -> str:
         """A value with its unit, for a sentence."""
         return f"{self.text(value)} {self.unit.name if self.unit else ''}".rstrip()
 
@@ -58,20 +68,53 @@ class ShownColumn:
 class FactList:
     """Names with a text each."""
 
-    title: str
+    title: str = ""
     rows: Sequence[tuple[str, str]]
+    detail: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyNumber:
+    """One of the few numbers that a reader looks for first; `note` says how sure or of what."""
+
+    column: ShownColumn
+    value: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyNumbers:
+    """The headline of a result: cards on a page, rows elsewhere."""
+
+    title: str = ""
+    numbers: Sequence[KeyNumber]
+
+    def table(self) -> "FactList":
+        return FactList(
+            title=self.title,
+            rows=[
+                (
+                    number.column.title,
+                    number.column.measured(number.value)
+                    + (f" ({number.note})" if number.note else ""),
+                )
+                for number in self.numbers
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Rows of cells in the columns' stored units; `says` explains marks. `marked` are the places
-    (row, column) that stand out with a `*`."""
+    (row, column) that stand out with a `*`. A `detail` is folded on a page and is in no short
+    form."""
 
-    title: str
+    title: str = ""
     columns: Sequence[ShownColumn]
     rows: Sequence[Sequence[Cell]]
     says: str = ""
     marked: frozenset[tuple[int, int]] = frozenset()
+    detail: bool = False
 
     @property
     def headings(self) -> list[str]:
@@ -88,71 +131,156 @@ class Table:
         ]
 
 
+class Scale(StrEnum):
+    """What a horizontal axis is: numbers, their logarithms, seconds of a run, or the nines of a
+    percentile (0, 1, 2 are p0, p90, p99)."""
+
+    LINEAR = "linear"
+    LOG = "log"
+    TIME = "time"
+    PERCENTILE = "percentile"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotPoint:
-    """A place of a line in stored units, with the ends of its interval, if it has one."""
+    """A place of a line in stored units, with the ends of its interval, if it has one. `mark` is a
+    word for points that are not like the others, such as `outside`."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Points in the order of x; a figure of one line may leave its name empty."""
+    """Points in the order of x; a figure of one line may leave its name empty. A `muted` line is
+    what others are compared with: a bound, or what was offered."""
 
     name: str
     points: Sequence[PlotPoint]
+    muted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A named height that lines are compared with, such as an SLO, in the y axis' stored unit."""
+
+    name: str
+    y: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A named place on the horizontal axis, such as the answer of a search."""
+
+    name: str
+    x: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A named part of the horizontal axis: a phase of a run, or an interval. What does not count
+    is `shaded`."""
+
+    name: str
+    start: float
+    end: float
+    shaded: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Lines over an axis of numbers. The y axis begins at 0."""
+    """Lines over an axis of numbers. The y axis begins at 0, unless it is logarithmic (`log_y`) or
+    `zero` is False, and reaches `reach` at least. `whole` x are counted. With `steps` a line stays
+    level until the next point. A `detail` is on pages and in workbooks only."""
 
     title: str
     x: ShownColumn
     y: ShownColumn
     lines: Sequence[Line]
+    scale: Scale = Scale.LINEAR
+    whole: bool = False
+    log_y: bool = False
+    zero: bool = True
+    reach: float = 0.0
+    steps: bool = False
+    levels: Sequence[Level] = ()
+    places: Sequence[Place] = ()
+    bands: Sequence[Band] = ()
+    says: str = ""
+    detail: bool = False
+
+    def points(self) -> Iterator[PlotPoint]:
+        return (point for line in self.lines for point in line.points)
 
     def table(self) -> Table:
         """The numbers that are drawn."""
-        points = [(line.name, point) for line in self.lines for point in line.points]
-        names = any(name for name, _ in points)
-        spans = any(point.low is not None for _, point in points)
+        rows = [(line.name, point) for line in self.lines for point in line.points]
+        names = any(name for name, _ in rows)
+        spans = any(point.low is not None for point in self.points())
+        marks = any(point.mark for point in self.points())
         first = [ShownColumn("line")] if names else []
-        last = [ShownColumn("from", self.y.unit), ShownColumn("to", self.y.unit)] if spans else []
-        rows = [
-            [*([name] if names else []), p.x, p.y, *([p.low, p.high] if spans else [])]
-            for name, p in points
-        ]
-        return Table(title=self.title, columns=[*first, self.x, self.y, *last], rows=rows)
+        ends = [ShownColumn("from", self.y.unit), ShownColumn("to", self.y.unit)] if spans else []
+        last = [*ends, *([ShownColumn("mark")] if marks else [])]
+        return Table(
+            title=self.title,
+            columns=[*first, self.x, self.y, *last],
+            rows=[
+                [
+                    *([name] if names else []),
+                    p.x,
+                    p.y,
+                    *([p.low, p.high] if spans else []),
+                    *([p.mark or MISSING] if marks else []),
+                ]
+                for name, p in rows
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remarks:
-    """Sentences that a reader has to know."""
+    """Sentences that a reader has to know. What stands before a colon is a rule's name."""
 
-    title: str
+    title: str = ""
     texts: Sequence[str]
 
 
-Part = FactList | Table | Figure | Remarks
+Part = KeyNumbers | FactList | Table | Figure | Remarks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewSection:
+    """Parts under a heading. A part without a title of its own has the section's. Where there are
+    no parts, `absent` says why; without it the section is left out."""
+
+    title: str
+    parts: Sequence[Part]
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A result as it is shown: what it is, the answer as a sentence, then its parts. `status` is a
-    verdict or another word for how it ended; `about` says where and when in a few words each."""
+    """A result as it is shown: what it is, the answer as a sentence, then its sections. `status` is
+    a verdict or another word for how it ended, `reasons` what that rests on; `about` says where and
+    when in a few words each."""
 
     title: str
     status: str
     sentence: str
     about: Sequence[str]
-    parts: Sequence[Part]
+    sections: Sequence[ViewSection]
+    reasons: Sequence[str] = ()
 
-    def tables(self) -> list[Table]:
-        return [part for part in self.parts if isinstance(part, Table)]
+    def parts(self) -> Iterator[Part]:
+        return (part for section in self.sections for part in section.parts)
 
-    def figures(self) -> list[Figure]:
-        return [part for part in self.parts if isinstance(part, Figure)]
+    def figures(self, *, detail: bool = True) -> list[Figure]:
+        """All figures, or those alone that are no detail."""
+        every = [part for part in self.parts() if isinstance(part, Figure)]
+        return [figure for figure in every if detail or not figure.detail]
+
+    def remarks(self) -> list[str]:
+        return [text for part in self.parts() if isinstance(part, Remarks) for text in part.texts]

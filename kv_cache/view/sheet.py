@@ -1,14 +1,18 @@
 """The tables of a view for a spreadsheet: numbers in the units of their columns, not rounded."""
 
+from dataclasses import replace
+
 from kv_cache.view.parts import Cell, Figure, Table, View
 
 
 def tables(view: View) -> list[Table]:
-    """All tables, and the points of each figure."""
+    """All tables, and the points of each figure, each with a title."""
     return [
-        part.table() if isinstance(part, Figure) else part
-        for part in view.parts
+        replace(table, title=table.title or section.title)
+        for section in view.sections
+        for part in section.parts
         if isinstance(part, Table | Figure)
+        for table in [part.table() if isinstance(part, Figure) else part]
     ]
 
 

@@ -13,12 +13,12 @@ from kv_cache.view.parts import (
     FactList,
     Figure,
     Line,
-    Part,
     PlotPoint,
     Remarks,
     ShownColumn,
     Table,
     View,
+    ViewSection,
 )
 
 COLUMNS: dict[str, ShownColumn] = {
@@ -47,28 +47,28 @@ def sweep_view(sweep: SweepFacts) -> View:
             f"means of {sweep.repeat} runs" if sweep.repeat > 1 else "one run a cell",
             f"kv-cache {sweep.program_version}",
         ],
-        parts=list(_parts(sweep)),
+        sections=list(_sections(sweep)),
     )
 
 
-def _parts(sweep: SweepFacts) -> Iterator[Part]:
+def _sections(sweep: SweepFacts) -> Iterator[ViewSection]:
     shown = [name for name in COLUMNS if any(name in cell.metrics for cell in sweep.cells)]
     axis = _axis(sweep)
-    if axis is not None:
-        yield from (_figure(sweep.cells, axis, name) for name in shown)
-    yield _table(sweep, shown)
+    figures = [] if axis is None else [_figure(sweep.cells, axis, name) for name in shown]
+    yield ViewSection(title="Pictures", parts=figures)
+    yield ViewSection(title="Cells", parts=[_table(sweep, shown)])
     failed = [text for cell in sweep.cells for text in _failures(cell)]
     remarks = [*sweep.notes, *failed]
     if remarks:
-        yield Remarks(title="Know first", texts=remarks)
-    yield FactList(
-        title="Runs",
+        yield ViewSection(title="Know first", parts=[Remarks(texts=remarks)])
+    facts = FactList(
         rows=[
             ("finished", f"{sweep.finished} of {sweep.runs}"),
             ("failed", str(sweep.failed)),
             ("configurations (SHA-256)", sweep.configurations_sha256),
         ],
     )
+    yield ViewSection(title="Runs", parts=[facts])
 
 
 def _sentence(sweep: SweepFacts) -> str:
@@ -126,7 +126,6 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
         if name in cell.best
     )
     return Table(
-        title="Cells",
         columns=[
             ShownColumn("cell"),
             *varied,

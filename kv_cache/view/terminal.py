@@ -1,25 +1,34 @@
-"""A view as lines of text, for a terminal; figures are pictures and pages alone."""
+"""A view as lines of text, for a terminal; figures are for pictures and pages."""
 
 from collections.abc import Iterator
 
-from kv_cache.view.parts import FactList, Figure, Remarks, Table, View
+from kv_cache.view.parts import FactList, Figure, KeyNumbers, Part, Remarks, Table, View
 
 
 def terminal(view: View) -> str:
     """The answer first; tables with aligned columns."""
     lines = [f"{view.title}: {view.sentence}", *([", ".join(view.about)] if view.about else [])]
-    for part in view.parts:
-        match part:
-            case Table():
-                lines += ["", *table_lines(part)]
-            case FactList():
-                width = max((len(name) for name, _ in part.rows), default=0)
-                lines += ["", *(f"{name:<{width}}  {text}" for name, text in part.rows)]
-            case Remarks():
-                lines += [f"  ! {text}" for text in part.texts]
-            case Figure():
-                pass
+    lines += [f"  ! {text}" for text in view.reasons]
+    for part in view.parts():
+        lines += _lines(part)
     return "\n".join(lines)
+
+
+def _lines(part: Part) -> Iterator[str]:
+    match part:
+        case KeyNumbers():
+            yield from _lines(part.table())
+        case Table() if not part.detail:
+            yield ""
+            yield from table_lines(part)
+        case FactList() if not part.detail:
+            width = max((len(name) for name, _ in part.rows), default=0)
+            yield ""
+            yield from (f"{name:<{width}}  {text}" for name, text in part.rows)
+        case Remarks():
+            yield from (f"  ! {text}" for text in part.texts)
+        case Table() | FactList() | Figure():
+            pass
 
 
 def table_lines(table: Table) -> Iterator[str]:

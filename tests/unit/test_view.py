@@ -21,7 +21,17 @@ from kv_cache.report.sweep import sweep_text
 from kv_cache.result.chain import seal
 from kv_cache.result.run import MisshapenError
 from kv_cache.view.markdown import markdown
-from kv_cache.view.parts import GIB_PER_S, MS, Figure, Line, PlotPoint, ShownColumn, Table, View
+from kv_cache.view.parts import (
+    GIB_PER_S,
+    MS,
+    Figure,
+    Line,
+    PlotPoint,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
 from kv_cache.view.sheet import rows, tables
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS
@@ -63,7 +73,8 @@ def test_a_missing_number_is_a_dash_in_every_form() -> None:
     table = Table(
         title="T", columns=[ShownColumn("a"), ShownColumn("b", MS)], rows=[["x", None], ["", 0.0]]
     )
-    view = View(title="V", status="finished", sentence="S.", about=[], parts=[table])
+    section = ViewSection(title="S", parts=[table])
+    view = View(title="V", status="finished", sentence="S.", about=[], sections=[section])
     assert table.cells() == [["x", MISSING], [MISSING, "0"]]
     assert MISSING in terminal(view)
     assert f"| x | {MISSING} |" in markdown(view)

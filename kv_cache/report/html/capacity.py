@@ -28,6 +28,7 @@ from kv_cache.report.html.parts import (
 from kv_cache.report.html.text import NOTHING, Html, as_text, tag
 from kv_cache.report.html.times import LOOK_OF_CLASS
 from kv_cache.report.pictures.base import needed, number, promises_at, rows_at, value_at, word
+from kv_cache.view.parts import Band
 
 _PERCENTILES = (("p95", "", 0), ("p50", "dot", 2), ("p99", "dash", 1))
 
@@ -202,7 +203,8 @@ def _load_axis(doc: Doc, probes: Sequence[Json]) -> Axis:
     unit = word(doc.own, "unit")
     loads = [_load(row) for row in probes]
     low, high = (number(doc.own, f"answer.{end}") for end in ("low", "high"))
-    band = [("interval", low, min(high, loads[-1]) if isfinite(high) else loads[-1])]
+    end = min(high, loads[-1]) if isfinite(high) else loads[-1]
+    band = [Band(name="interval", start=low, end=end)]
     return Axis(
         key=doc.id("load"), kind=LINEAR, places=loads, bands=band if low > 0 else (),
         label="users (open loop)" if unit == "users" else f"load, {unit}",

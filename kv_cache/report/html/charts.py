@@ -14,6 +14,7 @@ from kv_cache.core.units import AT_LEAST
 from kv_cache.metrics.histogram import Histogram, supported
 from kv_cache.report.html.parts import details, table
 from kv_cache.report.html.text import Html, plain, rounded, tag
+from kv_cache.view.parts import Band
 
 TIME, LINEAR, PERCENTILE, LOG = "time", "linear", "percentile", "log"
 """What the horizontal axis is."""
@@ -50,14 +51,14 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What lines share: `key` names it on the page, `places` are its points, and `bands` are parts
-    of it with a name (start, end)."""
+    """What lines share: `key` names it on the page, `places` are its points, and `bands` are named
+    parts of it."""
 
     key: str
     kind: str
     label: str
     places: Sequence[float]
-    bands: Sequence[tuple[str, float, float]] = ()
+    bands: Sequence[Band] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,9 @@ class ChartTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`most` is a value that the vertical axis reaches at least; `names` stand beside the first
-    line's points, as far as they have room."""
+    """`most` is a value that the vertical axis reaches at least, and it begins at 0 unless `zero`
+    is False; `names` stand beside the first line's points, as far as they have room, and `marks`
+    are named places of the axis."""
 
     title: str
     unit: str
@@ -87,6 +89,8 @@ class Chart:
     most: float = 0.0
     names: Sequence[str] = ()
     steps: bool = False
+    zero: bool = True
+    marks: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(slots=True)
@@ -137,7 +141,10 @@ def _axis(axis: Axis) -> dict[str, Any]:
         "kind": axis.kind,
         "label": axis.label,
         "places": [rounded_place(place) for place in axis.places],
-        "bands": [[plain(name), rounded(start), rounded(end)] for name, start, end in axis.bands],
+        "bands": [
+            [plain(band.name), rounded(band.start), rounded(band.end), band.shaded]
+            for band in axis.bands
+        ],
     }
 
 
@@ -154,6 +161,8 @@ def _drawing(chart: Chart, lines: Sequence[ChartLine]) -> dict[str, Any]:
         "axis": chart.axis.key,
         "log": chart.log,
         "steps": chart.steps,
+        "zero": chart.zero,
+        "marks": [[plain(name), rounded_place(x)] for name, x in chart.marks],
         "most": rounded(chart.most),
         "names": [plain(name) for name in chart.names],
         "lines": [

@@ -164,7 +164,12 @@ def bullets(texts: Sequence[object], class_: str | None = None) -> list[Html]:
 
 def reasons(own: Json, path: str) -> list[Html]:
     """What a verdict rests on, the rule's name standing out."""
-    return bullets([_reason(text) for text in reasons_at(own, path)], "reasons")
+    return ruled(reasons_at(own, path))
+
+
+def ruled(texts: Sequence[str]) -> list[Html]:
+    """Reasons as a list, in which a rule's name stands out."""
+    return bullets([_reason(text) for text in texts], "reasons")
 
 
 def _reason(text: str) -> Html:

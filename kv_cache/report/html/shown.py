@@ -1,86 +1,233 @@
-"""A view as sections of a page: the answer, the pictures, then the rest."""
+"""A view as sections of a page: the answer, then its own sections."""
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from math import isfinite, nan
+from statistics import median
 
-from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart
+from kv_cache.report.html.charts import Axis, Book, Chart, Limit
 from kv_cache.report.html.charts import ChartLine as Drawn
 from kv_cache.report.html.charts import ChartTable as Numbers
 from kv_cache.report.html.common import origin
-from kv_cache.report.html.parts import Doc, Section, badge, bullets, lead, table
+from kv_cache.report.html.parts import (
+    Card,
+    Doc,
+    Section,
+    badge,
+    bullets,
+    cards,
+    details,
+    lead,
+    ruled,
+    table,
+)
 from kv_cache.report.html.text import Html, tag
-from kv_cache.view.parts import FactList, Figure, Remarks, Table, View
+from kv_cache.view.parts import (
+    Cell,
+    FactList,
+    Figure,
+    KeyNumbers,
+    Line,
+    Part,
+    Remarks,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
 
 _LOOKS = 9
+_MUTED = 8
 _DASHES = ("", "dash", "dot", "chain")
+_MOST_ROWS = 60
+"""Of the table below a chart, in which neighbours become one row."""
+_SMALL_TABLE = 12
 
 
 def view_sections(view: View, doc: Doc, book: Book) -> Iterator[Section]:
-    """All parts in their order, but figures together as one section."""
+    """The answer with what it rests on, all sections, and where the document is from."""
     about = [tag("p", " · ".join(view.about), class_="origin")] if view.about else []
     yield Section(
         slug="answer",
         title="Answer",
-        content=[tag("p", badge(view.status), class_="verdict"), lead(view.sentence), *about],
+        content=[
+            tag("p", badge(view.status), class_="verdict"),
+            *ruled(view.reasons),
+            lead(view.sentence),
+            *about,
+        ],
     )
-    charts = [html for figure in view.figures() for html in book.figure(_chart(figure))]
-    if charts:
-        yield Section(
-            slug="pictures", title="Pictures", content=[tag("div", *charts, class_="charts")]
-        )
-    for number, part in enumerate(view.parts):
-        if not isinstance(part, Figure):
-            yield Section(slug=f"part-{number}", title=part.title, content=_content(part))
+    for section in view.sections:
+        content = list(_contents(section, book))
+        if content or section.absent:
+            yield Section(
+                slug=re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-"),
+                title=section.title,
+                content=content,
+                absent=section.absent,
+            )
     yield Section(slug="origin", title="Origin", content=origin(doc))
 
 
-def _content(part: FactList | Table | Remarks) -> list[Html]:
+def _contents(section: ViewSection, book: Book) -> Iterator[Html]:
+    """Parts in their order; figures that follow each other stand together."""
+    for drawn, parts in groupby(section.parts, key=lambda part: isinstance(part, Figure)):
+        if drawn:
+            charts = [
+                html
+                for part in parts
+                if isinstance(part, Figure)
+                for html in book.figure(_chart(part))
+            ]
+            if charts:
+                yield tag("div", *charts, class_="charts")
+        else:
+            for part in parts:
+                yield from _content(part, section.title)
+
+
+def _content(part: Part, section_title: str) -> Iterator[Html]:
+    title = part.title or section_title
     match part:
-        case Table():
-            words = next(
-                (n for n, column in enumerate(part.columns) if column.unit is not None),
-                len(part.columns),
+        case KeyNumbers():
+            yield cards(
+                Card(
+                    name=number.column.title,
+                    value=number.column.text(number.value),
+                    unit=number.column.unit.name if number.column.unit else "",
+                    more=number.note,
+                )
+                for number in part.numbers
             )
-            says = [tag("p", part.says)] if part.says else []
-            return [table(part.title, part.headings, part.cells(), words=words), *says]
+        case Table():
+            drawn = [_table(title, part), *([tag("p", part.says)] if part.says else [])]
+            yield from [details(title, *drawn)] if part.detail else drawn
         case FactList():
-            return [table(part.title, ("what", "value"), part.rows, words=2)]
+            facts = table(title, ("what", "value"), part.rows, words=2)
+            yield details(title, facts) if part.detail else facts
         case Remarks():
-            return bullets(list(part.texts))
+            if part.title:
+                yield tag("h4", part.title)
+            yield from ruled(part.texts) if _has_rules(part.texts) else bullets(list(part.texts))
+        case Figure():
+            raise AssertionError("figures are charts")
+
+
+def _has_rules(texts: Sequence[str]) -> bool:
+    return any(re.match(r"V\d+ ", text) for text in texts)
+
+
+def _table(title: str, part: Table) -> Html:
+    words = next(
+        (n for n, column in enumerate(part.columns) if column.unit is not None), len(part.columns)
+    )
+    cells = [
+        [
+            badge(text) if column.status else text
+            for column, text in zip(part.columns, row, strict=True)
+        ]
+        for row in part.cells()
+    ]
+    return table(title, part.headings, cells, words=words)
+
+
+# --- charts ----------------------------------------------------------------------------------
 
 
 def _chart(figure: Figure) -> Chart:
-    numbers = figure.table()
-    places = sorted({point.x for line in figure.lines for point in line.points})
+    xs = sorted({point.x for point in figure.points()})
+    shown = [figure.x.shown(x) or 0.0 for x in xs]
     return Chart(
         title=figure.title,
         unit=figure.y.unit.name if figure.y.unit else "",
         axis=Axis(
-            key=f"{figure.x.heading}: {', '.join(map(str, places))}",
-            kind=LINEAR,
+            key=f"{figure.scale} {figure.x.heading}: {_hash_of(shown)}",
+            kind=figure.scale,
             label=figure.x.heading,
-            places=places,
+            places=shown,
+            bands=[
+                replace(
+                    band,
+                    start=figure.x.shown(band.start) or 0.0,
+                    end=figure.x.shown(band.end) or 0.0,
+                )
+                for band in figure.bands
+            ],
         ),
-        lines=_lines(figure, places),
-        table=Numbers(
-            heads=numbers.headings,
-            rows=numbers.cells(),
-            words=sum(column.unit is None for column in numbers.columns) or 1,
-        ),
+        lines=_lines(figure, xs),
+        table=_numbers(figure, xs),
+        log=figure.log_y,
+        zero=figure.zero,
+        steps=figure.steps,
+        most=figure.y.shown(figure.reach) or 0.0,
+        limits=[
+            Limit(name=level.name, value=figure.y.shown(level.y) or 0.0, look=_MUTED)
+            for level in figure.levels
+        ],
+        marks=[(place.name, figure.x.shown(place.x) or 0.0) for place in figure.places],
+        says=figure.says,
     )
 
 
-def _lines(figure: Figure, places: Sequence[float]) -> list[Drawn]:
+def _hash_of(places: Sequence[float]) -> str:
+    """A name of an axis: charts over the same places share it."""
+    return f"{len(places)} {hash(tuple(places)) & 0xFFFFFFFF:08x}"
+
+
+def _lines(figure: Figure, xs: Sequence[float]) -> list[Drawn]:
     drawn = []
-    for number, line in enumerate(figure.lines):
-        points = {point.x: figure.y.shown(point.y) for point in line.points}
-        values = [points.get(place) for place in places]
+    colours = 0
+    for line in figure.lines:
+        values = {point.x: figure.y.shown(point.y) for point in line.points}
+        shown = [nan if (value := values.get(x)) is None else value for x in xs]
+        known = {x: y for x, y in values.items() if y is not None and isfinite(y)}
         drawn.append(
             Drawn(
                 name=line.name or figure.title,
-                values=[float("nan") if value is None else value for value in values],
-                look=number % _LOOKS,
-                dash=_DASHES[number % len(_DASHES)],
-                through=[(x, y) for x, y in points.items() if y is not None],
+                values=shown,
+                look=_MUTED if line.muted else colours % (_LOOKS - 1),
+                dash="dash" if line.muted else _DASHES[colours % len(_DASHES)],
+                hollow=_marked(line, xs),
+                through=[(figure.x.shown(x) or 0.0, y) for x, y in known.items()]
+                if figure.scale in (Scale.LINEAR, Scale.LOG) and not figure.steps
+                else [],
             )
         )
+        colours += not line.muted
     return drawn
+
+
+def _marked(line: Line, xs: Sequence[float]) -> list[int]:
+    marks = {point.x for point in line.points if point.mark}
+    return [index for index, x in enumerate(xs) if x in marks]
+
+
+def _numbers(figure: Figure, xs: Sequence[float]) -> Numbers:
+    """The points as rows; of many, a row for each x and neighbours together."""
+    listed = figure.table()
+    if len(listed.rows) <= _MOST_ROWS:
+        return Numbers(
+            heads=listed.headings,
+            rows=listed.cells(),
+            words=sum(column.unit is None for column in listed.columns) or 1,
+            small=len(listed.rows) <= _SMALL_TABLE and figure.scale is Scale.PERCENTILE,
+        )
+    lines = [{point.x: point.y for point in line.points} for line in figure.lines]
+    together = -(-len(xs) // _MOST_ROWS)
+    groups = [xs[start : start + together] for start in range(0, len(xs), together)]
+    columns = [figure.x, *(ShownColumn(line.name, figure.y.unit) for line in figure.lines)]
+    rows: list[list[Cell]] = [
+        [group[0], *(_middle([line[x] for x in group if x in line]) for line in lines)]
+        for group in groups
+    ]
+    wide = Table(columns=columns, rows=rows)
+    says = f"Each row is the median of up to {together} points." if together > 1 else ""
+    return Numbers(heads=wide.headings, rows=wide.cells(), says=says)
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    some = [value for value in values if isfinite(value)]
+    return median(some) if some else None

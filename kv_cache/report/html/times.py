@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from math import isfinite, nan
 
 from kv_cache.core.format import figures
-from kv_cache.core.kinds import Qos, Tier
+from kv_cache.core.kinds import Phase, Qos, Tier
 from kv_cache.core.units import GIB
 from kv_cache.report.html.charts import TIME, Axis, Chart, ChartLine, ChartTable, Limit
 from kv_cache.report.html.parts import Doc, Json
 from kv_cache.report.pictures.base import highest, needed, number, rows_at
 from kv_cache.report.pictures.run import Point, limits_of, phases_of, points_of
+from kv_cache.view.parts import Band
 
 MOST_POINTS = 4000
 """A chart has no more, as a result has no more windows; of several results on one page neighbours
@@ -99,7 +100,11 @@ def timeline(doc: Doc, most: int = MOST_POINTS) -> Timeline | None:
     coarse, _ = points_of(windows, _TABLE_ROWS)
     axis = Axis(
         key=doc.id("time"), kind=TIME, label="time since the run began",
-        places=[point.middle_s for point in points], bands=phases_of(points),
+        places=[point.middle_s for point in points],
+        bands=[
+            Band(name=name, start=start, end=end, shaded=name != Phase.MEASURE)
+            for name, start, end in phases_of(points)
+        ],
     )  # fmt: skip
     return Timeline(axis=axis, points=points, coarse=coarse, together=together)
 

@@ -1,6 +1,7 @@
 """The figures of a view as a picture: a panel each, lines with the bars of their intervals."""
 
 from collections.abc import Sequence
+from math import isfinite, nan
 from typing import TYPE_CHECKING
 
 from kv_cache.report.pictures.base import (
@@ -9,8 +10,10 @@ from kv_cache.report.pictures.base import (
     GREEN,
     GREY,
     ORANGE,
+    PALE,
     PURPLE,
     RED,
+    SMALL,
     Label,
     NothingToDrawError,
     Panel,
@@ -18,63 +21,223 @@ from kv_cache.report.pictures.base import (
     few_ticks,
     from_zero,
     label_ends,
+    last_level,
+    logarithmic,
     plain,
 )
-from kv_cache.view.parts import Figure, Line, Remarks, ShownColumn, View
+from kv_cache.view.parts import Band, Figure, Line, Scale, ShownColumn, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, BLACK)
 _MARKS = "os^Dv*"
-_MOST_LINES = len(_COLOURS)
+_MOST_LINES = len(_COLOURS) * len(_MARKS)
+_MARKED = "XPs<>p"
+"""Shapes of the points that are not like the others, in the order of their words."""
+_STYLES = ("-", "--", ":", "-.")
+_FEW_POINTS = 90
+"""Of a line whose every point has a mark."""
 _HEIGHT = 1.5  # inches
+_LABEL_HEIGHT = 0.15  # inches of a line's name
+_MOST_PANELS = 40
+_LETTER, _MARGIN, _RIGHT, _MOST_RIGHT = 0.058, 0.25, 0.92, 2.6  # inches
+_TINT = "#ececec"
 
 
 def view_picture(view: View) -> Picture:
     """Raises NothingToDrawError."""
-    figures = view.figures()
+    figures = view.figures(detail=False)
     if not figures:
-        raise NothingToDrawError("no option that varies has two numbers with a measurement")
-    remarks = [text for part in view.parts if isinstance(part, Remarks) for text in part.texts]
-    bars = any(p.low is not None for f in figures for line in f.lines for p in line.points)
+        raise NothingToDrawError("it has no numbers over an axis")
+    bars = any(point.low is not None for figure in figures for point in figure.points())
     lines = [view.sentence, ", ".join(view.about), *(["Bars: 95 % intervals."] if bars else [])]
+    notes = [f"! {text}" for text in (*view.reasons, *view.remarks())]
     return Picture(
         title=plain(view.title),
-        lines=[plain(line) for line in (*lines, *(f"! {text}" for text in remarks)) if line],
-        panels=[_panel(figure) for figure in figures],
+        lines=[plain(line) for line in (*lines, *notes) if line],
+        panels=[panel for figure in figures[:_MOST_PANELS] for panel in _panels(figure)],
+        right=_right(figures),
     )
+
+
+def _right(figures: Sequence[Figure]) -> float:
+    """Inches for the longest name beside an axis, half of the picture at most."""
+    names = [len(line.name) for f in figures if len(f.lines) > 1 for line in f.lines]
+    names += [len(level.name) for figure in figures for level in figure.levels]
+    return min(_MOST_RIGHT, max(_RIGHT, _MARGIN + _LETTER * max(names, default=0)))
+
+
+def _panels(figure: Figure) -> list[Panel]:
+    strip = [_strip(figure)] if figure.scale is Scale.TIME and figure.bands else []
+    return [*strip, _panel(figure)]
 
 
 def _panel(figure: Figure) -> Panel:
     left_out = len(figure.lines) - _MOST_LINES
     more = f" ({left_out} lines left out)" if left_out > 0 else ""
     heading = ShownColumn(figure.title, figure.y.unit).heading
+    names = min(len(figure.lines), _MOST_LINES) + len(figure.levels)
+    height = max(_HEIGHT, _LABEL_HEIGHT * (names + 1))
     return Panel(
-        title=plain(f"{heading}{more}"), x=plain(figure.x.heading), height=_HEIGHT,
-        draw=lambda axes: _draw(axes, figure.y, figure.lines[:_MOST_LINES]),
+        title=plain(f"{heading}{more}"),
+        x=plain(figure.x.heading),
+        height=height,
+        draw=lambda axes: _draw(axes, figure, height),
+    )
+
+
+def _strip(figure: Figure) -> Panel:
+    """The names of the bands, where they have room."""
+    begin, end = _span(figure)
+
+    def draw(axes: "Axes") -> None:
+        for band in figure.bands:
+            tint = _TINT if band.shaded else "#ffffff"
+            axes.axvspan(band.start, band.end, facecolor=tint, edgecolor=PALE, linewidth=0.6)
+            if (band.end - band.start) / (end - begin) > 0.022 * len(band.name):
+                middle = (band.start + band.end) / 2
+                axes.text(
+                    middle, 0.45, plain(band.name), size=SMALL, ha="center", va="center",
+                    color=BLACK,
+                )  # fmt: skip
+        axes.set_ylim(0, 1)
+        axes.set_xlim(begin, end)
+
+    return Panel(x=plain(figure.x.heading), draw=draw, height=0.18, bare=True)
+
+
+def _span(figure: Figure) -> tuple[float, float]:
+    xs = [point.x for point in figure.points()]
+    ends = [end for band in figure.bands for end in (band.start, band.end)]
+    return min(xs + ends), max(xs + ends)
+
+
+# --- a panel ---------------------------------------------------------------------------------
+
+
+def _draw(axes: "Axes", figure: Figure, height: float) -> None:
+    lines = figure.lines[:_MOST_LINES]
+    _draw_bands(axes, figure)
+    words = sorted({point.mark for point in figure.points() if point.mark})
+    labels, colours = [], 0
+    for line in lines:
+        colour = GREY if line.muted else _COLOURS[colours % len(_COLOURS)]
+        look = _MUTED_LOOK if line.muted else _look(colours, len(line.points))
+        _draw_line(axes, figure, line, {"color": colour, **look})
+        _draw_marks(axes, figure, line, words, colour)
+        level = last_level([_shown(figure.y, point.y) for point in line.points])
+        labels.append(Label(level, plain(line.name), BLACK if line.muted else colour))
+        colours += not line.muted
+    _scale(axes, figure)
+    levels = [Label(_shown(figure.y, each.y), plain(each.name), BLACK) for each in figure.levels]
+    for label in levels:
+        axes.axhline(label.y, color=BLACK, linestyle=(0, (5, 3)), linewidth=1.0, zorder=1)
+    _name_places(axes, figure)
+    if words:
+        _key(axes, words)
+    label_ends(axes, [*(labels if len(lines) > 1 else []), *levels], height)
+
+
+_MUTED_LOOK = {"linestyle": "--", "linewidth": 1.1}
+
+
+def _look(number: int, points: int) -> dict[str, object]:
+    marker = _MARKS[number // len(_COLOURS) % len(_MARKS)] if number >= len(_COLOURS) else (
+        _MARKS[number]
     )  # fmt: skip
+    look: dict[str, object] = {"linestyle": "-", "linewidth": 1.2, "marker": marker}
+    return look | ({"markersize": 3.5} if points <= _FEW_POINTS else {"markersize": 0})
 
 
-def _draw(axes: "Axes", column: ShownColumn, lines: Sequence[Line]) -> None:
-    def shown(value: float) -> float:
-        return column.shown(value) or 0.0
+def _shown(column: ShownColumn, value: float | None) -> float:
+    shown = column.shown(value)
+    return nan if shown is None else shown
 
-    for line, colour, mark in zip(lines, _COLOURS, _MARKS, strict=False):
-        values = [shown(point.y) for point in line.points]
-        lows = [shown(max(0.0, p.y if p.low is None else p.low)) for p in line.points]
-        highs = [shown(p.y if p.high is None else p.high) for p in line.points]
-        below = [max(0.0, y - low) for y, low in zip(values, lows, strict=True)]
-        above = [max(0.0, high - y) for y, high in zip(values, highs, strict=True)]
-        axes.errorbar(
-            [point.x for point in line.points], values, yerr=[below, above], color=colour,
-            marker=mark, markersize=3.5, linewidth=1.2, elinewidth=0.8, ecolor=GREY, capsize=1.5,
+
+def _draw_line(axes: "Axes", figure: Figure, line: Line, look: dict[str, object]) -> None:
+    xs = [_shown(figure.x, point.x) for point in line.points]
+    ys = [_shown(figure.y, point.y) for point in line.points]
+    ys = [nan if figure.log_y and not y > 0 else y for y in ys]
+    if figure.steps:
+        axes.plot(xs, ys, drawstyle="steps-post", **{**look, "markersize": 0})  # type: ignore[arg-type]
+        return
+    axes.plot(xs, ys, **look)  # type: ignore[arg-type]
+    spans = [
+        (x, _shown(figure.y, max(0.0, point.low)), _shown(figure.y, point.high))
+        for x, point in zip(xs, line.points, strict=True)
+        if point.low is not None and point.high is not None
+    ]
+    for x, low, high in spans:
+        axes.plot([x, x], [low, high], color=GREY, linewidth=0.8, zorder=1.5)
+
+
+def _draw_marks(
+    axes: "Axes", figure: Figure, line: Line, words: Sequence[str], colour: str
+) -> None:
+    for point in line.points:
+        if point.mark:
+            shape = _MARKED[words.index(point.mark) % len(_MARKED)]
+            axes.plot(
+                _shown(figure.x, point.x), _shown(figure.y, point.y), shape, color=colour,
+                markersize=7, markeredgecolor="white", markeredgewidth=0.6, zorder=4,
+                clip_on=False,
+            )  # fmt: skip
+
+
+def _key(axes: "Axes", words: Sequence[str]) -> None:
+    """What the shapes of points mean."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=BLACK, marker=_MARKED[n % len(_MARKED)], linestyle="", label=plain(w))
+        for n, w in enumerate(words)
+    ]
+    axes.legend(handles=handles, fontsize=SMALL, frameon=False, loc="best", handletextpad=0.1)
+
+
+def _draw_bands(axes: "Axes", figure: Figure) -> None:
+    def tint(band: Band) -> None:
+        axes.axvspan(
+            _shown(figure.x, band.start), _shown(figure.x, band.end), color=_TINT, linewidth=0,
+            zorder=0,
         )  # fmt: skip
-    from_zero(axes, [shown(p.y) for line in lines for p in line.points], room=1.25)
-    few_ticks(axes.xaxis, 6)
-    if len(lines) > 1:
-        ends = [
-            Label(shown(line.points[-1].y), plain(line.name), colour)
-            for line, colour in zip(lines, _COLOURS, strict=False)
-        ]
-        label_ends(axes, ends, _HEIGHT)
+
+    for band in figure.bands:
+        if band.shaded:
+            tint(band)
+
+
+def _scale(axes: "Axes", figure: Figure) -> None:
+    ys = [_shown(figure.y, point.y) for point in figure.points()]
+    ends = [point.high for point in figure.points() if point.high is not None]
+    ys += [_shown(figure.y, end) for end in ends if isfinite(end)]
+    ys += [_shown(figure.y, level.y) for level in figure.levels]
+    if figure.log_y:
+        logarithmic(axes, ys)
+    elif figure.zero:
+        from_zero(axes, [*ys, _shown(figure.y, figure.reach)], room=1.15)
+    else:
+        few_ticks(axes.yaxis)
+    xs = [_shown(figure.x, point.x) for point in figure.points()]
+    if figure.scale is Scale.LOG:
+        logarithmic(axes, xs, x=True)
+    else:
+        few_ticks(axes.xaxis, 7, whole=figure.whole)
+    if figure.scale is Scale.TIME:
+        axes.set_xlim(*_span(figure))
+
+
+def _name_places(axes: "Axes", figure: Figure) -> None:
+    """Names at the foot of their lines, at heights of their own; the lower one's left of it."""
+    for number, place in enumerate(sorted(figure.places, key=lambda place: place.x)):
+        x = _shown(figure.x, place.x)
+        axes.axvline(x, color=GREEN if number == 0 else PURPLE, linewidth=1.4, zorder=1)
+        share = axes.transAxes.inverted().transform(axes.transData.transform((x, 1.0)))[0]
+        left = share > (0.25 if number == 0 else 0.75)
+        axes.annotate(
+            plain(place.name), (x, 0.03 + 0.1 * number), xycoords=("data", "axes fraction"),
+            xytext=(-3 if left else 3, 0), textcoords="offset points", size=SMALL,
+            ha="right" if left else "left", va="bottom", color=BLACK, weight="bold",
+            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8},
+        )  # fmt: skip

@@ -147,6 +147,7 @@
       if (bands.length) last = Math.max(last, bands[bands.length - 1][2]);
     }
     if (this.axis.kind === "percentile") { first = 0; last = 4; }
+    if (this.axis.kind === "log") { first /= 1.15; last *= 1.15; }
     if (this.axis.kind === "linear") {
       var room = (last - first) * 0.04 || Math.abs(first) * 0.1 || 1;
       first -= room; last += room;
@@ -159,7 +160,7 @@
       padding: [10 * n, 28 * n, 0, 0],
       legend: { show: false },
       scales: {
-        x: { time: false, range: function (_, low, high) { return self.zoomed ? [low, high] : [first, last]; } },
+        x: { time: false, distr: this.axis.kind === "log" ? 3 : 1, range: function (_, low, high) { return self.zoomed ? [low, high] : [first, last]; } },
         y: { distr: spec.log ? 3 : 1, range: function (u) { return self.heights(u); } },
       },
       axes: [
@@ -249,6 +250,12 @@
         incrs: [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400],
         values: function (_, splits, __, ___, step) { return splits.map(function (at) { return clock(at, step); }); },
       };
+    if (this.axis.kind === "log")
+      return {
+        splits: function (_, __, low, high) { return rounds(low, high, 7); },
+        filter: function (_, splits) { return splits; },
+        values: function (_, splits) { return splits.map(figures); },
+      };
     return { space: 50 * fine(), values: function (_, splits) { return splits.map(figures); } };
   };
 
@@ -279,6 +286,7 @@
     });
     this.spec.limits.forEach(function (limit) { see(limit.value); });
     if (!(high > 0)) return log ? [0.1, 10] : [0, 1];
+    if (!log && !this.spec.zero && low < high) return [Math.max(0, low - (high - low) * 0.08), high + (high - low) * 0.08];
     if (!log) return [0, high * 1.08];
     if (!(low < Infinity)) low = high / 10;
     var room = high / low < 4 ? 2 : 1.25; // that an axis has more than one number
@@ -295,7 +303,7 @@
     ctx.clip();
     ctx.fillStyle = colour("shade");
     this.axis.bands.forEach(function (band) {
-      if (band[0] === "measure") return;
+      if (!band[3]) return;
       var start = u.valToPos(band[1], "x", true), end = u.valToPos(band[2], "x", true);
       ctx.fillRect(start, box.top, end - start, box.height);
     });
@@ -310,6 +318,18 @@
     ctx.clip();
     ctx.font = 11 * ratio + "px " + getComputedStyle(document.body).fontFamily;
     ctx.textBaseline = "bottom";
+    spec.marks.forEach(function (mark) {
+      var x = u.valToPos(mark[1], "x", true), right = x > box.left + box.width / 2;
+      ctx.strokeStyle = colour("ink");
+      ctx.lineWidth = ratio;
+      ctx.setLineDash([2 * ratio, 3 * ratio]);
+      ctx.beginPath();
+      ctx.moveTo(x, box.top);
+      ctx.lineTo(x, box.top + box.height);
+      ctx.stroke();
+      ctx.textAlign = right ? "right" : "left";
+      write(ctx, mark[0], x + (right ? -4 : 4) * ratio, box.top + box.height - 4 * ratio, colour("ink"));
+    });
     spec.limits.forEach(function (limit) {
       var y = u.valToPos(limit.value, "y", true);
       ctx.strokeStyle = colour("c" + limit.look);
