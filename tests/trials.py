@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kv_cache.report.trials import aggregate
 from kv_cache.result.chain import seal
 from kv_cache.result.derive import SCHEMA
+from kv_cache.result.trials import aggregate
 
 GB = 1e9
 LATENCIES = {"p50": 4.0, "p95": 8.0, "p99": 9.0}

@@ -55,10 +55,11 @@ from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.fio import derive
 from kv_cache.report.plot import plot_beside
 from kv_cache.report.table import summary_text
-from kv_cache.report.trials import aggregate, trial_seed, trials_text
+from kv_cache.report.trials import trials_text
 from kv_cache.report.validation import compare
 from kv_cache.report.writing import write_atomically
 from kv_cache.result.document import build_result, with_left_behind
+from kv_cache.result.trials import aggregate, trial_seed
 from kv_cache.sim.run import simulate
 
 log = logging.getLogger("kv_cache")

@@ -59,10 +59,10 @@ from kv_cache.report.sweep import (
     sweep_document,
     sweep_text,
 )
-from kv_cache.report.trials import FINISHED, trial_seed
 from kv_cache.report.writing import write_atomically, write_document
 from kv_cache.result.chain import check, file_digest
 from kv_cache.result.sweep import SCHEMA
+from kv_cache.result.trials import FINISHED, trial_seed
 
 MOST_JOBS = 256
 _LOCK = ".kv-cache-sweep.lock"

@@ -1,5 +1,6 @@
 """Numbers as people read them; files hold the numbers themselves (decision 0030)."""
 
+from collections.abc import Mapping
 from math import isfinite
 
 from kv_cache.core.units import GIB, MISSING
@@ -23,3 +24,18 @@ def figures(value: float | None) -> str:
 def gib_per_s(bytes_per_s: float) -> str:
     """A rate of bytes in GiB/s, the unit of every rate that was measured."""
     return f"{figures(bytes_per_s / GIB)} GiB/s"
+
+
+def as_text(value: object) -> str:
+    """A value of JSON as people write it."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(as_text(each) for each in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {as_text(each)}" for key, each in value.items()) or "none"
+    return str(value)

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kv_cache.report.trials import METRICS
 from kv_cache.result.chain import fingerprint
+from kv_cache.result.metrics import METRICS
 
 SCHEMA = "kv-cache-summary/1"
 TRIALS_SCHEMA = "kv-cache-trials-summary/1"

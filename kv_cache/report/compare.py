@@ -38,7 +38,6 @@ from kv_cache.metrics.intervals import (
     series_inflation,
 )
 from kv_cache.metrics.passport import VALID
-from kv_cache.report import trials
 from kv_cache.report.ranks import SCHEMA as RANKS
 from kv_cache.report.reading import (
     DEEPEST,
@@ -50,8 +49,10 @@ from kv_cache.report.reading import (
     require_intact,
     result_bytes,
 )
-from kv_cache.report.trials import CONFIDENCE, HIGHER, METRICS, Metric, identity, length_s
+from kv_cache.result import metrics, trials
 from kv_cache.result.chain import fingerprint
+from kv_cache.result.metrics import CONFIDENCE, HIGHER, METRICS, Metric, length_s
+from kv_cache.result.trials import identity
 
 SCHEMA = "kv-cache-comparison/1"
 MARK = '{\n  "schema": "kv-cache-comparison/'
@@ -328,7 +329,7 @@ def _of_trials(given: Input, metric: Metric) -> Sampled | None:
     if not isinstance(row := rows.get(metric.name), Mapping):
         return None
     values = row.get("values")
-    several = [trials.number_at({"v": v}, "v") for v in values] if isinstance(values, list) else []
+    several = [metrics.number_at({"v": v}, "v") for v in values] if isinstance(values, list) else []
     known = [value for _, value in sorted(_by_schedule(given, several))]
     if not known:
         return None

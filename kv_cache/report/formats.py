@@ -20,8 +20,8 @@ from kv_cache.report.markdown import MARK as MARKDOWN_MARK
 from kv_cache.report.markdown import markdown
 from kv_cache.report.reading import RESULT_FILE, SECTION, require_replaceable
 from kv_cache.report.sheets import CSV_MARK, require_workbook, summary_csv, view_workbook, workbook
-from kv_cache.report.trials import SCHEMA as TRIALS
 from kv_cache.result.run import MisshapenError
+from kv_cache.result.trials import SCHEMA as TRIALS
 from kv_cache.view.markdown import markdown as view_markdown
 from kv_cache.view.parts import View
 from kv_cache.view.views import VIEWS

@@ -6,7 +6,7 @@ from typing import Any
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.units import MISSING, human_bytes
-from kv_cache.report.trials import METRICS, number_at
+from kv_cache.result.metrics import METRICS, number_at
 
 Json = Mapping[str, Any]
 

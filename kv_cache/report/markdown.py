@@ -25,7 +25,7 @@ from kv_cache.report.identity import (
 )
 from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.sizes import HEADS, about_objects, shares, size_rows
-from kv_cache.report.trials import METRICS, Metric, number_at, words_at
+from kv_cache.result.metrics import METRICS, Metric, number_at, words_at
 
 MARK = "<!-- kv-cache report"
 """How each begins; it is not shown."""

@@ -19,7 +19,7 @@ import orjson
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
-from kv_cache.report import capacity, lab, precondition, tracestats, trials
+from kv_cache.report import capacity, lab, precondition, tracestats
 from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
 from kv_cache.report.pictures.capacity import capacity_picture
@@ -41,6 +41,7 @@ from kv_cache.report.reading import (
     result_bytes,
 )
 from kv_cache.report.writing import write_atomically
+from kv_cache.result import trials
 from kv_cache.result.run import MisshapenError
 from kv_cache.view.parts import View
 from kv_cache.view.views import VIEWS

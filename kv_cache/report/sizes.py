@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kv_cache.core.units import MISSING, human_bytes
-from kv_cache.report.trials import number_at
+from kv_cache.result.metrics import number_at
 
 Json = Mapping[str, Any]
 

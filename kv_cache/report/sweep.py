@@ -25,8 +25,8 @@ from kv_cache.metrics.intervals import (
 )
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.report.reading import SECTION
-from kv_cache.report.trials import CONFIDENCE, HIGHER, METRICS
 from kv_cache.result.chain import fingerprint, seal
+from kv_cache.result.metrics import CONFIDENCE, HIGHER, METRICS
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, SweepFacts
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal

@@ -2,7 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from kv_cache.view.parts import FactList, Figure, KeyNumbers, Part, Remarks, Table, View
+from kv_cache.view.parts import (
+    FactList,
+    Figure,
+    FlowDiagram,
+    KeyNumbers,
+    Part,
+    Remarks,
+    Table,
+    View,
+)
 
 MARK = "<!-- kv-cache report -->"
 """How such a file begins; one that begins so may be replaced."""
@@ -36,7 +45,7 @@ def _blocks(part: Part) -> Iterator[str]:
             yield _table(part.headings, part.cells(), numbers)
             if part.says:
                 yield _safe(part.says)
-        case KeyNumbers():
+        case KeyNumbers() | FlowDiagram():
             yield from _blocks(part.table())
         case FactList() if not part.detail:
             yield _table(("", ""), [[name, text] for name, text in part.rows], (False, False))

@@ -38,11 +38,13 @@ COUNT = DisplayUnit("")
 @dataclass(frozen=True, slots=True)
 class ShownColumn:
     """A column of a table or an axis of a figure. Without a unit its cells are words; those of a
-    `status` column are verdicts and the like, which a page draws as badges."""
+    `status` column are verdicts and the like, which a page draws as badges; beside the shares of a
+    `bar` column it draws how long they are."""
 
     title: str
     unit: DisplayUnit | None = None
     status: bool = False
+    bar: bool = False
 
     @property
     def heading(self) -> str:
@@ -194,7 +196,8 @@ class Band:
 class Figure:
     """Lines over an axis of numbers. The y axis begins at 0, unless it is logarithmic (`log_y`) or
     `zero` is False, and reaches `reach` at least. `whole` x are counted. With `steps` a line stays
-    level until the next point. A `detail` is on pages and in workbooks only."""
+    level until the next point. A `detail` is on pages and in workbooks only. `numbers` are a better
+    table than that of the points."""
 
     title: str
     x: ShownColumn
@@ -211,12 +214,15 @@ class Figure:
     bands: Sequence[Band] = ()
     says: str = ""
     detail: bool = False
+    numbers: Table | None = None
 
     def points(self) -> Iterator[PlotPoint]:
         return (point for line in self.lines for point in line.points)
 
     def table(self) -> Table:
         """The numbers that are drawn."""
+        if self.numbers is not None:
+            return self.numbers
         rows = [(line.name, point) for line in self.lines for point in line.points]
         names = any(name for name, _ in rows)
         spans = any(point.low is not None for point in self.points())
@@ -241,6 +247,38 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowArrow:
+    """Bytes that went from one node to another; None is outside. `name` says why."""
+
+    start: str | None
+    end: str | None
+    name: str
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowDiagram:
+    """What moved between places that stand in a column, and into and out of them; each node has a
+    note, which may be empty."""
+
+    title: str = ""
+    nodes: Sequence[tuple[str, str]]
+    arrows: Sequence[FlowArrow]
+    says: str = ""
+    outside: tuple[str, str] = ("new", "requests")
+
+    def table(self) -> Table:
+        """A row for each arrow."""
+        first, last = self.outside
+        return Table(
+            title=self.title,
+            columns=[ShownColumn("from"), ShownColumn("to"), ShownColumn("cause"),
+                     ShownColumn("moved", GIBIBYTES)],
+            rows=[[a.start or first, a.end or last, a.name, a.bytes] for a in self.arrows],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remarks:
     """Sentences that a reader has to know. What stands before a colon is a rule's name."""
 
@@ -248,17 +286,19 @@ class Remarks:
     texts: Sequence[str]
 
 
-Part = KeyNumbers | FactList | Table | Figure | Remarks
+Part = KeyNumbers | FactList | Table | Figure | FlowDiagram | Remarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSection:
     """Parts under a heading. A part without a title of its own has the section's. Where there are
-    no parts, `absent` says why; without it the section is left out."""
+    no parts, `absent` says why; without it the section is left out. A terminal shows those alone
+    that are `terminal`."""
 
     title: str
     parts: Sequence[Part]
     absent: str = ""
+    terminal: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kv_cache.view.parts import Cell, Figure, Table, View
+from kv_cache.view.parts import Cell, Figure, FlowDiagram, Table, View
 
 
 def tables(view: View) -> list[Table]:
@@ -11,8 +11,8 @@ def tables(view: View) -> list[Table]:
         replace(table, title=table.title or section.title)
         for section in view.sections
         for part in section.parts
-        if isinstance(part, Table | Figure)
-        for table in [part.table() if isinstance(part, Figure) else part]
+        if isinstance(part, Table | Figure | FlowDiagram)
+        for table in [part if isinstance(part, Table) else part.table()]
     ]
 
 

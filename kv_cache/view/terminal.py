@@ -2,15 +2,25 @@
 
 from collections.abc import Iterator
 
-from kv_cache.view.parts import FactList, Figure, KeyNumbers, Part, Remarks, Table, View
+from kv_cache.view.parts import (
+    FactList,
+    Figure,
+    FlowDiagram,
+    KeyNumbers,
+    Part,
+    Remarks,
+    Table,
+    View,
+)
 
 
 def terminal(view: View) -> str:
     """The answer first; tables with aligned columns."""
     lines = [f"{view.title}: {view.sentence}", *([", ".join(view.about)] if view.about else [])]
     lines += [f"  ! {text}" for text in view.reasons]
-    for part in view.parts():
-        lines += _lines(part)
+    for section in view.sections:
+        for part in section.parts if section.terminal else ():
+            lines += _lines(part)
     return "\n".join(lines)
 
 
@@ -27,7 +37,7 @@ def _lines(part: Part) -> Iterator[str]:
             yield from (f"{name:<{width}}  {text}" for name, text in part.rows)
         case Remarks():
             yield from (f"  ! {text}" for text in part.texts)
-        case Table() | FactList() | Figure():
+        case Table() | FactList() | Figure() | FlowDiagram():
             pass
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kv_cache.report.trials import aggregate
 from kv_cache.result.chain import file_digest, seal
+from kv_cache.result.trials import aggregate
 from tests.cli import command, environment, small
 from tests.trials import GB, series, windows
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kv_cache.report.trials import trial_seed
+from kv_cache.result.trials import trial_seed
 from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, small, start
 
 VIRTUAL = ["--virtual-time", "--duration=3"]

@@ -8,7 +8,7 @@ from kv_cache.metrics.summary import kept_promises, latency_ms, reference_ms
 from kv_cache.report.html.charts import figures_ms
 from kv_cache.report.markdown import _late
 from kv_cache.report.table import ms_shown
-from kv_cache.report.trials import METRICS
+from kv_cache.result.metrics import METRICS
 
 
 def hung() -> Histogram:

@@ -4,8 +4,10 @@ import pytest
 
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import bounded_interval, geometric_mean
-from kv_cache.report.trials import METRICS, trial_seed, trials_text
+from kv_cache.report.trials import trials_text
 from kv_cache.result.chain import check, sealed_files
+from kv_cache.result.metrics import METRICS
+from kv_cache.result.trials import trial_seed
 from tests.trials import GB, of, result
 
 

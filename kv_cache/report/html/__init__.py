@@ -36,9 +36,9 @@ from kv_cache.report.identity import label_of, note_of, origin_texts
 from kv_cache.report.pictures.base import BadDocumentError
 from kv_cache.report.precondition import SCHEMA as PRECONDITION
 from kv_cache.report.reading import SECTION
-from kv_cache.report.trials import SCHEMA as TRIALS
 from kv_cache.result import sweep
 from kv_cache.result.run import MisshapenError
+from kv_cache.result.trials import SCHEMA as TRIALS
 from kv_cache.view.views import VIEWS
 
 MARK = "<!doctype html>\n<!-- kv-cache report"

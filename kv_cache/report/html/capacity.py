@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import isfinite, nan
 from statistics import fmean
 
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart, ChartLine, ChartTable, Limit
 from kv_cache.report.html.common import common_sections, machine
@@ -25,7 +25,7 @@ from kv_cache.report.html.parts import (
     table,
     text_at,
 )
-from kv_cache.report.html.text import NOTHING, Html, as_text, tag
+from kv_cache.report.html.text import NOTHING, Html, tag
 from kv_cache.report.html.times import LOOK_OF_CLASS
 from kv_cache.report.pictures.base import needed, number, promises_at, rows_at, value_at, word
 from kv_cache.view.parts import Band

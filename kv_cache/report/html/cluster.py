@@ -10,7 +10,7 @@ from typing import Any
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.report.cluster.judge import SKEWED
 from kv_cache.report.cluster.measures import (
     ACTIVE,
@@ -59,7 +59,7 @@ from kv_cache.report.html.parts import (
     table,
     text_at,
 )
-from kv_cache.report.html.text import NOTHING, Html, as_text, tag
+from kv_cache.report.html.text import NOTHING, Html, tag
 from kv_cache.report.pictures.base import known, number, rows_at, value_at
 from kv_cache.result.chain import fingerprint
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import GIB
 from kv_cache.report.html.parts import Doc, Json, Section, details, dotted, flat, table
-from kv_cache.report.html.text import Html, as_text, tag
+from kv_cache.report.html.text import Html, tag
 from kv_cache.report.identity import drive_texts
 from kv_cache.report.pictures.base import number, rows_at, value_at, word
 from kv_cache.result.chain import fingerprint

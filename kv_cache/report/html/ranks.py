@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, nan
 
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.report.html.charts import TIME, Axis, Book, Chart, ChartLine, ChartTable
@@ -37,12 +37,12 @@ from kv_cache.report.html.run import (
     tier_curves,
     verdict_content,
 )
-from kv_cache.report.html.text import NOTHING, Html, as_text, tag
+from kv_cache.report.html.text import NOTHING, Html, tag
 from kv_cache.report.html.times import bandwidth, timeline
 from kv_cache.report.pictures.base import number, rows_at, word
 from kv_cache.report.pictures.run import Point
 from kv_cache.report.reading import SECTION
-from kv_cache.report.trials import METRICS
+from kv_cache.result.metrics import METRICS
 
 SCHEMA = "kv-cache-ranks/1"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import GIB
 from kv_cache.report.html.charts import (
     LINEAR,
@@ -28,7 +28,7 @@ from kv_cache.report.html.parts import (
     reasons,
     table,
 )
-from kv_cache.report.html.text import Html, as_text, tag
+from kv_cache.report.html.text import Html, tag
 from kv_cache.report.pictures.base import needed, number, rows_at, value_at, word
 
 _PLACE = "preconditioning"

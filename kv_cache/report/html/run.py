@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import merged
@@ -30,7 +30,7 @@ from kv_cache.report.html.parts import (
     text_at,
 )
 from kv_cache.report.html.rounds import rounds_content
-from kv_cache.report.html.text import NOTHING, Html, as_text, tag
+from kv_cache.report.html.text import NOTHING, Html, tag
 from kv_cache.report.html.times import (
     CLASSES,
     DENSE,
@@ -50,7 +50,7 @@ from kv_cache.report.identity import (
 from kv_cache.report.pictures.base import number, plain, value_at, word
 from kv_cache.report.prediction import prediction_rows
 from kv_cache.report.reading import SECTION, histogram
-from kv_cache.report.trials import METRICS, Metric, number_at
+from kv_cache.result.metrics import METRICS, Metric, number_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

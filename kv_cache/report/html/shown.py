@@ -11,6 +11,7 @@ from kv_cache.report.html.charts import Axis, Book, Chart, Limit
 from kv_cache.report.html.charts import ChartLine as Drawn
 from kv_cache.report.html.charts import ChartTable as Numbers
 from kv_cache.report.html.common import origin
+from kv_cache.report.html.diagram import diagram
 from kv_cache.report.html.parts import (
     Card,
     Doc,
@@ -21,13 +22,15 @@ from kv_cache.report.html.parts import (
     details,
     lead,
     ruled,
+    share_bar,
     table,
 )
-from kv_cache.report.html.text import Html, tag
+from kv_cache.report.html.text import Html, join, safe, tag
 from kv_cache.view.parts import (
     Cell,
     FactList,
     Figure,
+    FlowDiagram,
     KeyNumbers,
     Line,
     Part,
@@ -112,6 +115,12 @@ def _content(part: Part, section_title: str) -> Iterator[Html]:
             if part.title:
                 yield tag("h4", part.title)
             yield from ruled(part.texts) if _has_rules(part.texts) else bullets(list(part.texts))
+        case FlowDiagram():
+            yield tag("div", diagram(part), class_="flow")
+            if part.says:
+                yield tag("p", part.says)
+            moved = part.table()
+            yield details(title, table(title, moved.headings, moved.cells(), words=3))
         case Figure():
             raise AssertionError("figures are charts")
 
@@ -126,12 +135,20 @@ def _table(title: str, part: Table) -> Html:
     )
     cells = [
         [
-            badge(text) if column.status else text
-            for column, text in zip(part.columns, row, strict=True)
+            _cell(column, text, cell)
+            for column, text, cell in zip(part.columns, texts, row, strict=True)
         ]
-        for row in part.cells()
+        for texts, row in zip(part.cells(), part.rows, strict=True)
     ]
     return table(title, part.headings, cells, words=words)
+
+
+def _cell(column: ShownColumn, text: str, cell: Cell) -> object:
+    if column.status:
+        return badge(text)
+    if column.bar and isinstance(cell, float | int):
+        return join((safe(text), share_bar(cell)), " ")
+    return text
 
 
 # --- charts ----------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from math import isfinite, log, nan
 from pathlib import Path
 
 from kv_cache.core.errors import UsageError
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.report import capacity, precondition, trials
+from kv_cache.report import capacity, precondition
 from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.compare import (
     Comparison,
@@ -43,12 +43,13 @@ from kv_cache.report.html.parts import (
 )
 from kv_cache.report.html.ranks import SCHEMA as RANKS
 from kv_cache.report.html.run import Run
-from kv_cache.report.html.text import NOTHING, Html, as_text, tag
+from kv_cache.report.html.text import NOTHING, Html, tag
 from kv_cache.report.html.times import bandwidth, storage_p95
 from kv_cache.report.pictures.base import value_at, word
 from kv_cache.report.pictures.run import Point
 from kv_cache.report.reading import SECTION, histogram
-from kv_cache.report.trials import CONFIDENCE, METRICS
+from kv_cache.result import trials
+from kv_cache.result.metrics import CONFIDENCE, METRICS, number_at
 
 _DASHES = ("", "dash", "dot", "chain")
 _NOT_COMPARED = (capacity.SCHEMA, precondition.SCHEMA, RANKS, SIM)
@@ -133,12 +134,12 @@ _RATES = {
 
 def _value(doc: Doc, name: str) -> float | None:
     if doc.schema == RANKS and name in _RATES:  # of which each rank's has its own window
-        return trials.number_at(doc.own, _RATES[name])
+        return number_at(doc.own, _RATES[name])
     if doc.schema != trials.SCHEMA:
         return METRICS[name].value(doc.own)
     metrics = value_at(doc.own, "metrics")
     row = metrics.get(name) if isinstance(metrics, dict) else None
-    return trials.number_at(row, "median") if isinstance(row, dict) else None
+    return number_at(row, "median") if isinstance(row, dict) else None
 
 
 def _ratios(found: Comparison) -> Iterator[Html]:

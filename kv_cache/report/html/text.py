@@ -4,13 +4,14 @@ Names of files, of data sets and of machines, and all that stands in a document,
 written by anybody: `tag` escapes whatever is not `Html`, and only this module makes `Html`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from math import isfinite
 from typing import Any
 
 import orjson
 
+from kv_cache.core.format import as_text
 from kv_cache.core.units import MISSING
 
 LONGEST_TEXT = 600
@@ -29,21 +30,6 @@ def plain(value: object) -> str:
     text = value if isinstance(value, str) else as_text(value)
     shown = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
     return shown if len(shown) <= LONGEST_TEXT else f"{shown[: LONGEST_TEXT - 1]}…"
-
-
-def as_text(value: object) -> str:
-    """A value of JSON as people write it."""
-    if value is None:
-        return NOTHING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(as_text(each) for each in value) or "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {as_text(each)}" for key, each in value.items()) or "none"
-    return str(value)
 
 
 def safe(value: object) -> Html:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
-from kv_cache.core.format import figures
+from kv_cache.core.format import as_text, figures
 from kv_cache.report.html.common import common_sections, machine
 from kv_cache.report.html.parts import (
     Card,
@@ -22,10 +22,10 @@ from kv_cache.report.html.parts import (
     table,
     text_at,
 )
-from kv_cache.report.html.text import NOTHING, Html, as_text, tag
+from kv_cache.report.html.text import NOTHING, Html, tag
 from kv_cache.report.pictures.base import known, number, rows_at, value_at, word
 from kv_cache.report.pictures.trials import SHOWN
-from kv_cache.report.trials import METRICS, Metric
+from kv_cache.result.metrics import METRICS, Metric
 
 
 def trials_sections(doc: Doc) -> Iterator[Section]:

@@ -25,7 +25,7 @@ from kv_cache.report.pictures.base import (
     value_at,
     word,
 )
-from kv_cache.report.trials import METRICS, Metric
+from kv_cache.result.metrics import METRICS, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,10 +17,10 @@ from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import per_second, ratio
 from kv_cache.report.ranks.part import FINISHED, Part, counted_of, parts_of, runs_of
 from kv_cache.report.ranks.rules import judged
-from kv_cache.report.trials import METRICS
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.counted import common, merged
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.metrics import METRICS
 from kv_cache.result.reference import reference_keys, unsupported
 from kv_cache.result.run import SECTION, CountedRun, totals
 from kv_cache.result.sections import KINDS, body, reconciled, reconciliation

@@ -8,7 +8,7 @@ from kv_cache.metrics.passport import Status
 from kv_cache.report.identity import identity_lines
 from kv_cache.report.sizes import size_lines
 from kv_cache.report.table import headline_lines, ms_shown, tier_lines, verdict_lines
-from kv_cache.report.trials import METRICS
+from kv_cache.result.metrics import METRICS
 
 SECTION = "kv_cache"
 _COLUMNS: Mapping[str, str] = {

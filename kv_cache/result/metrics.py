@@ -1,0 +1,231 @@
+"""The numbers of a result that `trials`, `compare` and reports look at: one list, in which each has
+its name, unit and place in the section `kv_cache`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean, median
+from typing import Any
+
+from kv_cache.core.format import figures
+from kv_cache.core.kinds import Qos
+from kv_cache.core.units import AT_LEAST, GIB
+from kv_cache.metrics.histogram import RELATIVE_ERROR
+from kv_cache.metrics.intervals import geometric_mean
+
+CONFIDENCE = 0.95
+HIGHER, LOWER = "higher", "lower"
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number of a result.
+
+    `value` takes it from the section `kv_cache` of a result, `batch` from some windows of its
+    series; both give None where there is nothing to tell it from. Values of which one is less than
+    `resolution` (a share) above the other cannot be told apart, however often they are measured.
+    """
+
+    name: str
+    unit: str
+    better: str
+    value: Callable[[Json], float | None]
+    batch: Callable[[Sequence[Json]], float | None] | None = None
+    label: str
+    shown_unit: str
+    scale: float = 1.0  # of the unit in one of the unit shown
+    most: float = inf  # 1 of a share; nothing here is below 0
+    resolution: float = 0.0
+    path: str | None = None  # of a percentile, beside which a section lists its lower bounds
+
+    def shown_in(self, own: Json) -> str:
+        """As `shown`, of a section, marked where it is a lower bound."""
+        where, _, percentile = (self.path or "").rpartition(".")
+        bounds = words_at(own, f"{where}.at_least")
+        return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(own))}"
+
+    def mean(self, values: Sequence[float]) -> float:
+        """Of several runs: the geometric mean, as `compare` takes it; of shares the mean."""
+        return geometric_mean(values) if self.most == inf else fmean(values)
+
+    def shown(self, value: float | None) -> str:
+        """In the unit for people."""
+        return figures(None if value is None else value / self.scale)
+
+
+# --- what is looked at -----------------------------------------------------------------------
+
+
+def _at(section: Json, path: str) -> Any:
+    value: Any = section
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def words_at(section: Json, path: str) -> list[Any]:
+    """The list at a dotted path; empty where there is none."""
+    value = _at(section, path)
+    return value if isinstance(value, list) else []
+
+
+def number_at(section: Json, path: str) -> float | None:
+    """The number at a dotted path; None where there is none."""
+    value = _at(section, path)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _if_any(path: str, count: str) -> Callable[[Json], float | None]:
+    """The number at `path`, if the one at `count` says that there was something: a result has 0
+    for the percentiles of nothing."""
+    return lambda own: number_at(own, path) if number_at(own, count) else None
+
+
+def _each_second(path: str) -> Callable[[Json], float | None]:
+    def value(own: Json) -> float | None:
+        summed = number_at(own, f"{path}_per_second")  # of ranks, whose rates add up
+        if summed is not None:
+            return summed
+        amount, seconds = number_at(own, path), number_at(own, "window_s")
+        return None if amount is None or not seconds else amount / seconds
+
+    return value
+
+
+def _storage_rate(*kinds: str) -> Callable[[Json], float | None]:
+    def value(own: Json) -> float | None:
+        rates = [number_at(own, f"tiers.storage.{kind}.bytes_per_second") for kind in kinds]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if known else None
+
+    return value
+
+
+def _batch_rate(*paths: str) -> Callable[[Sequence[Json]], float | None]:
+    """Of what windows counted, in each second of theirs. A window does not name what it had none
+    of."""
+
+    def value(windows: Sequence[Json]) -> float | None:
+        seconds = sum(length_s(window) for window in windows)
+        amount = sum(number_at(window, path) or 0.0 for window in windows for path in paths)
+        return amount / seconds if seconds > 0 else None
+
+    return value
+
+
+def _batch_median(path: str) -> Callable[[Sequence[Json]], float | None]:
+    """The median of the windows' own percentiles: those of a batch as a whole are not known."""
+
+    def value(windows: Sequence[Json]) -> float | None:
+        found = [number_at(window, path) for window in windows]
+        known = [number for number in found if number is not None]
+        return median(known) if known else None
+
+    return value
+
+
+def length_s(window: Json) -> float:
+    """Seconds of one row of a result's series."""
+    start, end = number_at(window, "start_s"), number_at(window, "end_s")
+    return 0.0 if start is None or end is None else max(0.0, end - start)
+
+
+def _bandwidth(name: str, label: str, *kinds: str) -> Metric:
+    return Metric(
+        name=name,
+        unit="bytes/s",
+        better=HIGHER,
+        value=_storage_rate(*kinds),
+        batch=_batch_rate(*(f"tiers.storage.{kind}.bytes" for kind in kinds)),
+        label=label,
+        shown_unit="GiB/s",
+        scale=GIB,
+    )
+
+
+def _rate(name: str, label: str, counted: str, in_window: str, unit: str) -> Metric:
+    return Metric(
+        name=name,
+        unit=unit,
+        better=HIGHER,
+        value=_each_second(counted),
+        batch=_batch_rate(in_window),
+        label=label,
+        shown_unit=unit,
+    )
+
+
+def _latency(name: str, label: str, path: str, count: str, in_window: str | None) -> Metric:
+    return Metric(
+        name=name,
+        unit="ms",
+        better=LOWER,
+        value=_if_any(path, count),
+        batch=None if in_window is None else _batch_median(in_window),
+        label=label,
+        shown_unit="ms",
+        resolution=2 * RELATIVE_ERROR,  # one of each side
+        path=path,
+    )
+
+
+def _device(kind: str, percentile: str) -> Metric:
+    where = f"tiers.storage.{kind}"
+    return _latency(
+        f"storage.{kind}.device_ms.{percentile}",
+        f"storage {kind} device {percentile}",
+        f"{where}.device_ms.{percentile}",
+        f"{where}.operations",
+        f"{where}.{percentile}_ms",
+    )
+
+
+def _request(latency: str, label: str, percentile: str, qos: str | None = None) -> Metric:
+    """Windows tell the latencies of classes apart, and none of all of them."""
+    who = "" if qos is None else f"{qos}."
+    where = f"measured.{qos or 'all'}"
+    return _latency(
+        f"{who}{latency}_ms.{percentile}",
+        f"{label} {percentile}{'' if qos is None else f' {qos}'}",
+        f"{where}.{latency}_ms.{percentile}",
+        f"{where}.histogram_{latency}.count",
+        None if qos is None else f"classes.{qos}.{latency}_ms.{percentile}_ms",
+    )
+
+
+_PERCENTILES = ("p50", "p95", "p99")
+_DONE, _TOKENS = "measured.all.completed", "measured.all.output_tokens"
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _bandwidth("storage.bytes_per_second", "storage read + write", "read", "write"),
+        _bandwidth("storage.read.bytes_per_second", "storage read", "read"),
+        _bandwidth("storage.write.bytes_per_second", "storage write", "write"),
+        *(_device("read", p) for p in _PERCENTILES),
+        *(_device("write", p) for p in _PERCENTILES),
+        _rate("requests_per_second", "requests", _DONE, "completed", "1/s"),
+        _rate("output_tokens_per_second", "output tokens", _TOKENS, "output_tokens", "1/s"),
+        *(_request("ttft", "TTFT", p) for p in ("p50", "p95")),
+        *(_request("response", "response", p) for p in _PERCENTILES),
+        *(_request("response", "response", p, q.value) for q in Qos for p in _PERCENTILES),
+        Metric(
+            name="hit_ratio",
+            unit="share",
+            better=HIGHER,
+            value=_if_any("reuse.reuse_hit_ratio", "reuse.looked_up"),
+            label="hit ratio",
+            shown_unit="%",
+            scale=0.01,
+            most=1.0,
+        ),
+    )
+}
+
+HEADLINES = ("storage.bytes_per_second", "requests_per_second")
+"""The first that every trial has above 0 is what trials are held against each other by."""

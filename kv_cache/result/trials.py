@@ -1,0 +1,241 @@
+"""Several runs of one configuration as one document: `run --trials N`.
+
+Each trial is a whole run with a seed of its own, derived from the master seed, and has its own
+result file. The document of all says how far the trials agree: for each metric every value, median,
+mean with its interval, and coefficient of variation. A trial that did not finish gives no numbers,
+and its absence makes the whole invalid.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from kv_cache import __version__
+from kv_cache.core.seed import Seed
+from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
+from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
+from kv_cache.result.chain import fingerprint, seal
+from kv_cache.result.metrics import CONFIDENCE, HEADLINES, METRICS, Json, Metric
+from kv_cache.result.run import SECTION
+
+SCHEMA = "kv-cache-trials/1"
+MOST_CV = 0.05
+"""Above this coefficient of variation of the headline the verdict is suspect: MLPerf Storage asks
+of five runs that they replicate within 5 %."""
+
+FINISHED = "finished"
+
+
+def identity(own: Json) -> dict[str, Any]:
+    """What two results must share to be comparable, beside the schedule, by name.
+
+    `own` is the section `kv_cache` of a result. A model's `source` only says where it was read.
+    """
+    model, config = dict(_mapping(own, "model")), _mapping(own, "config")
+    model.pop("source", None)
+    return {
+        "schema": own.get("schema"),
+        "driver": own.get("driver"),
+        "mode": _mapping(config, "run").get("mode"),
+        **_named("model", model),
+        "semantics preset": own.get("semantics_preset"),
+        **_named("semantics", _mapping(own, "semantics")),
+    }
+
+
+def _mapping(value: Json, name: str) -> Json:
+    inner = value.get(name)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _named(prefix: str, values: Json) -> dict[str, Any]:
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+# --- the document of all ---------------------------------------------------------------------
+
+
+def trial_seed(master: int, trial: int) -> int:
+    """The seed (32 bits) of a trial, counted from 1."""
+    return Seed(master).child("trial", trial).integer() % 2**32
+
+
+def aggregate(
+    documents: Sequence[Json],
+    files: Mapping[str, str],
+    *,
+    master_seed: int,
+    planned: int,
+    cooldown_s: float = 0.0,
+    most_cv: float = MOST_CV,
+) -> dict[str, Any]:
+    """The sealed document of all trials, in the order in which they ran.
+
+    `documents` are the trials' results as they were written, `files` the SHA-256 of each one's file
+    by name, in the same order. `planned` may be more than there are: a signal ended the series.
+    Raises ValueError if these are no trials of one configuration.
+    """
+    _check(documents, files, planned)
+    rows = [
+        _trial(number, own, name, sha, fingerprint(document))
+        for number, (document, own, (name, sha)) in enumerate(
+            zip(documents, _sections(documents), files.items(), strict=True), start=1
+        )
+    ]
+    counted = [own for own in _sections(documents) if own["status"] == FINISHED]
+    metrics = {name: numbers for name in METRICS if (numbers := _numbers(METRICS[name], counted))}
+    headline = _headline(metrics, len(counted))
+    verdict = _verdict(rows, planned, metrics.get(headline or ""), headline, most_cv)
+    first = documents[0][SECTION]
+    same = ("driver", "semantics_preset", "contains_performance", "model", "semantics", "workload")
+    own = {
+        "schema": SCHEMA,
+        "program_version": __version__,
+        "result_schema": first["schema"],
+        **{name: first[name] for name in same},
+        "seed": master_seed,
+        "planned": planned,
+        "finished": len(counted),
+        "cooldown_s": cooldown_s,
+        "confidence": CONFIDENCE,
+        "headline": headline,
+        "most_cv": most_cv,
+        "passport": verdict.to_json(),
+        "trials": rows,
+        "metrics": metrics,
+        "config": first["config"],  # of the first trial, as is the environment
+        "environment": first["environment"],
+    }
+    return seal({SECTION: own}, files)
+
+
+def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) -> None:
+    if not documents or len(documents) != len(files) or len(documents) > planned:
+        raise ValueError(f"{len(documents)} results in {len(files)} files of {planned} trials")
+    same = identity(documents[0][SECTION])
+    for number, own in enumerate(_sections(documents), start=1):
+        if identity(own) != same:
+            raise ValueError(f"trial {number} differs from trial 1 in more than its seed")
+
+
+def _sections(documents: Sequence[Json]) -> list[Json]:
+    return [document[SECTION] for document in documents]
+
+
+def _trial(number: int, own: Json, name: str, sha: str, print_: str | None) -> dict[str, Any]:
+    return {
+        "trial": number,
+        "file": name,
+        "sha256": sha,
+        "fingerprint": print_,
+        "seed": own["seed"],
+        "schedule_sha256": own["schedule"]["sha256"],
+        "started_utc": own["started_utc"],
+        "window_s": own["window_s"],
+        "status": own["status"],
+        "counted": own["status"] == FINISHED,
+        "verdict": own["passport"]["verdict"],
+        "reasons": list(own["passport"]["reasons"]),
+    }
+
+
+def _numbers(metric: Metric, counted: Sequence[Json]) -> dict[str, Any] | None:
+    """None where no trial has the metric. A trial that lacks it has null among the values."""
+    values = [metric.value(own) for own in counted]
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    interval = bounded_interval(known, CONFIDENCE, metric.most)
+    return {
+        "unit": metric.unit,
+        "better": metric.better,
+        "values": values,
+        "median": median(known),
+        "mean": metric.mean(known),
+        "interval": None if interval is None else interval._asdict(),
+        "coefficient_of_variation": coefficient_of_variation(known),
+        "min": min(known),
+        "max": max(known),
+    }
+
+
+def _headline(metrics: Json, trials: int) -> str | None:
+    def everywhere(name: str) -> bool:
+        values = metrics[name]["values"] if name in metrics else []
+        return trials > 0 and len(values) == trials and all(values)
+
+    return next((name for name in HEADLINES if everywhere(name)), None)
+
+
+# --- the verdict -----------------------------------------------------------------------------
+
+
+def _verdict(
+    rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None, most_cv: float
+) -> Verdict:
+    findings = (
+        _complete(rows, planned),
+        _each(rows),
+        _repeatable(rows, numbers, headline, most_cv),
+    )
+    worst = _worst([finding.status.value for finding in findings])
+    changed = {} if most_cv == MOST_CV else {"most_cv": [most_cv, MOST_CV]}
+    return Verdict(verdict=worst, findings=findings, changed_thresholds=changed)
+
+
+def _worst(words: Sequence[str]) -> str:
+    return next((s.value for s in (Status.INVALID, Status.SUSPECT) if s.value in words), VALID)
+
+
+def _complete(rows: Sequence[Json], planned: int) -> Finding:
+    broken = [f"trial {row['trial']} was {row['status']}" for row in rows if not row["counted"]]
+    never = planned - len(rows)
+    if never:
+        several = f"trials {len(rows) + 1} to {planned} have"
+        broken.append(f"{f'trial {planned} has' if never == 1 else several} no result")
+    finished = sum(row["counted"] for row in rows)
+    if not broken:
+        says = f"all {planned} trials finished"
+        return Finding(rule="T1", name="completeness", status=Status.PASS, says=says)
+    says = f"{finished} of {planned} trials finished: {', '.join(broken)}; run all of them again"
+    return Finding(rule="T1", name="completeness", status=Status.INVALID, says=says)
+
+
+def _each(rows: Sequence[Json]) -> Finding:
+    worst = _worst([row["verdict"] for row in rows])
+    if worst == VALID:
+        says = "every trial is valid by its own rules"
+        return Finding(rule="T2", name="trials", status=Status.PASS, says=says)
+    told = [
+        f"trial {row['trial']} is {row['verdict']} ({'; '.join(row['reasons'])})"
+        for row in rows
+        if row["verdict"] != VALID
+    ]
+    return Finding(rule="T2", name="trials", status=Status(worst), says="; ".join(told))
+
+
+def _repeatable(
+    rows: Sequence[Json], numbers: Json | None, headline: str | None, most_cv: float
+) -> Finding:
+    spread = None if numbers is None else numbers["coefficient_of_variation"]
+    if headline is None or numbers is None or spread is None:
+        says = "fewer than two trials have a headline to be held against each other"
+        return Finding(rule="T3", name="repeatability", status=Status.NOT_JUDGED, says=says)
+    metric = METRICS[headline]
+    said = f"{metric.label} varies by {100 * spread:.1f} % between trials (CV)"
+    if spread <= most_cv:
+        says = f"{said}, at most {100 * most_cv:g} % are allowed"
+        return Finding(rule="T3", name="repeatability", status=Status.PASS, says=says)
+    number, value = _furthest(rows, numbers)
+    says = (
+        f"{said}, more than {100 * most_cv:g} %: trial {number} with {metric.shown(value)} "
+        f"{metric.shown_unit} is furthest from the median of {metric.shown(numbers['median'])}; "
+        "find what else the machine or the drive did then, or run more and longer trials"
+    )
+    return Finding(rule="T3", name="repeatability", status=Status.SUSPECT, says=says)
+
+
+def _furthest(rows: Sequence[Json], numbers: Json) -> tuple[int, float]:
+    counted = [row["trial"] for row in rows if row["counted"]]
+    pairs = zip(counted, numbers["values"], strict=True)
+    return max(pairs, key=lambda pair: abs(pair[1] - numbers["median"]))
