@@ -6,15 +6,12 @@ from pathlib import Path
 
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import PlaceError
-from kv_cache.report.compare import (
-    MARK,
-    compare,
-    comparison_json,
-    comparison_lines,
-    read_inputs,
-)
+from kv_cache.report.compare import MARK, read_inputs
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.writing import write_atomically
+from kv_cache.result.comparison import compare, comparison_json
+from kv_cache.view.comparison import comparison_view
+from kv_cache.view.terminal import terminal
 
 _ABOUT = """\
 Compare results of runs, or of run --trials, with the first of them: for each metric the ratio with
@@ -32,8 +29,6 @@ examples:
 exit code: 0 compared, whatever was found; 2 bad input, or results that are not comparable
 """
 
-_LONGEST_LINE = 500
-
 
 def main(argv: Sequence[str]) -> int:
     """Compare; the exit code. UsageError is the caller's to print."""
@@ -41,10 +36,11 @@ def main(argv: Sequence[str]) -> int:
     target: Path | None = options.json
     if target is not None:
         require_replaceable(target, MARK, "--json")
-    comparison = compare(read_inputs([Path(name) for name in options.results]))
+    inputs = read_inputs([Path(name) for name in options.results])
+    view = comparison_view(inputs)
     if target is not None:
-        _write(target, comparison_json(comparison))
-    print("\n".join(_plain(line) for line in comparison_lines(comparison)))
+        _write(target, comparison_json(compare(inputs)))
+    print(terminal(view))
     if target is not None:
         print(f"\njson  {target}")
     return 0
@@ -75,9 +71,3 @@ def _write(path: Path, data: bytes) -> None:
         raise PlaceError(
             f"--json {path}: it cannot be written ({error.strerror}); name another file"
         ) from None
-
-
-def _plain(text: str) -> str:
-    """Text out of files that anybody may have written, such as a terminal can be shown."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]}..."

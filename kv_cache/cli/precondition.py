@@ -23,7 +23,9 @@ from kv_cache.core.errors import NoAnswerError
 from kv_cache.core.text import as_json
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.precondition import precondition_document, precondition_text
+from kv_cache.result.preconditioning import precondition_document
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 
 log = logging.getLogger("kv_cache")
 
@@ -97,7 +99,7 @@ def _precondition(job: Job, caught: Interrupts) -> int:
     outcome = replace(found, interrupted=caught.name)
     document = precondition_document(job.config, outcome, environment)
     kept = keep(job.output, as_json(document))
-    print(precondition_text(document, kept.shown))
+    print(f"{terminal(made_view(document))}\n\nresult    {kept.shown}")
     picture = plot_beside(document, job.output)
     if picture is not None:
         print(f"plot      {picture}")

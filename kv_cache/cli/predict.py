@@ -27,8 +27,9 @@ from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, PAGE_BYTES
-from kv_cache.report.prediction import prediction_lines
 from kv_cache.result.document import build_result
+from kv_cache.view.prediction import prediction_table
+from kv_cache.view.terminal import table_lines
 
 log = logging.getLogger("kv_cache")
 
@@ -140,7 +141,7 @@ def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
         print(as_json(section).decode(), end="")
     else:
         print(f"{job.model.name}, seed {job.seed}, schedule {outcome.schedule_sha256[:12]}")
-        print("\n".join(prediction_lines(section, every=True)))
+        print("\n".join(table_lines(prediction_table(section, every=True))))
         print(f"result  {kept.shown}")
         kept.print_unwritten()
     return kept.code

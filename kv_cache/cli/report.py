@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError
-from kv_cache.report.formats import DEFAULT, FORMATS, Format, read_sources, rendered
+from kv_cache.report.formats import DEFAULT, FORMATS, Format, read_sources
 from kv_cache.report.rundir import PAGE_FILE
 from kv_cache.report.writing import write_atomically
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     target = _target(options.output, name, form, results)
     if target is not None:
         form.require_ours(target, "--output")
-    data = rendered(read_sources(results, name), form)
+    data = form.render(read_sources(results))
     if target is None:
         sys.stdout.buffer.write(data)
         return 0
@@ -66,8 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULT",
-        help="result of run or run --trials, or a run's directory; for html of capacity, "
-        "precondition or sim too",
+        help="result of any command that writes one, or a run's directory",
     )  # fmt: skip
     parser.add_argument(
         "--format", choices=tuple(FORMATS), metavar="FORM",

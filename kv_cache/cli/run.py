@@ -54,13 +54,13 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.report.brief import brief, brief_of_trials
 from kv_cache.report.fio import derive
 from kv_cache.report.plot import plot_beside
-from kv_cache.report.table import summary_text
-from kv_cache.report.trials import trials_text
-from kv_cache.report.validation import compare
+from kv_cache.report.validation import compare, validated_line
 from kv_cache.report.writing import write_atomically
 from kv_cache.result.document import build_result, with_left_behind
 from kv_cache.result.trials import aggregate, trial_seed
 from kv_cache.sim.run import simulate
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 
 log = logging.getLogger("kv_cache")
 
@@ -189,7 +189,7 @@ def _run_trials(job: Job, caught: Interrupts) -> int:
     if job.config.output.json:
         _print_json(with_result(brief_of_trials(document, told, {}), kept, document))
     else:
-        print(trials_text(document, kept.shown))
+        print(f"{terminal(made_view(document))}\n\ntrials  {kept.shown}")
         kept.print_unwritten()
     return code or caught.exit_code or kept.code
 
@@ -353,7 +353,10 @@ def _conclude(job: Job, caught: Interrupts, watchers: Watchers, outcome: RunOutc
         summary = with_result(brief(document, files), kept, document)
         _print_json(summary) if job.told is None else job.told.append(summary)
     else:
-        print(summary_text(document, kept.shown))
+        print(terminal(made_view(document)))
+        if (validation := document.get("validation")) is not None:
+            print(validated_line(validation))
+        print(f"\nresult  {kept.shown}")
         for made in watchers.recordings():
             print(f"trace   {made['path']} ({made['rows']} {made['what']})")
         for what in ("report", "plot", "fio_job", "hdr_log", "sheets"):

@@ -26,9 +26,10 @@ from kv_cache.metrics.recorder import RequestStats
 from kv_cache.metrics.slo import Measure, Promise
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
-from kv_cache.report.table import ms_shown
 from kv_cache.result.chain import seal
 from kv_cache.result.model import model_section
+from kv_cache.result.published import Percentiles
+from kv_cache.result.run import converted
 from kv_cache.schedule.capacity import (
     CapacityAnswer,
     CapacitySearch,
@@ -39,6 +40,7 @@ from kv_cache.schedule.capacity import (
     SearchRules,
     decided,
 )
+from kv_cache.view.counts import ms_text
 
 SCHEMA = "kv-cache-capacity/1"
 SECTION = "kv_cache"
@@ -436,7 +438,8 @@ def _curve(own: Mapping[str, Any]) -> list[str]:
         moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / GIB
         busy = row["machine"].get("device_utilisation")
         response = row["response_ms"]
-        times = "".join(f"{ms_shown(response, p, 1):>10}" for p in ("p50", "p95", "p99"))
+        latency = converted(response, Percentiles, "response_ms")
+        times = "".join(f"{ms_text(latency, p):>10}" for p in ("p50", "p95", "p99"))
         lines.append(
             f"{row['load']:>10g}{row['offered_per_s']:>9.2f}{row['completed_per_s']:>9.2f}{times}"
             f"{moved:>8.2f}{'' if busy is None else f'{busy:.0%}':>6}  "

@@ -14,6 +14,7 @@ count each goes there. So counts are kept, and percentiles are the same within t
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from struct import pack
@@ -24,9 +25,10 @@ from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
 from kv_cache.metrics.window import latency_tag
-from kv_cache.report.compare import Input
-from kv_cache.report.reading import SECTION, entry, histogram, part
 from kv_cache.report.records import LineWriter, packing, require_own_name
+from kv_cache.result.metrics import value_at
+from kv_cache.result.published import PublishedRun, published
+from kv_cache.result.run import SECTION, MisshapenError
 
 MARK = "#[kv-cache latencies in ns"
 """How each log begins; a file that begins so may be replaced."""
@@ -128,75 +130,93 @@ def log_line(tag: str, start_s: float, length_s: float, of: Histogram) -> str:
     return f"Tag={tag},{start_s:.3f},{length_s:.3f},{longest_ms:.3f},{encode(of)}\n"
 
 
-def hdr_log(inputs: Sequence[Input]) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRun:
+    """A result of one run, and how it is called."""
+
+    label: str
+    path: Path
+    run: PublishedRun
+
+    @classmethod
+    def of(cls, label: str, path: Path, section: Mapping[str, Any]) -> "TimedRun":
+        """From the section `kv_cache`. Raises UsageError."""
+        try:
+            return cls(label=label, path=path, run=published(section))
+        except MisshapenError as error:
+            raise UsageError(
+                f"{path}: {SECTION}.{error}; the file was cut or changed, so give an untouched "
+                "result"
+            ) from None
+
+    @property
+    def window_start_s(self) -> float:
+        """When the measured window began, in seconds since the epoch; virtual time begins with
+        it. Raises UsageError."""
+        text, begin = self.run.started_utc, self.run.phases_ns.measure_start
+        try:
+            started = 0.0 if text is None else datetime.fromisoformat(text).timestamp()
+        except ValueError:
+            raise UsageError(f"{self.path}: {SECTION}.started_utc is not an instant") from None
+        if begin is None:
+            raise UsageError(f"{self.path}: {SECTION}.phases_ns.measure_start is missing")
+        return started + begin / NS_PER_S
+
+
+def hdr_log(results: Sequence[TimedRun]) -> bytes:
     """The measured windows of results of runs, one interval each. Of several results each tag
     begins with the result's label. Raises UsageError."""
-    for given in inputs:
-        if given.ranks is not None:
+    for result in results:
+        if result.run.ranks is not None:
             raise UsageError(
-                f"{given.path} is of several ranks, each of which has a window of its own; give "
+                f"{result.path} is of several ranks, each of which has a window of its own; give "
                 "the ranks' own results to hdr"
             )
-    starts = [_started(given) for given in inputs]
-    begin = min(starts)
+    starts = {result.label: result.window_start_s for result in results}
+    begin = min(_started_s(result) for result in results)
     lines = []
-    for given, start in sorted(zip(inputs, starts, strict=True), key=lambda pair: _from(*pair)):
-        prefix = f"{given.label}." if len(inputs) > 1 else ""
-        length_s = _part(given, "window_s", float)
-        for tag, found in tagged(given).items():
-            lines.append(log_line(f"{prefix}{tag}", _from(given, start) - begin, length_s, found))
+    for result in sorted(results, key=lambda result: starts[result.label]):
+        prefix = f"{result.label}." if len(results) > 1 else ""
+        start_s = starts[result.label] - begin
+        for tag, histogram in tagged(result).items():
+            lines.append(log_line(f"{prefix}{tag}", start_s, result.run.window_s, histogram))
     if not lines:
         raise UsageError(
-            f"{inputs[0].path}: nothing ended in its window, so there are no latencies"
+            f"{results[0].path}: nothing ended in its window, so there are no latencies"
         )
-    what = "the measured window of " + ", ".join(_named(given, len(inputs)) for given in inputs)
-    return (log_header(begin, what) + "".join(lines)).encode()
+    names = ", ".join(_named(result, len(results)) for result in results)
+    return (log_header(begin, f"the measured window of {names}") + "".join(lines)).encode()
 
 
-def tagged(given: Input) -> dict[str, Histogram]:
+def _started_s(result: TimedRun) -> float:
+    return result.window_start_s - (result.run.phases_ns.measure_start or 0) / NS_PER_S
+
+
+def tagged(result: TimedRun) -> dict[str, Histogram]:
     """What a run measured, by tag: tier.operation.device (storage) or .total, response.class and
     ttft.class, of which `all` are all classes. Raises UsageError."""
-    if _part(given, "config.output", dict).get("io_trace_log") is not None:
-        raise UsageError(f"{given.path}: it wrote the trace of its operations and timed none")
-    found: dict[str, list[Histogram]] = {}
-    for row in _part(given, "operations", list):
-        if row.get("phase") != Phase.MEASURE.value:
-            continue
-        tier, kind = (entry(row, name, str, given.path) for name in ("tier", "operation"))
-        tag = latency_tag(tier, kind)
-        made = histogram(row, f"histogram_{tag.rsplit('.', 1)[1]}", given.path)
-        found.setdefault(tag, []).append(made)
+    run = result.run
+    if value_at(run.config, "output.io_trace_log") is not None:
+        raise UsageError(f"{result.path}: it wrote the trace of its operations and timed none")
+    groups: dict[str, list[Histogram]] = {}
+    for row in run.operations:
+        if row.phase is Phase.MEASURE:
+            tag = latency_tag(row.tier, row.operation)
+            name = f"histogram_{tag.rpartition('.')[2]}"
+            groups.setdefault(tag, []).append(getattr(row, name))
     for who in ("all", *(qos.value for qos in Qos)):
-        row = _part(given, f"measured.{who}", dict)
         for latency in ("response", "ttft"):
-            made = histogram(row, f"histogram_{latency}", given.path, f"{SECTION}.measured")
-            found[f"{latency}.{who}"] = [made]
-    together = {tag: merged(histograms) for tag, histograms in found.items()}
-    return {tag: made for tag, made in sorted(together.items()) if made.count}
+            if who in run.measured:
+                histogram = getattr(run.measured[who], f"histogram_{latency}")
+                groups[f"{latency}.{who}"] = [histogram]
+    together = {tag: merged(histograms) for tag, histograms in groups.items()}
+    return {tag: histogram for tag, histogram in sorted(together.items()) if histogram.count}
 
 
-def _part(given: Input, path: str, kind: type[Any]) -> Any:
-    return part({SECTION: given.own}, path, kind, given.path)
-
-
-def _started(given: Input) -> float:
-    """Seconds since the epoch; virtual time begins with it."""
-    text = given.own.get("started_utc")
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else 0.0
-    except ValueError:
-        raise UsageError(f"{given.path}: {SECTION}.started_utc is no instant") from None
-
-
-def _from(given: Input, started: float) -> float:
-    """When the measured window began, in seconds since the epoch."""
-    return started + float(_part(given, "phases_ns.measure_start", int)) / NS_PER_S
-
-
-def _named(given: Input, count: int) -> str:
+def _named(result: TimedRun, count: int) -> str:
     """The file's own name, as a comment can hold it."""
-    name = "".join(c if c.isprintable() and c not in "[]" else "?" for c in given.path.name)
-    return f"{given.label} {name}" if count > 1 else name
+    name = "".join(c if c.isprintable() and c not in "[]" else "?" for c in result.path.name)
+    return f"{result.label} {name}" if count > 1 else name
 
 
 # --- a log as a run goes on --------------------------------------------------------------------

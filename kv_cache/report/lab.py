@@ -8,8 +8,8 @@ from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.units import MISSING, human_bytes
-from kv_cache.report.traced import trace_line
 from kv_cache.result.chain import seal
+from kv_cache.view.traced import trace_line
 
 SCHEMA = "kv-cache-lab/1"
 SECTION = "kv_cache"

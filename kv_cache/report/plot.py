@@ -19,17 +19,14 @@ import orjson
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
-from kv_cache.report import capacity, lab, precondition, tracestats
+from kv_cache.report import capacity, lab, tracestats
 from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
 from kv_cache.report.pictures.capacity import capacity_picture
 from kv_cache.report.pictures.cluster import sim_picture
 from kv_cache.report.pictures.lab import lab_picture
-from kv_cache.report.pictures.rounds import precondition_picture
-from kv_cache.report.pictures.run import run_picture
 from kv_cache.report.pictures.shown import view_picture
 from kv_cache.report.pictures.trace import trace_picture
-from kv_cache.report.pictures.trials import trials_picture
 from kv_cache.report.reading import (
     DEEPEST,
     RESULT_FILE,
@@ -41,10 +38,10 @@ from kv_cache.report.reading import (
     result_bytes,
 )
 from kv_cache.report.writing import write_atomically
-from kv_cache.result import trials
 from kv_cache.result.run import MisshapenError
 from kv_cache.view.parts import View
-from kv_cache.view.views import VIEWS
+from kv_cache.view.run import run_view
+from kv_cache.view.views import RUN, VIEWS
 
 log = logging.getLogger("kv_cache")
 
@@ -59,8 +56,6 @@ def _picture_by(make: Callable[[Json], View]) -> Callable[[Json], Picture]:
 
 PICTURES: Mapping[str, Callable[[Json], Picture]] = {
     capacity.SCHEMA: capacity_picture,
-    precondition.SCHEMA: precondition_picture,
-    trials.SCHEMA: trials_picture,
     **{schema: _picture_by(make) for schema, make in VIEWS.items()},
     tracestats.SCHEMA: trace_picture,
     lab.SCHEMA: lab_picture,
@@ -68,7 +63,6 @@ PICTURES: Mapping[str, Callable[[Json], Picture]] = {
 }
 """Each schema with its picture, beside that of a run."""
 
-_RUN = "kv-cache-result/"
 _METADATA: Mapping[str, Mapping[str, str | None]] = {
     "svg": {"Creator": MARK, "Date": None},
     "png": {"Software": MARK},
@@ -135,7 +129,7 @@ def draw(document: Json, path: Path, form: str) -> bytes:
     one of FORMATS. Raises UsageError."""
     own = document[SECTION]
     schema = str(own.get("schema"))
-    make = run_picture if schema.startswith(_RUN) else PICTURES.get(schema)
+    make = _picture_by(run_view) if schema.startswith(RUN) else PICTURES.get(schema)
     if make is None:
         raise UsageError(f"{path}: there is no picture of schema {schema!r}; give a result of ours")
     try:

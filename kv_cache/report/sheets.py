@@ -390,10 +390,16 @@ def written(every: Sequence[Sheet], created: datetime) -> bytes:
     return made.getvalue()
 
 
-def view_workbook(view: View) -> bytes:
-    """The tables of a view, a sheet each; its document does not say when it was made, and the
-    clock of now would change the bytes. Raises UsageError where XlsxWriter is missing."""
-    every = [
+def view_workbook(view: View, runs: Sequence[Json]) -> bytes:
+    """The reference's sheets of `runs`, then the tables of a view, a sheet each. A document without
+    a run does not say when it was made, and the clock of now would change the bytes. Raises
+    UsageError where XlsxWriter is missing."""
+    every = [*(sheets(runs) if runs else []), *_view_sheets(view)]
+    return written(every, _created(runs) if runs else _EARLIEST)
+
+
+def _view_sheets(view: View) -> list[Sheet]:
+    return [
         Sheet(
             name=f"{number} {table.title}"[:_LONGEST_NAME].translate(_NOT_IN_NAMES),
             columns=tuple(table.headings),
@@ -401,7 +407,6 @@ def view_workbook(view: View) -> bytes:
         )
         for number, table in enumerate(tables(view), start=1)
     ]
-    return written(every, _EARLIEST)
 
 
 _LONGEST_NAME = 31  # letters of a sheet's name that a workbook can have

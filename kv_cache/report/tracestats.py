@@ -10,8 +10,8 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.model import ModelShape
 from kv_cache.core.units import human_bytes
-from kv_cache.report.traced import unit_told
 from kv_cache.result.chain import seal
+from kv_cache.view.traced import unit_told
 from kv_cache.workload.distribution import QUANTILES
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.surveying import Survey

@@ -257,6 +257,16 @@ def _list(path: Path, data: bytes) -> list[Any]:
 # --- the comparison --------------------------------------------------------------------------
 
 
+def validated_line(validation: Mapping[str, Any]) -> str:
+    """The hit rate beside that of a real system: what the reference judges."""
+    row = validation["comparison"]["cache_hit_rate"]
+    ours = "nothing looked up" if row["benchmark"] is None else f"{100 * row['benchmark']:.1f} %"
+    error = "" if row["error_pct"] is None else f"{row['error_pct']:.1f} % off, "
+    within = "within" if validation["passed"] else "NOT within"
+    theirs = f"in the trace {100 * row['trace']:.1f} %"
+    return f"validated  hit rate {ours}, {theirs}: {error}{within} 5 % (all rows: validation)"
+
+
 def compare(trace: ValidationTrace, outcome: RunOutcome) -> dict[str, Any]:
     """The key `validation` of the result: the reference's keys, and a row for each number."""
     rows = {"cache_hit_rate": _row(_hit_rate(outcome), trace.hit_rate)}

@@ -17,6 +17,8 @@ from kv_cache.core.kinds import TIER_LABELS, Cause, OpKind, Phase, Qos, TierLabe
 from kv_cache.metrics import histogram
 from kv_cache.metrics.histogram import Histogram
 
+Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
+"""No number of a document is larger: not a byte count, nor an instant in nanoseconds."""
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """What a counter can have reached."""
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]

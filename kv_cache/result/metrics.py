@@ -59,7 +59,8 @@ class Metric:
 # --- what is looked at -----------------------------------------------------------------------
 
 
-def _at(section: Json, path: str) -> Any:
+def value_at(section: Any, path: str) -> Any:
+    """The value at a dotted path; None where there is none: the document may be anybody's."""
     value: Any = section
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -68,13 +69,13 @@ def _at(section: Json, path: str) -> Any:
 
 def words_at(section: Json, path: str) -> list[Any]:
     """The list at a dotted path; empty where there is none."""
-    value = _at(section, path)
+    value = value_at(section, path)
     return value if isinstance(value, list) else []
 
 
 def number_at(section: Json, path: str) -> float | None:
     """The number at a dotted path; None where there is none."""
-    value = _at(section, path)
+    value = value_at(section, path)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)

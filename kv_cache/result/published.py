@@ -4,17 +4,18 @@ that results of all schemas are read by the same names.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.result.counted import Count
+from kv_cache.result.counted import Count, Number
+from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 
-Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
-"""No number of a document is larger: not a byte count, nor an instant in nanoseconds."""
+RANKS = "kv-cache-ranks/1"
+"""The schema of several ranks that ran together."""
 
 
 class RuleRow(Struct, frozen=True, kw_only=True):
@@ -29,8 +30,8 @@ class RuleRow(Struct, frozen=True, kw_only=True):
 class Passport(Struct, frozen=True, kw_only=True):
     """The verdict, what it rests on, and every rule."""
 
-    verdict: str
-    reasons: list[str]
+    verdict: str = ""
+    reasons: list[str] = []
     rules: list[RuleRow] = []
     changed_thresholds: dict[str, Any] = {}
 
@@ -273,8 +274,8 @@ class BlockTally(Struct, frozen=True, kw_only=True):
 
 class AdmissionTier(Struct, frozen=True, kw_only=True):
     consulted: bool = field(name="asked")
-    admitted: BlockTally
-    not_admitted: dict[str, BlockTally]
+    admitted: BlockTally = BlockTally(blocks=0, bytes=0)
+    not_admitted: dict[str, BlockTally] = {}
 
 
 class AdmissionFacts(Struct, frozen=True, kw_only=True):
@@ -362,6 +363,10 @@ class PublishedSchedule(Struct, frozen=True, kw_only=True):
     sha256: str | None = None
 
 
+class PhaseInstants(Struct, frozen=True, kw_only=True):
+    measure_start: Count | None = None
+
+
 class RecordingRow(Struct, frozen=True, kw_only=True):
     """A trace that the run wrote."""
 
@@ -413,7 +418,7 @@ class PublishedRank(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     window_s: Number | None = None
     fingerprint: str | None = None
-    result: dict[str, Any] | None = None
+    result: Any = None
 
 
 class PredictionError(Struct, frozen=True, kw_only=True):
@@ -436,7 +441,7 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     """The section `kv_cache` of a run, or of ranks (`ranks` and `crew` are there)."""
 
     schema: str
-    passport: Passport
+    passport: Passport = Passport()
     program_version: str | None = None
     driver: str | None = None
     started_utc: str | None = None
@@ -463,8 +468,12 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     workload: TraceNotes | None = None
     model: ModelFacts = ModelFacts()
     schedule: PublishedSchedule | None = None
+    phases_ns: PhaseInstants = PhaseInstants()
     recordings: list[RecordingRow] = []
+    config: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
     twin: Prediction | None = None
+    preconditioning: Preconditioned | None = None
     crew: PublishedCrew | None = None
     together: SharedTime | None = None
     ranks: list[PublishedRank] | None = None

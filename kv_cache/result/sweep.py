@@ -1,17 +1,14 @@
 """The document of a sweep as typed values; `report/sweep` makes it."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from kv_cache.result.counted import Count
+from kv_cache.result.counted import Count, Number
 
 SCHEMA = "kv-cache-sweep/1"
 FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
-
-Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
-"""No number of a document is larger: not a byte count, nor an instant in nanoseconds."""
 
 
 class IntervalEnds(Struct, frozen=True, kw_only=True):

@@ -10,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from msgspec import Struct
+
 from kv_cache import __version__
 from kv_cache.core.seed import Seed
 from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
+from kv_cache.result.counted import Number
 from kv_cache.result.metrics import CONFIDENCE, HEADLINES, METRICS, Json, Metric
+from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 
 SCHEMA = "kv-cache-trials/1"
@@ -24,6 +28,47 @@ MOST_CV = 0.05
 of five runs that they replicate within 5 %."""
 
 FINISHED = "finished"
+
+
+class TrialRow(Struct, frozen=True, kw_only=True):
+    """One trial, and why it does not count if it does not."""
+
+    trial: int
+    file: str
+    seed: int
+    status: str
+    counted: bool
+    verdict: str
+    reasons: list[str]
+    window_s: Number
+
+
+class IntervalOfMean(Struct, frozen=True, kw_only=True):
+    low: Number
+    high: Number
+
+
+class TrialNumbers(Struct, frozen=True, kw_only=True):
+    """One metric of all trials, in its stored unit."""
+
+    values: list[Number | None]
+    median: Number
+    mean: Number
+    interval: IntervalOfMean | None
+    coefficient_of_variation: Number | None
+
+
+class TrialFacts(Struct, frozen=True, kw_only=True):
+    """What is shown of trials."""
+
+    passport: Passport
+    planned: int
+    finished: int
+    seed: int | None = None
+    driver: str | None = None
+    headline: str | None = None
+    trials: list[TrialRow]
+    metrics: dict[str, TrialNumbers]
 
 
 def identity(own: Json) -> dict[str, Any]:

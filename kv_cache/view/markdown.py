@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from kv_cache import __version__
 from kv_cache.view.parts import (
     FactList,
     Figure,
     FlowDiagram,
+    IntervalChart,
     KeyNumbers,
     Part,
     Remarks,
@@ -13,24 +15,28 @@ from kv_cache.view.parts import (
     View,
 )
 
-MARK = "<!-- kv-cache report -->"
+MARK = "<!-- kv-cache report"
 """How such a file begins; one that begins so may be replaced."""
 
 
 def markdown(view: View) -> str:
     """The whole view but its details; texts are escaped."""
-    blocks = [MARK, f"# {_safe(view.title)}", f"**{_safe(view.status)}** {_safe(view.sentence)}"]
+    blocks = [
+        f"{MARK} {__version__} -->",
+        f"# {safe(view.title)}",
+        f"**{safe(view.status)}** {safe(view.sentence)}",
+    ]
     if view.reasons:
         blocks.append(_list(view.reasons))
     if view.about:
-        blocks.append(_safe(", ".join(view.about)))
+        blocks.append(safe(", ".join(view.about)))
     for section in view.sections:
         parts = [(part, list(_blocks(part))) for part in section.parts]
         some = [(part, texts) for part, texts in parts if texts]
         if some:
-            blocks.append(f"## {_safe(section.title)}")
+            blocks.append(f"## {safe(section.title)}")
         for part, texts in some:
-            blocks += [f"### {_safe(part.title)}", *texts] if part.title else texts
+            blocks += [f"### {safe(part.title)}", *texts] if part.title else texts
     return "\n\n".join(blocks) + "\n"
 
 
@@ -44,32 +50,37 @@ def _blocks(part: Part) -> Iterator[str]:
             numbers = [column.unit is not None for column in part.columns]
             yield _table(part.headings, part.cells(), numbers)
             if part.says:
-                yield _safe(part.says)
-        case KeyNumbers() | FlowDiagram():
+                yield safe(part.says)
+        case KeyNumbers() | FlowDiagram() | IntervalChart():
             yield from _blocks(part.table())
         case FactList() if not part.detail:
             yield _table(("", ""), [[name, text] for name, text in part.rows], (False, False))
-        case Remarks():
+        case Remarks() if not part.detail:
             yield _list(part.texts)
         case Figure() if not part.detail and len(list(part.points())) <= _MOST_POINTS:
             yield from _blocks(part.table())
-        case Table() | FactList() | Figure():
+        case Table() | FactList() | Figure() | Remarks():
             pass
 
 
 def _list(texts: Sequence[str]) -> str:
-    return "\n".join(f"- {_safe(text)}" for text in texts)
+    return "\n".join(f"- {safe(text)}" for text in texts)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> str:
     rule = ["---:" if number else "---" for number in numbers]
-    lines = [map(_safe, headings), rule, *(map(_safe, row) for row in rows)]
+    lines = [map(safe, headings), rule, *(map(safe, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#"} | {"\n": " ", "\r": " "})
 
 
-def _safe(text: str) -> str:
-    """Text out of a file that anybody may have written."""
-    return "".join(c if c.isprintable() else " " for c in text).translate(_SPECIAL)
+_LONGEST = 600
+
+
+def safe(text: str) -> str:
+    """Text out of a file that anybody may have written, such as stays in its cell."""
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    cut = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+    return cut.translate(_SPECIAL)

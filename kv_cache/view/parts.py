@@ -3,9 +3,12 @@ other. Numbers keep their unit until they are shown; `ShownColumn.text` is the o
 converts and rounds, so no form can differ from another.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
+from statistics import fmean, median
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, MISSING
@@ -55,7 +58,7 @@ class ShownColumn:
         """A value in the unit that is shown."""
         return None if value is None or self.unit is None else value / self.unit.scale
 
-    def measured(self, value: float | None) -> str:
+    def measured(self, value: Cell) -> str:
         """A value with its unit, for a sentence."""
         return f"{self.text(value)} {self.unit.name if self.unit else ''}".rstrip()
 
@@ -80,7 +83,7 @@ class KeyNumber:
     """One of the few numbers that a reader looks for first; `note` says how sure or of what."""
 
     column: ShownColumn
-    value: float | None
+    value: Cell
     note: str = ""
 
 
@@ -197,7 +200,8 @@ class Figure:
     """Lines over an axis of numbers. The y axis begins at 0, unless it is logarithmic (`log_y`) or
     `zero` is False, and reaches `reach` at least. `whole` x are counted. With `steps` a line stays
     level until the next point. A `detail` is on pages and in workbooks only. `numbers` are a better
-    table than that of the points."""
+    table than that of the points. `axis` are places that figures share, whether or not a line has
+    a point there: those that share them are zoomed together."""
 
     title: str
     x: ShownColumn
@@ -215,9 +219,43 @@ class Figure:
     says: str = ""
     detail: bool = False
     numbers: Table | None = None
+    axis: Sequence[float] = ()
 
     def points(self) -> Iterator[PlotPoint]:
         return (point for line in self.lines for point in line.points)
+
+    def thinned(self, most: int) -> "Figure":
+        """The same with about `most` places: neighbours in one band become their mean, or their
+        median on a logarithmic axis."""
+        places = self.places_drawn()
+        together = -(-len(places) // most)
+        if together <= 1:
+            return self
+        ends = [band.end for band in self.bands]
+        several = [list(each) for _, each in groupby(places, lambda x: bisect_left(ends, x))]
+        groups = [run[at : at + together] for run in several for at in range(0, len(run), together)]
+        middles = {x: fmean(group) for group in groups for x in group}
+        what = "median" if self.log_y else "mean"
+        return replace(
+            self,
+            lines=[replace(line, points=self._merged(line, middles)) for line in self.lines],
+            axis=[fmean(group) for group in groups],
+            says=f"{self.says} Each point is the {what} of up to {together}.".strip(),
+        )
+
+    def _merged(self, line: Line, middles: Mapping[float, float]) -> list[PlotPoint]:
+        groups: dict[float, list[PlotPoint]] = {}
+        for point in line.points:
+            groups.setdefault(middles[point.x], []).append(point)
+        middle = median if self.log_y else fmean
+        return [
+            PlotPoint(x=x, y=middle([p.y for p in group]), mark=group[-1].mark)
+            for x, group in groups.items()
+        ]
+
+    def places_drawn(self) -> list[float]:
+        """All x, in their order."""
+        return sorted({*self.axis, *(point.x for point in self.points())})
 
     def table(self) -> Table:
         """The numbers that are drawn."""
@@ -244,6 +282,50 @@ class Figure:
                 for name, p in rows
             ],
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalRow:
+    """Something named, with what was measured of it and an interval, as shares of a reference
+    above or below it; `text` is its value, `mark` a word for what the interval says."""
+
+    name: str
+    text: str
+    values: Sequence[float]
+    low: float | None = None
+    high: float | None = None
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalChart:
+    """Rows that share one axis of differences from a reference, which is at 0."""
+
+    title: str = ""
+    axis: str
+    rows: Sequence[IntervalRow]
+    says: str = ""
+
+    @property
+    def reach(self) -> float:
+        """How far the axis goes to each side: as far as the values, within bounds; an interval may
+        go further."""
+        far = [abs(value) for row in self.rows for value in row.values]
+        return min(1.5, max([0.1, *(1.2 * each for each in far)]))
+
+    def table(self) -> Table:
+        marks = any(row.mark for row in self.rows)
+        last = [ShownColumn("finding", status=True)] if marks else []
+        return Table(
+            title=self.title,
+            columns=[ShownColumn(""), ShownColumn("value"), ShownColumn("from", PERCENT),
+                     ShownColumn("to", PERCENT), *last],
+            rows=[
+                [row.name, row.text, row.low, row.high, *([row.mark] if marks else [])]
+                for row in self.rows
+            ],
+            says=self.says,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,9 +366,10 @@ class Remarks:
 
     title: str = ""
     texts: Sequence[str]
+    detail: bool = False
 
 
-Part = KeyNumbers | FactList | Table | Figure | FlowDiagram | Remarks
+Part = KeyNumbers | FactList | Table | Figure | IntervalChart | FlowDiagram | Remarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,10 +400,10 @@ class View:
     def parts(self) -> Iterator[Part]:
         return (part for section in self.sections for part in section.parts)
 
-    def figures(self, *, detail: bool = True) -> list[Figure]:
-        """All figures, or those alone that are no detail."""
-        every = [part for part in self.parts() if isinstance(part, Figure)]
-        return [figure for figure in every if detail or not figure.detail]
+    def pictures(self) -> list[Figure | IntervalChart]:
+        """What a picture shows: no details."""
+        every = [part for part in self.parts() if isinstance(part, Figure | IntervalChart)]
+        return [part for part in every if not (isinstance(part, Figure) and part.detail)]
 
     def remarks(self) -> list[str]:
         return [text for part in self.parts() if isinstance(part, Remarks) for text in part.texts]

@@ -6,6 +6,7 @@ from kv_cache.view.parts import (
     FactList,
     Figure,
     FlowDiagram,
+    IntervalChart,
     KeyNumbers,
     Part,
     Remarks,
@@ -16,12 +17,22 @@ from kv_cache.view.parts import (
 
 def terminal(view: View) -> str:
     """The answer first; tables with aligned columns."""
-    lines = [f"{view.title}: {view.sentence}", *([", ".join(view.about)] if view.about else [])]
+    lines = [f"{view.title}: {view.status.upper()}. {view.sentence}"]
     lines += [f"  ! {text}" for text in view.reasons]
+    lines += [", ".join(view.about)] if view.about else []
     for section in view.sections:
         for part in section.parts if section.terminal else ():
             lines += _lines(part)
-    return "\n".join(lines)
+    return "\n".join(map(_printable, lines))
+
+
+_LONGEST_LINE = 500
+
+
+def _printable(line: str) -> str:
+    """Text out of files that anybody may have written, such as a terminal can be shown."""
+    shown = "".join(c if c.isprintable() else "?" for c in line)
+    return shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]}..."
 
 
 def _lines(part: Part) -> Iterator[str]:
@@ -35,9 +46,9 @@ def _lines(part: Part) -> Iterator[str]:
             width = max((len(name) for name, _ in part.rows), default=0)
             yield ""
             yield from (f"{name:<{width}}  {text}" for name, text in part.rows)
-        case Remarks():
+        case Remarks() if not part.detail:
             yield from (f"  ! {text}" for text in part.texts)
-        case Table() | FactList() | Figure() | FlowDiagram():
+        case Table() | FactList() | Figure() | FlowDiagram() | IntervalChart() | Remarks():
             pass
 
 

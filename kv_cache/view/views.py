@@ -1,13 +1,42 @@
 """Each kind of document that is shown by a view, by its schema."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from kv_cache.result import sweep
-from kv_cache.result.run import converted
+from kv_cache.result import preconditioning, sweep, trials
+from kv_cache.result.published import RANKS
+from kv_cache.result.run import SECTION, converted, plain
 from kv_cache.view.parts import View
+from kv_cache.view.preconditioning import precondition_view
+from kv_cache.view.ranks import ranks_view
+from kv_cache.view.run import run_view
 from kv_cache.view.sweep import sweep_view
+from kv_cache.view.trials import trials_view
 
-VIEWS: Mapping[str, Callable[[Mapping[str, object]], View]] = {
+RUN = "kv-cache-result/"
+"""How the schema of every run's result begins: all of them are readable."""
+
+MakeView = Callable[[Mapping[str, Any]], View]
+"""From the section `kv_cache` of a document. Raises MisshapenError, which says where."""
+
+VIEWS: Mapping[str, MakeView] = {
+    trials.SCHEMA: trials_view,
+    preconditioning.SCHEMA: precondition_view,
+    RANKS: ranks_view,
     sweep.SCHEMA: lambda section: sweep_view(converted(section, sweep.SweepFacts, "")),
 }
-"""From the section `kv_cache` of a document. Raises MisshapenError, which says where."""
+
+
+def made_view(document: Mapping[str, Any]) -> View:
+    """How a document that was just made is shown: as those who read its file will have it."""
+    section = plain(document)[SECTION]
+    make = view_of(section["schema"])
+    assert make is not None, section["schema"]
+    return make(section)
+
+
+def view_of(schema: object) -> MakeView | None:
+    """How a kind is shown; None for a schema that is no kind of ours."""
+    if isinstance(schema, str) and schema.startswith(RUN):
+        return run_view
+    return VIEWS.get(str(schema))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
-from kv_cache.report.compare import Input, input_of
-from kv_cache.report.hdr import encode, hdr_log, index_of, zigzag
+from kv_cache.report.hdr import TimedRun, encode, hdr_log, index_of, zigzag
 from kv_cache.result.chain import seal
 from tests.results import histogram, row
 from tests.trials import requests, result
@@ -129,8 +128,8 @@ def read_log(path: Path) -> dict[str, Any]:
     return found
 
 
-def given_input(label: str, **more: Any) -> Input:
-    return input_of(label, Path(f"{label}.json"), run(**more))
+def given_input(label: str, **more: Any) -> TimedRun:
+    return TimedRun.of(label, Path(f"{label}.json"), run(**more)["kv_cache"])
 
 
 def test_a_log_has_what_the_window_measured_by_tag(tmp_path: Path) -> None:
@@ -171,5 +170,5 @@ def test_a_histogram_that_does_not_add_up_is_refused() -> None:
     broken = {**histogram([5], "ns"), "count": 2}
     one = run()["kv_cache"]["measured"]
     one["all"]["histogram_response"] = broken
-    with pytest.raises(UsageError, match=r"histogram_response in kv_cache\.measured"):
+    with pytest.raises(UsageError, match=r"A.json: kv_cache.measured.*is not a histogram"):
         hdr_log([given_input("A", measured=one)])

@@ -10,10 +10,11 @@ from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.intervals import series_inflation
 from kv_cache.metrics.summary import kept_promises
-from kv_cache.report.compare import widened
-from kv_cache.report.table import tier_lines
+from kv_cache.result.comparison import widened
+from kv_cache.result.published import published
 from kv_cache.result.reference import health
 from kv_cache.result.run import OperationLedger
+from kv_cache.view.run import tier_table
 
 
 @pytest.mark.parametrize(
@@ -52,11 +53,12 @@ def test_the_summary_has_device_times_of_storage_and_total_times_of_memory() -> 
         }  # fmt: skip
 
     tier = {"store": {"engine": "x"}, "read": row(1.25, 7.75), "write": row(1.25, 7.75)}
-    own = {"config": {"output": {"io_trace_log": None}}, "tiers": {"cpu": tier}}
-    _, *memory = tier_lines(own)
-    _, *storage = tier_lines({**own, "tiers": {"storage": tier}})
-    assert all("7.75" in line and "1.25" not in line for line in memory)
-    assert all("1.25" in line and "7.75" not in line for line in storage)
+    passport = {"verdict": "valid", "reasons": []}
+    own = {"schema": "kv-cache-result/8", "passport": passport}
+    memory = tier_table(published({**own, "tiers": {"cpu": tier}})).cells()
+    storage = tier_table(published({**own, "tiers": {"storage": tier}})).cells()
+    assert all("7.75" in row and "1.25" not in row for row in memory)
+    assert all("1.25" in row and "7.75" not in row for row in storage)
 
 
 def test_batches_of_a_comparison_are_as_far_apart_as_their_dependence_asks() -> None:

@@ -5,10 +5,12 @@ from typing import Any
 from kv_cache.core.units import AT_LEAST, NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.summary import kept_promises, latency_ms, reference_ms
-from kv_cache.report.html.charts import figures_ms
-from kv_cache.report.markdown import _late
-from kv_cache.report.table import ms_shown
 from kv_cache.result.metrics import METRICS
+from kv_cache.result.published import Percentiles
+from kv_cache.result.run import converted
+from kv_cache.view.counts import ms_text
+from kv_cache.view.latency import percentile_cells
+from kv_cache.view.run import percentile_cell
 
 
 def hung() -> Histogram:
@@ -37,11 +39,11 @@ def test_lower_bounds_are_listed_and_the_reference_has_the_same_numbers() -> Non
 
 def test_people_see_a_sign_before_a_lower_bound() -> None:
     row: dict[str, Any] = {"device_ms": latency_ms(hung()), "operations": 1000}
-    assert ms_shown(row["device_ms"], "p99", 2) == f"{AT_LEAST}5000.00"
-    assert not ms_shown(row["device_ms"], "p50", 2).startswith(AT_LEAST)
-    assert _late(row, "device_ms", "p99") == f"{AT_LEAST}5,000.00"
-    assert not _late(row, "device_ms", "p50").startswith(AT_LEAST)
-    assert figures_ms(hung(), (99, 99.99)) == [f"{AT_LEAST}5,000", "\u2013"]
+    latency = converted(row["device_ms"], Percentiles, "")
+    assert ms_text(latency, "p99") == percentile_cell(latency, "p99") == f"{AT_LEAST}5,000"
+    assert not ms_text(latency, "p50").startswith(AT_LEAST)
+    assert isinstance(percentile_cell(latency, "p50"), float)
+    assert percentile_cells(hung(), (99, 99.99)) == [f"{AT_LEAST}5,000", None]
     own = {"tiers": {"storage": {"read": row}}}
     assert METRICS["storage.read.device_ms.p95"].shown_in(own) == f"{AT_LEAST}5,000"
     assert not METRICS["storage.read.device_ms.p50"].shown_in(own).startswith(AT_LEAST)

@@ -25,13 +25,15 @@ from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram, bucket_bounds
 from kv_cache.metrics.histogram import merged as merged_histograms
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
-from kv_cache.report.ranks import brief_of_ranks, merged_document, ranks_text, recheck_ranks
+from kv_cache.report.ranks import brief_of_ranks, merged_document, recheck_ranks
 from kv_cache.result.chain import check
 from kv_cache.result.counted import MergeableCounts, OperationRow, nothing
 from kv_cache.result.counted import merged as merged_counts
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.run import OperationLedger, converted, times
 from kv_cache.result.sections import operation_row
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 from tests.examples import examples
 from tests.merged import RANKS, crew, member, merged, resealed, results
 from tests.results import row
@@ -388,7 +390,7 @@ def test_a_rank_without_a_whole_result_of_its_own_makes_it_invalid(
     assert sum(kept[rank]["requests_completed"] for rank in counted) == document["total_requests"]
     again = recheck_ranks(orjson.loads(as_json(document)))
     assert not [said for said in again.deviations if "does not follow" in said]
-    assert says in ranks_text(document, "R.json")
+    assert says in terminal(made_view(document))
 
 
 def test_a_lost_rank_is_named_with_the_reason_whether_it_left_a_result_or_not() -> None:
@@ -417,7 +419,7 @@ def test_no_rank_at_all_is_a_document_too() -> None:
     assert document["total_requests"] == 0
     assert "summary" not in document
     assert document["kv_cache"]["passport"]["verdict"] == "invalid"
-    assert "0 of 3" in ranks_text(document, "R.json")
+    assert "0 of 3" in terminal(made_view(document))
     assert brief_of_ranks(document, {})["metrics"] == {}
     assert recheck_ranks(orjson.loads(as_json(document))).deviations == ()
 
@@ -486,7 +488,7 @@ def test_the_skew_is_told_with_its_error_and_a_large_one_is_suspect() -> None:
     document = merged(results(2), crew(2, [0.0, 3.0]))
     status, says = told(document, "R5")
     assert (status, "3.000 ms (± 0.040 ms" in says) == ("pass", True)
-    assert "skew 3.000 ms ± 0.040 ms" in ranks_text(document, "R.json")
+    assert "skew 3 ms ± 0.04 ms" in terminal(made_view(document))
     assert told(merged(results(2), crew(2, [0.0, 30.0])), "R5")[0] == "suspect"
 
 
@@ -588,19 +590,17 @@ def test_the_brief_has_each_metric_once_and_no_whole_result() -> None:
 def test_the_text_has_a_line_for_each_rank_and_what_is_missing() -> None:
     documents = results(3)
     del documents[2]
-    text = ranks_text(merged_document(documents, crew(3)), "R.json")
+    text = terminal(made_view(merged_document(documents, crew(3))))
     lines = text.splitlines()
-    assert lines[0].startswith("verdict   INVALID")
-    assert any(line.startswith("ranks     2 of 3: Tiny 1B") for line in lines)
-    ends = ("  valid", "  suspect", "  NOT COUNTED")
-    assert [line.split()[0] for line in lines if line.endswith(ends)] == ["0", "1", "2"]
+    assert lines[0].startswith("Run of several ranks: INVALID. ")
+    assert "2 of 3 ranks count." in lines[0]
+    heads = ("  valid  ", "  suspect  ", "  not counted  ")
+    rows = [line for line in lines if any(head in line for head in heads)]
+    assert [line.split()[0] for line in rows] == ["0", "1", "2"]
     assert any("rank 2 has no result" in line for line in lines)
-    said = (
-        "run       each rank: standard mode, 4 synthetic users, closed loop, multi-turn on, RAG off"
-    )
-    assert said in lines
-    assert any(line.startswith("drive     ") for line in lines)
-    assert lines[-1] == "result  R.json"
+    load = "each rank: standard mode, 4 synthetic users, closed loop, multi-turn on, RAG off"
+    assert any(line.startswith("run ") and line.endswith(load) for line in lines)
+    assert any(line.startswith("drive ") for line in lines)
 
 
 def test_instants_of_the_windows_are_on_the_coordinators_clock() -> None:
@@ -654,7 +654,7 @@ def test_compare_takes_runs_of_as_many_ranks_and_claims_nothing_from_one_of_each
     two = written(tmp_path / "B.json", merged(results(2), crew(2, [0.0, 1.0])))
     assert compare_command([one, two]) == 0
     said = capsys.readouterr().out
-    assert "one run of 2 ranks each" in said
+    assert "one run of 2 ranks" in said
     assert "ranks are parts of one run and no repetitions of it" in said
     assert "No number has an interval" in said
     alone = written(tmp_path / "C.json", results(2)[0])

@@ -19,14 +19,32 @@ from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.installing import install_hint
 from kv_cache.report.pictures.base import BadDocumentError, Picture, number, round_numbers, spread
 from kv_cache.report.pictures.capacity import capacity_picture
-from kv_cache.report.pictures.rounds import precondition_picture
-from kv_cache.report.pictures.run import run_picture
-from kv_cache.report.pictures.trials import trials_picture
+from kv_cache.report.pictures.shown import view_picture
 from kv_cache.report.plot import MARK, draw, picture_of, plot_beside, read_document, require_ours
 from kv_cache.result.chain import seal
+from kv_cache.result.preconditioning import Preconditioned
+from kv_cache.result.published import published
+from kv_cache.result.run import converted
+from kv_cache.view.parts import FactList, Figure
+from kv_cache.view.preconditioning import precondition_view, preconditioning_parts
+from kv_cache.view.run import run_view
+from kv_cache.view.series import windows_note
+from kv_cache.view.trials import trials_view
 from tests import trials
 
 pytest.importorskip("matplotlib")
+
+
+def run_picture(own: Any) -> Picture:
+    return view_picture(run_view(own))
+
+
+def precondition_picture(own: Any) -> Picture:
+    return view_picture(precondition_view(own))
+
+
+def trials_picture(own: Any) -> Picture:
+    return view_picture(trials_view(own))
 
 
 # --- documents -------------------------------------------------------------------------------
@@ -194,64 +212,72 @@ def test_a_users_own_settings_of_matplotlib_change_nothing() -> None:
 
 def test_a_run_has_a_panel_for_what_it_has_data_of_and_no_other() -> None:
     assert titles(run_picture(EACH["run"])) == [
-        "Storage throughput",
-        "Output tokens",
-        "Time of one storage read (percentiles of each window)",
-        "Response p95 of each class; dashed: its limit",
+        "Throughput of the storage tier, GiB/s",
+        "Time of one storage read, ms",
+        "Response p95 of each class, ms",
         "Requests in service and waiting in the queue",
-        "Time in which the device had work",
-        "Saturation: above 1 (dashed) a signal is over its limit",
+        "Output tokens, tokens/s",
+        "Time in which the device had work, %",
+        "Saturation: above 1 a signal is over its limit",
     ]
     bare = run([window(k, tiers={}, machine={}, saturation=None, classes={}) for k in range(3)])
     assert titles(run_picture(bare)) == [
-        "Output tokens",
         "Requests in service and waiting in the queue",
+        "Output tokens, tokens/s",
     ]
 
 
 def test_throughput_is_drawn_in_gib_per_second() -> None:
     panels = run_picture(EACH["run"]).panels
-    [panel] = [panel for panel in panels if panel.title == "Storage throughput"]
+    [panel] = [panel for panel in panels if panel.title == "Throughput of the storage tier, GiB/s"]
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
     panel.draw(axes)
     [read, *_] = axes.get_lines()
-    assert panel.y == "GiB/s"
     assert set(read.get_ydata()) == {2_000_000_000 / 2**30}
 
 
 def test_users_are_drawn_where_they_change_and_a_trace_has_none() -> None:
     moving = run([window(0), window(1, users=6)])
-    assert titles(run_picture(moving))[0] == "Users"
+    assert "Users" in titles(run_picture(moving))
     decision = {"at_s": 1.0, "action": "scale_up", "users_before": 4, "users": 6}
     scaled = run([window(0), window(1, users=6)], autoscaling=[decision])
-    assert titles(run_picture(scaled))[0].startswith("Users, with each decision")
+    [users] = [f for f in run_view(scaled).pictures() if f.title == "Users"]
+    assert isinstance(users, Figure)
+    assert [point.mark for point in users.points() if point.mark] == ["up"]
     assert "Users" not in titles(run_picture(run([window(0, users=None)])))
     drawn(scaled)
 
 
 def test_the_phases_are_named_with_their_lengths() -> None:
-    assert "Phases: warmup 1 s, measure 8 s, drain 1 s." in run_picture(EACH["run"]).lines
+    note = windows_note(published(EACH["run"]))
+    assert "10 windows of 1 s (warmup 1 s, measure 8 s, drain 1 s)" in note
+    assert [panel.bare for panel in run_picture(EACH["run"]).panels[:2]] == [True, False]
 
 
 def test_many_windows_become_few_points_and_the_picture_says_so() -> None:
     long = run([window(k) for k in range(1000)])
-    assert any("Each point is 4 windows" in line for line in run_picture(long).lines)
+    (rate, *_) = [f for f in run_view(long).pictures() if isinstance(f, Figure)]
+    few = rate.thinned(300)
+    assert len(few.lines[0].points) == 250
+    assert few.says.endswith("Each point is the mean of up to 4.")
     drawn(long)
 
 
 def test_a_runs_preconditioning_follows_its_series() -> None:
     own = run([window(0)], preconditioning=rounds([1e9] * 5, STEADY))
     assert titles(run_picture(own))[-2:] == [
-        "The fill: 1.863 GiB in 3 s, 2 passes",
-        "Steady: range 4 % (20 % allowed), trend 1 % (10 % allowed)",
+        "The fill, GiB/s",
+        "Storage throughput of each round, GiB/s",
     ]
 
 
 def test_preconditioning_says_its_verdict_in_words() -> None:
     steady = precondition_picture(EACH["precondition"])
-    assert steady.title == "Preconditioning: the device is steady"
+    assert steady.lines[0].startswith("The device is steady: 1.863 GiB written, 6 rounds")
     few = precondition(verdict="not-steady", preconditioning=rounds([1e9] * 3))
-    assert titles(precondition_picture(few))[-1] == ("3 rounds: too few to judge (five are needed)")
+    parts = preconditioning_parts(converted(few["preconditioning"], Preconditioned, ""))
+    assert isinstance(parts[0], FactList)
+    assert dict(parts[0].rows)["steady"] == "3 rounds, too few to judge (5 are needed)"
     drawn(few)
 
 
@@ -285,7 +311,7 @@ def test_a_capacity_of_no_load_says_so() -> None:
 
 def test_trials_have_a_row_for_each_number_that_is_above_zero() -> None:
     (panel,) = trials_picture(EACH["trials"]).panels
-    assert panel.height == pytest.approx(0.34 * 7)  # nothing was written to storage
+    assert panel.height == pytest.approx(0.32 * 7)  # nothing was written to storage
 
 
 def test_a_name_that_looks_like_a_formula_or_has_other_letters_is_drawn_as_text() -> None:
@@ -298,18 +324,18 @@ def test_a_name_that_looks_like_a_formula_or_has_other_letters_is_drawn_as_text(
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        (run([]), "there is nothing to draw, as kv_cache.series.windows has no window"),
-        (run([window(0, phase="lunch")]), "a window's phase is 'lunch', which no run has"),
+        (run([]), "there is nothing to draw, as it has no numbers over an axis"),
+        (run([window(0, phase="lunch")]), "windows[0].phase: invalid enum value 'lunch'"),
         (run([window(1), window(0)]), "series.windows do not follow each other in time"),
-        (run([window(0, end_s=None)]), "end_s is missing"),
-        (run([window(0, queued="many")]), "queued is 'many', not a number that a result has"),
-        (run([window(0, queued=1e300)]), "queued is 1e+300, not a number that a result has"),
-        (run([window(0)], autoscaling={"a": 1}), "autoscaling is no list of rows"),
+        (run([window(0, end_s=None)]), "windows[0].end_s: expected float, got null"),
+        (run([window(0, queued="many")]), "windows[0].queued: expected float | null, got str"),
+        (run([window(0, queued=1e300)]), "windows[0].queued: expected float <= 1e+18"),
+        (run([window(0)], autoscaling={"a": 1}), "autoscaling: expected array, got object"),
         (capacity(), "there is nothing to draw, as no probe came to its end"),
         (capacity(probe(0.0)), "a probe's load is not above 0"),
         (capacity(probe(1.0), slo=["fast"]), "slo: "),
-        (precondition(preconditioning={}), "there is nothing to draw, as neither a fill nor"),
-        ({"schema": "kv-cache-trials/1", "metrics": {}}, "no trial has a number above 0"),
+        (precondition(preconditioning={}), "there is nothing to draw, as it has no numbers"),
+        ({"schema": "kv-cache-trials/1", "metrics": {}}, "missing required field passport"),
         ({"schema": "kv-cache-profile/1"}, "there is no picture of schema 'kv-cache-profile/1'"),
     ],
 )

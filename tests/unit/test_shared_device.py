@@ -15,11 +15,12 @@ from kv_cache.core.effect import CopyRef, Leg
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import MIB, NS_PER_S
-from kv_cache.report.prediction import prediction_lines
 from kv_cache.result.prediction import compared, error, twin_section
 from kv_cache.sim.io_workers import IoWorkers, Next
 from kv_cache.sim.profile import ProfileModel
 from kv_cache.sim.shared import SharedDevice
+from kv_cache.view.prediction import prediction_table
+from kv_cache.view.terminal import table_lines
 from tests.unit.test_profile import RATE, cells, profile, service
 
 READ, WRITE, DELETE = OpKind.READ, OpKind.WRITE, OpKind.DELETE
@@ -297,8 +298,9 @@ def test_what_is_extrapolated_or_assumed_is_said() -> None:
     )
     section |= compared(predicted, {"storage_read_bytes_per_s": 2e8, "block_hit_ratio": 0.4})
     assert section["extrapolated"] == ["storage_read_bytes_per_s"]
-    text = "\n".join(prediction_lines(section))
-    assert "-50.0 % *" in text
+    text = "\n".join(table_lines(prediction_table(section)))
+    assert "-50.0 %" in text
+    assert "0.09313*" in text
     assert "+10.00 pt" in text
-    assert "times of cpu are assumed" in text
+    assert "Times of cpu are assumed" in text
     assert "a note" in text

@@ -56,9 +56,9 @@ def test_a_number_is_the_same_text_in_every_form() -> None:
     assert golden in terminal(view)
     assert golden in markdown(view)
     assert golden in page([document], ["sweep.json"])
-    drawn = [p.y for figure in view.figures() for line in figure.lines for p in line.points]
+    drawn = [p.y for part in view.pictures() if isinstance(part, Figure) for p in part.points()]
     assert value in drawn
-    book = zipfile.ZipFile(io.BytesIO(view_workbook(view)))
+    book = zipfile.ZipFile(io.BytesIO(view_workbook(view, [])))
     assert f"{value / GIB:.15g}"[:12] in book.read("xl/worksheets/sheet1.xml").decode()
 
 
@@ -100,7 +100,7 @@ def test_text_out_of_a_file_is_no_markup() -> None:
 
 def test_a_sweep_over_words_has_a_table_and_no_picture() -> None:
     document = sweep(values=["lru", "fifo"])
-    assert view_of(document).figures() == []
+    assert view_of(document).pictures() == []
     assert "lru" in terminal(view_of(document))
     with pytest.raises(NothingToDrawError):
         view_picture(view_of(document))
@@ -124,10 +124,10 @@ def test_report_writes_each_form_of_a_sweep(
 def test_a_form_that_does_not_show_a_kind_says_which_do(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     file.write_bytes(as_json(capacity()))
-    with pytest.raises(UsageError, match=r"kv-cache-capacity/\d+, and this form shows runs, ranks"):
+    with pytest.raises(UsageError, match="this form does not show; take html"):
         report([str(file), "--format", "markdown"])
     file.write_bytes(as_json(sweep()))
-    with pytest.raises(UsageError, match="or name this file alone"):
+    with pytest.raises(UsageError, match="take html, or name this file alone"):
         report([str(file), str(file), "--format", "markdown"])
 
 

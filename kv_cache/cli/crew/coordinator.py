@@ -496,7 +496,9 @@ class Coordinator:
 
     def _finish(self) -> int:
         """The result of all, and the exit code."""
-        from kv_cache.report.ranks import brief_of_ranks, merged_document, ranks_text
+        from kv_cache.report.ranks import brief_of_ranks, merged_document
+        from kv_cache.view.terminal import terminal
+        from kv_cache.view.views import made_view
 
         self._bar.close()
         crew, results = self._crew(), self._results()
@@ -507,7 +509,7 @@ class Coordinator:
             summary = with_result(brief_of_ranks(document, {}), kept, document)
             print(as_json(summary).decode(), end="")
         else:
-            print(ranks_text(document, kept.shown))
+            print(f"{terminal(made_view(document))}\n\nresult  {kept.shown}")
             kept.print_unwritten()
         if self._caught.came:
             return self._caught.exit_code

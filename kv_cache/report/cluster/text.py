@@ -26,7 +26,7 @@ from kv_cache.report.cluster.measures import (
     three,
 )
 from kv_cache.report.reading import SECTION
-from kv_cache.report.traced import trace_line
+from kv_cache.view.traced import trace_line
 
 Json = Mapping[str, Any]
 Cells = list[str]

@@ -12,40 +12,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.report.capacity import SCHEMA as CAPACITY
 from kv_cache.report.cluster.document import SCHEMA as SIM
-from kv_cache.report.compare import LABELS
 from kv_cache.report.html.capacity import capacity_sections
 from kv_cache.report.html.charts import Book
 from kv_cache.report.html.cluster import sim_sections
+from kv_cache.report.html.common import origin
 from kv_cache.report.html.parts import Doc, Section, drawn_section
-from kv_cache.report.html.ranks import SCHEMA as RANKS
-from kv_cache.report.html.ranks import ranks_sections
-from kv_cache.report.html.rounds import precondition_sections
-from kv_cache.report.html.run import Run, read_run, run_sections
 from kv_cache.report.html.shown import view_sections
 from kv_cache.report.html.side import side_sections
 from kv_cache.report.html.text import Html, embedded, tag, verbatim
-from kv_cache.report.html.times import FEWEST_POINTS, MOST_POINTS
-from kv_cache.report.html.trials import trials_sections
-from kv_cache.report.identity import label_of, note_of, origin_texts
 from kv_cache.report.pictures.base import BadDocumentError
-from kv_cache.report.precondition import SCHEMA as PRECONDITION
 from kv_cache.report.reading import SECTION
-from kv_cache.result import sweep
+from kv_cache.result.comparison import LABELS, input_of
+from kv_cache.result.published import RANKS
 from kv_cache.result.run import MisshapenError
 from kv_cache.result.trials import SCHEMA as TRIALS
-from kv_cache.view.views import VIEWS
+from kv_cache.view.comparison import comparison_view
+from kv_cache.view.identity import label_of, note_of, origin_texts
+from kv_cache.view.parts import View
+from kv_cache.view.views import RUN, VIEWS, view_of
 
 MARK = "<!doctype html>\n<!-- kv-cache report"
 """How every page begins; a file that begins so may be replaced."""
 
-_RUN = "kv-cache-result/"
-_KINDS = (CAPACITY, PRECONDITION, RANKS, SIM, TRIALS, *VIEWS)
+_KINDS = (CAPACITY, SIM, *VIEWS)
+_COMPARED = (RANKS, TRIALS)
 
 
 def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -54,18 +51,17 @@ def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     docs = _docs(documents, names)
     book = Book()
     most = max(FEWEST_POINTS, MOST_POINTS // len(docs))
-    runs: dict[str, Run] = {}
-    for doc in docs:
-        if doc.schema.startswith(_RUN):
-            with _Named(doc):
-                runs[doc.label] = read_run(doc, most)
     articles = []
     for doc in docs:
         with _Named(doc):
-            articles.append(_article(doc, runs.get(doc.label), book, alone=len(docs) == 1))
+            articles.append(_article(doc, book, most, alone=len(docs) == 1))
     if len(docs) > 1:  # read first, but made last: now each document is known to be good
-        articles.insert(0, _comparison(docs, list(runs.values()), book))
+        articles.insert(0, _comparison(docs, book, most))
     return _whole(docs, articles, book)
+
+
+MOST_POINTS, FEWEST_POINTS = 4000, 240
+"""Of a line on a page of one result, and on that of many; neighbours become one point."""
 
 
 def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Doc]:
@@ -80,7 +76,7 @@ def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
     ]
     for doc in docs:
         if not isinstance(doc.document.get(SECTION), Mapping) or not (
-            doc.schema.startswith(_RUN) or doc.schema in _KINDS
+            doc.schema.startswith(RUN) or doc.schema in _KINDS
         ):
             raise UsageError(
                 f"{doc.name}: there is no report of it, as it is not a result of run, run "
@@ -110,36 +106,30 @@ class _Named:
 # --- articles --------------------------------------------------------------------------------
 
 
-def _sections(doc: Doc, run: Run | None, book: Book) -> Iterator[Section]:
-    if run is not None:
-        return run_sections(run, book)
-    if doc.schema in VIEWS:
-        return view_sections(VIEWS[doc.schema](doc.own), doc, book)
-    if doc.schema == CAPACITY:
-        return capacity_sections(doc, book)
-    if doc.schema == RANKS:
-        return ranks_sections(doc, book)
-    if doc.schema == SIM:
-        return sim_sections(doc, book)
-    return trials_sections(doc) if doc.schema == TRIALS else precondition_sections(doc, book)
+def _sections(doc: Doc, view: View | None, book: Book, most_points: int) -> Iterator[Section]:
+    if view is not None:
+        yield from view_sections(view, book, most_points)
+        yield Section(slug="origin", title="Origin", content=origin(doc))
+    elif doc.schema == CAPACITY:
+        yield from capacity_sections(doc, book)
+    else:
+        yield from sim_sections(doc, book)
 
 
 _TITLES = {
     CAPACITY: "Capacity search",
-    PRECONDITION: "Preconditioning",
-    RANKS: "Run of several ranks",
     SIM: "Simulated cluster",
-    TRIALS: "Trials",
-    sweep.SCHEMA: "Sweep",
 }
 
 
-def _article(doc: Doc, run: Run | None, book: Book, *, alone: bool) -> Html:
-    sections = list(_sections(doc, run, book))
-    what = _TITLES.get(doc.schema, "Run")
+def _article(doc: Doc, book: Book, most_points: int, *, alone: bool) -> Html:
+    make = view_of(doc.schema)
+    view = None if make is None else make(doc.own)
+    sections = list(_sections(doc, view, book, most_points))
+    what = _TITLES[doc.schema] if view is None else view.title
     title = what if alone else f"{doc.label}: {what}"
     label, note = label_of(doc.own), note_of(doc.own)
-    about = " · ".join([doc.name, *origin_texts(doc.own)])
+    about = " · ".join([doc.name, *(origin_texts(doc.own) if view is None else view.about)])
     return tag(
         "article",
         tag(
@@ -154,9 +144,16 @@ def _article(doc: Doc, run: Run | None, book: Book, *, alone: bool) -> Html:
     )
 
 
-def _comparison(docs: Sequence[Doc], runs: Sequence[Run], book: Book) -> Html:
+def _side_by_side(docs: Sequence[Doc], book: Book, most_points: int) -> Iterator[Section]:
+    if not all(doc.schema in _COMPARED or doc.schema.startswith(RUN) for doc in docs):
+        return side_sections(docs, book)
+    inputs = [input_of(doc.label, Path(doc.name), doc.document) for doc in docs]
+    return view_sections(comparison_view(inputs), book, most_points)
+
+
+def _comparison(docs: Sequence[Doc], book: Book, most_points: int) -> Html:
     every = Doc(label="all", name="", document={})
-    sections = list(side_sections(docs, runs, book))
+    sections = list(_side_by_side(docs, book, most_points))
     each = [
         tag("li", tag("a", f"{doc.label}: {doc.name}", href=f"#{doc.id('report')}")) for doc in docs
     ]

@@ -6,6 +6,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from kv_cache.core.format import as_text, figures
+from kv_cache.core.kinds import Qos
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.report.html.charts import LINEAR, Axis, Book, Chart, ChartLine, ChartTable, Limit
 from kv_cache.report.html.common import common_sections, machine
@@ -26,11 +27,12 @@ from kv_cache.report.html.parts import (
     text_at,
 )
 from kv_cache.report.html.text import NOTHING, Html, tag
-from kv_cache.report.html.times import LOOK_OF_CLASS
 from kv_cache.report.pictures.base import needed, number, promises_at, rows_at, value_at, word
 from kv_cache.view.parts import Band
 
 _PERCENTILES = (("p95", "", 0), ("p50", "dot", 2), ("p99", "dash", 1))
+
+_CLASS_LOOKS = {qos.value: look for look, qos in enumerate(Qos)}
 
 
 def capacity_sections(doc: Doc, book: Book) -> Iterator[Section]:
@@ -214,7 +216,7 @@ def _load_axis(doc: Doc, probes: Sequence[Json]) -> Axis:
 def _latency_over_load(doc: Doc, probes: Sequence[Json]) -> Chart:
     limits = [
         Limit(name=str(promise), value=promise.limit_ns / NS_PER_MS,
-              look=LOOK_OF_CLASS[promise.qos.value])
+              look=_CLASS_LOOKS[promise.qos.value])
         for promise in promises_at(doc.own, "slo")
         if promise.percent <= 99
     ]  # fmt: skip

@@ -11,9 +11,9 @@ from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import GIB
 from kv_cache.report.html.parts import Doc, Json, Section, details, dotted, flat, table
 from kv_cache.report.html.text import Html, tag
-from kv_cache.report.identity import drive_texts
 from kv_cache.report.pictures.base import number, rows_at, value_at, word
 from kv_cache.result.chain import fingerprint
+from kv_cache.view.identity import drive_texts
 
 _GIVEN_ANYWAY = ("run.seed", "output.output", "output.results_dir")
 """Options that differ from their default in every run, and say nothing of it."""

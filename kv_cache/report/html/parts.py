@@ -148,6 +148,12 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
     "not-proven": ("!", "poor"),
     "client-bound": ("!", "poor"),
     "invalid": ("✕", "bad"),
+    "kept": ("✓", "good"),
+    "missed": ("✕", "bad"),
+    "better": ("✓", "good"),
+    "worse": ("✕", "bad"),
+    "better?": ("!", "poor"),
+    "worse?": ("!", "poor"),
 }
 
 

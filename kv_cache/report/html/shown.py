@@ -4,18 +4,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import isfinite, nan
+from math import isfinite, log10, nan
 from statistics import median
 
 from kv_cache.report.html.charts import Axis, Book, Chart, Limit
 from kv_cache.report.html.charts import ChartLine as Drawn
 from kv_cache.report.html.charts import ChartTable as Numbers
-from kv_cache.report.html.common import origin
 from kv_cache.report.html.diagram import diagram
 from kv_cache.report.html.parts import (
     Card,
-    Doc,
     Section,
+    Strip,
     badge,
     bullets,
     cards,
@@ -31,6 +30,7 @@ from kv_cache.view.parts import (
     FactList,
     Figure,
     FlowDiagram,
+    IntervalChart,
     KeyNumbers,
     Line,
     Part,
@@ -50,9 +50,8 @@ _MOST_ROWS = 60
 _SMALL_TABLE = 12
 
 
-def view_sections(view: View, doc: Doc, book: Book) -> Iterator[Section]:
-    """The answer with what it rests on, all sections, and where the document is from."""
-    about = [tag("p", " · ".join(view.about), class_="origin")] if view.about else []
+def view_sections(view: View, book: Book, most_points: int) -> Iterator[Section]:
+    """The answer with what it rests on, and all sections. Lines of more points are thinned."""
     yield Section(
         slug="answer",
         title="Answer",
@@ -60,11 +59,10 @@ def view_sections(view: View, doc: Doc, book: Book) -> Iterator[Section]:
             tag("p", badge(view.status), class_="verdict"),
             *ruled(view.reasons),
             lead(view.sentence),
-            *about,
         ],
     )
     for section in view.sections:
-        content = list(_contents(section, book))
+        content = list(_contents(section, book, most_points))
         if content or section.absent:
             yield Section(
                 slug=re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-"),
@@ -72,10 +70,9 @@ def view_sections(view: View, doc: Doc, book: Book) -> Iterator[Section]:
                 content=content,
                 absent=section.absent,
             )
-    yield Section(slug="origin", title="Origin", content=origin(doc))
 
 
-def _contents(section: ViewSection, book: Book) -> Iterator[Html]:
+def _contents(section: ViewSection, book: Book, most_points: int) -> Iterator[Html]:
     """Parts in their order; figures that follow each other stand together."""
     for drawn, parts in groupby(section.parts, key=lambda part: isinstance(part, Figure)):
         if drawn:
@@ -83,7 +80,7 @@ def _contents(section: ViewSection, book: Book) -> Iterator[Html]:
                 html
                 for part in parts
                 if isinstance(part, Figure)
-                for html in book.figure(_chart(part))
+                for html in book.figure(_chart(part.thinned(most_points)))
             ]
             if charts:
                 yield tag("div", *charts, class_="charts")
@@ -121,6 +118,10 @@ def _content(part: Part, section_title: str) -> Iterator[Html]:
                 yield tag("p", part.says)
             moved = part.table()
             yield details(title, table(title, moved.headings, moved.cells(), words=3))
+        case IntervalChart():
+            yield _intervals(title, part)
+            if part.says:
+                yield tag("p", part.says)
         case Figure():
             raise AssertionError("figures are charts")
 
@@ -143,6 +144,33 @@ def _table(title: str, part: Table) -> Html:
     return table(title, part.headings, cells, words=words)
 
 
+def _intervals(title: str, part: IntervalChart) -> Html:
+    """A strip for each row: its values as dots, its interval as a bar."""
+    reach = part.reach
+
+    def at(difference: float) -> float:
+        return 0.5 + difference / (2 * reach)
+
+    rows = [
+        (
+            row.name,
+            row.text,
+            Strip(
+                middle=0.5,
+                kind=row.mark.rstrip("?") if row.mark in ("better", "worse") else "",
+                dots=[at(value) for value in row.values],
+                low=None if row.low is None else at(row.low),
+                high=None if row.high is None else at(row.high),
+            ).drawn(),
+            *((badge(row.mark),) if any(each.mark for each in part.rows) else ()),
+        )
+        for row in part.rows
+    ]
+    axis = f"{part.axis}; ends {100 * reach:.0f} % to each side"
+    heads = ("", "value", axis, *(("finding",) if len(rows[0]) > 3 else ()))
+    return table(title, heads, rows, words=len(heads))
+
+
 def _cell(column: ShownColumn, text: str, cell: Cell) -> object:
     if column.status:
         return badge(text)
@@ -155,8 +183,8 @@ def _cell(column: ShownColumn, text: str, cell: Cell) -> object:
 
 
 def _chart(figure: Figure) -> Chart:
-    xs = sorted({point.x for point in figure.points()})
-    shown = [figure.x.shown(x) or 0.0 for x in xs]
+    xs = figure.places_drawn()
+    shown = [_place(figure, x) for x in xs]
     return Chart(
         title=figure.title,
         unit=figure.y.unit.name if figure.y.unit else "",
@@ -187,6 +215,13 @@ def _chart(figure: Figure) -> Chart:
         marks=[(place.name, figure.x.shown(place.x) or 0.0) for place in figure.places],
         says=figure.says,
     )
+
+
+def _place(figure: Figure, x: float) -> float:
+    """Where x stands on the axis as the page's script draws it: percentiles by their nines."""
+    if figure.scale is Scale.PERCENTILE:
+        return 2 - log10(100 - x)
+    return figure.x.shown(x) or 0.0
 
 
 def _hash_of(places: Sequence[float]) -> str:

@@ -25,6 +25,7 @@ from kv_cache.report.pictures.base import (
     logarithmic,
     plain,
 )
+from kv_cache.report.pictures.intervals import interval_panel
 from kv_cache.view.parts import Band, Figure, Line, Scale, ShownColumn, View
 
 if TYPE_CHECKING:
@@ -41,23 +42,36 @@ _FEW_POINTS = 90
 _HEIGHT = 1.5  # inches
 _LABEL_HEIGHT = 0.15  # inches of a line's name
 _MOST_PANELS = 40
+_LEFT, _LEFT_OF_NAMES = 0.72, 2.0  # inches
+_MOST_POINTS = 300
+"""A line of more is a block of ink on a page."""
 _LETTER, _MARGIN, _RIGHT, _MOST_RIGHT = 0.058, 0.25, 0.92, 2.6  # inches
 _TINT = "#ececec"
 
 
 def view_picture(view: View) -> Picture:
     """Raises NothingToDrawError."""
-    figures = view.figures(detail=False)
-    if not figures:
+    pictures = view.pictures()
+    if not pictures:
         raise NothingToDrawError("it has no numbers over an axis")
+    figures = [part for part in pictures if isinstance(part, Figure)]
     bars = any(point.low is not None for figure in figures for point in figure.points())
     lines = [view.sentence, ", ".join(view.about), *(["Bars: 95 % intervals."] if bars else [])]
     notes = [f"! {text}" for text in (*view.reasons, *view.remarks())]
     return Picture(
         title=plain(view.title),
         lines=[plain(line) for line in (*lines, *notes) if line],
-        panels=[panel for figure in figures[:_MOST_PANELS] for panel in _panels(figure)],
+        panels=[
+            panel
+            for part in pictures[:_MOST_PANELS]
+            for panel in (
+                _panels(part.thinned(_MOST_POINTS))
+                if isinstance(part, Figure)
+                else [interval_panel(part)]
+            )
+        ],
         right=_right(figures),
+        left=_LEFT if figures else _LEFT_OF_NAMES,
     )
 
 

@@ -2,9 +2,7 @@
 
     part.py      one rank's result: what came of it, and whether it counts
     merged.py    the document: sums, merged histograms, and the ranks' results whole
-    keys.py      the reference's keys, of all ranks
     rules.py     whether all of it is one measurement: the rules R1 to R8
-    told.py      what a person reads in ten seconds
     checked.py   the merge done again, for `verify`
 
 Percentiles come from merged histograms and are never averaged; what cannot be merged is null, or
@@ -15,6 +13,5 @@ whoever has the document can do it again.
 from kv_cache.report.brief import brief_of_ranks
 from kv_cache.report.ranks.checked import recheck_ranks
 from kv_cache.report.ranks.merged import SCHEMA, merged_document
-from kv_cache.report.ranks.told import ranks_text
 
-__all__ = ["SCHEMA", "brief_of_ranks", "merged_document", "ranks_text", "recheck_ranks"]
+__all__ = ["SCHEMA", "brief_of_ranks", "merged_document", "recheck_ranks"]

@@ -21,12 +21,13 @@ from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.counted import common, merged
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.metrics import METRICS
+from kv_cache.result.published import RANKS
 from kv_cache.result.reference import reference_keys, unsupported
 from kv_cache.result.run import SECTION, CountedRun, totals
 from kv_cache.result.sections import KINDS, body, reconciled, reconciliation
 from kv_cache.result.without_figures import without_figures
 
-SCHEMA = "kv-cache-ranks/1"
+SCHEMA = RANKS
 
 
 def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.units import MISSING
-from kv_cache.report.markdown import plain
 from kv_cache.report.submission.rules import Finding, Status
+from kv_cache.view.markdown import safe
 
 MARK = "<!-- kv-cache mlperf summary"
 """How the Markdown begins; it is not shown."""
@@ -135,14 +135,14 @@ def summary_markdown(summary: Json) -> str:
     """Tables, with text out of files escaped."""
     lines = [
         f"{MARK} {__version__} -->",
-        f"### MLPerf Storage KV cache: {plain(_title(summary))}",
+        f"### MLPerf Storage KV cache: {safe(_title(summary))}",
         "",
     ]
-    lines += [f"- **not submittable**: {plain(why)}" for why in summary["not_submittable"]]
-    lines += [f"- not as in CLOSED: {plain(why)}" for why in summary["deviations"]]
+    lines += [f"- **not submittable**: {safe(why)}" for why in summary["not_submittable"]]
+    lines += [f"- not as in CLOSED: {safe(why)}" for why in summary["deviations"]]
     options = list(summary["options"].values())
     heads = [f"option {told['option']}: {told['name'] or '-'}" for told in options]
-    lines += ["", f"| | {' | '.join(map(plain, heads))} |", f"| --- {'| --: ' * len(options)}|"]
+    lines += ["", f"| | {' | '.join(map(safe, heads))} |", f"| --- {'| --: ' * len(options)}|"]
     words = ["complete" if told["valid"] else "**INVALID**" for told in options]
     lines.append(f"| | {' | '.join(words)} |")
     for label, unit, name in _RULES_ROWS:
@@ -190,10 +190,10 @@ def _reasons(told: Json) -> Iterator[str]:
     if rows:
         yield from ("", f"Option {told['option']} is invalid:", "")
         said = (f"{row['kind']}: {row['where']} {row['says']}" for row in rows[:_MOST])
-        yield from (f"- {plain(text)}" for text in said)
+        yield from (f"- {safe(text)}" for text in said)
     elif told["not_valid"]:
         yield ""
-        yield from (f"- option {told['option']}: {plain(said)}" for said in _passports(told))
+        yield from (f"- option {told['option']}: {safe(said)}" for said in _passports(told))
 
 
 # --- the rules -------------------------------------------------------------------------------

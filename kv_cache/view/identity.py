@@ -5,8 +5,12 @@ from typing import Any
 
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.units import MISSING, human_bytes
-from kv_cache.result.metrics import METRICS, number_at
+from kv_cache.core.format import figures
+from kv_cache.core.units import GIB, MISSING, human_bytes
+from kv_cache.result.metrics import METRICS, number_at, value_at
+from kv_cache.result.published import TraceNotes
+from kv_cache.result.run import converted
+from kv_cache.view.traced import trace_text
 
 Json = Mapping[str, Any]
 
@@ -16,25 +20,18 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _at(value: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none: the document may be anybody's."""
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def _rows(value: Any, path: str) -> list[Any]:
-    rows = _at(value, path)
+    rows = value_at(value, path)
     return rows if isinstance(rows, list) else []
 
 
 def run_text(own: Json) -> str:
     """Mode, who asked, and what else changes what storage sees."""
-    made = _at(own, "workload")
-    mode = _at(own, "config.run.mode")
+    made = value_at(own, "workload")
+    mode = value_at(own, "config.run.mode")
     parts = [*([] if mode is None else [f"{mode} mode"]), *_who(own)]
-    if _at(made, "multi_turn") is not None:
-        parts.append(f"multi-turn {'on' if _at(made, 'multi_turn') else 'off'}")
+    if value_at(made, "multi_turn") is not None:
+        parts.append(f"multi-turn {'on' if value_at(made, 'multi_turn') else 'off'}")
     if isinstance(made, Mapping) and made:
         parts.append(f"RAG {'on' if 'rag_documents' in made else 'off'}")
     return ", ".join(parts)
@@ -42,14 +39,16 @@ def run_text(own: Json) -> str:
 
 def _who(own: Json) -> Iterator[str]:
     """The source of requests, and how many ask or how often."""
-    source, users = _at(own, "workload.source"), number_at(own, "workload.users")
+    source, users = value_at(own, "workload.source"), number_at(own, "workload.users")
     rate = number_at(own, "workload.request_rate_per_s")
     if source == "synthetic-users":
-        later = " at first, autoscaled" if _at(own, "config.autoscaler.enabled") is True else ""
+        later = (
+            " at first, autoscaled" if value_at(own, "config.autoscaler.enabled") is True else ""
+        )
         count = MISSING if users is None else f"{users:.0f}"
         yield f"{count} synthetic users{later}"
         if rate is None:
-            yield f"{_at(own, 'workload.loop')} loop"
+            yield f"{value_at(own, 'workload.loop')} loop"
     elif source == "sessions":
         count = MISSING if users is None else f"{users:.0f}"
         yield f"sessions of a trace, {count} at a time"
@@ -60,14 +59,14 @@ def _who(own: Json) -> Iterator[str]:
     elif source is not None:
         yield str(source)
     if rate is not None:
-        yield f"{rate:g} requests/s ({_at(own, 'workload.arrival_process')})"
+        yield f"{rate:g} requests/s ({value_at(own, 'workload.arrival_process')})"
 
 
 def tiers_text(own: Json) -> str:
     """The tiers with their sizes, the fastest first."""
-    tiers = _at(own, "tiers")
+    tiers = value_at(own, "tiers")
     return ", ".join(
-        f"{label} {_size(_at(row, 'capacity_bytes'), 'without a limit')}"
+        f"{label} {_size(value_at(row, 'capacity_bytes'), 'without a limit')}"
         for label, row in (tiers.items() if isinstance(tiers, Mapping) else ())
     )
 
@@ -78,37 +77,42 @@ def _size(nbytes: Any, otherwise: str) -> str:
 
 def drive_texts(own: Json) -> list[str]:
     """What each directory lies on. Of a bucket its server."""
-    drives = _at(own, "environment.drives")
-    rows = drives if isinstance(drives, list) else [_at(own, "environment")]  # of ranks
+    drives = value_at(own, "environment.drives")
+    rows = drives if isinstance(drives, list) else [value_at(own, "environment")]  # of ranks
     return [text for row in rows if (text := drive_text(row))]
 
 
 def drive_text(row: Any) -> str:
     """File system, mount point, and each disk with model, size and firmware."""
-    kind, point = _at(row, "filesystem.type"), _at(row, "filesystem.mount_point")
-    if _at(row, "object_store") is not None:
-        server = _at(row, "object_store.server") or MISSING
-        bucket, endpoint = _at(row, "object_store.bucket"), _at(row, "object_store.endpoint")
+    kind, point = value_at(row, "filesystem.type"), value_at(row, "filesystem.mount_point")
+    if value_at(row, "object_store") is not None:
+        server = value_at(row, "object_store.server") or MISSING
+        bucket, endpoint = (
+            value_at(row, "object_store.bucket"),
+            value_at(row, "object_store.endpoint"),
+        )
         return f"bucket {bucket} of {endpoint} (server {server})"
-    device, disks = _at(row, "device"), _at(row, "disks")
+    device, disks = value_at(row, "device"), value_at(row, "disks")
     some = disks if isinstance(disks, list) and disks else [device]
-    told = [_disk(disk) for disk in some if _at(disk, "name") is not None]
-    name = _at(device, "name")
-    through = f"{name} over " if name and [_at(disk, "name") for disk in some] != [name] else ""
+    told = [_disk(disk) for disk in some if value_at(disk, "name") is not None]
+    name = value_at(device, "name")
+    through = (
+        f"{name} over " if name and [value_at(disk, "name") for disk in some] != [name] else ""
+    )
     where = [] if kind is None else [f"{kind} at {point}" if point else str(kind)]
     return ", ".join([*where, *([f"on {through}{' and '.join(told)}"] if told else [])])
 
 
 def _disk(disk: Any) -> str:
-    model, firmware = _at(disk, "model") or MISSING, _at(disk, "firmware") or MISSING
-    size = _size(_at(disk, "size_bytes"), MISSING)
-    return f"{_at(disk, 'name')} (model {model}, {size}, firmware {firmware})"
+    model, firmware = value_at(disk, "model") or MISSING, value_at(disk, "firmware") or MISSING
+    size = _size(value_at(disk, "size_bytes"), MISSING)
+    return f"{value_at(disk, 'name')} (model {model}, {size}, firmware {firmware})"
 
 
 def headline_text(own: Json) -> str:
     """The headline with its interval; empty where the document has none."""
     metric, rate = (
-        METRICS.get(str(_at(own, "headline.metric"))),
+        METRICS.get(str(value_at(own, "headline.metric"))),
         number_at(own, "headline.bytes_per_second"),
     )
     if metric is None or rate is None:
@@ -118,55 +122,83 @@ def headline_text(own: Json) -> str:
 
 def interval_text(own: Json) -> str:
     """From where to where the headline may lie within this run, or why that is not known."""
-    metric = METRICS[str(_at(own, "headline.metric"))]
+    metric = METRICS[str(value_at(own, "headline.metric"))]
     ends = [number_at(own, f"headline.within_run.{end}") for end in ("low", "high", "confidence")]
     low, high, confidence = ends
     if low is None or high is None or confidence is None:
-        return f"no interval: {_at(own, 'headline.why_none')}"
+        return f"no interval: {value_at(own, 'headline.why_none')}"
     return f"{metric.shown(low)} to {metric.shown(high)} within this run, {100 * confidence:.0f} %"
 
 
-def promised(own: Json) -> bool:
-    """Whether somebody set the classes' targets: those of the reference, which hold if nobody does,
-    are promises of nobody's."""
-    given = _at(own, "config.qos_profiles")
-    return given is not None and given != to_mapping(Config())["qos_profiles"]
+def slos_set_by_user(own: Json) -> bool:
+    """Whether the user set the classes' targets, and did not leave those of the reference."""
+    profiles = value_at(own, "config.qos_profiles")
+    return profiles is not None and profiles != to_mapping(Config())["qos_profiles"]
 
 
 def label_of(own: Json) -> str:
     """The name that the user gave the run; empty without one."""
-    return str(_at(own, "config.output.label") or "")
+    return str(value_at(own, "config.output.label") or "")
 
 
 def note_of(own: Json) -> str:
     """The user's remark about the run; empty without one."""
-    return str(_at(own, "config.output.note") or "")
+    return str(value_at(own, "config.output.note") or "")
 
 
 def origin_texts(own: Json) -> list[str]:
     """On which drives, when, and by which version, in a few words each."""
     disks = [
-        _at(disk, "model") or _at(disk, "name")
+        value_at(disk, "model") or value_at(disk, "name")
         for row in _rows(own, "environment.drives")
         for disk in _rows(row, "disks")
     ]
-    version = _at(own, "program_version")
+    version = value_at(own, "program_version")
     return [
         *map(str, dict.fromkeys(disk for disk in disks if disk)),
-        *([str(started)[:10]] if (started := _at(own, "started_utc")) else []),
+        *([str(started)[:10]] if (started := value_at(own, "started_utc")) else []),
         *([f"kv-cache {version}"] if version else []),
     ]
 
 
-def identity_lines(own: Json) -> list[str]:
-    """For a terminal."""
+def identity_facts(own: Json) -> list[tuple[str, str]]:
+    """Label, note, what ran on which model and drives, and which trace was asked."""
     each = "each rank: " if "ranks" in own else ""
+    model = value_at(own, "model.name") or "unknown model"
+    schedule = str(value_at(own, "schedule.sha256") or "")[:12]
     rows = [
         ("label", plain(label_of(own))),
         ("note", plain(note_of(own))),
+        (
+            "model",
+            f"{plain(str(model))}, {value_at(own, 'semantics_preset') or 'unknown'} semantics, "
+            f"seed {value_at(own, 'seed')}" + (f", schedule {schedule}" if schedule else ""),
+        ),
         ("run", f"{each}{what}" if (what := run_text(own)) else ""),
+        ("trace", _trace(own)),
         ("tiers", tiers_text(own)),
     ]
-    if _at(own, "driver") != "virtual-time":
+    if value_at(own, "driver") != "virtual-time":
         rows += [("drive", text) for text in drive_texts(own)]
-    return [f"{name:<10}{text}" for name, text in rows if text]
+        rows.append(("machine", machine_text(own)))
+    return [(name, text) for name, text in rows if text]
+
+
+def _trace(own: Json) -> str:
+    facts = value_at(own, "workload")
+    if not isinstance(facts, Mapping):
+        return ""
+    return trace_text(converted(facts, TraceNotes, "workload"))
+
+
+def machine_text(own: Json) -> str:
+    """Host, processor and memory of one machine."""
+    memory = number_at(own, "environment.memory.total_bytes")
+    cores = number_at(own, "environment.cpu.usable_cores")
+    parts = [
+        value_at(own, "environment.hostname"),
+        value_at(own, "environment.cpu.model"),
+        None if cores is None else f"{figures(cores)} cores",
+        None if memory is None else f"{figures(memory / GIB)} GiB of memory",
+    ]
+    return ", ".join(plain(str(part)) for part in parts if part)

@@ -1,21 +1,85 @@
 """What preconditioning did to a device: the fill, the rounds, and whether their speed is steady."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.units import GIB, MISSING
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.chain import seal
+from kv_cache.result.counted import Number
+from kv_cache.result.run import SECTION
 
 SCHEMA = "kv-cache-precondition/1"
-SECTION = "kv_cache"
 
 STEADY, NOT_STEADY = "steady", "not-steady"
 NOT_PROVEN, NOT_LOOKED_FOR = "not-proven", "not-looked-for"
 """Rounds without a full fill prove nothing: a fresh drive is steady as long as it is fresh."""
+
+
+class FillRow(Struct, frozen=True, kw_only=True):
+    """One stretch of the fill."""
+
+    start_s: Number
+    end_s: Number
+    bytes: Number
+    bytes_per_second: Number
+
+
+class FillFacts(Struct, frozen=True, kw_only=True):
+    """The fill: what was written over which area."""
+
+    bytes: Number = 0.0
+    wanted_bytes: Number | None = None
+    area_bytes: Number | None = None
+    seconds: Number | None = None
+    passes: Number | None = None
+    engine: str = ""
+    rows: list[FillRow] = []
+
+
+class RoundRow(Struct, frozen=True, kw_only=True):
+    """One round after the fill."""
+
+    round: int
+    bytes_per_second: Number
+    read_p95_ms: Number | None = None
+    write_p95_ms: Number | None = None
+    completed: int | None = None
+
+
+class SteadyProof(Struct, frozen=True, kw_only=True):
+    """Whether the last five rounds are steady, and by which rule."""
+
+    rule: str = ""
+    average: Number | None = None
+    range_share: Number | None = None
+    slope_share: Number | None = None
+    steady: bool = False
+    since_round: int | None = None
+
+
+class Preconditioned(Struct, frozen=True, kw_only=True):
+    """The section `preconditioning` of a run or of `precondition`."""
+
+    fill: FillFacts | None = None
+    rounds: list[RoundRow] | None = None
+    proof: SteadyProof | None = None
+    open_loop: bool = False
+
+
+class PreconditionFacts(Struct, frozen=True, kw_only=True):
+    """What is shown of the command's document."""
+
+    status: str
+    verdict: str
+    reasons: list[str]
+    preconditioning: Preconditioned
+    seed: int | None = None
+    driver: str | None = None
 
 
 def precondition_document(
@@ -71,44 +135,3 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
         reasons.append(f"not steady: {said} rounds; raise --max-rounds or --round")
         return NOT_STEADY, reasons
     return (NOT_PROVEN if reasons else STEADY), reasons
-
-
-def precondition_text(document: Mapping[str, Any], path: str) -> str:
-    """The rounds and the verdict."""
-    own = document[SECTION]
-    done = own["preconditioning"]
-    lines = [*_fill(done.get("fill")), *_rounds(done), ""]
-    lines += [f"verdict   {own['verdict'].upper()}", *(f"  ! {why}" for why in own["reasons"])]
-    return "\n".join([*lines, "", f"result    {path}"])
-
-
-def _fill(fill: Mapping[str, Any] | None) -> Iterator[str]:
-    if fill is None:
-        return
-    rate = fill["bytes"] / fill["seconds"] / GIB if fill["seconds"] else 0.0
-    yield (
-        f"fill      {fill['bytes'] / GIB:.2f} of {fill['wanted_bytes'] / GIB:.2f} GiB in "
-        f"{fill['seconds']:.1f} s ({rate:.2f} GiB/s), {fill['passes']} passes over "
-        f"{fill['area_bytes'] / GIB:.2f} GiB, {fill['engine']}"
-    )
-
-
-def _rounds(done: Mapping[str, Any]) -> Iterator[str]:
-    rounds, proof = done.get("rounds") or [], done.get("proof")
-    if rounds:
-        yield ""
-        yield f"{'round':>7}{'GiB/s':>9}{'read p95 ms':>13}{'write p95 ms':>14}{'requests':>10}"
-    for row in rounds:
-        yield (
-            f"{row['round']:>7}{row['bytes_per_second'] / GIB:>9.3f}"
-            f"{_ms(row['read_p95_ms']):>13}{_ms(row['write_p95_ms']):>14}{row['completed']:>10}"
-        )
-    if proof is not None and proof["average"] is not None:
-        yield (
-            f"steady?   last five: range {proof['range_share']:.1%} of the average (at most 20 % "
-            f"by default), line changes by {proof['slope_share']:.1%} (10 %)"
-        )
-
-
-def _ms(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1f}"

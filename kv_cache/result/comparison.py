@@ -1,0 +1,594 @@
+"""Two or more results side by side: do they differ, by how much, and how sure is that?
+
+Only what asked the same of its storage is compared: same model, semantics, driver, mode and
+schedule. The first result is the baseline.
+
+Where there are trials, a ratio's interval comes from how much they disagree. Trial k of both sides
+was asked for the same, so the ratios of such pairs are taken: what one schedule asks beyond another
+moves both sides of a pair and drops out. Trials of a trace all have one schedule, and no pairs. Of
+single runs the interval comes from batches of their windows, which know nothing of how runs differ
+from each other.
+
+Many metrics are looked at at once. Each interval shown holds on its own with 95 %. A difference is
+claimed only where it stands after Holm's correction over all metrics of all results compared
+(Scandinavian Journal of Statistics 6, 1979), which keeps the chance of even one false claim at 5 %.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, log, log1p, sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from kv_cache import __version__
+from kv_cache.core.errors import UsageError
+from kv_cache.core.kinds import Phase
+from kv_cache.core.text import as_json
+from kv_cache.metrics.intervals import (
+    Interval,
+    autocorrelation,
+    mean_interval,
+    ratio_interval,
+    series_inflation,
+)
+from kv_cache.result import trials
+from kv_cache.result.chain import fingerprint
+from kv_cache.result.metrics import (
+    CONFIDENCE,
+    HIGHER,
+    METRICS,
+    Json,
+    Metric,
+    length_s,
+    number_at,
+    value_at,
+)
+from kv_cache.result.published import Passport, PublishedRun, published
+from kv_cache.result.run import SECTION, MisshapenError, converted
+from kv_cache.result.trials import identity
+
+SCHEMA = "kv-cache-comparison/1"
+LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+BATCHES = 10
+"""Of a single run. Longer batches depend less on each other; ten still give a usable t."""
+FEWEST_BATCHES = 5
+WINDOWS_EACH = 2
+
+
+class Finding(StrEnum):
+    """What one metric says of one result against the baseline."""
+
+    DIFFERS = "differs"  # after the correction
+    UNCERTAIN = "uncertain"  # on its own, but not among so many
+    NONE_FOUND = "none-found"
+    NOT_JUDGED = "not-judged"  # there is no interval
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One of the results. `own` is its section `kv_cache`; `schedules` has a digest for each run,
+    in the order in which they ran."""
+
+    label: str
+    path: Path
+    own: Json
+    fingerprint: str | None
+    trials: int | None  # None is a single run
+    ranks: int | None = None  # that it added up; None is a single process
+    schedules: tuple[str, ...]
+    passport: Passport
+    run: PublishedRun | None  # None of trials
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        schema = self.own.get("result_schema", self.own.get("schema"))
+        return identity({**self.own, "schema": schema})
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether each trial has a schedule of its own, by which the other side's is found."""
+        return self.trials is not None and len(set(self.schedules)) == self.trials
+
+    @property
+    def verdict(self) -> str:
+        return self.passport.verdict
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.passport.reasons
+
+
+def input_of(label: str, path: Path, document: Json) -> Input:
+    """A document of a run, of ranks or of trials. Raises UsageError where it lacks what every one
+    has."""
+    own = document[SECTION]
+    several = own["schema"] == trials.SCHEMA
+    try:
+        run = None if several else published(own)
+        passport = converted(own.get("passport"), Passport, "passport")
+        _ = converted(passport.verdict or None, str, "passport.verdict")
+        ranks = _ranks(own, path) if "ranks" in own else []
+        rows = _counted(own, "trials", path) if several else ranks
+        digest = value_at(own, "schedule.sha256")
+        one = () if rows else (converted(digest, str, "schedule.sha256"),)
+    except MisshapenError as error:
+        raise UsageError(
+            f"{path}: {SECTION}.{error}; the file was cut or changed, so give an untouched result"
+        ) from None
+    return Input(
+        label=label,
+        path=path,
+        own=own,
+        fingerprint=fingerprint(document),
+        trials=len(rows) if several else None,
+        ranks=len(ranks) or None,
+        schedules=tuple(str(row.get("schedule_sha256")) for row in rows) or one,
+        passport=passport,
+        run=run,
+    )
+
+
+def _counted(own: Json, name: str, path: Path) -> list[Json]:
+    rows = converted(own.get(name), list[dict[str, Any]], name)
+    counted: list[Json] = [row for row in rows if row.get("counted") is True]
+    if not counted:
+        done = "finished" if name == "trials" else "counts"
+        raise UsageError(f"{path}: none of its {name} {done}, so it has no numbers; run it again")
+    return counted
+
+
+def _ranks(own: Json, path: Path) -> list[Json]:
+    """The ranks that count. What all of them have in common is what is compared."""
+    for name in ("model", "semantics", "config"):
+        converted(own.get(name), dict[str, Any], name)
+    return _counted(own, "ranks", path)
+
+
+# --- may they be compared? -------------------------------------------------------------------
+
+
+def require_all_comparable(inputs: Sequence[Input]) -> None:
+    """Refuse results that may not be compared with the first. Raises UsageError."""
+    for other in inputs[1:]:
+        require_comparable(inputs[0], other)
+
+
+def require_comparable(base: Input, other: Input) -> None:
+    """Refuse results that were not asked for the same, naming what differs. Raises UsageError."""
+    found = list(_unlike(base, other))
+    if found:
+        raise UsageError(
+            f"{other.path} cannot be compared with {base.path}: {'; '.join(found[:_MOST_NAMED])}"
+            f"{f'; and {len(found) - _MOST_NAMED} more' if len(found) > _MOST_NAMED else ''}; "
+            "run both with the same model, semantics, mode, load and seed"
+        )
+
+
+_MOST_NAMED = 5
+
+
+def _unlike(base: Input, other: Input) -> Iterator[str]:
+    mine, theirs = base.identity, other.identity
+    for name in dict.fromkeys([*mine, *theirs]):
+        if mine.get(name) != theirs.get(name):
+            yield f"{name} is {short_text(theirs.get(name))}, not {short_text(mine.get(name))}"
+    if (base.trials, base.ranks) != (other.trials, other.ranks):
+        yield f"it is of {count_text(other)}, not of {count_text(base)}"
+    elif sorted(base.schedules) != sorted(other.schedules):
+        pairs = zip(sorted(other.schedules), sorted(base.schedules), strict=True)
+        its, ours = next(pair for pair in pairs if pair[0] != pair[1])
+        yield f"its schedule is {digest_text(other, its)}, not {digest_text(base, ours)}"
+
+
+def count_text(given: Input) -> str:
+    """How many runs a result is of."""
+    if given.ranks is not None:
+        return f"one run of {given.ranks} rank{'s' if given.ranks > 1 else ''}"
+    if given.trials is None:
+        return "a single run"
+    return f"{given.trials} finished trial{'s' if given.trials > 1 else ''}"
+
+
+def digest_text(given: Input, digest: str) -> str:
+    """A schedule by the begin of its digest, and the seed that it came from."""
+    return f"{digest[:12]} (seed {short_text(given.own.get('seed'))})"
+
+
+def short_text(value: object) -> str:
+    """A value of a document, cut where it is long."""
+    text = "missing" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- what else differs -----------------------------------------------------------------------
+
+_PLACES = ("tiers.cache_dir", "tiers.keep_cache", "tiers.reclaim")
+_NOT_TOLD = ("output.", "run.seed")
+_MACHINE = (
+    *("hostname", "os.kernel", "os.release", "cpu.model", "cpu.logical_cores"),
+    *("memory.total_bytes", "cgroup.memory_limit_bytes", "cgroup.cpu_limit", "python.version"),
+)
+_DRIVE = (
+    *("device.name", "device.model", "device.firmware", "device.size_bytes", "device.rotational"),
+    *("device.scheduler", "device.nr_requests", "device.write_cache"),
+    *("filesystem.type", "filesystem.mount_options"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something that is not the same in all inputs, and may be. `kind`: place, machine, drive,
+    program or configuration; the last moves numbers as a drive does."""
+
+    kind: str
+    name: str
+    values: tuple[Any, ...]
+
+
+def differences(inputs: Sequence[Input]) -> list[Difference]:
+    """What may differ and does, in the order program, machine, drive, places, configuration."""
+    tables = [dict(_facts(given.own)) for given in inputs]
+    found = []
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = tuple(table.get(key) for table in tables)
+        if any(value != values[0] for value in values):
+            found.append(Difference(kind=key[0], name=key[1], values=values))
+    return found
+
+
+def _facts(own: Json) -> Iterator[tuple[tuple[str, str], Any]]:
+    yield ("program", "program_version"), own.get("program_version")
+    environment = own.get("environment")
+    for name in _MACHINE:
+        yield ("machine", name), value_at(environment, name)
+    drives = value_at(environment, "drives")
+    for number, drive in enumerate(drives if isinstance(drives, list) else [], start=1):
+        for name in _DRIVE:
+            yield ("drive", f"drive {number} {name}"), value_at(drive, name)
+    settings = dict(_flat(own.get("config")))
+    for name in sorted(settings, key=lambda name: name not in _PLACES):
+        if not name.startswith(_NOT_TOLD):
+            yield ("place" if name in _PLACES else "configuration", name), settings[name]
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield prefix, value
+        return
+    for name, inner in value.items():
+        yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
+
+
+# --- samples ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """One metric of one input. `samples` are what its spread is known from: the trials' values, or
+    the batches'; `why_none` says why there are none."""
+
+    value: float
+    samples: tuple[float, ...] = ()
+    why_none: str | None = None
+
+
+def sampled(given: Input, metric: Metric) -> Sampled | None:
+    """None where the input does not have the metric."""
+    return _of_run(given, metric) if given.trials is None else _of_trials(given, metric)
+
+
+def _of_trials(given: Input, metric: Metric) -> Sampled | None:
+    """The value is the geometric mean, of which the ratios are; samples are in the order of the
+    schedules' digests, so that those of two inputs pair."""
+    rows = given.own.get("metrics")
+    row = rows.get(metric.name) if isinstance(rows, Mapping) else None
+    values = row.get("values") if isinstance(row, Mapping) else None
+    several = [number_at({"v": v}, "v") for v in values] if isinstance(values, list) else []
+    known = [value for _, value in sorted(_by_schedule(given, several))]
+    if not known:
+        return None
+    value = exp(fmean(map(log, known))) if min(known) > 0 else fmean(known)
+    if len(known) != given.trials:
+        return Sampled(value=value, why_none="not every trial has it")
+    if min(known) <= 0:
+        return Sampled(value=value, why_none="a trial has 0, to which there is no ratio")
+    if len(known) < 2:
+        return Sampled(value=value, why_none="one trial shows no spread")
+    return Sampled(value=value, samples=tuple(known))
+
+
+def _by_schedule(given: Input, values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
+    for schedule, value in zip(given.schedules, values, strict=False):
+        if value is not None:
+            yield schedule, value
+
+
+def _of_run(given: Input, metric: Metric) -> Sampled | None:
+    value = metric.value(given.own)
+    if value is None:
+        return None
+    if given.ranks is not None:
+        return Sampled(value=value, why_none=_NO_REPLICATES)
+    if metric.batch is None:
+        return Sampled(value=value, why_none="windows do not tell it")
+    parts = batches(given.own)
+    if isinstance(parts, str):
+        return Sampled(value=value, why_none=parts)
+    found = [metric.batch(windows) for windows in parts]
+    known = [number for number in found if number is not None]
+    if why := _why_not(metric, value, known):
+        return Sampled(value=value, why_none=why)
+    try:
+        return Sampled(value=value, samples=widened(known))
+    except OverflowError:
+        return Sampled(value=value, why_none=_TOO_WIDE)
+
+
+_NO_REPLICATES = (
+    "ranks are parts of one run and no repetitions of it, and windows of several are not merged"
+)
+_TOO_WIDE = "its spread is too large for any"
+
+
+def widened(known: Sequence[float]) -> tuple[float, ...]:
+    """The batches with a spread that makes up for what they depend on each other."""
+    logs, factor = [log(value) for value in known], series_inflation(known)
+    middle = fmean(logs)
+    return tuple(exp(middle + factor * (value - middle)) for value in logs)
+
+
+def _why_not(metric: Metric, value: float, known: Sequence[float]) -> str | None:
+    """Why these batches cannot stand for the run's value."""
+    if value <= 0:
+        return "it is 0, to which there is no ratio"
+    if len(known) < FEWEST_BATCHES:
+        return "too many batches have none of it"
+    if min(known) <= 0:
+        return "a batch has none of it, to which there is no ratio: run longer"
+    if metric.resolution and not _within(value, known, metric.resolution):
+        return "rare moments make it: no batch is like the whole run"
+    if autocorrelation(known) > 2 / sqrt(len(known)):
+        return "its batches depend on each other: it drifts, or the run is too short"
+    return None
+
+
+def _within(value: float, known: Sequence[float], resolution: float) -> bool:
+    return min(known) / (1 + resolution) <= value <= max(known) * (1 + resolution)
+
+
+def batches(own: Json) -> list[list[Json]] | str:
+    """The measured windows of a result in parts of equal time, or why there are none."""
+    windows = value_at(own, "series.windows")
+    if not isinstance(windows, list):
+        return "the result has no series"
+    phase = Phase.MEASURE.value
+    measured = [w for w in windows if value_at(w, "phase") == phase and length_s(w) > 0]
+    count = min(BATCHES, len(measured) // WINDOWS_EACH)
+    if count < FEWEST_BATCHES:
+        return f"fewer than {FEWEST_BATCHES * WINDOWS_EACH} windows were measured: run longer"
+    begin = min(w["start_s"] for w in measured)
+    span = max(w["end_s"] for w in measured) - begin
+    parts: list[list[Json]] = [[] for _ in range(count)]
+    for window in measured:
+        middle = (window["start_s"] + window["end_s"]) / 2
+        parts[min(count - 1, int((middle - begin) / span * count))].append(window)
+    return parts if all(parts) else "its windows are of very different lengths"
+
+
+# --- comparing -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric of one result against the baseline's. `ratio` is result / baseline."""
+
+    metric: Metric
+    label: str
+    baseline: float | None
+    value: float | None
+    ratio: float | None
+    interval: Interval | None
+    why_none: str | None
+    finding: Finding
+
+    @property
+    def better(self) -> bool | None:
+        """Whether a difference that was found is one to the better."""
+        if self.ratio is None or self.finding not in (Finding.DIFFERS, Finding.UNCERTAIN):
+            return None
+        return (self.ratio > 1) == (self.metric.better == HIGHER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    inputs: tuple[Input, ...]
+    differs: tuple[Difference, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def spread(self) -> str:
+        """What intervals come from."""
+        base = self.inputs[0]
+        if base.trials is None:
+            return "between batches of a run"
+        return "between pairs of trials" if base.in_pairs else "between trials"
+
+    def against(self, label: str) -> list[Row]:
+        return [row for row in self.rows if row.label == label]
+
+
+class _Pair:
+    """One metric of two inputs, before it is known what else is compared."""
+
+    def __init__(self, metric: Metric, base: Input, other: Input) -> None:
+        self.metric, self.label = metric, other.label
+        self._a, self._b = sampled(base, metric), sampled(other, metric)
+        self._in_pairs = base.in_pairs
+
+    @property
+    def known(self) -> bool:
+        return self._a is not None or self._b is not None
+
+    @property
+    def why_none(self) -> str | None:
+        for side in (self._a, self._b):
+            if side is None:
+                return "only one of the two has it"
+            if side.why_none is not None:
+                return side.why_none
+        return None
+
+    @property
+    def ratio(self) -> float | None:
+        a, b = self._a, self._b
+        return None if a is None or b is None or a.value <= 0 else b.value / a.value
+
+    def interval(self, confidence: float) -> Interval | None:
+        a, b = self._a, self._b
+        if a is None or b is None or self.why_none is not None:
+            return None
+        try:
+            found = (_ratio_of_pairs if self._in_pairs else ratio_interval)(
+                a.samples, b.samples, confidence
+            )
+        except OverflowError:  # few samples that differ by orders of magnitude
+            found = None
+        if found is None or self.ratio is None:
+            return None
+        # Around the ratio of what the runs as a whole had: batches only tell the width.
+        centre, (low, high) = found
+        return Interval(low * self.ratio / centre, high * self.ratio / centre)
+
+    def differs(self, alpha: float) -> bool:
+        """Whether the interval of confidence 1 - alpha excludes that there is no difference."""
+        interval = self.interval(1 - alpha)
+        if interval is None or self.ratio is None or 1.0 in interval:
+            return False
+        return abs(log(self.ratio)) > log1p(self.metric.resolution)
+
+    def row(self, sure: bool) -> Row:
+        interval = self.interval(CONFIDENCE)
+        return Row(
+            metric=self.metric,
+            label=self.label,
+            baseline=None if self._a is None else self._a.value,
+            value=None if self._b is None else self._b.value,
+            ratio=self.ratio,
+            interval=interval,
+            why_none=self.why_none or (_TOO_WIDE if interval is None else None),
+            finding=self._finding(interval, sure),
+        )
+
+    def _finding(self, interval: Interval | None, sure: bool) -> Finding:
+        if interval is None:
+            return Finding.NOT_JUDGED
+        if sure:
+            return Finding.DIFFERS
+        return Finding.UNCERTAIN if self.differs(1 - CONFIDENCE) else Finding.NONE_FOUND
+
+
+def _ratio_of_pairs(
+    a: Sequence[float], b: Sequence[float], confidence: float
+) -> tuple[float, Interval] | None:
+    """The geometric mean of b/a and its interval: Student's t on the logarithms of the ratios."""
+    logs = [log(theirs / mine) for mine, theirs in zip(a, b, strict=True)]
+    found = mean_interval(logs, confidence)
+    return None if found is None else (exp(fmean(logs)), Interval(exp(found.low), exp(found.high)))
+
+
+def compare(inputs: Sequence[Input]) -> Comparison:
+    """Each result against the first, in every metric that one of the two has."""
+    base = inputs[0]
+    every = [_Pair(metric, base, other) for other in inputs[1:] for metric in METRICS.values()]
+    pairs = [pair for pair in every if pair.known]
+    family = [pair for pair in pairs if pair.interval(CONFIDENCE) is not None]
+    certain = holm([pair.differs for pair in family], 1 - CONFIDENCE)
+    sure = {id(family[index]) for index in certain}
+    return Comparison(
+        inputs=tuple(inputs),
+        differs=tuple(differences(inputs)),
+        rows=tuple(pair.row(id(pair) in sure) for pair in pairs),
+    )
+
+
+def holm(tests: Sequence[Callable[[float], bool]], alpha: float) -> set[int]:
+    """Which of the tests (each: does it reject at this level?) reject at a chance of `alpha` that
+    even one does so falsely.
+
+    Holm steps down from the smallest p value: the k-th smallest is held against alpha / (m - k + 1)
+    until one fails. The same without p values: all that reject at alpha / (m - rejected) are
+    rejected, until no more come.
+    """
+    rejected: set[int] = set()
+    while len(rejected) < len(tests):
+        level = alpha / (len(tests) - len(rejected))
+        now = rejected | {index for index, test in enumerate(tests) if test(level)}
+        if now == rejected:
+            break
+        rejected = now
+    return rejected
+
+
+# --- as JSON ---------------------------------------------------------------------------------
+
+
+def comparison_json(comparison: Comparison) -> bytes:
+    """The file of `--json`."""
+    inputs = comparison.inputs
+    labels = [given.label for given in inputs]
+    return as_json(
+        {
+            "schema": SCHEMA,
+            "program_version": __version__,
+            "baseline": labels[0],
+            "spread": comparison.spread,
+            "confidence": CONFIDENCE,
+            "correction": "holm",
+            "family": sum(row.interval is not None for row in comparison.rows),
+            "inputs": [_input_json(given) for given in inputs],
+            "differs": [
+                {
+                    "kind": d.kind,
+                    "name": d.name,
+                    "values": dict(zip(labels, d.values, strict=True)),
+                }
+                for d in comparison.differs
+            ],
+            "metrics": [_row_json(row) for row in comparison.rows],
+        }
+    )
+
+
+def _input_json(given: Input) -> dict[str, Any]:
+    return {
+        "label": given.label,
+        "file": str(given.path),
+        "fingerprint": given.fingerprint,
+        "trials": given.trials,
+        "seed": given.own.get("seed"),
+        "schedule_sha256": list(given.schedules),
+        "verdict": given.verdict,
+        "reasons": given.reasons,
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "metric": row.metric.name,
+        "result": row.label,
+        "unit": row.metric.unit,
+        "better": row.metric.better,
+        "baseline_value": row.baseline,
+        "value": row.value,
+        "ratio": row.ratio,
+        "interval": None if row.interval is None else row.interval._asdict(),
+        "why_no_interval": row.why_none,
+        "finding": row.finding.value,
+        "to_the_better": row.better,
+    }

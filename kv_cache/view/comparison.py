@@ -1,0 +1,345 @@
+"""What a comparison shows: what is compared, each metric's ratio with its interval and whether that
+is better or worse, what else differs, and the results over each other."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from kv_cache.core.errors import UsageError
+from kv_cache.core.format import as_text
+from kv_cache.core.kinds import OpKind
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.passport import VALID
+from kv_cache.result.comparison import (
+    Comparison,
+    Finding,
+    Input,
+    Row,
+    compare,
+    count_text,
+    digest_text,
+    require_all_comparable,
+)
+from kv_cache.result.metrics import CONFIDENCE, METRICS, Metric, number_at, value_at
+from kv_cache.result.published import PublishedRun
+from kv_cache.view.identity import drive_texts, headline_text, identity_facts
+from kv_cache.view.latency import percentile_figure
+from kv_cache.view.moves import side_times
+from kv_cache.view.parts import (
+    COUNT,
+    GIB_PER_S,
+    MS,
+    Cell,
+    Figure,
+    Part,
+    Remarks,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+from kv_cache.view.run import tier_table, traced_only
+from kv_cache.view.series import (
+    SINCE_MEASURED,
+    Value,
+    common_step,
+    measured_windows,
+    side_rate,
+    step_line,
+    stepped,
+)
+
+_MOST_NAMED = 6
+
+
+def comparison_view(inputs: Sequence[Input]) -> View:
+    """The first result against each other one; the numbers side by side if they may not be
+    compared. Raises MisshapenError."""
+    try:
+        require_all_comparable(inputs)
+        comparison, why_not = compare(inputs), ""
+    except UsageError as error:
+        comparison, why_not = None, str(error)
+    return View(
+        title="Comparison",
+        status="compared" if comparison is not None else "not compared",
+        sentence=_sentence(comparison, why_not),
+        about=[],
+        reasons=[text for given in inputs for text in _doubts(given)],
+        sections=[
+            _inputs(inputs),
+            *_numbers(inputs, comparison),
+            *_differences(comparison),
+            ViewSection(title="Over each other", parts=_overlaid(inputs), terminal=False),
+            ViewSection(title="Tiers", parts=_tiers(inputs), terminal=False),
+        ],
+    )
+
+
+def _doubts(given: Input) -> list[str]:
+    if given.verdict == VALID:
+        return []
+    return [f"{given.label} is {given.verdict}: {text}" for text in given.reasons or ["no reason"]]
+
+
+def _sentence(comparison: Comparison | None, why_not: str) -> str:
+    """How many numbers differ, and how many may."""
+    if comparison is None:
+        return f"No ratio is given: {why_not}."
+    rows = comparison.rows
+    counts = {finding: sum(row.finding is finding for row in rows) for finding in Finding}
+    differ = counts[Finding.DIFFERS]
+    better = sum(row.better is True for row in rows if row.finding is Finding.DIFFERS)
+    return (
+        f"{differ} of {len(rows)} numbers differ ({better} better, {differ - better} worse), "
+        f"{counts[Finding.UNCERTAIN]} may, in {counts[Finding.NONE_FOUND]} no difference was "
+        f"found, {counts[Finding.NOT_JUDGED]} have no interval."
+    )
+
+
+# --- what is compared ------------------------------------------------------------------------
+
+
+def _inputs(inputs: Sequence[Input]) -> ViewSection:
+    base = inputs[0]
+    facts = [dict(_facts(given)) for given in inputs]
+    names = dict.fromkeys(name for row in facts for name in row)
+    same = [
+        f"{given.label} is the very result that {base.label} is (same fingerprint)."
+        for given in inputs[1:]
+        if given.fingerprint == base.fingerprint
+    ]
+    about = Table(
+        columns=[ShownColumn(""), *(ShownColumn(given.label) for given in inputs)],
+        rows=[[name, *(row.get(name, "") for row in facts)] for name in names],
+        says=f"{base.label} is the baseline.",
+    )
+    parts: list[Part] = [about, *([Remarks(texts=same)] if same else [])]
+    return ViewSection(title="What is side by side", parts=parts)
+
+
+def _facts(given: Input) -> Iterator[tuple[str, str]]:
+    yield "file", str(given.path)
+    yield "verdict", given.verdict
+    yield "of", count_text(given)
+    yield from dict(identity_facts(given.own)).items()
+    if drives := drive_texts(given.own):
+        yield "drive", "; ".join(drives)
+    yield "headline", headline_text(given.own)
+    yield "schedule", digest_text(given, given.schedules[0])
+    yield "program", as_text(given.own.get("program_version"))
+    yield "started", as_text(given.own.get("started_utc"))
+    yield "fingerprint", (given.fingerprint or "")[:16]
+
+
+# --- the numbers -----------------------------------------------------------------------------
+
+
+def _numbers(inputs: Sequence[Input], comparison: Comparison | None) -> Iterator[ViewSection]:
+    if comparison is None:
+        yield ViewSection(title="Numbers side by side", parts=[_side_by_side(inputs)])
+        return
+    base = inputs[0]
+    for other in inputs[1:]:
+        rows = comparison.against(other.label)
+        parts: list[Part] = [_ratios(base, other, rows)]
+        if unjudged := list(_without_interval(rows)):
+            parts.append(Remarks(texts=unjudged))
+        yield ViewSection(title=f"{other.label} against {base.label}", parts=parts)
+    yield ViewSection(title="How sure", parts=[Remarks(texts=[_how_sure(comparison)])])
+
+
+def _in_unit(metric: Metric, value: float | None) -> float | None:
+    return None if value is None else value / metric.scale
+
+
+def _label(metric: Metric) -> str:
+    return f"{metric.label}, {metric.shown_unit}"
+
+
+def _ratios(base: Input, other: Input, rows: Sequence[Row]) -> Table:
+    cells: list[list[Cell]] = [
+        [
+            _label(row.metric),
+            _word(row),
+            _in_unit(row.metric, row.baseline),
+            _in_unit(row.metric, row.value),
+            row.ratio,
+            *(row.interval or (None, None)),
+        ]
+        for row in rows
+    ]
+    return Table(
+        columns=[
+            ShownColumn("metric"),
+            ShownColumn(f"{other.label} is", status=True),
+            ShownColumn(base.label, COUNT),
+            ShownColumn(other.label, COUNT),
+            ShownColumn(f"{other.label}/{base.label}", COUNT),
+            ShownColumn("from", COUNT),
+            ShownColumn("to", COUNT),
+        ],
+        rows=cells,
+    )
+
+
+def _word(row: Row) -> str:
+    if row.better is None:
+        return "not judged" if row.finding is Finding.NOT_JUDGED else "no difference found"
+    word = "better" if row.better else "worse"
+    return word if row.finding is Finding.DIFFERS else f"{word}?"
+
+
+def _without_interval(rows: Sequence[Row]) -> Iterator[str]:
+    for reason in dict.fromkeys(row.why_none for row in rows if row.why_none is not None):
+        labels = [row.metric.label for row in rows if row.why_none == reason]
+        few = len(labels) <= _MOST_NAMED
+        names = ", ".join(labels) if few else f"{len(labels)} of the above"
+        yield f"No interval for {names}: {reason}."
+
+
+def _how_sure(comparison: Comparison) -> str:
+    judged = sum(row.interval is not None for row in comparison.rows)
+    if not judged:
+        return "No number has an interval: nothing is said about whether these results differ."
+    text = (
+        f"From and to are the {CONFIDENCE:.0%} interval of the ratio, which comes from the spread "
+        f"{comparison.spread}. Each stands alone; better and worse hold for all {judged} together "
+        "(Holm), with ? only alone."
+    )
+    if comparison.inputs[0].trials is not None:
+        return f"{text} Values are geometric means."
+    return (
+        f"{text} Runs differ from each other by more than windows of one run do: whether a "
+        "difference is larger than that cannot be told from one run each; give both --trials 5."
+    )
+
+
+def _side_by_side(inputs: Sequence[Input]) -> Table:
+    rows = [(metric, [_value(given, metric) for given in inputs]) for metric in METRICS.values()]
+    return Table(
+        columns=[ShownColumn("metric"), *(ShownColumn(given.label, COUNT) for given in inputs)],
+        rows=[
+            [_label(metric), *(_in_unit(metric, value) for value in values)]
+            for metric, values in rows
+            if any(value is not None for value in values)
+        ],
+    )
+
+
+def _value(given: Input, metric: Metric) -> float | None:
+    """Of trials the median."""
+    if given.trials is None:
+        return metric.value(given.own)
+    rows = value_at(given.own, "metrics")
+    row = rows.get(metric.name) if isinstance(rows, dict) else None
+    return number_at(row, "median") if isinstance(row, dict) else None
+
+
+# --- what else differs -----------------------------------------------------------------------
+
+
+def _differences(comparison: Comparison | None) -> Iterator[ViewSection]:
+    if comparison is None:
+        return
+    labels = [given.label for given in comparison.inputs]
+    same = "Program, machine, drives, places and configuration are the same."
+    warning = "Configurations differ: the ratios are of that as much as of the drives."
+    configured = any(each.kind == "configuration" for each in comparison.differs)
+    table = Table(
+        columns=[ShownColumn("what"), ShownColumn("kind"), *map(ShownColumn, labels)],
+        rows=[[d.name, d.kind, *map(as_text, d.values)] for d in comparison.differs],
+        says=warning if configured else "",
+    )
+    parts: list[Part] = [table] if table.rows else [Remarks(texts=[same])]
+    yield ViewSection(title="What else differs", parts=parts)
+
+
+# --- over each other -------------------------------------------------------------------------
+
+
+def _runs(inputs: Sequence[Input]) -> dict[str, PublishedRun]:
+    """The single runs among the results, that timed anything."""
+    runs = {
+        _line_name(given): given.run
+        for given in inputs
+        if given.run is not None and given.ranks is None
+    }
+    return {label: run for label, run in runs.items() if not traced_only(run)}
+
+
+_LONGEST_NAME = 28
+
+
+def _line_name(given: Input) -> str:
+    """The label and the end of the file's name."""
+    name = given.path.name.removesuffix(".json")
+    short = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+    return f"{given.label} {short}"
+
+
+def _overlaid(inputs: Sequence[Input]) -> list[Part]:
+    runs = _runs(inputs)
+    if len(runs) < 2:
+        return []
+    curves: list[tuple[str, Callable[[PublishedRun], Histogram]]] = [
+        (
+            "One storage read (whole), each result",
+            lambda run: side_times(run, "storage", OpKind.READ, "total"),
+        ),
+        ("Response of all requests, each result", _responses),
+    ]
+    percentiles = [
+        percentile_figure(title, [(label, values(run)) for label, run in runs.items()])
+        for title, values in curves
+    ]
+    return [*_over_time(runs), *(figure for figure in percentiles if figure is not None)]
+
+
+def _responses(run: PublishedRun) -> Histogram:
+    every = run.measured.get("all")
+    return Histogram() if every is None else every.histogram_response
+
+
+def _over_time(runs: dict[str, PublishedRun]) -> Iterator[Figure]:
+    measured = {label: measured_windows(run) for label, run in runs.items()}
+    known = {label: windows for label, windows in measured.items() if windows}
+    if len(known) < 2:
+        return
+    step = common_step(list(known.values()))
+    drawn: list[tuple[str, ShownColumn, Value, bool]] = [
+        ("Storage read", ShownColumn("moved", GIB_PER_S), side_rate("storage", "read"), False),
+        ("Storage write", ShownColumn("moved", GIB_PER_S), side_rate("storage", "write"), False),
+        (
+            "Storage read p95",
+            ShownColumn("time", MS),
+            lambda window: window.side("storage", "read").p95_ms,
+            True,
+        ),
+    ]
+    for title, column, value, log_y in drawn:
+        lines = [
+            step_line(label, stepped(windows, step, value), step)
+            for label, windows in known.items()
+        ]
+        if any(point.y > 0 for line in lines for point in line.points):
+            yield Figure(
+                title=title,
+                x=SINCE_MEASURED,
+                y=column,
+                lines=[line for line in lines if line.points],
+                scale=Scale.TIME,
+                log_y=log_y,
+            )
+
+
+def _tiers(inputs: Sequence[Input]) -> list[Part]:
+    """What each tier of each run moved."""
+    tables = [
+        (given.label, tier_table(given.run))
+        for given in inputs
+        if given.run is not None and not traced_only(given.run)
+    ]
+    if not tables:
+        return []
+    rows = [[label, *row] for label, table in tables for row in table.rows]
+    return [Table(columns=[ShownColumn("of"), *tables[0][1].columns], rows=rows)]

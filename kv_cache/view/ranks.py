@@ -1,0 +1,289 @@
+"""What several ranks that ran together show: all of them as one, and each in a line.
+
+Percentiles are those of merged histograms. What each rank saw over time stands in its own result,
+which is inside the document.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import fsum
+from typing import Any
+
+from kv_cache.core.format import as_text, figures
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import MISSING
+from kv_cache.result.metrics import METRICS, value_at
+from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
+from kv_cache.result.run import SECTION
+from kv_cache.view.counts import counted_facts
+from kv_cache.view.identity import headline_text, identity_facts, origin_texts
+from kv_cache.view.machine import machine_sections
+from kv_cache.view.moves import moves_parts
+from kv_cache.view.parts import (
+    GIB_PER_S,
+    MS_OF_NS,
+    Cell,
+    FactList,
+    Figure,
+    KeyNumber,
+    KeyNumbers,
+    Part,
+    Remarks,
+    S,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+from kv_cache.view.reuse import reuse_parts
+from kv_cache.view.run import (
+    end_text,
+    key_numbers,
+    latency_sections,
+    metric_column,
+    not_timed,
+    passport_section,
+    tier_table,
+    traced_only,
+)
+from kv_cache.view.series import (
+    SINCE_MEASURED,
+    common_step,
+    measured_windows,
+    side_rate,
+    step_line,
+    stepped,
+)
+
+_COLUMNS = (
+    *("storage.read.bytes_per_second", "storage.write.bytes_per_second"),
+    *("storage.read.device_ms.p95", "storage.write.device_ms.p95"),
+    *("requests_per_second", "response_ms.p95"),
+)
+_MOST_LINES = 8
+_SKEW = ShownColumn("Start skew", MS_OF_NS)
+
+
+def ranks_view(section: Mapping[str, Any]) -> View:
+    """Ranks as one, from the section `kv_cache` of their document. Raises MisshapenError."""
+    run = published(section)
+    return View(
+        title="Run of several ranks",
+        status=run.passport.verdict,
+        sentence=_sentence(run, section),
+        about=origin_texts(section),
+        reasons=run.passport.reasons,
+        sections=list(_sections(run, section)),
+    )
+
+
+def _sentence(run: PublishedRun, section: Mapping[str, Any]) -> str:
+    rows = run.ranks or []
+    counted = sum(row.counted for row in rows)
+    wanted = run.crew.wanted if run.crew is not None and run.crew.wanted else len(rows)
+    headline = "" if traced_only(run) or not counted else headline_text(section)
+    books = run.requests
+    text = f"{headline[0].upper()}{headline[1:]}. " if headline else ""
+    text += f"{counted} of {wanted} ranks count. The run {end_text(run)} after "
+    text += f"{figures(run.window_s)} s: {as_text(books.completed_in_window)} requests completed, "
+    text += f"{as_text(books.failed)} failed, {as_text(books.rejected)} rejected, "
+    text += f"{as_text(books.unfinished)} unfinished."
+    if run.crew is not None and run.crew.ended_early:
+        text += f" Ended early for all: {run.crew.ended_early}."
+    if run.driver is not None and not run.measured_bytes:
+        text += " Virtual time: models say this, nothing was measured."
+    return text
+
+
+def _sections(run: PublishedRun, section: Mapping[str, Any]) -> Iterator[ViewSection]:
+    timed = not_timed(run)
+    counted = any(row.counted for row in run.ranks or [])
+    if not timed and counted:
+        yield ViewSection(title="Headline", parts=[_headline(run, section)], terminal=False)
+    if run.notes:
+        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
+    yield ViewSection(
+        title="Over time",
+        parts=[] if timed else _over_time(run),
+        absent=timed or "No rank that counts has windows: nothing is known of how it went.",
+        terminal=False,
+    )
+    yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
+    if counted:
+        glance = FactList(rows=[*counted_facts(run), *_start(run)])
+        yield ViewSection(title="All ranks", parts=[tier_table(run), glance])
+    yield ViewSection(title="Each rank", parts=_rank_parts(run), absent="There are no ranks.")
+    yield ViewSection(
+        title="Together",
+        parts=list(_together(run)),
+        absent="Nothing is known of when each rank began.",
+    )
+    yield from latency_sections(run)
+    yield ViewSection(
+        title="Tier flow",
+        parts=moves_parts(run),
+        absent="No operation ended in a measured window.",
+        terminal=False,
+    )
+    yield ViewSection(
+        title="Reuse",
+        parts=reuse_parts(run),
+        absent="Nothing is known of reuse: no request completed in a measured window.",
+        terminal=False,
+    )
+    yield passport_section(run)
+    yield ViewSection(
+        title="Not in this report",
+        parts=[],
+        absent="Each rank has a result of its own, which is inside this document and in the "
+        "rank's own file: give that file to report.",
+    )
+    yield from machine_sections(section)
+
+
+def _headline(run: PublishedRun, section: Mapping[str, Any]) -> KeyNumbers:
+    numbers = list(key_numbers(run, section).numbers)
+    if run.crew is not None and run.crew.start_skew_ns is not None:
+        error = run.crew.start_skew_error_ns
+        note = "" if error is None else f"± {_SKEW.measured(error)}"
+        numbers.append(KeyNumber(column=_SKEW, value=run.crew.start_skew_ns, note=note))
+    return KeyNumbers(numbers=numbers)
+
+
+def _start(run: PublishedRun) -> Iterator[tuple[str, str]]:
+    """How far apart they began; in virtual time each has a clock of its own."""
+    crew = run.crew
+    if crew is None or not run.measured_bytes:
+        return
+    if crew.start_skew_ns is None:
+        yield "start", "skew not known: not every rank has opened its window"
+    else:
+        error = _SKEW.measured(crew.start_skew_error_ns)
+        yield "start", f"skew {_SKEW.measured(crew.start_skew_ns)} ± {error}"
+
+
+# --- each rank -------------------------------------------------------------------------------
+
+
+def _rank_parts(run: PublishedRun) -> list[Part]:
+    rows = run.ranks or []
+    if not rows:
+        return []
+    columns = [metric_column(METRICS[name]) for name in _COLUMNS]
+    reasons = [f"Rank {row.rank}: {text}" for row in rows for text in _reasons(row)]
+    seeds = Table(
+        title="What each rank ran",
+        columns=[ShownColumn("rank"), ShownColumn("seed"), ShownColumn("measured", S),
+                 ShownColumn("fingerprint of its result")],
+        rows=[[str(r.rank), as_text(r.seed), r.window_s, r.fingerprint or ""] for r in rows],
+        detail=True,
+    )  # fmt: skip
+    return [
+        Table(
+            columns=[ShownColumn("rank"), ShownColumn("host"),
+                     ShownColumn("verdict", status=True), *columns],
+            rows=[_rank_cells(row) for row in rows],
+        ),
+        *([Remarks(texts=reasons)] if reasons else []),
+        seeds,
+    ]  # fmt: skip
+
+
+def _rank_cells(row: PublishedRank) -> list[Cell]:
+    numbers = row.figures or {}
+    verdict = row.verdict or MISSING if row.counted else "not counted"
+    return [str(row.rank), row.host or "", verdict, *(numbers.get(name) for name in _COLUMNS)]
+
+
+def _reasons(row: PublishedRank) -> list[str]:
+    return [text for text in (row.why_not, row.lost) if text] + row.reasons
+
+
+# --- together --------------------------------------------------------------------------------
+
+
+def _together(run: PublishedRun) -> Iterator[Part]:
+    """How far they measured at the same time, and when each began."""
+    span = run.together
+    if span is not None and span.shared_s is not None and span.span_s is not None:
+        share = MISSING if span.shared_share is None else f"{figures(100 * span.shared_share)} %"
+        yield Remarks(
+            texts=[
+                (
+                    f"All ranks measured at the same time for {figures(span.shared_s)} s of "
+                    f"{figures(span.span_s)} s ({share}), from the begin of the first to the end "
+                    "of the last."
+                )
+            ]
+        )
+    members = [] if run.crew is None else run.crew.members
+    opened = [member.opened_ns for member in members if member.opened_ns is not None]
+    if not opened:
+        return
+    first = min(opened)
+    yield Table(
+        title="When each rank began",
+        columns=[
+            ShownColumn("rank"),
+            ShownColumn("host"),
+            ShownColumn("began after the first", MS_OF_NS),
+            ShownColumn("known to ±", MS_OF_NS),
+            ShownColumn("clock ahead by", MS_OF_NS),
+        ],
+        rows=[
+            [
+                str(member.rank),
+                member.host or "",
+                None if member.opened_ns is None else member.opened_ns - first,
+                member.offset_error_ns,
+                member.offset_ns,
+            ]
+            for member in members
+        ],
+        says="A rank begins when it lets its first request in. Instants of several machines are "
+        "compared after their clocks' offsets were measured.",
+    )
+
+
+# --- over time -------------------------------------------------------------------------------
+
+
+def _over_time(run: PublishedRun) -> list[Part]:
+    """The storage throughput of each rank, and of all, since each one's window opened."""
+    measured = {str(row.rank): _measured(row) for row in run.ranks or [] if row.counted}
+    known = {rank: windows for rank, windows in measured.items() if windows}
+    if not known:
+        return []
+    step = common_step(list(known.values()))
+    note = f"Each point is {figures(step)} s. Each rank's time begins with its measured window."
+    if len(known) > _MOST_LINES:
+        note += f" {len(known)} ranks are too many lines, so only the sum is drawn."
+    return [
+        Remarks(texts=[note], detail=True),
+        *(_figure(kind, step, known) for kind in (OpKind.READ.value, OpKind.WRITE.value)),
+    ]
+
+
+def _measured(row: PublishedRank) -> list[WindowFacts]:
+    """The measured windows of one rank's own result."""
+    section = value_at(row.result, SECTION)
+    if not isinstance(section, Mapping):
+        return []
+    return measured_windows(published(section))
+
+
+def _figure(kind: str, step: float, measured: Mapping[str, Sequence[WindowFacts]]) -> Figure:
+    rate = side_rate("storage", kind)
+    rates = {rank: stepped(windows, step, rate) for rank, windows in measured.items()}
+    steps = sorted({at for each in rates.values() for at in each})
+    everywhere = [at for at in steps if all(at in each for each in rates.values())]
+    lines = {"all ranks": {at: fsum(each[at] for each in rates.values()) for at in everywhere}}
+    if len(rates) <= _MOST_LINES:
+        lines |= {f"rank {rank}": each for rank, each in rates.items()}
+    return Figure(
+        title=f"Storage {kind}",
+        x=SINCE_MEASURED,
+        y=ShownColumn("moved", GIB_PER_S),
+        lines=[step_line(name, each, step) for name, each in lines.items()],
+        scale=Scale.TIME,
+    )

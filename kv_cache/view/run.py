@@ -1,0 +1,390 @@
+"""What a run shows: its verdict and headline, what each tier moved, how it went over time, and how
+requests fared."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_cache.core.format import as_text, figures
+from kv_cache.core.kinds import Qos
+from kv_cache.core.units import AT_LEAST, GIB
+from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.result.published import (
+    ClassFacts,
+    Passport,
+    Percentiles,
+    PublishedRun,
+    SloFacts,
+    published,
+)
+from kv_cache.view.counts import counted_facts
+from kv_cache.view.identity import headline_text, identity_facts, origin_texts, slos_set_by_user
+from kv_cache.view.latency import percentile_figure
+from kv_cache.view.machine import machine_sections
+from kv_cache.view.moves import moves_parts, tier_latencies
+from kv_cache.view.parts import (
+    COUNT,
+    GIB_PER_S,
+    GIBIBYTES,
+    MS,
+    PERCENT,
+    Cell,
+    DisplayUnit,
+    FactList,
+    Figure,
+    KeyNumber,
+    KeyNumbers,
+    Part,
+    Remarks,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+from kv_cache.view.policies import policy_facts, policy_table
+from kv_cache.view.preconditioning import preconditioning_parts
+from kv_cache.view.prediction import prediction_part
+from kv_cache.view.reuse import reuse_parts
+from kv_cache.view.series import series_figures, windows_note
+
+Json = Mapping[str, Any]
+
+CARDS = (
+    *("storage.read.bytes_per_second", "storage.write.bytes_per_second"),
+    *("requests_per_second", "output_tokens_per_second"),
+    *("storage.read.device_ms.p95", "storage.write.device_ms.p95"),
+    *("ttft_ms.p95", "response_ms.p95", "hit_ratio"),
+)
+
+
+def run_view(section: Json) -> View:
+    """A run, from the section `kv_cache` of its document. Raises MisshapenError."""
+    run = published(section)
+    return View(
+        title="Run",
+        status=run.passport.verdict,
+        sentence=_sentence(run, section),
+        about=origin_texts(section),
+        reasons=run.passport.reasons,
+        sections=list(_sections(run, section)),
+    )
+
+
+def traced_only(run: PublishedRun) -> bool:
+    """Whether the run was there to write the trace of its operations, and timed nothing."""
+    return value_at(run.config, "output.io_trace_log") is not None
+
+
+def not_timed(run: PublishedRun) -> str:
+    """Why there are no times; empty if there are."""
+    text = "The run was there to write the trace of its operations: nothing was timed."
+    return text if traced_only(run) else ""
+
+
+def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
+    """In the order in which they are read."""
+    timed = not_timed(run)
+    if not timed and run.window_s > 0:
+        yield ViewSection(title="Headline", parts=[key_numbers(run, section)], terminal=False)
+    if run.notes:
+        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
+    yield ViewSection(
+        title="Over time",
+        parts=[] if timed else over_time(run),
+        absent=timed or "The document has no windows: nothing is known of how it went.",
+        terminal=False,
+    )
+    yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
+    yield ViewSection(title="Tiers", parts=[tier_table(run)])
+    yield ViewSection(title="At a glance", parts=list(_glance(run, section)))
+    if run.preconditioning is not None:
+        parts = preconditioning_parts(run.preconditioning, run.config)
+        yield ViewSection(title="Preconditioning", parts=parts)
+    yield from latency_sections(run)
+    yield ViewSection(
+        title="Tier flow",
+        parts=moves_parts(run),
+        absent="No operation ended in the measured window: nothing moved.",
+        terminal=False,
+    )
+    yield ViewSection(
+        title="Reuse",
+        parts=reuse_parts(run),
+        absent="Nothing is known of reuse: no request completed in the measured window.",
+        terminal=False,
+    )
+    policies = policy_table(run)
+    if policies.rows:
+        yield ViewSection(title="Policies", parts=[policies], terminal=False)
+    yield passport_section(run)
+    yield from machine_sections(section)
+
+
+def _sentence(run: PublishedRun, section: Json) -> str:
+    """The headline, how the run ended, and what became of the requests."""
+    end = end_text(run)
+    if run.window_s <= 0:
+        return f"The run {end} before its window began: nothing was measured."
+    books = run.requests
+    done = (
+        f"The run {end} after {figures(run.window_s)} s: "
+        f"{as_text(books.completed_in_window)} requests completed, {as_text(books.failed)} failed, "
+        f"{as_text(books.rejected)} rejected, {as_text(books.unfinished)} unfinished."
+    )
+    virtual = "" if run.measured_bytes else " Virtual time: models say this, nothing was measured."
+    headline = "" if traced_only(run) else headline_text(section)
+    return f"{f'{headline[0].upper()}{headline[1:]}. ' if headline else ''}{done}{virtual}"
+
+
+def end_text(run: PublishedRun) -> str:
+    """How it ended, after "The run"."""
+    ends = {"finished": "finished", "interrupted": "was interrupted"}
+    return ends.get(run.status or "", "broke off")
+
+
+# --- the headline ----------------------------------------------------------------------------
+
+
+def key_numbers(run: PublishedRun, section: Json) -> KeyNumbers:
+    """The numbers that a reader looks for first."""
+    numbers = [
+        KeyNumber(
+            column=metric_column(METRICS[name]),
+            value=_bounded(name, section),
+            note=_amount(run, name),
+        )
+        for name in CARDS
+    ]
+    return KeyNumbers(numbers=[*numbers, *_kept(run, section)])
+
+
+def _bounded(name: str, section: Json) -> Cell:
+    """The metric's value, as a text if it is a lower bound."""
+    text = METRICS[name].shown_in(section)
+    return text if text.startswith(AT_LEAST) else METRICS[name].value(section)
+
+
+def metric_column(metric: Metric) -> ShownColumn:
+    """The column of one of the METRICS."""
+    return ShownColumn(
+        metric.label[:1].upper() + metric.label[1:], DisplayUnit(metric.shown_unit, metric.scale)
+    )
+
+
+def _amount(run: PublishedRun, name: str) -> str:
+    """How much a rate is of."""
+    storage = run.tiers.get("storage")
+    for kind in ("read", "write"):
+        if storage is not None and name == f"storage.{kind}.bytes_per_second":
+            return f"{figures(getattr(storage, kind).bytes / GIB)} GiB"
+    windows = [] if run.series is None else run.series.windows
+    users = [w.users for w in windows if w.phase == "measure" and w.users is not None]
+    if name == "requests_per_second" and users:
+        return f"{figures(users[-1])} users at the end"
+    return ""
+
+
+def _kept(run: PublishedRun, section: Json) -> Iterator[KeyNumber]:
+    """How many of the SLOs that the user set were kept; nothing if none was judged."""
+    rows = [slo for _, _, slo in slo_rows(run) if slo.met is not None]
+    if rows and slos_set_by_user(section):
+        yield KeyNumber(
+            column=ShownColumn("SLOs kept", COUNT),
+            value=sum(slo.met is True for slo in rows),
+            note=f"of {len(rows)}, by class, below",
+        )
+
+
+# --- tiers -----------------------------------------------------------------------------------
+
+
+def tier_table(run: PublishedRun) -> Table:
+    """What each tier moved: storage by the time inside its calls, memory by the whole time."""
+    timed = not traced_only(run)
+    rows: list[list[Cell]] = []
+    for label, tier in run.tiers.items():
+        for kind in ("read", "write"):
+            side = getattr(tier, kind)
+            latency = side.device_ms if label == "storage" else side.total_ms
+            name = f"{label} ({tier.store.engine})" if tier.store.engine else label
+            rows.append([
+                name, kind,
+                *([side.bytes_per_second] if timed else []),
+                side.bytes, side.operations,
+                *(percentile_cell(latency, p) for p in (_TIMES if timed else ())),
+            ])  # fmt: skip
+    return Table(
+        columns=[
+            ShownColumn("tier"),
+            ShownColumn("operation"),
+            *([ShownColumn("rate", GIB_PER_S)] if timed else []),
+            ShownColumn("moved", GIBIBYTES),
+            ShownColumn("operations", COUNT),
+            *(ShownColumn(p, MS) for p in (_TIMES if timed else ())),
+        ],
+        rows=rows,
+    )
+
+
+_TIMES = ("p50", "p95", "p99")
+
+
+def percentile_cell(latency: Percentiles, name: str) -> Cell:
+    """A percentile in ms: None where too few values support it, a text where it is a lower
+    bound."""
+    value: float | None = getattr(latency, name)
+    if value is None or name not in latency.at_least:
+        return value
+    return f"{AT_LEAST}{figures(value)}"
+
+
+def _glance(run: PublishedRun, section: Json) -> Iterator[Part]:
+    """One line for each question that a reader of the terminal has."""
+    rows = [*counted_facts(run), *policy_facts(run), *_rules(run)]
+    if rows:
+        yield FactList(rows=rows)
+    if run.twin is not None:
+        yield prediction_part(run.twin)
+
+
+def _rules(run: PublishedRun) -> Iterator[tuple[str, str]]:
+    """How many rules say what."""
+    counts = Counter(row.status for row in run.passport.rules)
+    if counts:
+        yield "rules", ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+# --- over time, and latencies ----------------------------------------------------------------
+
+
+def over_time(run: PublishedRun) -> list[Part]:
+    note = windows_note(run)
+    return [*([Remarks(texts=[note], detail=True)] if note else []), *series_figures(run)]
+
+
+def latency_sections(run: PublishedRun) -> Iterator[ViewSection]:
+    """Percentiles of each tier and of each class, with the SLOs."""
+    timed = not_timed(run)
+    yield ViewSection(
+        title="Percentiles of each tier",
+        parts=[] if timed else tier_latencies(run),
+        absent=timed or "No operation ended in the measured window.",
+        terminal=False,
+    )
+    yield ViewSection(
+        title="Percentiles of each QoS class",
+        parts=[] if timed else [*class_latencies(run), *_class_tables(run)],
+        absent=timed or "No request completed in the measured window.",
+        terminal=False,
+    )
+
+
+def class_latencies(run: PublishedRun) -> list[Figure]:
+    """Percentiles of response and TTFT of each class."""
+    figures_ = [
+        percentile_figure(
+            f"{title} of each class",
+            [
+                (qos.value, getattr(run.measured[qos], f"histogram_{measure}"))
+                for qos in Qos
+                if qos in run.measured
+            ],
+        )
+        for measure, title in (("response", "Response"), ("ttft", "Time to first token"))
+    ]
+    return [figure for figure in figures_ if figure is not None]
+
+
+def _class_tables(run: PublishedRun) -> Iterator[Table]:
+    classes = {q: run.measured[q] for q in Qos if q in run.measured and run.measured[q].completed}
+    if classes:
+        yield Table(
+            title="Requests of each class",
+            columns=[
+                ShownColumn("class"),
+                ShownColumn("completed", COUNT),
+                *(ShownColumn(f"TTFT {p}", MS) for p in ("p50", "p95")),
+                *(ShownColumn(f"response {p}", MS) for p in _TIMES),
+            ],
+            rows=[[qos.value, *_class_cells(row)] for qos, row in classes.items()],
+        )
+    slos = slo_rows(run)
+    if slos:
+        yield slo_table(run)
+
+
+def _class_cells(row: ClassFacts) -> list[Cell]:
+    return [
+        row.completed,
+        *(percentile_cell(row.ttft_ms, p) for p in ("p50", "p95")),
+        *(percentile_cell(row.response_ms, p) for p in _TIMES),
+    ]
+
+
+# --- SLOs ------------------------------------------------------------------------------------
+
+_NINES = {"p999": "p99.9", "p9999": "p99.99"}
+NOT_SET = "The reference's default targets of each class, which this run's user has not set"
+_KEPT = {True: "kept", False: "missed", None: "too few to say"}
+
+
+def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
+    """Class, percentile and outcome of each target of a class of which requests ended."""
+    return [
+        (qos.value, _NINES.get(name, name), slo)
+        for qos in Qos
+        if qos in run.measured
+        for name, slo in run.measured[qos].promises.items()
+        if slo.requests
+    ]
+
+
+def slo_table(run: PublishedRun) -> Table:
+    """The share of each class's requests within each target, and what that says."""
+    given = slos_set_by_user({"config": run.config})
+    return Table(
+        title="SLOs of each class" if given else NOT_SET,
+        columns=[
+            ShownColumn("class"),
+            ShownColumn("percentile"),
+            ShownColumn("SLO", status=True),
+            ShownColumn("actual", MS),
+            ShownColumn("target", MS),
+            ShownColumn("within", COUNT),
+            ShownColumn("requests", COUNT),
+            ShownColumn("from", PERCENT),
+            ShownColumn("to", PERCENT),
+        ],
+        rows=[
+            [qos, percentile, _KEPT[slo.met], slo.actual_ms, slo.target_ms, slo.within,
+             slo.requests, slo.share_low, slo.share_high]
+            for qos, percentile, slo in slo_rows(run)
+        ],
+        says="From and to: the 95 % interval of the share of all requests within the target.",
+    )  # fmt: skip
+
+
+# --- the passport ----------------------------------------------------------------------------
+
+
+def rule_table(passport: Passport) -> Table:
+    return Table(
+        title="What each rule found",
+        columns=[ShownColumn("rule"), ShownColumn("status", status=True), ShownColumn("finding")],
+        rows=[[f"{row.rule} {row.name}", row.status, row.says] for row in passport.rules],
+    )
+
+
+def passport_section(run: PublishedRun) -> ViewSection:
+    """What each rule found, and the thresholds that the user changed."""
+    rules = rule_table(run.passport)
+    changed = FactList(
+        title="Thresholds that were changed (value, default)",
+        rows=[(name, as_text(value)) for name, value in run.passport.changed_thresholds.items()],
+    )
+    return ViewSection(
+        title="Passport",
+        parts=[*([rules] if rules.rows else []), *([changed] if changed.rows else [])],
+        absent="The document has no passport: it was not judged.",
+        terminal=False,
+    )

@@ -1,0 +1,176 @@
+"""What trials of one configuration show: how far they agree, in every number."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_cache.core.format import figures
+from kv_cache.core.units import MISSING
+from kv_cache.metrics.passport import Status
+from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.result.run import converted
+from kv_cache.result.trials import TrialFacts, TrialNumbers
+from kv_cache.view.identity import identity_facts, origin_texts
+from kv_cache.view.machine import machine_sections
+from kv_cache.view.parts import (
+    COUNT,
+    PERCENT,
+    Cell,
+    FactList,
+    IntervalChart,
+    IntervalRow,
+    KeyNumber,
+    KeyNumbers,
+    Remarks,
+    S,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+from kv_cache.view.run import CARDS, metric_column, rule_table
+
+
+def trials_view(section: Mapping[str, Any]) -> View:
+    """All trials, from the section `kv_cache` of their document. Raises MisshapenError."""
+    facts = converted(section, TrialFacts, "")
+    return View(
+        title="Trials",
+        status=facts.passport.verdict,
+        sentence=_sentence(facts, section),
+        about=origin_texts(section),
+        reasons=facts.passport.reasons,
+        sections=list(_sections(facts, section)),
+    )
+
+
+def _sentence(facts: TrialFacts, section: Mapping[str, Any]) -> str:
+    """The headline of all, and how many finished."""
+    done = f"{facts.finished} of {facts.planned} trials finished."
+    numbers = facts.metrics.get(facts.headline or "")
+    metric = METRICS.get(facts.headline or "")
+    if value_at(section, "driver") == "virtual-time":
+        done += " Virtual time: models say this, nothing was measured."
+    if numbers is None or metric is None:
+        return done
+    label = metric_column(metric).title
+    text = f"{label} {_value(metric, numbers.mean)} (mean{_between(metric, numbers)})"
+    return f"{text}; {done}"
+
+
+def _value(metric: Metric, value: float) -> str:
+    return f"{metric.shown(value)} {metric.shown_unit}"
+
+
+def _between(metric: Metric, numbers: TrialNumbers) -> str:
+    if numbers.interval is None:
+        return ""
+    low, high = metric.shown(numbers.interval.low), metric.shown(numbers.interval.high)
+    return f", {low} to {high} with 95 %"
+
+
+def _sections(facts: TrialFacts, section: Mapping[str, Any]) -> Iterator[ViewSection]:
+    shown = {name: facts.metrics[name] for name in CARDS if name in facts.metrics}
+    unjudged = [
+        f"{rule.rule} {rule.name}: {rule.says}"
+        for rule in facts.passport.rules
+        if rule.status == Status.NOT_JUDGED
+    ]
+    if unjudged:
+        yield ViewSection(title="Not judged", parts=[Remarks(texts=unjudged)])
+    yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
+    if shown:
+        medians = KeyNumbers(numbers=[_key_number(name, row) for name, row in shown.items()])
+        yield ViewSection(title="Headline", parts=[medians], terminal=False)
+    chart = _agreement(shown)
+    yield ViewSection(
+        title="How far the trials agree",
+        parts=[chart] if chart.rows else [],
+        absent="No trial finished, so there are no numbers.",
+        terminal=False,
+    )
+    if facts.metrics:
+        yield ViewSection(title="Every number", parts=[_numbers(facts.metrics)])
+    yield ViewSection(title="Each trial", parts=[_trials(facts)])
+    rules = rule_table(facts.passport)
+    yield ViewSection(title="Passport", parts=[rules] if rules.rows else [], terminal=False)
+    yield from machine_sections(section)
+
+
+def _key_number(name: str, numbers: TrialNumbers) -> KeyNumber:
+    spread = numbers.coefficient_of_variation
+    cv = MISSING if spread is None else f"{figures(100 * spread)} %"
+    return KeyNumber(
+        column=metric_column(METRICS[name]), value=numbers.median, note=f"median; CV {cv}"
+    )
+
+
+def _agreement(shown: Mapping[str, TrialNumbers]) -> IntervalChart:
+    """Each trial's difference from the median, of metrics that have one above 0."""
+    return IntervalChart(
+        axis="difference from the median",
+        rows=[_row(name, numbers) for name, numbers in shown.items() if numbers.median > 0],
+        says="Dots: trials. Bar: the 95 % interval of their mean.",
+    )
+
+
+def _row(name: str, numbers: TrialNumbers) -> IntervalRow:
+    metric, median = METRICS[name], numbers.median
+    spread, interval = numbers.coefficient_of_variation, numbers.interval
+    return IntervalRow(
+        name=metric_column(metric).title,
+        text=_value(metric, median),
+        values=[value / median - 1 for value in numbers.values if value is not None],
+        low=None if interval is None else interval.low / median - 1,
+        high=None if interval is None else interval.high / median - 1,
+        mark="" if spread is None else f"CV {figures(100 * spread)} %",
+    )
+
+
+def _numbers(metrics: Mapping[str, TrialNumbers]) -> Table:
+    rows: list[list[Cell]] = []
+    for name, metric in METRICS.items():
+        if (numbers := metrics.get(name)) is not None:
+            interval = numbers.interval
+            rows.append([
+                f"{metric.label}, {metric.shown_unit}",
+                numbers.median / metric.scale,
+                numbers.mean / metric.scale,
+                None if interval is None else interval.low / metric.scale,
+                None if interval is None else interval.high / metric.scale,
+                numbers.coefficient_of_variation,
+            ])  # fmt: skip
+    heads = ("median", "mean", "from", "to")
+    return Table(
+        columns=[
+            ShownColumn("metric"),
+            *(ShownColumn(head, COUNT) for head in heads),
+            ShownColumn("CV", PERCENT),
+        ],
+        rows=rows,
+        says="From and to: the 95 % interval of the mean.",
+    )
+
+
+def _trials(facts: TrialFacts) -> Table:
+    return Table(
+        columns=[
+            *map(ShownColumn, ("trial", "file")),
+            ShownColumn("verdict", status=True),
+            *map(ShownColumn, ("counted", "seed")),
+            ShownColumn("measured", S),
+            ShownColumn("reasons"),
+        ],
+        rows=[
+            [
+                str(row.trial),
+                row.file,
+                row.verdict,
+                "yes" if row.counted else f"no, {row.status}",
+                str(row.seed),
+                row.window_s,
+                "; ".join(row.reasons),
+            ]
+            for row in facts.trials
+        ],
+        says="Each trial has a result of its own, with what happened over time.",
+    )
