@@ -37,8 +37,10 @@ from kv_cache.report.plot import (
 from kv_cache.report.recording import as_recorded
 from kv_cache.report.records import packing, require_own_name
 from kv_cache.report.tracefit import CHOICES, Samples, fit_text
-from kv_cache.report.tracestats import stats_document, stats_text
 from kv_cache.report.writing import open_atomically, write_atomically
+from kv_cache.result.trace import stats_document
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
@@ -137,7 +139,7 @@ def _stats(argv: Sequence[str]) -> int:
     if options.json and options.output is None:
         sys.stdout.write(as_json(document).decode())
     else:
-        print(stats_text(document))
+        print(terminal(made_view(document)))
     if options.output is not None:
         print(f"\nstats     {options.output}")
     return 0

@@ -39,11 +39,6 @@ def trace_text(trace: TraceNotes) -> str:
     return f"{_plain(name)} ({trace.format or 'unknown format'}): {', '.join(texts)}"
 
 
-def unit_told(facts: Mapping[str, Any]) -> list[str]:
-    """In which unit the times were read and why; nothing where they are no bare numbers."""
-    return _unit_texts(facts.get("time_unit"), facts.get("time_unit_from"))
-
-
 def _unit_texts(unit: str | None, origin: str | None) -> list[str]:
     return [] if unit is None else [f"times in {unit} ({_ORIGINS.get(str(origin), origin)})"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_cache.result import preconditioning, sweep, trials
+from kv_cache.result import preconditioning, sweep, trace, trials
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION, converted, plain
 from kv_cache.view.parts import View
@@ -11,6 +11,7 @@ from kv_cache.view.preconditioning import precondition_view
 from kv_cache.view.ranks import ranks_view
 from kv_cache.view.run import run_view
 from kv_cache.view.sweep import sweep_view
+from kv_cache.view.trace import trace_view
 from kv_cache.view.trials import trials_view
 
 RUN = "kv-cache-result/"
@@ -23,6 +24,7 @@ VIEWS: Mapping[str, MakeView] = {
     trials.SCHEMA: trials_view,
     preconditioning.SCHEMA: precondition_view,
     RANKS: ranks_view,
+    trace.SCHEMA: trace_view,
     sweep.SCHEMA: lambda section: sweep_view(converted(section, sweep.SweepFacts, "")),
 }
 

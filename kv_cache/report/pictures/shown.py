@@ -37,7 +37,7 @@ _MOST_LINES = len(_COLOURS) * len(_MARKS)
 _MARKED = "XPs<>p"
 """Shapes of the points that are not like the others, in the order of their words."""
 _STYLES = ("-", "--", ":", "-.")
-_FEW_POINTS = 90
+_FEW_POINTS = 40
 """Of a line whose every point has a mark."""
 _HEIGHT = 1.5  # inches
 _LABEL_HEIGHT = 0.15  # inches of a line's name
