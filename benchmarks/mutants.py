@@ -206,7 +206,7 @@ MUTANTS = (
     ),
     Mutant(
         "capacity's table has read alone",
-        "kv_cache/report/capacity.py",
+        "kv_cache/result/capacity.py",
         'moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / GIB',
         'moved = row["storage_read_bytes_per_s"] / GIB',
         (f"{INTEGRATION}capacity.py", f"{UNIT}capacity.py"),

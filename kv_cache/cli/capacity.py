@@ -35,14 +35,13 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.slo import Promise, parse_promises
 from kv_cache.metrics.steady import LEAST_WINDOWS, backlog_grows, stationarity
 from kv_cache.metrics.window import Window
-from kv_cache.report.capacity import (
+from kv_cache.report.plot import plot_beside
+from kv_cache.result.capacity import (
     Probe,
     capacity_document,
-    capacity_text,
     client_bound,
     probe_of,
 )
-from kv_cache.report.plot import plot_beside
 from kv_cache.result.document import build_result
 from kv_cache.schedule.capacity import (
     Batch,
@@ -55,6 +54,8 @@ from kv_cache.schedule.capacity import (
     judge,
 )
 from kv_cache.sim.run import simulate
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 
 log = logging.getLogger("kv_cache")
 
@@ -439,7 +440,10 @@ def _search(plan: Plan, caught: Interrupts) -> int:
             died, silent = str(error), True
             log.error("%s", error)
     picture = plot_beside(document, plan.output)
-    print(capacity_text(document, str(plan.output) if kept is None else kept.shown, picture))
+    print(terminal(made_view(document)))
+    print(f"\nresult    {plan.output if kept is None else kept.shown}")
+    if picture is not None:
+        print(f"plot      {picture}")
     if kept is not None:
         kept.print_unwritten()
     if silent or (kept is not None and kept.no_answer):

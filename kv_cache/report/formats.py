@@ -16,15 +16,15 @@ from kv_cache.report.html import MARK as HTML_MARK
 from kv_cache.report.html import page
 from kv_cache.report.reading import RESULT_FILE, SECTION, require_replaceable
 from kv_cache.report.sheets import CSV_MARK, require_workbook, summary_csv, view_workbook, workbook
-from kv_cache.result.comparison import LABELS, input_of
+from kv_cache.result.comparison import LABELS
 from kv_cache.result.metrics import Json
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import MisshapenError
 from kv_cache.result.trials import SCHEMA as TRIALS
-from kv_cache.view.comparison import comparison_view
 from kv_cache.view.markdown import MARK as MARKDOWN_MARK
 from kv_cache.view.markdown import markdown as view_markdown
 from kv_cache.view.parts import View
+from kv_cache.view.together import together_view
 from kv_cache.view.views import RUN, view_of
 
 
@@ -79,14 +79,8 @@ def _markdown(sources: Sequence[Source]) -> bytes:
     """A result, or the comparison of several."""
     if len(sources) == 1:
         return view_markdown(_view(sources[0])).encode()
-    for source in sources:
-        if source.schema not in (RANKS, TRIALS) and not source.schema.startswith(RUN):
-            raise UsageError(
-                f"{source.path} is of schema {source.schema}, and markdown of several results "
-                "compares runs, ranks and trials; take html, or name this file alone"
-            )
-    inputs = [input_of(s.label, s.path, s.document) for s in sources]
-    return view_markdown(_placed(sources[0], lambda: comparison_view(inputs))).encode()
+    named = [(source.label, str(source.path), source.document) for source in sources]
+    return view_markdown(_placed(sources[0], lambda: together_view(named))).encode()
 
 
 def _workbook(sources: Sequence[Source]) -> bytes:

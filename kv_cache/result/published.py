@@ -349,7 +349,7 @@ class TraceNotes(Struct, frozen=True, kw_only=True):
     time_unit_from: str | None = None
     notes: dict[str, Count] = {}
     rag_documents: Count | None = None
-    rag_reuse: Number | None = None
+    rag_reuse: str | None = None
     rag_ingested_documents: Count | None = None
     rag_ingested_bytes: Count | None = None
 

@@ -149,23 +149,26 @@ class Scale(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotPoint:
     """A place of a line in stored units, with the ends of its interval, if it has one. `mark` is a
-    word for points that are not like the others, such as `outside`."""
+    word for points that are not like the others, such as `outside`; `label` stands beside it."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
     mark: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Points in the order of x; a figure of one line may leave its name empty. A `muted` line is
-    what others are compared with: a bound, or what was offered."""
+    """Points that a line joins in their order; a figure of one line may leave its name empty. It
+    may take another `path`, such as through the mean of several points, or none: () leaves dots. A
+    `muted` line is what others are compared with: a bound, or what was offered."""
 
     name: str
     points: Sequence[PlotPoint]
     muted: bool = False
+    path: Sequence[tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

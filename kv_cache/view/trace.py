@@ -307,8 +307,8 @@ def _distribution(
     if not any(line.points for line in lines):
         return None
     return Figure(
-        title=f"{title}: share not above", x=x, y=ShownColumn("share", PERCENT), lines=lines, scale=Scale.LOG,
-        reach=1.0,
+        title=f"{title}: share not above", x=x, y=ShownColumn("share", PERCENT), lines=lines,
+        scale=Scale.LOG, reach=1.0,
     )  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_cache.result import preconditioning, sweep, trace, trials
+from kv_cache.result import capacity, preconditioning, sweep, trace, trials
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION, converted, plain
+from kv_cache.view.capacity import capacity_view
 from kv_cache.view.parts import View
 from kv_cache.view.preconditioning import precondition_view
 from kv_cache.view.ranks import ranks_view
@@ -23,6 +24,7 @@ MakeView = Callable[[Mapping[str, Any]], View]
 VIEWS: Mapping[str, MakeView] = {
     trials.SCHEMA: trials_view,
     preconditioning.SCHEMA: precondition_view,
+    capacity.SCHEMA: capacity_view,
     RANKS: ranks_view,
     trace.SCHEMA: trace_view,
     sweep.SCHEMA: lambda section: sweep_view(converted(section, sweep.SweepFacts, "")),

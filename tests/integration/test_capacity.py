@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kv_cache.cli import main
+from kv_cache.core.format import figures
 from kv_cache.core.units import GIB
 from tests.cli import Ran, anything, finish, prepare, run, start
 
@@ -50,7 +51,7 @@ def found(ran: Ran) -> Any:
     assert answer["reason"] in ran.out
     for probe in own["probes"]:
         moved = probe["storage_read_bytes_per_s"] + probe["storage_write_bytes_per_s"]
-        assert re.search(rf" {moved / GIB:.2f} .* {probe['probe']} ", ran.out), probe
+        assert re.search(rf" {figures(moved / GIB)} .* {probe['probe']} ", ran.out), probe
     assert answer["low"] <= answer["load"] or not answer["load"]
     assert answer["high"] is None or answer["high"] > answer["load"]
     assert len(own["probes"]) <= own["rules"]["most_probes"]
@@ -373,7 +374,7 @@ def test_a_small_search_on_a_real_directory_is_whole_and_leaves_no_file(tmp_path
         assert row["storage_write_bytes_per_s"] >= 0
         assert row["machine"]["process_cores"] > 0
         assert len(row["schedule_sha256"]) == 64
-    for word in ("capacity", "users", "interval", "verdict", "R.json"):
+    for word in ("Capacity search: ", "\nCapacity ", " users keep ", "R.json"):
         assert word in ran.out
     assert not (tmp_path / "cache").exists()
 

@@ -58,9 +58,10 @@ def tree(directory: Path) -> list[str]:
 def test_two_real_runs_are_compared_and_nothing_is_written(pair: Path) -> None:
     code, out, err = run(pair, "A.json", "B.json")
     assert (code, err) == (0, "")
-    assert out.startswith(("compare   a single run each", "A is ", "B is "))
+    assert out.startswith("Comparison: COMPARED. 0 of ")
+    assert "\nof  " in out
     for name in ("storage read + write", "requests", "hit ratio"):
-        assert f"\n{name} " in out
+        assert f"\n{name}, " in out
     assert tree(pair) == ["A.json", "B.json"]
 
 
@@ -88,9 +89,8 @@ def test_a_slower_series_of_a_real_result_is_found_worse(
         (tmp_path / f"{name}.json").write_text(text)
     code, out, err = run(tmp_path, "A.json", "B.json")
     assert (code, err) == (0, "")
-    (read,) = [line for line in out.splitlines() if line.startswith("storage read   ")]
-    assert read.split()[3:6] == ["0.9313", "0.4657", "0.500"]
-    assert read.endswith(" worse")
+    (read,) = [line for line in out.splitlines() if line.startswith("storage read, ")]
+    assert read.split()[3:7] == ["worse", "0.9313", "0.4657", "0.5"]
 
 
 def test_trials_made_of_real_results_are_compared(
@@ -106,8 +106,9 @@ def test_trials_made_of_real_results_are_compared(
         (tmp_path / f"{name}.json").write_text(json.dumps(whole))
     code, out, err = run(tmp_path, "A.json", "B.json")
     assert (code, err) == (0, "")
-    assert "2 finished trials each" in out
-    assert "\n0 of " in out  # the same trials in another order do not differ
+    assert "2 finished trials" in out
+    # The same trials in another order do not differ.
+    assert out.startswith("Comparison: COMPARED. 0 of ")
     code, _, err = run(tmp_path, "A.json", "A.trial1.json")
     assert code == 2
     assert "it is of a single run, not of 2 finished trials" in err
@@ -131,7 +132,7 @@ def test_text_out_of_a_file_cannot_drive_the_terminal(
     code, out, _ = run(pair, "A.json", "B.json")
     assert code == 0
     assert "\x1b" not in out
-    assert "  ! ?[2J?a" in out
+    assert "  ! B is invalid: ?[2J?a" in out
 
 
 @pytest.mark.parametrize(

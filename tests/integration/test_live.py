@@ -52,7 +52,7 @@ def test_a_block_of_lines_follows_the_phases_and_leaves_nothing(tmp_path: Path) 
     full = max(seen.frames, key=len)
     assert any(line.startswith("storage ") for line in full)
     assert any("failed operations" in line for line in full)
-    assert out.startswith("verdict   ")
+    assert out.startswith("Run: ")
     assert json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]["status"] == "finished"
 
 
@@ -141,7 +141,7 @@ def test_ctrl_c_leaves_a_clean_screen_and_the_summary_comes_after_it(tmp_path: P
     seen.process.send_signal(signal.SIGINT)
     code, _ = seen.finish()
     assert code == 130
-    assert seen.screen.text[0].startswith("verdict   INVALID")
+    assert seen.screen.text[0].startswith("Run: INVALID. ")
     assert not any("running" in line for line in seen.screen.text)
 
 

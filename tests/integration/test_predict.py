@@ -87,7 +87,7 @@ def test_a_run_holds_its_prediction_the_measurement_and_the_error(
     assert twin["measurement"]["storage_read_bytes_per_s"] == storage["read"]["bytes_per_second"]
     assert ran.own["driver"] == "real-io"
     assert "twin" in ran.out
-    assert "storage read MB/s" in ran.out
+    assert "storage read, GiB/s" in ran.out
     monkeypatch.chdir(place)
     assert main(["verify", "R.json"]) == 0
     document = json.loads((place / "R.json").read_bytes())
@@ -129,7 +129,7 @@ def test_predict_moves_nothing_and_says_the_same_in_every_process(
     twin, told = sections[0]
     assert "measurement" not in twin
     assert twin["prediction"]["storage_write_bytes_per_s"] > 0
-    assert "storage store device p50 ms" in told
+    assert "storage store device p50, ms" in told
     assert not (place / "cache").exists()
 
 

@@ -21,7 +21,7 @@ def test_a_run_leaves_a_page_beside_its_result_which_report_makes_again(tmp_path
     (directory,) = (tmp_path / "runs").iterdir()
     page = directory / "report.html"
     assert f"report  runs/{directory.name}/report.html" in ran.out
-    assert "Virtual time: all figures come from a model" in page.read_text()
+    assert "Virtual time: models say this, nothing was measured." in page.read_text()
     before = page.read_bytes()
     page.unlink()
     again = cli.run(tmp_path, "report", f"runs/{directory.name}")

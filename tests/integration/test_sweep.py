@@ -49,7 +49,7 @@ def results(cwd: Path) -> dict[Path, int]:
 def test_each_cell_is_a_run_with_a_directory_of_its_own(tmp_path: Path) -> None:
     code, out, err = sweep(tmp_path, repeat=2)
     assert code == 0, err
-    assert out.startswith("Sweep: 2 cells, 4 of 4 runs finished")
+    assert out.startswith("Sweep: FINISHED. 2 cells, 4 of 4 runs finished.")
     found = own(tmp_path)
     directories = [run["directory"] for cell in found["cells"] for run in cell["runs"]]
     assert directories == [
@@ -244,7 +244,7 @@ def test_cells_are_spread_over_the_ranks_of_mpi(tmp_path: Path) -> None:
         text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Sweep: 2 cells, 4 of 4 runs finished")
+    assert done.stdout.startswith("Sweep: FINISHED. 2 cells, 4 of 4 runs finished.")
     assert own(tmp_path)["workers"] == 2
     refused = subprocess.run(
         [*ranks, str(PROGRAM), "sweep", "none.yaml", "--results-dir=D"],

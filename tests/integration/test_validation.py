@@ -86,7 +86,7 @@ def test_a_run_is_compared_with_the_trace_number_by_number(
     assert rows["write_bytes_per_request"]["trace"] == 1_000_000
     assert rows["storage_read_share"]["trace"] == 1.0
     told = capsys.readouterr().out
-    assert "validated hit rate" in told
+    assert "\nvalidated  hit rate" in told
     assert "in the trace 80.0 %" in told
     assert "NOT within 5 %" in told
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.installing import install_hint
 from kv_cache.report.pictures.base import BadDocumentError, Picture, number, round_numbers, spread
-from kv_cache.report.pictures.capacity import capacity_picture
 from kv_cache.report.pictures.shown import view_picture
 from kv_cache.report.plot import MARK, draw, picture_of, plot_beside, read_document, require_ours
 from kv_cache.result.chain import seal
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.published import published
 from kv_cache.result.run import converted
+from kv_cache.view.capacity import capacity_view
 from kv_cache.view.parts import FactList, Figure
 from kv_cache.view.preconditioning import precondition_view, preconditioning_parts
 from kv_cache.view.run import run_view
@@ -288,24 +288,25 @@ def test_latencies_of_rounds_are_drawn_where_they_are_judged() -> None:
     drawn(own)
 
 
-def test_a_capacity_shows_what_each_promise_was_judged_by() -> None:
-    picture = capacity_picture(EACH["capacity"])
-    assert picture.title == "Capacity: 10 users within the promises"
-    assert (
-        "95% interval 9 to more than was tried users, confirmed by probes at 10." in picture.lines
+def test_a_capacity_shows_what_each_slo_was_judged_by() -> None:
+    view = capacity_view(EACH["capacity"])
+    assert view.sentence == (
+        "10 users keep interactive:p95<50ms (9 to more than was tried with 95 %)."
     )
-    assert titles(picture) == [
-        "Response of all requests: p50, p95, p99 of each probe",
-        "Requests over interactive:p95<50ms (95 % intervals)",
-        "Requests asked and completed",
-        "Storage throughput",
+    assert titles(view_picture(view)) == [
+        "Response over load, ms",
+        "Response over requests completed, ms",
+        "Requests over interactive:p95<50ms, %",
+        "Requests asked and completed, 1/s",
+        "Storage throughput, GiB/s",
     ]
+    drawn(EACH["capacity"])
 
 
 def test_a_capacity_of_no_load_says_so() -> None:
     answer = {"load": 0.0, "confirmed": False, "confidence": 0.95, "low": 0.0, "high": 5.0}
     own = capacity(probe(5.0, inside=False), answer=answer, knee=None, limited_by=None)
-    assert capacity_picture(own).title == "Capacity: no load kept the promises"
+    assert capacity_view(own).sentence == "No load keeps interactive:p95<50ms."
     drawn(own)
 
 
@@ -331,8 +332,8 @@ def test_a_name_that_looks_like_a_formula_or_has_other_letters_is_drawn_as_text(
         (run([window(0, queued="many")]), "windows[0].queued: expected float | null, got str"),
         (run([window(0, queued=1e300)]), "windows[0].queued: expected float <= 1e+18"),
         (run([window(0)], autoscaling={"a": 1}), "autoscaling: expected array, got object"),
-        (capacity(), "there is nothing to draw, as no probe came to its end"),
-        (capacity(probe(0.0)), "a probe's load is not above 0"),
+        (capacity(), "there is nothing to draw, as it has no numbers over an axis"),
+        (capacity(probe(0.0)), "probes[0].load: expected float > 0"),
         (capacity(probe(1.0), slo=["fast"]), "slo: "),
         (precondition(preconditioning={}), "there is nothing to draw, as it has no numbers"),
         ({"schema": "kv-cache-trials/1", "metrics": {}}, "missing required field passport"),

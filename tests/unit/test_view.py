@@ -35,7 +35,7 @@ from kv_cache.view.parts import (
 from kv_cache.view.sheet import rows, tables
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS
-from tests.reports import capacity, sweep
+from tests.reports import sweep
 
 READ = "storage.read.bytes_per_second"
 
@@ -123,12 +123,11 @@ def test_report_writes_each_form_of_a_sweep(
 
 def test_a_form_that_does_not_show_a_kind_says_which_do(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
-    file.write_bytes(as_json(capacity()))
-    with pytest.raises(UsageError, match="this form does not show; take html"):
-        report([str(file), "--format", "markdown"])
     file.write_bytes(as_json(sweep()))
-    with pytest.raises(UsageError, match="take html, or name this file alone"):
-        report([str(file), str(file), "--format", "markdown"])
+    with pytest.raises(UsageError, match="csv and hdr show runs and ranks"):
+        report([str(file), str(file), "-o", str(tmp_path / "s.xlsx")])
+    with pytest.raises(UsageError, match="csv and hdr show runs and ranks"):
+        report([str(file), "--format", "csv"])
 
 
 def test_a_value_that_is_not_of_its_type_is_named_with_its_place(tmp_path: Path) -> None:

@@ -12,37 +12,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
-from kv_cache.report.capacity import SCHEMA as CAPACITY
 from kv_cache.report.cluster.document import SCHEMA as SIM
-from kv_cache.report.html.capacity import capacity_sections
 from kv_cache.report.html.charts import Book
 from kv_cache.report.html.cluster import sim_sections
 from kv_cache.report.html.common import origin
 from kv_cache.report.html.parts import Doc, Section, drawn_section
 from kv_cache.report.html.shown import view_sections
-from kv_cache.report.html.side import side_sections
 from kv_cache.report.html.text import Html, embedded, tag, verbatim
 from kv_cache.report.pictures.base import BadDocumentError
 from kv_cache.report.reading import SECTION
-from kv_cache.result.comparison import LABELS, input_of
-from kv_cache.result.published import RANKS
+from kv_cache.result.comparison import LABELS
 from kv_cache.result.run import MisshapenError
-from kv_cache.result.trials import SCHEMA as TRIALS
-from kv_cache.view.comparison import comparison_view
 from kv_cache.view.identity import label_of, note_of, origin_texts
 from kv_cache.view.parts import View
+from kv_cache.view.together import together_view
 from kv_cache.view.views import RUN, VIEWS, view_of
 
 MARK = "<!doctype html>\n<!-- kv-cache report"
 """How every page begins; a file that begins so may be replaced."""
 
-_KINDS = (CAPACITY, SIM, *VIEWS)
-_COMPARED = (RANKS, TRIALS)
+_KINDS = (SIM, *VIEWS)
 
 
 def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -110,14 +103,11 @@ def _sections(doc: Doc, view: View | None, book: Book, most_points: int) -> Iter
     if view is not None:
         yield from view_sections(view, book, most_points)
         yield Section(slug="origin", title="Origin", content=origin(doc))
-    elif doc.schema == CAPACITY:
-        yield from capacity_sections(doc, book)
     else:
         yield from sim_sections(doc, book)
 
 
 _TITLES = {
-    CAPACITY: "Capacity search",
     SIM: "Simulated cluster",
 }
 
@@ -144,16 +134,10 @@ def _article(doc: Doc, book: Book, most_points: int, *, alone: bool) -> Html:
     )
 
 
-def _side_by_side(docs: Sequence[Doc], book: Book, most_points: int) -> Iterator[Section]:
-    if not all(doc.schema in _COMPARED or doc.schema.startswith(RUN) for doc in docs):
-        return side_sections(docs, book)
-    inputs = [input_of(doc.label, Path(doc.name), doc.document) for doc in docs]
-    return view_sections(comparison_view(inputs), book, most_points)
-
-
 def _comparison(docs: Sequence[Doc], book: Book, most_points: int) -> Html:
     every = Doc(label="all", name="", document={})
-    sections = list(_side_by_side(docs, book, most_points))
+    view = together_view([(doc.label, doc.name, doc.document) for doc in docs])
+    sections = list(view_sections(view, book, most_points))
     each = [
         tag("li", tag("a", f"{doc.label}: {doc.name}", href=f"#{doc.id('report')}")) for doc in docs
     ]

@@ -33,7 +33,7 @@ class ChartLine:
     look: int
     dash: str = ""
     hollow: Sequence[int] = ()
-    through: Sequence[tuple[float, float]] = ()
+    through: Sequence[tuple[float, float]] | None = None
 
     @property
     def there(self) -> bool:
@@ -171,7 +171,9 @@ def _drawing(chart: Chart, lines: Sequence[ChartLine]) -> dict[str, Any]:
                 "look": line.look,
                 "dash": DASHES[line.dash],
                 "hollow": list(line.hollow),
-                "through": [[rounded_place(x), rounded(y)] for x, y in line.through],
+                "through": None
+                if line.through is None
+                else [[rounded_place(x), rounded(y)] for x, y in line.through],
                 "values": [rounded(_shown(value, log=chart.log)) for value in line.values],
             }
             for line in lines

@@ -1,6 +1,7 @@
 """A view as sections of a page: the answer, then its own sections."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -34,6 +35,7 @@ from kv_cache.view.parts import (
     KeyNumbers,
     Line,
     Part,
+    PlotPoint,
     Remarks,
     Scale,
     ShownColumn,
@@ -183,7 +185,7 @@ def _cell(column: ShownColumn, text: str, cell: Cell) -> object:
 
 
 def _chart(figure: Figure) -> Chart:
-    xs = figure.places_drawn()
+    xs = _places_of(figure)
     shown = [_place(figure, x) for x in xs]
     return Chart(
         title=figure.title,
@@ -212,6 +214,7 @@ def _chart(figure: Figure) -> Chart:
             Limit(name=level.name, value=figure.y.shown(level.y) or 0.0, look=_MUTED)
             for level in figure.levels
         ],
+        names=_labels(figure, xs),
         marks=[(place.name, figure.x.shown(place.x) or 0.0) for place in figure.places],
         says=figure.says,
     )
@@ -229,32 +232,62 @@ def _hash_of(places: Sequence[float]) -> str:
     return f"{len(places)} {hash(tuple(places)) & 0xFFFFFFFF:08x}"
 
 
+def _places_of(figure: Figure) -> list[float]:
+    """All x in their order, each as often as the line has it that has it most often."""
+    counted = Counter(dict.fromkeys(figure.axis, 1))
+    for line in figure.lines:
+        counted |= Counter(point.x for point in line.points)
+    return sorted(counted.elements())
+
+
 def _lines(figure: Figure, xs: Sequence[float]) -> list[Drawn]:
     drawn = []
     colours = 0
     for line in figure.lines:
-        values = {point.x: figure.y.shown(point.y) for point in line.points}
-        shown = [nan if (value := values.get(x)) is None else value for x in xs]
-        known = {x: y for x, y in values.items() if y is not None and isfinite(y)}
+        points = list(_at_each(line, xs))
         drawn.append(
             Drawn(
                 name=line.name or figure.title,
-                values=shown,
+                values=[_y(figure, point.y) if point else nan for point in points],
                 look=_MUTED if line.muted else colours % (_LOOKS - 1),
                 dash="dash" if line.muted else _DASHES[colours % len(_DASHES)],
-                hollow=_marked(line, xs),
-                through=[(figure.x.shown(x) or 0.0, y) for x, y in known.items()]
-                if figure.scale in (Scale.LINEAR, Scale.LOG) and not figure.steps
-                else [],
+                hollow=[index for index, point in enumerate(points) if point and point.mark],
+                through=_through(figure, line),
             )
         )
         colours += not line.muted
     return drawn
 
 
-def _marked(line: Line, xs: Sequence[float]) -> list[int]:
-    marks = {point.x for point in line.points if point.mark}
-    return [index for index, x in enumerate(xs) if x in marks]
+def _y(figure: Figure, y: float) -> float:
+    shown = figure.y.shown(y)
+    return nan if shown is None else shown
+
+
+def _at_each(line: Line, xs: Sequence[float]) -> Iterator[PlotPoint | None]:
+    """The line's point at each place; its last one again where others have more at one x."""
+    left: dict[float, list[PlotPoint]] = {}
+    for point in reversed(line.points):
+        left.setdefault(point.x, []).append(point)
+    for x in xs:
+        there = left.get(x, [None])
+        yield there.pop() if len(there) > 1 else there[0]
+
+
+def _through(figure: Figure, line: Line) -> list[tuple[float, float]] | None:
+    """The line's own path, or its points, as an axis of numbers may have gaps between them."""
+    if line.path is None and (figure.scale not in (Scale.LINEAR, Scale.LOG) or figure.steps):
+        return None
+    path = [(point.x, point.y) for point in line.points] if line.path is None else line.path
+    places = [(_place(figure, x), _y(figure, y)) for x, y in path]
+    return [(x, y) for x, y in places if isfinite(y)]
+
+
+def _labels(figure: Figure, xs: Sequence[float]) -> list[str]:
+    """Beside the first line's points; none if they have no labels."""
+    first = figure.lines[0] if figure.lines else Line(name="", points=())
+    labels = [point.label if point else "" for point in _at_each(first, xs)]
+    return labels if any(labels) else []
 
 
 def _numbers(figure: Figure, xs: Sequence[float]) -> Numbers:
@@ -268,6 +301,7 @@ def _numbers(figure: Figure, xs: Sequence[float]) -> Numbers:
             small=len(listed.rows) <= _SMALL_TABLE and figure.scale is Scale.PERCENTILE,
         )
     lines = [{point.x: point.y for point in line.points} for line in figure.lines]
+    xs = list(dict.fromkeys(xs))
     together = -(-len(xs) // _MOST_ROWS)
     groups = [xs[start : start + together] for start in range(0, len(xs), together)]
     columns = [figure.x, *(ShownColumn(line.name, figure.y.unit) for line in figure.lines)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import isfinite, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kv_cache.report.pictures.base import (
     BLACK,
@@ -47,6 +47,7 @@ _MOST_POINTS = 300
 """A line of more is a block of ink on a page."""
 _LETTER, _MARGIN, _RIGHT, _MOST_RIGHT = 0.058, 0.25, 0.92, 2.6  # inches
 _TINT = "#ececec"
+_LETTER_SHARE = 0.02  # of a panel, for a letter of a label
 
 
 def view_picture(view: View) -> Picture:
@@ -148,6 +149,7 @@ def _draw(axes: "Axes", figure: Figure, height: float) -> None:
     for label in levels:
         axes.axhline(label.y, color=BLACK, linestyle=(0, (5, 3)), linewidth=1.0, zorder=1)
     _name_places(axes, figure)
+    _name_points(axes, figure)
     if words:
         _key(axes, words)
     label_ends(axes, [*(labels if len(lines) > 1 else []), *levels], height)
@@ -156,11 +158,11 @@ def _draw(axes: "Axes", figure: Figure, height: float) -> None:
 _MUTED_LOOK = {"linestyle": "--", "linewidth": 1.1}
 
 
-def _look(number: int, points: int) -> dict[str, object]:
+def _look(number: int, points: int) -> dict[str, Any]:
     marker = _MARKS[number // len(_COLOURS) % len(_MARKS)] if number >= len(_COLOURS) else (
         _MARKS[number]
     )  # fmt: skip
-    look: dict[str, object] = {"linestyle": "-", "linewidth": 1.2, "marker": marker}
+    look: dict[str, Any] = {"linestyle": "-", "linewidth": 1.2, "marker": marker}
     return look | ({"markersize": 3.5} if points <= _FEW_POINTS else {"markersize": 0})
 
 
@@ -169,14 +171,20 @@ def _shown(column: ShownColumn, value: float | None) -> float:
     return nan if shown is None else shown
 
 
-def _draw_line(axes: "Axes", figure: Figure, line: Line, look: dict[str, object]) -> None:
+def _draw_line(axes: "Axes", figure: Figure, line: Line, look: dict[str, Any]) -> None:
     xs = [_shown(figure.x, point.x) for point in line.points]
     ys = [_shown(figure.y, point.y) for point in line.points]
     ys = [nan if figure.log_y and not y > 0 else y for y in ys]
     if figure.steps:
-        axes.plot(xs, ys, drawstyle="steps-post", **{**look, "markersize": 0})  # type: ignore[arg-type]
+        axes.plot(xs, ys, drawstyle="steps-post", **{**look, "markersize": 0})
         return
-    axes.plot(xs, ys, **look)  # type: ignore[arg-type]
+    if line.path is None:
+        axes.plot(xs, ys, **look)
+    else:
+        path = [(_shown(figure.x, x), _shown(figure.y, y)) for x, y in line.path]
+        axes.plot(*zip(*path, strict=True), **{**look, "marker": ""}) if path else None
+        usual = [(x, y) for x, y, p in zip(xs, ys, line.points, strict=True) if not p.mark]
+        axes.plot(*zip(*usual, strict=True), **{**look, "linestyle": ""}) if usual else None
     spans = [
         (x, _shown(figure.y, max(0.0, point.low)), _shown(figure.y, point.high))
         for x, point in zip(xs, line.points, strict=True)
@@ -255,3 +263,18 @@ def _name_places(axes: "Axes", figure: Figure) -> None:
             ha="right" if left else "left", va="bottom", color=BLACK, weight="bold",
             bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8},
         )  # fmt: skip
+
+
+def _name_points(axes: "Axes", figure: Figure) -> None:
+    """Labels above the first line's points, as far as they have room."""
+    free = -1.0
+    for point in sorted(figure.lines[0].points, key=lambda point: point.x):
+        x, y = _shown(figure.x, point.x), _shown(figure.y, point.y)
+        share = axes.transAxes.inverted().transform(axes.transData.transform((x, 1.0)))[0]
+        half = _LETTER_SHARE * len(point.label) / 2
+        if point.label and share - half > free:
+            free = share + half
+            axes.annotate(
+                plain(point.label), (x, y), xytext=(0, 5), textcoords="offset points", size=SMALL,
+                ha="center", color=BLACK,
+            )  # fmt: skip

@@ -199,7 +199,7 @@
       },
     };
     if (spec.steps) options.paths = uPlot.paths.stepped({ align: 1 });
-    if (line.through.length) {
+    if (line.through) {
       options.points.show = false;
       options.points.filter = function () { return null; };
       options.paths = function () { return null; };
@@ -345,7 +345,7 @@
     spec.lines.forEach(function (line, index) {
       if (self.hidden[index]) return;
       if (self.dense(u)) self.middle(u, line);
-      if (!line.through.length) return;
+      if (!line.through) return;
       self.join(u, line);
       self.dots(u, line);
     });

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct
 
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.model import ModelShape
-from kv_cache.core.units import GIB, NS_PER_MS, ns_to_ms
+from kv_cache.core.units import NS_PER_MS, ns_to_ms
 from kv_cache.metrics.curve import (
     DEVICE_BUSY,
     CurvePoint,
@@ -27,9 +28,10 @@ from kv_cache.metrics.slo import Measure, Promise
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result.chain import seal
+from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
-from kv_cache.result.published import Percentiles
-from kv_cache.result.run import converted
+from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
+from kv_cache.result.run import SECTION
 from kv_cache.schedule.capacity import (
     CapacityAnswer,
     CapacitySearch,
@@ -40,11 +42,94 @@ from kv_cache.schedule.capacity import (
     SearchRules,
     decided,
 )
-from kv_cache.view.counts import ms_text
 
 SCHEMA = "kv-cache-capacity/1"
-SECTION = "kv_cache"
 _KINDS = (OpKind.READ, OpKind.WRITE)
+
+
+class JudgedSlo(Struct, frozen=True, kw_only=True):
+    """How many requests of one probe were over one limit; the interval holds the share with
+    95 %."""
+
+    promise: str
+    ended: Count | None = None
+    share: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    allowed: Number | None = None
+
+
+class ProbeFacts(Struct, frozen=True, kw_only=True):
+    """One probe: its load, what came out, and whether that kept the SLOs."""
+
+    load: Annotated[float, Meta(gt=0, le=1e18)]
+    inside: bool
+    overloaded: bool = False
+    client_bound: bool = False
+    probe: Count | None = None
+    why: str = ""
+    promises: list[JudgedSlo] = []
+    seconds: Number | None = None
+    offered_per_s: Number | None = None
+    completed_per_s: Number | None = None
+    storage_read_bytes_per_s: Number | None = None
+    storage_write_bytes_per_s: Number | None = None
+    response_ms: Percentiles = Percentiles()
+    machine: WindowMachine = WindowMachine()
+    verdict: str = ""
+    reasons: list[str] = []
+    reuse_hit_ratio: Number | None = None
+
+    @property
+    def state(self) -> str:
+        """Whether it kept the SLOs, and why not if it did not."""
+        if self.inside:
+            return "inside"
+        if self.client_bound:
+            return "client-bound"
+        return "overloaded" if self.overloaded else "outside"
+
+
+class FoundCapacity(Struct, frozen=True, kw_only=True):
+    """The answer of a search: the largest load that kept the SLOs, 0 if none did."""
+
+    load: Number
+    confirmed: bool = False
+    confidence: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    reason: str = ""
+    requests_per_s: Number | None = None
+    output_tokens_per_s: Number | None = None
+    storage_read_bytes_per_s: Number | None = None
+    storage_write_bytes_per_s: Number | None = None
+    goodput_per_s: dict[str, Number | None] = {}
+
+
+class LimitedBy(Struct, frozen=True, kw_only=True):
+    what: str
+    why: str
+
+
+class Knee(Struct, frozen=True, kw_only=True):
+    load: Number
+
+
+class CapacityFacts(Struct, frozen=True, kw_only=True):
+    """What is shown of a search."""
+
+    answer: FoundCapacity
+    verdict: str
+    reasons: list[str] = []
+    slo: list[str] = []
+    unit: str = "load"
+    seed: int | None = None
+    driver: str | None = None
+    semantics_preset: str | None = None
+    model: ModelFacts = ModelFacts()
+    limited_by: LimitedBy | None = None
+    knee: Knee | None = None
+    probes: list[ProbeFacts] = []
 
 
 class Probe(NamedTuple):
@@ -389,70 +474,3 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 def _ms(ns: float | None) -> float | None:
     return None if ns is None else ns_to_ms(ns)
-
-
-# --- for a person ----------------------------------------------------------------------------
-
-
-def capacity_text(document: Mapping[str, Any], path: str, picture: Path | None) -> str:
-    """The answer, the curve, the verdict."""
-    own = document[SECTION]
-    lines = [*_head(own), "", *_curve(own), "", *_said(own), "", f"result    {path}"]
-    if picture is not None:
-        lines.append(f"plot      {picture}")
-    return "\n".join(lines)
-
-
-def _head(own: Mapping[str, Any]) -> list[str]:
-    answer = own["answer"]
-    load, unit = answer["load"], own["unit"]
-    high = "more" if answer["high"] is None else f"{answer['high']:g}"
-    time = "" if own["contains_performance"] else ", virtual time"
-    lines = [
-        f"capacity  {load:g} {unit} with {', '.join(own['slo'])}",
-        f"          {own['model']['name']}, {own['semantics_preset']} semantics, seed {own['seed']}"
-        + time,
-        f"          {answer['confidence']:.0%} interval {answer['low']:g} to {high} {unit}, "
-        + ("confirmed" if answer["confirmed"] else "not confirmed")
-        + f"; {answer['reason']}",
-    ]
-    if answer["requests_per_s"] is not None:
-        kept = answer["goodput_per_s"].items()
-        goodput = ", ".join(f"{qos} {rate:.2f}/s" for qos, rate in kept if rate is not None)
-        lines.append(
-            f"          {answer['requests_per_s']:.2f} requests/s, "
-            f"{answer['output_tokens_per_s']:,.0f} tokens/s; goodput {goodput}"
-        )
-    if own["limited_by"] is not None:
-        lines.append(f"limit     {own['limited_by']['what']}: {own['limited_by']['why']}")
-    if own["knee"] is not None:
-        lines.append(f"knee      {own['knee']['load']:g} {unit} (throughput over response)")
-    return lines
-
-
-def _curve(own: Mapping[str, Any]) -> list[str]:
-    heads = (("req/s", 9), ("done/s", 9), ("p50 ms", 10), ("p95 ms", 10), ("p99 ms", 10))
-    titles = "".join(f"{title:>{width}}" for title, width in (*heads, ("GiB/s", 8), ("busy", 6)))
-    lines = [f"{own['unit']:>10}{titles}  probe"]
-    for row in sorted(own["probes"], key=lambda row: (row["load"], row["probe"])):
-        moved = (row["storage_read_bytes_per_s"] + row["storage_write_bytes_per_s"]) / GIB
-        busy = row["machine"].get("device_utilisation")
-        response = row["response_ms"]
-        latency = converted(response, Percentiles, "response_ms")
-        times = "".join(f"{ms_text(latency, p):>10}" for p in ("p50", "p95", "p99"))
-        lines.append(
-            f"{row['load']:>10g}{row['offered_per_s']:>9.2f}{row['completed_per_s']:>9.2f}{times}"
-            f"{moved:>8.2f}{'' if busy is None else f'{busy:.0%}':>6}  "
-            f"{row['probe']} {'inside' if row['inside'] else _outside(row)}"
-        )
-    return lines
-
-
-def _outside(row: Mapping[str, Any]) -> str:
-    if row["client_bound"]:
-        return "client-bound"
-    return "overloaded" if row["overloaded"] else "outside"
-
-
-def _said(own: Mapping[str, Any]) -> list[str]:
-    return [f"verdict   {own['verdict'].upper()}", *(f"  ! {why}" for why in own["reasons"])]

@@ -1,0 +1,73 @@
+"""Several results side by side: compared where they may be, else listed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kv_cache.core.format import as_text
+from kv_cache.result import capacity
+from kv_cache.result.comparison import input_of
+from kv_cache.result.metrics import value_at
+from kv_cache.result.published import RANKS
+from kv_cache.result.run import SECTION
+from kv_cache.result.trials import SCHEMA as TRIALS
+from kv_cache.view.capacity import capacities_view
+from kv_cache.view.comparison import comparison_view
+from kv_cache.view.identity import label_of
+from kv_cache.view.parts import ShownColumn, Table, View, ViewSection
+from kv_cache.view.views import RUN
+
+Named = tuple[str, str, Mapping[str, Any]]
+"""A label, the name of the file, and its document."""
+
+
+def together_view(named: Sequence[Named]) -> View:
+    """Runs, ranks and trials against the first of them; searches by their answers; of different
+    kinds what each is. Raises MisshapenError."""
+    schemas = {str(document[SECTION]["schema"]) for _, _, document in named}
+    if all(schema in (RANKS, TRIALS) or schema.startswith(RUN) for schema in schemas):
+        return comparison_view([input_of(label, Path(name), doc) for label, name, doc in named])
+    if schemas == {capacity.SCHEMA}:
+        return capacities_view(
+            [
+                (f"{label} {label_of(doc[SECTION])}".rstrip(), doc[SECTION])
+                for label, _, doc in named
+            ]
+        )
+    return _listing(named)
+
+
+def _listing(named: Sequence[Named]) -> View:
+    rows = [
+        [
+            label,
+            name,
+            str(document[SECTION]["schema"]).partition("/")[0].removeprefix("kv-cache-"),
+            as_text(_verdict(document[SECTION])),
+            as_text(value_at(document[SECTION], "model.name")),
+            as_text(document[SECTION].get("seed")),
+        ]
+        for label, name, document in named
+    ]
+    columns = [
+        ShownColumn(""),
+        ShownColumn("file"),
+        ShownColumn("kind"),
+        ShownColumn("verdict", status=True),
+        ShownColumn("model"),
+        ShownColumn("seed"),
+    ]
+    return View(
+        title="Results",
+        status="not compared",
+        sentence="These are documents of different kinds: their numbers are not compared.",
+        about=[],
+        sections=[
+            ViewSection(title="What is side by side", parts=[Table(columns=columns, rows=rows)])
+        ],
+    )
+
+
+def _verdict(section: Mapping[str, Any]) -> object:
+    verdict = value_at(section, "passport.verdict")
+    return section.get("verdict") if verdict is None else verdict
