@@ -27,7 +27,9 @@ def real_trace(name: str) -> Path:
     archive = PACKED / f"{name}.tar.xz"
     if archive.exists():
         with tarfile.open(archive) as files:
-            files.extractall(path.parent, filter="data")
+            # Python 3.11.2, which Debian 12 has, knows no filters yet.
+            files.extraction_filter = getattr(tarfile, "data_filter", None)
+            files.extractall(path.parent)
         return path
     with lzma.open(PACKED / f"{name}.xz") as packed, path.open("wb") as file:
         shutil.copyfileobj(packed, file)
