@@ -35,7 +35,6 @@ from kv_cache.lab.residency import BITS, SCALED_BITS, Residency
 from kv_cache.lab.study import Base, Study, study
 from kv_cache.lab.table import table_of
 from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, PolicyVariant, variants_of
-from kv_cache.report.lab import CSV_HEAD, lab_csv, lab_document, lab_text, source_name
 from kv_cache.report.plot import (
     FORMATS,
     draw,
@@ -44,6 +43,9 @@ from kv_cache.report.plot import (
     write_picture,
 )
 from kv_cache.report.records import require_own_name
+from kv_cache.result.lab import CSV_HEAD, OWN, lab_csv, lab_document, source_name
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 
 CAPACITIES = "1%,5%,10%,25%,50%"
 OF_PATTERNS = "10%,25%,50%"
@@ -53,7 +55,6 @@ BLOCK_KIB = 2048.0
 MOST_PAGES = MOST_LENGTH = 10_000_000
 MOST_GROUP = 1_000_000
 ALL = "all"
-OWN = "own"
 _PATTERN_BITS = 16
 _UNSOURCED = "assumed, no source given"
 _OF_PATTERNS = ("seeds", "pages", "length", "block_kib", "size_spread")
@@ -545,7 +546,7 @@ def _write(options: argparse.Namespace, document: Mapping[str, Any]) -> bool:
     if options.json:
         sys.stdout.write(as_json(document).decode())
         return whole
-    print(lab_text(document))
+    print(terminal(made_view(document)))
     if written:
         print()
     for name, path in written.items():

@@ -19,11 +19,9 @@ import orjson
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
-from kv_cache.report import lab
 from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
 from kv_cache.report.pictures.cluster import sim_picture
-from kv_cache.report.pictures.lab import lab_picture
 from kv_cache.report.pictures.shown import view_picture
 from kv_cache.report.reading import (
     DEEPEST,
@@ -54,7 +52,6 @@ def _picture_by(make: Callable[[Json], View]) -> Callable[[Json], Picture]:
 
 PICTURES: Mapping[str, Callable[[Json], Picture]] = {
     **{schema: _picture_by(make) for schema, make in VIEWS.items()},
-    lab.SCHEMA: lab_picture,
     SIM: sim_picture,
 }
 """Each schema with its picture, beside that of a run."""

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_cache.result import capacity, preconditioning, sweep, trace, trials
+from kv_cache.result import capacity, lab, preconditioning, sweep, trace, trials
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION, converted, plain
 from kv_cache.view.capacity import capacity_view
+from kv_cache.view.lab import lab_view
 from kv_cache.view.parts import View
 from kv_cache.view.preconditioning import precondition_view
 from kv_cache.view.ranks import ranks_view
@@ -26,6 +27,7 @@ VIEWS: Mapping[str, MakeView] = {
     preconditioning.SCHEMA: precondition_view,
     capacity.SCHEMA: capacity_view,
     RANKS: ranks_view,
+    lab.SCHEMA: lab_view,
     trace.SCHEMA: trace_view,
     sweep.SCHEMA: lambda section: sweep_view(converted(section, sweep.SweepFacts, "")),
 }

@@ -4,10 +4,13 @@ import csv
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,11 @@ from kv_cache.core.seed import Seed
 from kv_cache.lab.patterns import PATTERNS
 from kv_cache.lab.variants import USUAL
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.result.run import MisshapenError
+from kv_cache.view.lab import lab_view
+from kv_cache.view.markdown import markdown
+from kv_cache.view.parts import PERCENT, Figure, ShownColumn
+from kv_cache.view.terminal import terminal
 from kv_cache.workload.samples import mooncake_lines
 from tests.cli import PROGRAM, ROOT, SIGNALS, start, wait_until_at_work
 from tests.traces import real_trace
@@ -80,16 +88,85 @@ def test_every_table_has_its_bounds_and_no_policy_is_above_them(
             assert found[policy]["prefix"]["hits"] <= found["unlimited"]["prefix"]["hits"]
 
 
-def test_the_summary_says_which_rule_is_which_and_fits_a_screen(
+def test_the_summary_says_which_rule_is_which_and_its_tables_fit_a_screen(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lab", "mooncake.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 100
-    assert "hits, % of lookups: by blocks, by prefix" in lines
-    for name in ("unlimited (bound)", "min (bound)", *USUAL):
-        assert any(line.startswith(f"  {name} ") for line in lines), name
+    assert len(lines) <= 50
+    heads = [line for line in lines if line.startswith("hits by ")]
+    assert [line[:14].rstrip(" ,") for line in heads] == ["hits by blocks", "hits by prefix"]
+    assert max(map(len, heads)) <= 80
+    for name in ("unlimited (bound)", *USUAL):
+        assert sum(line.startswith(f"{name} ") for line in lines) == 2, name
+    assert sum(line.startswith("min (bound) ") for line in lines) == 1, (
+        "it is not counted by prefix"
+    )
+
+
+def test_a_hit_ratio_is_the_same_text_in_every_form(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(
+        capsys, "mooncake.jsonl", "--policies", "lru,arc", "--capacities", "5%,10%", "-o", "R.json"
+    )
+    found = entries(own, 1)["arc"]["blocks"]
+    golden = ShownColumn("hits", PERCENT).text(found["hit_ratio"])
+    view = lab_view(own)
+    assert re.search(rf"\narc .* {re.escape(golden)}", terminal(view))
+    assert golden in markdown(view)
+    drawn = [part for part in view.pictures() if isinstance(part, Figure)]
+    assert [each.title for each in drawn] == [
+        "misses by blocks", "bytes missed by blocks", "misses by prefix"
+    ]  # fmt: skip
+    assert found["miss_ratio"] in [point.y for point in drawn[0].points()]
+    for suffix in ("html", "md", "xlsx"):
+        assert main(["report", "R.json", "-o", f"R.{suffix}"]) == 0
+    assert golden in (here / "R.html").read_text()
+    book = zipfile.ZipFile(here / "R.xlsx")
+    sheets = [book.read(name) for name in book.namelist() if "worksheets" in name]
+    assert any(f"{100 * found['hit_ratio']:.15g}"[:12].encode() in sheet for sheet in sheets)
+
+
+def test_the_sentence_is_of_the_middle_capacity_and_says_whom_the_best_is_shown_to_beat(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--pattern", "adversarial_burst", "--policies", "lru,fifo,s3-fifo"]
+    view = lab_view(lab(capsys, *words))
+    assert view.sentence.startswith("With 25% (46.1 MiB) s3-fifo finds most of the 3 policies, ")
+    assert "is shown to be better than 2 of the others; without limits it is" in view.sentence
+    view = lab_view(lab(capsys, *words, "--capacities", "98%"))
+    assert "and is not shown to be better than any" in view.sentence
+
+
+def test_cases_have_a_figure_each_and_their_intervals(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "--pattern", "rag_burst,periodic_reuse", "--seeds", 3, "--policies", "lru")
+    view = lab_view(own)
+    assert view.sentence == "1 policy on 2 patterns at 10%, 25%, 50%."
+    drawn = [part for part in view.pictures() if isinstance(part, Figure)]
+    assert [each.title for each in drawn] == [
+        "rag_burst: misses by blocks", "periodic_reuse: misses by blocks"
+    ]  # fmt: skip
+    found = entries(own)["lru"]["blocks"]
+    line = next(line for line in drawn[0].lines if line.name == "lru")
+    assert line.points[0].low == pytest.approx(1 - found["interval"]["high"])
+    assert [line.name for line in drawn[0].lines if line.muted] == ["unlimited", "min"]
+
+
+def test_a_study_that_lacks_a_table_or_an_entry_says_where(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = lab(capsys, "--pattern", "rag_burst", "--seeds", 3, "--policies", "lru")
+    short = deepcopy(own)
+    short["cases"][0]["tables"][0]["columns"][1]["entries"].pop()
+    with pytest.raises(MisshapenError, match="a table of own has columns of different entries"):
+        lab_view(short)
+    short = deepcopy(own)
+    short["cases"][0]["tables"].pop()
+    with pytest.raises(MisshapenError, match="case rag_burst has not as many tables as there are"):
+        lab_view(short)
 
 
 def test_a_document_rows_and_a_picture_are_written_and_the_picture_can_be_drawn_again(

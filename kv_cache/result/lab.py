@@ -1,0 +1,248 @@
+"""What policies find in a trace, or in patterns, at many capacities: the document of `lab`, as
+typed values and as CSV."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from kv_cache import __version__
+from kv_cache.result.chain import seal
+from kv_cache.result.counted import Count, Number
+from kv_cache.result.published import TraceNotes
+from kv_cache.result.run import SECTION, converted
+from kv_cache.result.sweep import IntervalEnds
+
+SCHEMA = "kv-cache-lab/1"
+OWN = "own"
+"""How a table is named whose blocks are held as they are."""
+
+RULES = {
+    "blocks": "each block for itself: a block that is there is a hit",
+    "prefix": "a block is a hit only while all blocks before it in its request are hits",
+    "bounds": "unlimited finds all but first accesses; min (Belady) evicts what is used last, and "
+    "with blocks of one size no policy that stores what it missed has more hits, by either rule; "
+    "min-refusing may refuse a block; limit (of space and time) holds for unequal sizes, where min "
+    "is a rule and bounds nothing",
+    "order": "by blocks and by prefix each: none where first accesses are 90 % of the misses of "
+    "the worst policy or more; of seeds (3 or more) where intervals of means do not overlap; of "
+    "one trace where the mean difference in its 30 stretches, less what neighbours share, has an "
+    "interval above 0; 95 % for all comparisons together, and 0.1 points of the lookups at least",
+}
+
+
+class LabSource(TraceNotes, frozen=True, kw_only=True):
+    """What was asked: a trace, synthetic users, or `patterns`."""
+
+    patterns: tuple[str, ...] = ()
+
+
+class HeldAs(Struct, frozen=True, kw_only=True):
+    """The type in which blocks are held: `ratio` of stored to own bytes without scales, which
+    `group` elements share (0: none), and ns for widening a stored byte (None: not counted)."""
+
+    name: str
+    ratio: Number
+    group: Count
+    cost_ns: Number | None
+    cost_source: str | None
+
+
+class LookedUp(Struct, frozen=True, kw_only=True):
+    """What a case asks for; means over its seeds. Sizes differ where `block_bytes` is None."""
+
+    lookups: Number
+    unique: Number
+    requests: Number
+    working_set_bytes: Number
+    compulsory: Number
+    prefix_compulsory: Number
+    block_bytes: Number | None
+
+
+class FoundShares(Struct, frozen=True, kw_only=True):
+    """What one policy found by one rule. Only a bound can be `at_most`: it need not be reached."""
+
+    hits: Number
+    hit_ratio: Number
+    byte_hit_ratio: Number
+    miss_ratio: Number
+    byte_miss_ratio: Number
+    evictions: Number
+    refused: Number
+    loaded_bytes: Number
+    dequant_s: Number | None
+    at_most: bool
+    interval: IntervalEnds | None
+
+
+class LabEntry(Struct, frozen=True, kw_only=True):
+    """A policy or a bound at one capacity, by blocks and by prefix."""
+
+    policy: str
+    kind: Literal["bound", "policy", "rule"]
+    blocks: FoundShares
+    prefix: FoundShares | None
+
+
+class ShownOrder(Struct, frozen=True, kw_only=True):
+    """For each policy those that are shown to be better; None, and why, where there is no order."""
+
+    beaten_by: dict[str, list[str]] | None
+    why: str
+
+
+class LabColumn(Struct, frozen=True, kw_only=True):
+    """One capacity."""
+
+    capacity: str
+    room_bytes: Number
+    entries: list[LabEntry]
+    order: ShownOrder
+    prefix_order: ShownOrder | None
+
+
+class FailedPolicy(Struct, frozen=True, kw_only=True):
+    """A policy that a baseline beats, that finds nothing, or less with more room."""
+
+    policy: str
+    capacity: str
+    kind: str
+    hit_ratio: Number
+    against: Number
+
+
+class StudyTable(Struct, frozen=True, kw_only=True):
+    """All capacities for blocks that are held in one type."""
+
+    residency: str
+    columns: list[LabColumn]
+    failures: list[FailedPolicy]
+
+
+class LabCase(Struct, frozen=True, kw_only=True):
+    """The trace, the users, or one pattern, with a table for each residency."""
+
+    name: str
+    pattern: str | None
+    seeds: Count
+    base: LookedUp
+    tables: list[StudyTable]
+
+
+class LabFacts(Struct, frozen=True, kw_only=True):
+    """What is shown of a study."""
+
+    seed: int
+    engine: str
+    source: LabSource
+    residencies: list[HeldAs]
+    cases: list[LabCase]
+
+
+def lab_document(
+    *,
+    engine: str,
+    seed: int,
+    source: Mapping[str, Any],
+    policies: Sequence[str],
+    capacities: Sequence[str],
+    residencies: Sequence[Mapping[str, Any]],
+    cases: Sequence[Mapping[str, Any]],
+    config: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The sealed document. `engine` is what computed it, `source` says what was asked, a case is a
+    trace or a pattern with its tables."""
+    section = {
+        "schema": SCHEMA,
+        "program_version": __version__,
+        "engine": engine,
+        "seed": seed,
+        "source": dict(source),
+        "rules": RULES,
+        "policies": list(policies),
+        "capacities": list(capacities),
+        "residencies": [dict(each) for each in residencies],
+        "cases": [dict(each) for each in cases],
+        "config": config,
+    }
+    return seal({SECTION: section}, {})
+
+
+def source_name(source: Mapping[str, Any]) -> str:
+    """A trace by its file, users by their number."""
+    files = source.get("files")
+    if not files:
+        return f"{source.get('users', '?')} synthetic users"
+    name = PurePath(str(files[0])).name
+    shown = "".join(c if c.isprintable() else "?" for c in name)
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{shown}{more} ({source.get('format', '?')})"
+
+
+# --- rules and rows --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundBy:
+    """One rule at one capacity: each entry that has it with what it found, and their order."""
+
+    entries: Sequence[tuple[LabEntry, FoundShares]]
+    order: ShownOrder | None
+
+
+def by_blocks(column: LabColumn) -> FoundBy:
+    """Each block for itself."""
+    entries = [(entry, entry.blocks) for entry in column.entries]
+    return FoundBy(entries=entries, order=column.order)
+
+
+def by_prefix(column: LabColumn) -> FoundBy:
+    """Only blocks whose predecessors in their request are hits."""
+    entries = [(entry, entry.prefix) for entry in column.entries if entry.prefix is not None]
+    return FoundBy(entries=entries, order=column.prefix_order)
+
+
+_KEYS = ("case", "residency", "capacity", "room_bytes", "policy", "kind", "rule")
+_FIGURES = (
+    "hits", "hit_ratio", "byte_hit_ratio", "miss_ratio", "byte_miss_ratio", "evictions", "refused",
+    "loaded_bytes", "dequant_s", "at_most",
+)  # fmt: skip
+CSV_HEAD = (
+    *_KEYS, "lookups", "compulsory", *_FIGURES, "interval_low", "interval_high", "seeds",
+    "beaten_by",
+)  # fmt: skip
+
+
+def lab_csv(document: Mapping[str, Any]) -> bytes:
+    """A row for each policy and bound at each capacity by each rule."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_HEAD)
+    for case in converted(document[SECTION], LabFacts, "").cases:
+        for table in case.tables:
+            for column in table.columns:
+                writer.writerows(_csv_rows(case, table, column))
+    return text.getvalue().encode()
+
+
+def _csv_rows(case: LabCase, table: StudyTable, column: LabColumn) -> Iterator[list[Any]]:
+    for rule, found, compulsory in (
+        ("blocks", by_blocks(column), case.base.compulsory),
+        ("prefix", by_prefix(column), case.base.prefix_compulsory),
+    ):
+        beaten_by = (found.order and found.order.beaten_by) or {}
+        for entry, shares in found.entries:
+            ends = shares.interval
+            better = beaten_by.get(entry.policy)
+            yield [
+                case.name, table.residency, column.capacity, column.room_bytes, entry.policy,
+                entry.kind, rule, case.base.lookups, compulsory,
+                *(getattr(shares, name) for name in _FIGURES),
+                *((None, None) if ends is None else (ends.low, ends.high)), case.seeds,
+                None if better is None else len(better),
+            ]  # fmt: skip

@@ -1,0 +1,345 @@
+"""What policies find at many capacities, beside what no policy exceeds, and whether there is an
+order among them. Nothing was measured."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kv_cache.core.format import figures
+from kv_cache.core.units import GIB, human_bytes
+from kv_cache.result.lab import (
+    OWN,
+    FailedPolicy,
+    FoundBy,
+    FoundShares,
+    HeldAs,
+    LabCase,
+    LabColumn,
+    LabEntry,
+    LabFacts,
+    ShownOrder,
+    StudyTable,
+    by_blocks,
+    by_prefix,
+)
+from kv_cache.result.run import MisshapenError, converted
+from kv_cache.view.identity import origin_texts
+from kv_cache.view.parts import (
+    GIBIBYTES,
+    PERCENT,
+    Cell,
+    DisplayUnit,
+    FactList,
+    Figure,
+    Line,
+    Part,
+    PlotPoint,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+from kv_cache.view.traced import trace_text
+
+TIB = 1024 * GIB
+_MOST_TOLD = 2  # failures of a kind that are told in a line
+_SHARE = DisplayUnit("", 0.01)  # of a column whose table says that it is in percent
+_ROOM = ShownColumn("room", GIBIBYTES)
+_MISSED = ShownColumn("missed", PERCENT)
+
+Rule = Callable[[LabColumn], FoundBy]
+_RULES: Mapping[str, Rule] = {"by blocks": by_blocks, "by prefix": by_prefix}
+
+
+def lab_view(section: Mapping[str, Any]) -> View:
+    """The document of `lab`. Raises MisshapenError."""
+    facts = converted(section, LabFacts, "")
+    for case in facts.cases:
+        _require_whole(case, len(facts.residencies))
+    several = len(facts.cases) > 1
+    return View(
+        title=f"Policy study of {_studied(facts)}",
+        status="counted, not timed",
+        sentence=_sentence(facts),
+        about=[*origin_texts(section), f"{facts.engine} engine"],
+        sections=[
+            each
+            for number, case in enumerate(facts.cases)
+            for each in _case(facts, case, several=several, first=number == 0)
+        ],
+    )
+
+
+def _require_whole(case: LabCase, residencies: int) -> None:
+    """Raises MisshapenError for a case of which a part was cut out."""
+    if len(case.tables) != residencies:
+        raise MisshapenError(f"case {case.name} has not as many tables as there are residencies")
+    for table in case.tables:
+        kinds = {
+            tuple((e.policy, e.kind, e.prefix is None) for e in column.entries)
+            for column in table.columns
+        }
+        if len(kinds) != 1 or not any(kinds.pop()):
+            raise MisshapenError(f"a table of {table.residency} has columns of different entries")
+
+
+def _studied(facts: LabFacts) -> str:
+    if len(facts.cases) != 1:
+        return f"{len(facts.cases)} patterns"
+    case = facts.cases[0]
+    return f"pattern {case.name}" if case.pattern else case.name
+
+
+def _sentence(facts: LabFacts) -> str:
+    """Of one table the policy that by_rule most at each capacity; none is said to be better that is
+    not shown to be."""
+    tables = [table for case in facts.cases for table in case.tables]
+    columns = tables[0].columns
+    policies = {e.policy for c in columns for e in c.entries if e.kind == "policy"}
+    if len(tables) != 1 or not policies:
+        patterns = f" on {len(facts.cases)} patterns" if len(facts.cases) > 1 else ""
+        types = f", held in {len(facts.residencies)} types" if len(facts.residencies) > 1 else ""
+        capacities = ", ".join(column.capacity for column in columns)
+        several = f"{len(policies)} {'policy' if len(policies) == 1 else 'policies'}"
+        return f"{several}{patterns} at {capacities}{types}."
+    column = columns[len(columns) // 2]
+    prefix = column.prefix_order is not None
+    by_rule = by_prefix(column) if prefix else by_blocks(column)
+    best, shares = max(
+        (each for each in by_rule.entries if each[0].kind == "policy"),
+        key=lambda each: each[1].hit_ratio,
+    )
+    bound = max(each.hit_ratio for entry, each in by_rule.entries if entry.kind == "bound")
+    return (
+        f"With {column.capacity} ({_bytes(column.room_bytes)}) {best.policy} finds most of the "
+        f"{len(policies)} policies, {_percent(shares.hit_ratio)} of the blocks looked up"
+        f"{' by prefix' if prefix else ''}, "
+        f"{_shown_better(by_rule.order, best.policy)}; without limits it is {_percent(bound)}."
+    )
+
+
+def _shown_better(order: ShownOrder | None, policy: str) -> str:
+    beaten = {} if order is None or order.beaten_by is None else order.beaten_by
+    count = sum(policy in better for better in beaten.values())
+    if not count:
+        return "and is not shown to be better than any"
+    return f"and is shown to be better than {count} of the others"
+
+
+# --- sections --------------------------------------------------------------------------------
+
+
+def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iterator[ViewSection]:
+    """What a case asks for, then a section for each residency."""
+    rows = [*(_source_facts(facts) if first else ()), *_case_facts(case)]
+    yield ViewSection(
+        title=f"Pattern {case.name}" if case.pattern else "What was asked",
+        parts=[FactList(rows=rows)],
+    )
+    for table, held in zip(case.tables, facts.residencies, strict=True):
+        where = f"{case.name}: " if several else ""
+        as_held = "" if held.name == OWN else f", held as {held.name}"
+        yield ViewSection(
+            title=f"{where}hits{as_held}",
+            parts=[
+                FactList(rows=list(_table_facts(table, held))),
+                *_tables(table),
+                *_figures(table, where, as_held, several=several),
+                *_failures(table),
+            ],
+        )
+
+
+def _source_facts(facts: LabFacts) -> Iterator[tuple[str, str]]:
+    text = trace_text(facts.source)
+    if text:
+        yield "trace", text
+
+
+def _case_facts(case: LabCase) -> Iterator[tuple[str, str]]:
+    base = case.base
+    seeds = f", mean of {case.seeds} seeds" if case.seeds > 1 else ""
+    if case.pattern:
+        yield "pattern", f"{case.name}{seeds}: {case.pattern}"
+    size = f"of {_bytes(base.block_bytes)}" if base.block_bytes else "of different sizes"
+    lookups = f"{base.lookups:,.0f} looked up by {base.requests:,.0f} requests"
+    unique = f"{base.unique:,.0f} unique {size}: {_bytes(base.working_set_bytes)}"
+    yield "blocks", f"{lookups}, {unique}"
+    share = _percent(base.compulsory / base.lookups if base.lookups else None)
+    yield "first", f"{share} of lookups are the first of their block: no cache finds them"
+
+
+def _table_facts(table: StudyTable, held: HeldAs) -> Iterator[tuple[str, str]]:
+    if held.name != OWN:
+        scales = f", scales for each {held.group} elements" if held.group else ""
+        yield "held as", f"{held.name}, {_percent(held.ratio)} of their bytes{scales}"
+    rooms = (f"{column.capacity} {_bytes(column.room_bytes)}" for column in table.columns)
+    yield "room", ", ".join(rooms)
+    largest = table.columns[-1]
+    took = [
+        entry.blocks.dequant_s
+        for entry in largest.entries
+        if entry.kind == "policy" and entry.blocks.dequant_s is not None
+    ]
+    if held.cost_ns is not None and took:
+        span = f"{figures(min(took))} to {figures(max(took))} s at {largest.capacity}"
+        cost = f"{figures(held.cost_ns)} ns a stored byte: {held.cost_source}"
+        yield "widening", f"{span}, with {cost}"
+    if table.failures:
+        yield from (("fails", text) for text in _failure_texts(table.failures))
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _rules(table: StudyTable) -> dict[str, Rule]:
+    """By prefix where requests ask for more than one block."""
+    both = any(column.prefix_order is not None for column in table.columns)
+    return {name: rule for name, rule in _RULES.items() if both or rule is by_blocks}
+
+
+def _tables(table: StudyTable) -> Iterator[Table]:
+    """Hits by each rule: a row for each bound and policy, a column for each capacity."""
+    for name, rule in _rules(table).items():
+        by_capacity = [rule(column) for column in table.columns]
+        rows = by_capacity[0].entries
+        cells: list[list[Cell]] = [
+            [_name(entry, shares), *(each.entries[place][1].hit_ratio for each in by_capacity)]
+            for place, (entry, shares) in enumerate(rows)
+        ]
+        best = frozenset(
+            (row, place)
+            for place, each in enumerate(by_capacity, start=1)
+            for row, (entry, _) in enumerate(each.entries)
+            if ((each.order and each.order.beaten_by) or {}).get(entry.policy) == []
+        )
+        yield Table(
+            title=f"Hits {name}",
+            columns=[
+                ShownColumn(f"hits {name}, %"),
+                *(ShownColumn(column.capacity, _SHARE) for column in table.columns),
+            ],
+            rows=cells,
+            marked=best,
+            says=" ".join(_order_texts(table.columns, by_capacity)),
+        )
+
+
+def _name(entry: LabEntry, shares: FoundShares) -> str:
+    kind = f"{entry.kind}, not to be reached" if shares.at_most else entry.kind
+    return entry.policy if entry.kind == "policy" else f"{entry.policy} ({kind})"
+
+
+def _order_texts(columns: Sequence[LabColumn], found: Sequence[FoundBy]) -> Iterator[str]:
+    """What the stars mean; capacities without an order, those for the same reason together."""
+    orders = [(c.capacity, each.order) for c, each in zip(columns, found, strict=True)]
+    starred = [order.why for _, order in orders if order is not None and order.beaten_by]
+    for why in dict.fromkeys(starred):
+        yield f"* none is shown to be better: {why}."
+    without: dict[str, list[str]] = {}
+    for capacity, order in orders:
+        if order is not None and not order.beaten_by:
+            without.setdefault(order.why, []).append(capacity)
+    for why, where in without.items():
+        yield f"No order at {', '.join(where)}, as {why}."
+    reach = [s.interval.high - s.interval.low for f in found for _, s in f.entries if s.interval]
+    if reach:
+        yield f"95 % intervals are within ±{figures(50 * max(reach))} points."
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def _figures(table: StudyTable, where: str, as_held: str, *, several: bool) -> Iterator[Figure]:
+    """What is missed over the room; of several cases blocks alone are in the short forms."""
+    drawn: list[tuple[str, Rule, str]] = [
+        (f"misses {name}", rule, "miss_ratio") for name, rule in _rules(table).items()
+    ]
+    drawn.insert(1, ("bytes missed by blocks", by_blocks, "byte_miss_ratio"))
+    for number, (title, rule, ratio) in enumerate(drawn):
+        lines = _lines(table, rule, ratio)
+        if lines:
+            yield Figure(
+                title=f"{where}{title}{as_held}",
+                x=_ROOM,
+                y=_MISSED,
+                lines=lines,
+                scale=Scale.LOG,
+                zero=False,
+                says="Dashed: what no policy undercuts, and rules that are no policy.",
+                detail=several and number > 0,
+            )
+
+
+def _lines(table: StudyTable, rule: Rule, ratio: str) -> list[Line]:
+    columns = sorted(table.columns, key=lambda column: column.room_bytes)
+    points: dict[str, list[PlotPoint]] = {}
+    kinds: dict[str, str] = {}
+    for column in columns:
+        for entry, shares in rule(column).entries:
+            kinds[entry.policy] = entry.kind
+            ends = shares.interval if ratio == "miss_ratio" else None
+            points.setdefault(entry.policy, []).append(
+                PlotPoint(
+                    x=column.room_bytes,
+                    y=getattr(shares, ratio),
+                    low=None if ends is None else 1 - ends.high,
+                    high=None if ends is None else 1 - ends.low,
+                )
+            )
+    return [
+        Line(name=name, points=each, muted=kinds[name] != "policy") for name, each in points.items()
+    ]
+
+
+# --- failures --------------------------------------------------------------------------------
+
+
+def _failures(table: StudyTable) -> list[Part]:
+    rows: list[list[Cell]] = [
+        [each.policy, each.capacity, each.kind.replace("-", " "), each.hit_ratio, each.against]
+        for each in sorted(table.failures, key=_lost, reverse=True)
+    ]
+    columns = [
+        ShownColumn("policy"),
+        ShownColumn("capacity"),
+        ShownColumn("fails by"),
+        ShownColumn("hits by blocks", PERCENT),
+        ShownColumn("against", PERCENT),
+    ]
+    return [Table(title="Failures", columns=columns, rows=rows, detail=True)] if rows else []
+
+
+def _failure_texts(found: Sequence[FailedPolicy]) -> Iterator[str]:
+    """By kind; of each policy where it loses the most, and those that lose the most first."""
+    kinds: dict[str, dict[str, FailedPolicy]] = {}
+    for each in sorted(found, key=_lost, reverse=True):
+        kinds.setdefault(each.kind, {}).setdefault(each.policy, each)
+    for kind, worst in kinds.items():
+        losses = [_failure(each) for each in worst.values()]
+        more = len(losses) - _MOST_TOLD
+        others = f", and {more} more" if more > 0 else ""
+        yield f"{kind.replace('-', ' ')}: {', '.join(losses[:_MOST_TOLD])}{others}"
+
+
+def _lost(failure: FailedPolicy) -> float:
+    return failure.against - failure.hit_ratio
+
+
+def _failure(failure: FailedPolicy) -> str:
+    """Against what, where the kind does not say it."""
+    than = {"no-hits": "min ", "more-room-fewer-hits": "before "}.get(failure.kind, "")
+    against = f"{than}{figures(100 * failure.against)}"
+    ratio = "" if failure.kind == "no-hits" else f"{figures(100 * failure.hit_ratio)} < "
+    return f"{failure.policy} at {failure.capacity} ({ratio}{against} %)"
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+def _bytes(nbytes: float) -> str:
+    return f"{figures(nbytes / TIB)} TiB" if nbytes >= TIB else human_bytes(nbytes)
+
+
+def _percent(share: float | None) -> str:
+    return f"{figures(None if share is None else 100 * share)} %"
