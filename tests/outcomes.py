@@ -9,7 +9,7 @@ from kv_cache.config.scenario import InstanceSection, PromiseSection, Scenario
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.seed import Seed
 from kv_cache.metrics.histogram import bucket_of
-from kv_cache.report.cluster.document import run_row, sim_document, variant_row
+from kv_cache.result.simulation.document import run_row, sim_document, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import (
     Blocks,

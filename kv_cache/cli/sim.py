@@ -31,12 +31,13 @@ from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
 from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
-from kv_cache.report.cluster.document import sim_document
 from kv_cache.report.cluster.events import LINES
 from kv_cache.report.cluster.tables import RUNS_MARK, runs_csv
-from kv_cache.report.cluster.text import sim_text
 from kv_cache.report.reading import require_replaceable
 from kv_cache.report.records import require_own_name
+from kv_cache.result.simulation.document import sim_document
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 
 _ABOUT = """\
 Simulate a cluster that serves requests: instances with HBM, tiers below it, a router, a network.
@@ -283,7 +284,7 @@ def _write(
     if options.json:
         sys.stdout.write(as_json(document).decode())
         return all(each.in_place for each in kept.values())
-    print(sim_text(document))
+    print(terminal(made_view(document)))
     print("\n".join(_last_lines(options, found, kept)))
     if "output" in kept:
         kept["output"].print_unwritten()

@@ -21,10 +21,10 @@ from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import PlaceError, UsageError
-from kv_cache.report.cluster.document import run_row, variant_row
 from kv_cache.report.cluster.events import EventLog
 from kv_cache.report.cluster.tables import ColumnsFile
 from kv_cache.report.writing import open_atomically
+from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import ClusterOutcome

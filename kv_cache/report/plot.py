@@ -6,7 +6,7 @@ random identifiers, and none of the user's own settings of matplotlib.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
@@ -19,9 +19,7 @@ import orjson
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
-from kv_cache.report.cluster.document import SCHEMA as SIM
-from kv_cache.report.pictures.base import BadDocumentError, Json, NothingToDrawError, Picture, paint
-from kv_cache.report.pictures.cluster import sim_picture
+from kv_cache.report.pictures.base import Json, NothingToDrawError, Picture, paint
 from kv_cache.report.pictures.shown import view_picture
 from kv_cache.report.reading import (
     DEEPEST,
@@ -35,9 +33,7 @@ from kv_cache.report.reading import (
 )
 from kv_cache.report.writing import write_atomically
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.parts import View
-from kv_cache.view.run import run_view
-from kv_cache.view.views import RUN, VIEWS
+from kv_cache.view.views import VIEWS, view_of
 
 log = logging.getLogger("kv_cache")
 
@@ -45,16 +41,6 @@ FORMATS = ("svg", "png", "pdf")
 MARK = "kv-cache plot"
 """In the metadata of each picture: one that says so may be replaced."""
 
-
-def _picture_by(make: Callable[[Json], View]) -> Callable[[Json], Picture]:
-    return lambda own: view_picture(make(own))
-
-
-PICTURES: Mapping[str, Callable[[Json], Picture]] = {
-    **{schema: _picture_by(make) for schema, make in VIEWS.items()},
-    SIM: sim_picture,
-}
-"""Each schema with its picture, beside that of a run."""
 
 _METADATA: Mapping[str, Mapping[str, str | None]] = {
     "svg": {"Creator": MARK, "Date": None},
@@ -105,7 +91,7 @@ def read_document(path: Path, *more: str) -> Json:
     except orjson.JSONDecodeError:
         return read_result(path, measured=False)  # it says what is wrong
     own = document.get(SECTION) if isinstance(document, dict) else None
-    if not isinstance(own, dict) or own.get("schema") not in (*PICTURES, *more):
+    if not isinstance(own, dict) or own.get("schema") not in (*VIEWS, *more):
         document = read_result(path, measured=False)
     elif deeper_than(document, DEEPEST):
         raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
@@ -122,12 +108,12 @@ def draw(document: Json, path: Path, form: str) -> bytes:
     one of FORMATS. Raises UsageError."""
     own = document[SECTION]
     schema = str(own.get("schema"))
-    make = _picture_by(run_view) if schema.startswith(RUN) else PICTURES.get(schema)
+    make = view_of(schema)
     if make is None:
         raise UsageError(f"{path}: there is no picture of schema {schema!r}; give a result of ours")
     try:
-        return _drawn(make(own), form)
-    except (BadDocumentError, MisshapenError) as error:
+        return _drawn(view_picture(make(own)), form)
+    except MisshapenError as error:
         raise UsageError(
             f"{path}: {SECTION}: {error}; the file was cut or changed, so give an untouched result"
         ) from None

@@ -140,7 +140,7 @@ def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iter
         where = f"{case.name}: " if several else ""
         as_held = "" if held.name == OWN else f", held as {held.name}"
         yield ViewSection(
-            title=f"{where}hits{as_held}",
+            title=f"{where}hits{as_held}" if several else f"Hits{as_held}",
             parts=[
                 FactList(rows=list(_table_facts(table, held))),
                 *_tables(table),

@@ -25,7 +25,7 @@ def machine_sections(section: Mapping[str, Any]) -> Iterator[ViewSection]:
     )
     yield ViewSection(
         title="Configuration",
-        parts=list(_configuration(section.get("config"))),
+        parts=list(option_parts(section.get("config"), _defaults())),
         absent="The document holds no configuration.",
         terminal=False,
     )
@@ -60,10 +60,11 @@ def _defaults() -> dict[str, Any]:
     return dict(leaves(to_mapping(Config())))
 
 
-def _configuration(config: object) -> Iterator[Table | FactList]:
+def option_parts(config: object, defaults: Mapping[str, Any]) -> Iterator[Table | FactList]:
+    """Options of a document beside their defaults, by their paths."""
     if not isinstance(config, Mapping) or not config:
         return
-    options, defaults = leaves(config), _defaults()
+    options = leaves(config)
     changed = [
         [name, as_text(value), as_text(defaults.get(name))]
         for name, value in options

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kv_cache import __version__
 from kv_cache.view.parts import (
+    BarChart,
     FactList,
     Figure,
     FlowDiagram,
@@ -51,7 +52,7 @@ def _blocks(part: Part) -> Iterator[str]:
             yield _table(part.headings, part.cells(), numbers)
             if part.says:
                 yield safe(part.says)
-        case KeyNumbers() | FlowDiagram() | IntervalChart():
+        case KeyNumbers() | BarChart() | FlowDiagram() | IntervalChart():
             yield from _blocks(part.table())
         case FactList() if not part.detail:
             yield _table(("", ""), [[name, text] for name, text in part.rows], (False, False))

@@ -332,6 +332,56 @@ class IntervalChart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BarRow:
+    """Something named, with its parts behind one another in the chart's stored unit, values at
+    which it is marked, and the interval of a bar of one part."""
+
+    name: str
+    parts: Sequence[float]
+    marks: Sequence[float | None] = ()
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarChart:
+    """Rows that are compared by how long they are. `parts` and `marks` are named once for all."""
+
+    title: str
+    x: ShownColumn
+    parts: Sequence[str]
+    marks: Sequence[str] = ()
+    rows: Sequence[BarRow]
+    says: str = ""
+
+    @property
+    def reach(self) -> float:
+        """The longest bar, or what lies beyond it."""
+        ends = [end for row in self.rows for end in (*row.marks, row.high) if end is not None]
+        return max([*(sum(row.parts) for row in self.rows), *ends], default=0.0)
+
+    def table(self) -> Table:
+        several, spans = len(self.parts) > 1, any(row.low is not None for row in self.rows)
+        names = [*self.parts, *(["all"] if several else []), *self.marks,
+                 *(["from", "to"] if spans else [])]  # fmt: skip
+        return Table(
+            title=self.title,
+            columns=[ShownColumn(""), *(ShownColumn(name, self.x.unit) for name in names)],
+            rows=[
+                [
+                    row.name,
+                    *row.parts,
+                    *([sum(row.parts)] if several else []),
+                    *row.marks,
+                    *([row.low, row.high] if spans else []),
+                ]
+                for row in self.rows
+            ],
+            says=self.says,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowArrow:
     """Bytes that went from one node to another; None is outside. `name` says why."""
 
@@ -372,7 +422,7 @@ class Remarks:
     detail: bool = False
 
 
-Part = KeyNumbers | FactList | Table | Figure | IntervalChart | FlowDiagram | Remarks
+Part = KeyNumbers | FactList | Table | Figure | BarChart | IntervalChart | FlowDiagram | Remarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,9 +453,11 @@ class View:
     def parts(self) -> Iterator[Part]:
         return (part for section in self.sections for part in section.parts)
 
-    def pictures(self) -> list[Figure | IntervalChart]:
+    def pictures(self) -> list[Figure | BarChart | IntervalChart]:
         """What a picture shows: no details."""
-        every = [part for part in self.parts() if isinstance(part, Figure | IntervalChart)]
+        every = [
+            part for part in self.parts() if isinstance(part, Figure | BarChart | IntervalChart)
+        ]
         return [part for part in every if not (isinstance(part, Figure) and part.detail)]
 
     def remarks(self) -> list[str]:

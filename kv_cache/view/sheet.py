@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kv_cache.view.parts import Cell, Figure, FlowDiagram, IntervalChart, Table, View
+from kv_cache.view.parts import BarChart, Cell, Figure, FlowDiagram, IntervalChart, Table, View
 
 
 def tables(view: View) -> list[Table]:
@@ -11,7 +11,7 @@ def tables(view: View) -> list[Table]:
         replace(table, title=table.title or section.title)
         for section in view.sections
         for part in section.parts
-        if isinstance(part, Table | Figure | IntervalChart | FlowDiagram)
+        if isinstance(part, Table | Figure | BarChart | IntervalChart | FlowDiagram)
         for table in [part if isinstance(part, Table) else part.table()]
     ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kv_cache.view.parts import (
+    BarChart,
     FactList,
     Figure,
     FlowDiagram,
@@ -48,7 +49,9 @@ def _lines(part: Part) -> Iterator[str]:
             yield from (f"{name:<{width}}  {text}" for name, text in part.rows)
         case Remarks() if not part.detail:
             yield from (f"  ! {text}" for text in part.texts)
-        case Table() | FactList() | Figure() | FlowDiagram() | IntervalChart() | Remarks():
+        case Table() | FactList() | Remarks() | Figure() | FlowDiagram():
+            pass
+        case BarChart() | IntervalChart():
             pass
 
 

@@ -6,12 +6,14 @@ from typing import Any
 from kv_cache.result import capacity, lab, preconditioning, sweep, trace, trials
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION, converted, plain
+from kv_cache.result.simulation.document import SCHEMA as SIM
 from kv_cache.view.capacity import capacity_view
 from kv_cache.view.lab import lab_view
 from kv_cache.view.parts import View
 from kv_cache.view.preconditioning import precondition_view
 from kv_cache.view.ranks import ranks_view
 from kv_cache.view.run import run_view
+from kv_cache.view.simulation import sim_view
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.trace import trace_view
 from kv_cache.view.trials import trials_view
@@ -28,6 +30,7 @@ VIEWS: Mapping[str, MakeView] = {
     capacity.SCHEMA: capacity_view,
     RANKS: ranks_view,
     lab.SCHEMA: lab_view,
+    SIM: sim_view,
     trace.SCHEMA: trace_view,
     sweep.SCHEMA: lambda section: sweep_view(converted(section, sweep.SweepFacts, "")),
 }

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from kv_cache.core.units import AT_LEAST, GIB
+from kv_cache.core.units import AT_LEAST, GIB, MISSING
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.report.html.text import NOTHING
 from kv_cache.view.run import NOT_SET
 from tests import cli
 
@@ -92,7 +91,7 @@ def number(text: str) -> float:
 def same(shown: str, value: float | None) -> bool:
     """Four figures are shown; nothing is shown as an en dash."""
     if value is None:
-        return shown.strip() == NOTHING  # a card has its unit behind
+        return shown.strip() == MISSING  # a card has its unit behind
     return number(shown) == pytest.approx(value, rel=6e-4, abs=1e-6)
 
 

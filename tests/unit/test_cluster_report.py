@@ -22,17 +22,23 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.histogram import RELATIVE_ERROR, bucket_of
-from kv_cache.report.cluster.document import variant_row
 from kv_cache.report.cluster.events import LINES, EventLog
-from kv_cache.report.cluster.judge import verdict, warnings
-from kv_cache.report.cluster.limits import NOT_MODELLED
-from kv_cache.report.cluster.measures import HIT_RATIO, TTFT, three
-from kv_cache.report.cluster.reading import grid_of, levels_on, rates_on
 from kv_cache.report.cluster.tables import RUNS_MARK, ColumnsFile, runs_csv
-from kv_cache.report.cluster.text import sim_text
 from kv_cache.report.html import page
 from kv_cache.report.plot import draw
 from kv_cache.result.chain import check
+from kv_cache.result.simulation.document import variant_row
+from kv_cache.result.simulation.facts import (
+    RunFacts,
+    SimRun,
+    SimSeries,
+    grid_of,
+    levels_on,
+    rates_on,
+)
+from kv_cache.result.simulation.judge import verdict, warnings
+from kv_cache.result.simulation.limits import NOT_MODELLED
+from kv_cache.result.simulation.measures import HIT_RATIO, TTFT, three
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns, spread_ms
 from kv_cache.sim.cluster.outcome import (
     Blocks,
@@ -43,6 +49,8 @@ from kv_cache.sim.cluster.outcome import (
     LinkFacts,
     Requests,
 )
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 from tests.cli import ROOT
 from tests.outcomes import MS, document, outcome
 
@@ -325,24 +333,28 @@ def test_an_interval_has_the_digits_of_its_mean_or_one_that_counts(
     assert TTFT[0].told({"mean": 10.0, "interval": {"low": low, "high": high}}) == shown
 
 
+def summary(made: dict[str, Any]) -> str:
+    return terminal(made_view(made))
+
+
 def test_the_summary_has_a_row_for_each_variant_in_each_table() -> None:
-    text = sim_text(document())
-    lines = text.splitlines()
-    assert sum(line.startswith("1  slower=1.0") for line in lines) == 4
-    assert sum(line.startswith("2  slower=2.0") for line in lines) == 4
+    lines = summary(document()).splitlines()
+    # Of latencies, requests, hits, and each of two kinds of links.
+    assert sum(line.startswith("1  slower=1.0") for line in lines) == 5
+    assert sum(line.startswith("2  slower=2.0") for line in lines) == 5
     hits = next(n for n, line in enumerate(lines) if line.startswith("block hits, %"))
     assert lines[hits].split()[3:7] == ["hbm", "nvme", "all", "ceiling"]
     assert lines[hits + 1].split()[2:6] == ["50.0", "10.0", "60.0", "70.0"]
-    assert any(line.startswith("verdict   best by goodput") for line in lines)
+    assert lines[0].startswith("Simulation by hand: VIRTUAL TIME. Verdict: best by goodput")
     assert "  ! the window is short" in lines
-    assert "  rejected in variant 1: 1 queue full" in lines
-    assert max(map(len, lines)) < 180
+    assert "rejected in variant 1  1 queue full" in lines
+    assert max(map(len, lines[1:])) < 180
 
 
 def test_a_document_of_nothing_is_told_too() -> None:
     made = document(slower=(1.0,), interrupted="SIGINT")["kv_cache"]
     assert (made["status"], made["interrupted"]) == ("interrupted", "SIGINT")
-    assert "runs      3 of 4 ended, ended by SIGINT" in sim_text({"kv_cache": made})
+    assert "runs      3 of 4 ended, ended by SIGINT" in summary({"kv_cache": made})
 
 
 def test_the_table_of_runs_has_every_number_of_every_run() -> None:
@@ -463,7 +475,7 @@ def test_the_page_tells_all_and_is_the_same_every_time() -> None:
     text = page([made], ["hand.json"])
     assert text == page([made], ["hand.json"])
     for title in (
-        "Verdict and headline", "Variants beside each other", "Numbers", "Caches",
+        "Answer", "Headline", "Variants beside each other", "Numbers", "Caches",
         "What was moved", "Over time", "Instances", "Events and checks",
         "What this simulation does not model", "Scenario", "Origin",
     ):  # fmt: skip
@@ -515,8 +527,9 @@ def test_a_document_that_was_changed_is_refused_in_a_sentence(
         page([made], ["cut.json"])
 
 
-def a_run(at: list[int], **columns: list[int]) -> dict[str, Any]:
-    return {"series": {"columns": {"at_ns": [ns * 10**9 for ns in at], **columns}}}
+def a_run(at: list[int], **columns: list[float]) -> SimRun:
+    series = SimSeries(columns={"at_ns": [s * 1e9 for s in at], **columns})
+    return SimRun(seed=1, facts=RunFacts(), series=series)
 
 
 def test_levels_are_held_and_rates_keep_their_sum_on_any_grid() -> None:
@@ -526,8 +539,8 @@ def test_levels_are_held_and_rates_keep_their_sum_on_any_grid() -> None:
     assert levels_on(run, "waiting", grid)[:5] == [0, 0, 5, 3, 0]
     rates = rates_on(run, "output_tokens", grid)
     spans = [b - a for a, b in pairwise(grid[:-1])]
-    assert sum(r * s for r, s in zip(rates[1:5], spans, strict=True)) == 60
-    assert [str(x) for x in (rates[0], rates[5], levels_on(run, "waiting", grid)[5])] == ["nan"] * 3
+    assert sum((r or 0) * s for r, s in zip(rates[1:5], spans, strict=True)) == 60
+    assert [rates[0], rates[5], levels_on(run, "waiting", grid)[5]] == [None] * 3
 
 
 @pytest.fixture
@@ -553,5 +566,5 @@ def test_a_picture_of_one_run_is_drawn() -> None:
 def test_there_is_no_picture_of_nothing() -> None:
     made = read_back(document((1.0,)))
     made["kv_cache"]["variants"] = []
-    with pytest.raises(UsageError, match="no run has ended"):
+    with pytest.raises(UsageError, match="it has no numbers over an axis"):
         draw(made, Path("hand.json"), "svg")

@@ -8,8 +8,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from kv_cache.report.cluster.measures import leaves
 from kv_cache.report.reading import SECTION
+from kv_cache.result.simulation.measures import leaves
 
 Json = Mapping[str, Any]
 

@@ -16,26 +16,20 @@ from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
-from kv_cache.report.cluster.document import SCHEMA as SIM
 from kv_cache.report.html.charts import Book
-from kv_cache.report.html.cluster import sim_sections
 from kv_cache.report.html.common import origin
 from kv_cache.report.html.parts import Doc, Section, drawn_section
 from kv_cache.report.html.shown import view_sections
 from kv_cache.report.html.text import Html, embedded, tag, verbatim
-from kv_cache.report.pictures.base import BadDocumentError
 from kv_cache.report.reading import SECTION
 from kv_cache.result.comparison import LABELS
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.identity import label_of, note_of, origin_texts
-from kv_cache.view.parts import View
+from kv_cache.view.identity import label_of, note_of
 from kv_cache.view.together import together_view
-from kv_cache.view.views import RUN, VIEWS, view_of
+from kv_cache.view.views import view_of
 
 MARK = "<!doctype html>\n<!-- kv-cache report"
 """How every page begins; a file that begins so may be replaced."""
-
-_KINDS = (SIM, *VIEWS)
 
 
 def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -68,9 +62,7 @@ def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         for label, name, document in zip(LABELS, names, documents, strict=False)
     ]
     for doc in docs:
-        if not isinstance(doc.document.get(SECTION), Mapping) or not (
-            doc.schema.startswith(RUN) or doc.schema in _KINDS
-        ):
+        if not isinstance(doc.document.get(SECTION), Mapping) or view_of(doc.schema) is None:
             raise UsageError(
                 f"{doc.name}: there is no report of it, as it is not a result of run, run "
                 "--trials, capacity, precondition, sweep or sim, nor of several ranks; give one of "
@@ -89,7 +81,7 @@ class _Named:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, BadDocumentError | MisshapenError):
+        if isinstance(error, MisshapenError):
             raise UsageError(
                 f"{self._doc.name}: {SECTION}: {error}; the file was cut or changed, so give an "
                 "untouched result"
@@ -99,27 +91,17 @@ class _Named:
 # --- articles --------------------------------------------------------------------------------
 
 
-def _sections(doc: Doc, view: View | None, book: Book, most_points: int) -> Iterator[Section]:
-    if view is not None:
-        yield from view_sections(view, book, most_points)
-        yield Section(slug="origin", title="Origin", content=origin(doc))
-    else:
-        yield from sim_sections(doc, book)
-
-
-_TITLES = {
-    SIM: "Simulated cluster",
-}
-
-
 def _article(doc: Doc, book: Book, most_points: int, *, alone: bool) -> Html:
     make = view_of(doc.schema)
-    view = None if make is None else make(doc.own)
-    sections = list(_sections(doc, view, book, most_points))
-    what = _TITLES[doc.schema] if view is None else view.title
-    title = what if alone else f"{doc.label}: {what}"
+    assert make is not None, doc.schema
+    view = make(doc.own)
+    sections = [
+        *view_sections(view, book, most_points),
+        Section(slug="origin", title="Origin", content=origin(doc)),
+    ]
+    title = view.title if alone else f"{doc.label}: {view.title}"
     label, note = label_of(doc.own), note_of(doc.own)
-    about = " · ".join([doc.name, *(origin_texts(doc.own) if view is None else view.about)])
+    about = " · ".join([doc.name, *view.about])
     return tag(
         "article",
         tag(

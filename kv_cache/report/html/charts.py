@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import Any
 
-from kv_cache.core.format import figures
-from kv_cache.core.units import AT_LEAST
-from kv_cache.metrics.histogram import Histogram, supported
 from kv_cache.report.html.parts import details, table
 from kv_cache.report.html.text import Html, plain, rounded, tag
 from kv_cache.view.parts import Band
@@ -191,71 +188,3 @@ def _shown(value: float, *, log: bool) -> float:
 
 
 # --- percentiles -----------------------------------------------------------------------------
-
-_FINEST = 16  # points for each factor of ten in the share above
-_NINES = 4.0  # up to the 99.99th percentile
-PLACES = tuple(step / _FINEST for step in range(int(_NINES * _FINEST) + 1))
-NAMED = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
-
-PERCENTILE_AXIS = Axis(
-    key="percentiles", kind=PERCENTILE, label="percentile (share of values below)", places=PLACES
-)
-
-
-def percent_at(place: float) -> float:
-    """The percentile at a place of the axis: 0 → 0, 1 → 90, 2 → 99, and so on."""
-    return 100 - 10 ** (2 - place)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """All values of something, as a line of percentiles."""
-
-    name: str
-    histogram: Histogram
-    look: int
-    dash: str = ""
-
-
-def percentile_chart(title: str, curves: Sequence[Curve], says: str = "") -> Chart | None:
-    """Times in ms over percentiles up to p99.99; None where there are no values."""
-    some = [curve for curve in curves if curve.histogram.count]
-    if not some:
-        return None
-    lines = [
-        ChartLine(name=curve.name, values=_percentiles(curve.histogram), look=curve.look,
-             dash=curve.dash)
-        for curve in some
-    ]  # fmt: skip
-    heads = ("", "values", *(f"p{percent:g}" for percent in NAMED), "max")
-    rows = [(curve.name, f"{curve.histogram.count:,}", *_named(curve.histogram)) for curve in some]
-    ends = any(not supported(curve.histogram.count, NAMED[-1]) for curve in some)
-    said = (says, "A line ends where there are too few values to know more." if ends else "")
-    return Chart(
-        title=title, unit="ms", axis=PERCENTILE_AXIS, lines=lines, log=True,
-        says=" ".join(each for each in said if each),
-        table=ChartTable(heads=heads, rows=rows, small=True),
-    )  # fmt: skip
-
-
-def _percentiles(histogram: Histogram) -> list[float]:
-    """In ms at PLACES, as far as enough values lie beyond."""
-    found = histogram.percentiles([round(percent_at(place), 6) for place in PLACES])
-    return [nan if ns is None else ns / 1e6 for ns in found]
-
-
-def _named(histogram: Histogram) -> list[str]:
-    return [*figures_ms(histogram, NAMED), figures((histogram.highest or 0) / 1e6)]
-
-
-def figures_ms(histogram: Histogram, percents: Sequence[float]) -> list[str]:
-    """Percentiles of nanoseconds, for people: missing where too few values support one, marked
-    where it is a lower bound."""
-    known = [percent for percent in percents if supported(histogram.count, percent)]
-    bounds = dict(zip(known, histogram.bounds(known), strict=True)) if known else {}
-    return [
-        f"{AT_LEAST if bounds[p].at_least else ''}{figures(bounds[p].value / 1e6)}"
-        if p in bounds
-        else figures(None)
-        for p in percents
-    ]

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kv_cache.core.format import figures
-from kv_cache.report.html.text import NOTHING, Html, join, plain, safe, tag, verbatim
-from kv_cache.report.pictures.base import rows_at, texts_at, value_at, word
+from kv_cache.report.html.text import Html, join, plain, safe, tag, verbatim
+from kv_cache.report.pictures.base import texts_at, value_at
 from kv_cache.report.reading import SECTION
 
 Json = Mapping[str, Any]
@@ -32,16 +31,6 @@ class Doc:
     def id(self, slug: str) -> str:
         """An identifier on the page, different in each document."""
         return f"{self.label.lower()}-{slug}"
-
-
-_LONGEST_CALL = 28
-
-
-def called(doc: Doc) -> str:
-    """Its letter and the end of its name, for the keys of a chart."""
-    name = doc.name.removesuffix(".json")
-    short = name if len(name) <= _LONGEST_CALL else f"…{name[1 - _LONGEST_CALL :]}"
-    return f"{doc.label} {short}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,17 +115,6 @@ def details(summary: str, *content: object, open_: bool = False) -> Html:
     return tag("details", tag("summary", summary), *content, open=open_)
 
 
-def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of nested mappings by their dotted paths; a list of mappings is numbered."""
-    if isinstance(value, Mapping) and value:
-        pairs = [(str(key), inner) for key, inner in value.items()]
-    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        pairs = [(str(number), inner) for number, inner in enumerate(value, start=1)]
-    else:
-        return [(prefix, value)]
-    return [leaf for name, inner in pairs for leaf in flat(inner, f"{prefix}.{name}".lstrip("."))]
-
-
 # --- words -----------------------------------------------------------------------------------
 
 _SIGNS: Mapping[str, tuple[str, str]] = {
@@ -188,28 +166,6 @@ def _reason(text: str) -> Html:
 _LONGEST_RULE = 40
 
 
-def rule_table(own: Json) -> list[Html]:
-    """What each rule of a passport found."""
-    rows = [
-        (
-            f"{word(row, 'rule')} {word(row, 'name')}",
-            badge(word(row, "status")),
-            text_at(row, "says"),
-        )
-        for row in rows_at(own, "passport.rules")
-    ]
-    if not rows:
-        return []
-    heads = ("rule", "status", "it says")
-    return [table("What each rule found", heads, rows, words=3, stacked=True)]
-
-
-def text_at(row: Json, path: str) -> str:
-    """The text at a path, whole; empty where there is none."""
-    value = value_at(row, path)
-    return value if isinstance(value, str) else ""
-
-
 def reasons_at(own: Json, path: str) -> list[str]:
     _ = texts_at(own, path)  # refuses what is no list of texts
     return [plain(text) for text in value_at(own, path) or []]
@@ -226,11 +182,6 @@ class Card:
     value: str
     unit: str = ""
     more: str = ""
-
-
-def headed(text: str) -> str:
-    """With a capital letter."""
-    return text[:1].upper() + text[1:]
 
 
 def cards(every: Iterable[Card]) -> Html:
@@ -302,7 +253,3 @@ def _svg(name: str, **attributes: object) -> Html:
 
 def lead(*sentences: object) -> Html:
     return tag("p", join((safe(each) for each in sentences), " "), class_="lead")
-
-
-def percent(share: float | None) -> str:
-    return NOTHING if share is None else f"{figures(100 * share)} %"

@@ -8,6 +8,7 @@ from itertools import groupby
 from math import isfinite, log10, nan
 from statistics import median
 
+from kv_cache.report.html.bars import bar_table
 from kv_cache.report.html.charts import Axis, Book, Chart, Limit
 from kv_cache.report.html.charts import ChartLine as Drawn
 from kv_cache.report.html.charts import ChartTable as Numbers
@@ -27,6 +28,7 @@ from kv_cache.report.html.parts import (
 )
 from kv_cache.report.html.text import Html, join, safe, tag
 from kv_cache.view.parts import (
+    BarChart,
     Cell,
     FactList,
     Figure,
@@ -120,6 +122,10 @@ def _content(part: Part, section_title: str) -> Iterator[Html]:
                 yield tag("p", part.says)
             moved = part.table()
             yield details(title, table(title, moved.headings, moved.cells(), words=3))
+        case BarChart():
+            yield bar_table(part)
+            if part.says:
+                yield tag("p", part.says)
         case IntervalChart():
             yield _intervals(title, part)
             if part.says:

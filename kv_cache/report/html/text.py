@@ -12,10 +12,8 @@ from typing import Any
 import orjson
 
 from kv_cache.core.format import as_text
-from kv_cache.core.units import MISSING
 
 LONGEST_TEXT = 600
-NOTHING = MISSING
 
 
 class Html(str):

@@ -8,13 +8,11 @@ told from another by its colour alone.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, inf, isfinite, log10, nan
+from math import ceil, floor, isfinite, log10, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from kv_cache.core.errors import ConfigError
 from kv_cache.core.format import figures
-from kv_cache.metrics.slo import Promise, parse_promises
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +29,7 @@ _WIDTH, _LEFT, _RIGHT = 5.6, 0.72, 0.92  # inches
 _TITLE, _TICKS, _NEXT = 0.24, 0.40, 0.14  # inches: of a panel's title, its last axis, and between
 _LINE = 0.155  # inches of a line of small text
 _LETTER = 0.062  # inches of an average letter of small text
+_BOLD_LETTER = 1.15 * _LETTER
 _LONGEST_TEXT = 300
 
 LARGEST = 1e18
@@ -66,14 +65,6 @@ def number(row: Json, path: str) -> float:
     return float(value)
 
 
-def needed(row: Json, path: str) -> float:
-    """The number that must be there. Raises BadDocumentError."""
-    found = number(row, path)
-    if not isfinite(found):
-        raise BadDocumentError(f"{path} is missing")
-    return found
-
-
 def rows_at(own: Json, path: str) -> list[Json]:
     """The rows of a table; none where there is no table. Raises BadDocumentError."""
     value = value_at(own, path)
@@ -94,20 +85,6 @@ def texts_at(own: Json, path: str) -> list[str]:
     return [plain(text) for text in value]
 
 
-def promises_at(own: Json, path: str) -> list[Promise]:
-    """Raises BadDocumentError."""
-    try:
-        return [p for text in texts_at(own, path) for p in parse_promises(text)]
-    except ConfigError as error:
-        raise BadDocumentError(f"{path}: {error}") from None
-
-
-def word(row: Json, path: str) -> str:
-    """The text at a path such as can be drawn; empty where there is none."""
-    value = value_at(row, path)
-    return plain(value) if isinstance(value, str) else ""
-
-
 def plain(text: str) -> str:
     """Text out of a file that anybody may have written: only what every font has, and not long."""
     shown = "".join(c if " " <= c <= "~" else "?" for c in text)
@@ -121,13 +98,6 @@ def short(value: object) -> str:
 
 def known(values: Iterable[float]) -> list[float]:
     return [value for value in values if isfinite(value)]
-
-
-def ending(own: Json) -> str:
-    """The last words of a line that names the seed."""
-    real = own.get("driver") == "real-io"
-    virtual = "" if real else ", virtual time (nothing was measured)"
-    return f"seed {short(value_at(own, 'seed'))}{virtual}."
 
 
 # --- a picture -------------------------------------------------------------------------------
@@ -162,7 +132,7 @@ def paint(picture: Picture) -> "Figure":
     from matplotlib.figure import Figure
 
     across = _WIDTH - 0.16
-    head = wrap(picture.title, int(across / (_LETTER * LARGE / SMALL)))
+    head = wrap(picture.title, int(across / (_BOLD_LETTER * LARGE / SMALL)))
     lines = [part for line in picture.lines for part in wrap(line, int(across / _LETTER))]
     top = 0.12 + 0.2 * len(head) + _LINE * len(lines) + 0.08
     height = top + sum(_outer(p, n) for p, n in _neighbours(picture.panels)) + 0.06
@@ -333,7 +303,3 @@ def last_level(values: Sequence[float]) -> float:
     some = known(values)
     tail = some[-max(1, len(some) // 10) :]
     return sum(tail) / len(tail) if tail else nan
-
-
-def highest(values: Iterable[float]) -> float:
-    return max(known(values), default=-inf)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
+from kv_cache.report.pictures.bars import bar_panel
 from kv_cache.report.pictures.base import (
     BLACK,
     BLUE,
@@ -26,7 +27,16 @@ from kv_cache.report.pictures.base import (
     plain,
 )
 from kv_cache.report.pictures.intervals import interval_panel
-from kv_cache.view.parts import Band, Figure, Line, Scale, ShownColumn, View
+from kv_cache.view.parts import (
+    Band,
+    BarChart,
+    Figure,
+    IntervalChart,
+    Line,
+    Scale,
+    ShownColumn,
+    View,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,18 +72,20 @@ def view_picture(view: View) -> Picture:
     return Picture(
         title=plain(view.title),
         lines=[plain(line) for line in (*lines, *notes) if line],
-        panels=[
-            panel
-            for part in pictures[:_MOST_PANELS]
-            for panel in (
-                _panels(part.thinned(_MOST_POINTS))
-                if isinstance(part, Figure)
-                else [interval_panel(part)]
-            )
-        ],
+        panels=[panel for part in pictures[:_MOST_PANELS] for panel in _panels_of(part)],
         right=_right(figures),
-        left=_LEFT if figures else _LEFT_OF_NAMES,
+        left=_LEFT if len(figures) == len(pictures) else _LEFT_OF_NAMES,
     )
+
+
+def _panels_of(part: Figure | BarChart | IntervalChart) -> list[Panel]:
+    match part:
+        case Figure():
+            return _panels(part.thinned(_MOST_POINTS))
+        case BarChart():
+            return [bar_panel(part)]
+        case IntervalChart():
+            return [interval_panel(part)]
 
 
 def _right(figures: Sequence[Figure]) -> float:

@@ -130,18 +130,6 @@ def number_of(variant: Json, path: str) -> float | None:
     return found
 
 
-def below(variant: Json, prefix: str) -> list[str]:
-    """The names right below a path among the numbers of a variant, in order."""
-    start = f"{prefix}."
-    names = (path[len(start) :] for path in variant["numbers"] if path.startswith(start))
-    return list(dict.fromkeys(name.partition(".")[0] for name in names))
-
-
-def named_below(variants: Sequence[Json], prefix: str) -> list[str]:
-    """The same of several variants together, each name once."""
-    return in_order([name for each in variants for name in below(each, prefix)])
-
-
 _TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
 
 

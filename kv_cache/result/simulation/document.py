@@ -17,11 +17,11 @@ import orjson
 
 from kv_cache import __version__
 from kv_cache.metrics.intervals import bounded_interval
-from kv_cache.report.cluster.judge import CONFIDENCE, verdict, warnings
-from kv_cache.report.cluster.limits import NOT_MODELLED
-from kv_cache.report.cluster.measures import numbers
-from kv_cache.report.reading import SECTION
 from kv_cache.result.chain import seal
+from kv_cache.result.run import SECTION
+from kv_cache.result.simulation.judge import CONFIDENCE, verdict, warnings
+from kv_cache.result.simulation.limits import NOT_MODELLED
+from kv_cache.result.simulation.measures import numbers
 
 SCHEMA = "kv-cache-sim/1"
 MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sim/'

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kv_cache.report.cluster.measures import (
+from kv_cache.result.simulation.measures import (
     FINISHED_RATE,
     GOODPUT,
     HIGHER,

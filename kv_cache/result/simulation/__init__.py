@@ -1,0 +1,1 @@
+"""The document of `sim`: variants of a simulated cluster, their numbers over seeds, the verdict."""

@@ -1,0 +1,647 @@
+"""A simulated cluster: its variants beside each other, the first run of each over time. Bars stand
+beside their numbers, so that nothing is told by a length or a colour alone."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from kv_cache.config.scenario import Scenario
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.format import as_text, figures
+from kv_cache.core.units import MISSING
+from kv_cache.result.run import converted
+from kv_cache.result.simulation.facts import (
+    SimFacts,
+    SimRun,
+    SimVariant,
+    grid_of,
+    levels_on,
+    names_below,
+    rates_on,
+)
+from kv_cache.result.simulation.judge import SKEWED
+from kv_cache.result.simulation.measures import (
+    ACTIVE,
+    BUSY,
+    CEILING,
+    E2E,
+    FINISHED_RATE,
+    GOOD_SHARE,
+    GOODPUT,
+    HIT_RATIO,
+    ITL,
+    LATENCIES,
+    QUEUE,
+    SKEW,
+    TOKEN_RATE,
+    TPOT,
+    TTFT,
+    Measure,
+)
+from kv_cache.view.identity import origin_texts
+from kv_cache.view.machine import leaves, option_parts
+from kv_cache.view.parts import (
+    COUNT,
+    MS,
+    PERCENT,
+    BarChart,
+    BarRow,
+    Cell,
+    DisplayUnit,
+    FactList,
+    Figure,
+    KeyNumber,
+    KeyNumbers,
+    Line,
+    Part,
+    PlotPoint,
+    S,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+from kv_cache.view.traced import trace_text
+
+GIGABYTES = DisplayUnit("GB", 1e9)
+"""Of links, whose rates are said in decimal units."""
+_AMOUNT = DisplayUnit("", 1e9)  # of a column whose table says that it is in GB
+_LONGEST_NAME = 34
+_MOST_LINES = 8
+_MOST_POINTS, _MOST_RATES = 400, 80
+"""Of a line of levels, and of rates: tokens count when a run of steps ends, so that few instants
+make a smooth line."""
+_MOST_INSTANCES = 100
+"""Of a table of instances: the busiest."""
+
+Fact = tuple[str, str]
+
+
+def sim_view(section: Mapping[str, Any]) -> View:
+    """The document of `sim`. Raises MisshapenError."""
+    facts = converted(section, SimFacts, "")
+    variants = facts.ended()
+    none = "No run ended, so there are no numbers."
+    return View(
+        title=f"Simulation {facts.name}",
+        status="virtual time",
+        sentence=f"Verdict: {facts.verdict.says}. Everything is simulated: nothing was measured.",
+        about=origin_texts(section),
+        reasons=facts.warnings,
+        sections=[
+            ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
+            _hidden("Headline", _headline(facts, variants)),
+            _hidden("Variants beside each other", _beside(facts, variants), none),
+            ViewSection(title="Numbers", parts=_numbers(variants), absent=none),
+            ViewSection(title="Caches", parts=_caches(variants), absent=none),
+            ViewSection(
+                title="What was moved",
+                parts=_moved(variants),
+                absent="Nothing was moved between places.",
+            ),
+            _hidden("By each measure", _by_measure(facts)),
+            _hidden("Over time", _over_time(variants), "The document holds no time series."),
+            _hidden("Instances", _instances(variants), none),
+            _hidden("Events and checks", _events(variants), none),
+            _hidden("What this simulation does not model", _not_modelled(facts)),
+            _hidden("Scenario", [*_varied(facts), *option_parts(facts.config, _defaults())]),
+        ],
+    )
+
+
+def _hidden(title: str, parts: Sequence[Part], absent: str = "") -> ViewSection:
+    """A section that no terminal shows."""
+    return ViewSection(title=title, parts=parts, absent=absent, terminal=False)
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return dict(leaves(to_mapping(Scenario())))
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
+    if facts.question != "none":
+        yield "question", facts.question
+    preset = f", preset {facts.preset}" if facts.preset else ""
+    yield "scenario", f"{facts.name} ({facts.scenario_file}{preset})"
+    first, more = facts.seeds[0] if facts.seeds else MISSING, len(facts.seeds) - 1
+    yield "seeds", f"{first} and {more} more" if more > 0 else f"{first}"
+    yield from (("trace", trace_text(trace)) for trace in facts.traces)
+    if facts.left_out:
+        source = facts.config.get("workload", {}).get("source")
+        names = ", ".join(facts.left_out)
+        yield "left out", f"of the scenario, as source {source} does not read it: {names}"
+    ended = "" if facts.interrupted is None else f", ended by {facts.interrupted}"
+    yield "runs", f"{facts.finished} of {facts.runs} ended{ended}"
+    hits = facts.verdict.measures.get(HIT_RATIO.path)
+    if hits is not None and facts.verdict.no_order is None and hits.says != facts.verdict.says:
+        yield "hits", hits.says
+    yield "command", " ".join(facts.argv)
+
+
+def _by_measure(facts: SimFacts) -> list[Part]:
+    """None where one reason holds for all of them."""
+    if facts.verdict.no_order is not None:
+        return []
+    rows: list[list[Cell]] = [[each.says] for each in facts.verdict.measures.values()]
+    columns = [ShownColumn("what the seeds say")]
+    return [Table(columns=columns, rows=rows, detail=True)] if rows else []
+
+
+def _not_modelled(facts: SimFacts) -> list[Part]:
+    rows: list[list[Cell]] = [[text] for text in facts.not_modelled]
+    return [Table(columns=[ShownColumn("what is left out")], rows=rows)] if rows else []
+
+
+def _varied(facts: SimFacts) -> list[Part]:
+    rows: list[list[Cell]] = [
+        [_label(variant), *(as_text(variant.values.get(path)) for path in facts.varied)]
+        for variant in facts.variants
+    ]
+    columns = [ShownColumn("variant"), *map(ShownColumn, facts.varied)]
+    return [Table(title="What varies", columns=columns, rows=rows)] if facts.varied else []
+
+
+def _label(variant: SimVariant) -> str:
+    """Its number and its name, as far as there is room."""
+    name = variant.name
+    short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+    return f"{variant.variant}  {short}".rstrip()
+
+
+# --- numbers of variants ---------------------------------------------------------------------
+
+
+def _column(measure: Measure) -> ShownColumn:
+    units = {"ms": MS, "%": PERCENT}
+    return ShownColumn(measure.label, units.get(measure.unit, DisplayUnit(measure.unit)))
+
+
+def _text(variant: SimVariant, measure: Measure) -> str:
+    """The mean with half of its interval."""
+    row = variant.numbers.get(measure.path)
+    if row is None:
+        return MISSING
+    ends = row.interval
+    interval = None if ends is None else {"low": ends.low, "high": ends.high}
+    return measure.told({"mean": row.mean, "interval": interval})
+
+
+def _counted(variant: SimVariant, path: str) -> float:
+    """0 for a counter that nobody touched."""
+    return variant.mean(path) or 0.0
+
+
+def _ends(variant: SimVariant, path: str) -> tuple[float | None, float | None]:
+    row = variant.numbers.get(path)
+    ends = None if row is None else row.interval
+    return (None, None) if ends is None else (ends.low, ends.high)
+
+
+def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
+    """Of the best variant, or of the only one; where there are several and none is best, how far
+    they reach."""
+    best = [v for v in variants if v.variant == facts.verdict.best] or list(variants)
+    note = f"of {_label(best[0])}" if len(best) == 1 else "of all variants"
+    cards = []
+    for measure in (GOODPUT, TTFT[1], ITL[1], E2E[1], FINISHED_RATE, TOKEN_RATE, HIT_RATIO, CEILING,
+                    BUSY, ACTIVE, SKEW):  # fmt: skip
+        values = [mean for v in best if (mean := v.mean(measure.path)) is not None]
+        if values:
+            column = _column(measure)
+            low, high = column.text(min(values)), column.text(max(values))
+            value = min(values) if low == high else f"{low} to {high}"
+            cards.append(KeyNumber(column=column, value=value, note=note))
+    return [KeyNumbers(numbers=cards)] if cards else []
+
+
+# --- beside each other -----------------------------------------------------------------------
+
+
+def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
+    charts = [
+        _bars(variants, TTFT[1], (TTFT[0], TTFT[2])),
+        _bars(variants, GOODPUT),
+        _bars(variants, TOKEN_RATE),
+        _stacked(
+            variants, "Block hits by tier", ShownColumn("of blocks looked up", PERCENT),
+            "blocks.hit_ratios", CEILING,
+            "The ceiling is what a cache without limits or delays would have: blocks that anyone "
+            "asked for before, as a prefix.",
+        ),
+        _stacked(variants, "Bytes on all links by cause", ShownColumn("moved", GIGABYTES),
+                 "bytes_by_cause"),
+    ]  # fmt: skip
+    some = [chart for chart in charts if any(any(row.parts) for row in chart.rows)]
+    return [*some, *_over_option(facts, variants)]
+
+
+def _bars(
+    variants: Sequence[SimVariant], measure: Measure, marks: Sequence[Measure] = ()
+) -> BarChart:
+    """A bar for each variant with its interval, and a mark at each of `marks`."""
+    rows = []
+    for variant in variants:
+        low, high = _ends(variant, measure.path)
+        rows.append(
+            BarRow(
+                name=_label(variant),
+                parts=[_counted(variant, measure.path)],
+                marks=[variant.mean(mark.path) for mark in marks],
+                low=low,
+                high=high,
+            )
+        )
+    column = _column(measure)
+    return BarChart(
+        title=f"{measure.label[:1].upper()}{measure.label[1:]}", x=column, parts=[measure.label],
+        marks=[mark.label for mark in marks], rows=rows,
+    )  # fmt: skip
+
+
+def _stacked(
+    variants: Sequence[SimVariant],
+    title: str,
+    x: ShownColumn,
+    prefix: str,
+    mark: Measure | None = None,
+    says: str = "",
+) -> BarChart:
+    """Parts behind one another."""
+    parts = names_below(variants, prefix)
+    rows = [
+        BarRow(
+            name=_label(variant),
+            parts=[_counted(variant, f"{prefix}.{part}") for part in parts],
+            marks=[] if mark is None else [variant.mean(mark.path)],
+        )
+        for variant in variants
+    ]
+    marks = [] if mark is None else [mark.label]
+    return BarChart(title=title, x=x, parts=parts, marks=marks, rows=rows, says=says)
+
+
+def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Figure]:
+    """Lines over the option that varies, where there is one alone and it has numbers."""
+    if len(facts.varied) != 1 or len(variants) < 3:
+        return
+    places = [_option(variant, facts.varied[0]) for variant in variants]
+    known = [place for place in places if place is not None]
+    if len(set(known)) != len(variants):
+        return
+    ranked = sorted(zip(known, variants, strict=True), key=lambda pair: pair[0])
+    for title, unit, measures, log in (
+        ("Time to first token", MS, TTFT, True),
+        ("Block hits and their ceiling", PERCENT, (HIT_RATIO, CEILING), False),
+        ("Requests a second", DisplayUnit("requests/s"), (FINISHED_RATE, GOODPUT), False),
+    ):
+        lines = [
+            Line(name=measure.label, points=list(_points(ranked, measure))) for measure in measures
+        ]
+        figure = Figure(
+            title=title,
+            x=ShownColumn(facts.varied[0], COUNT),
+            y=ShownColumn("mean of seeds", unit),
+            lines=lines,
+            log_y=log,
+            detail=True,
+        )
+        if any(figure.points()):
+            yield figure
+
+
+def _option(variant: SimVariant, path: str) -> float | None:
+    """The value of an option, where it is a number."""
+    value = variant.values.get(path)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _points(ranked: Sequence[tuple[float, SimVariant]], measure: Measure) -> Iterator[PlotPoint]:
+    for place, variant in ranked:
+        mean = variant.mean(measure.path)
+        if mean is not None:
+            low, high = _ends(variant, measure.path)
+            yield PlotPoint(x=place, y=mean, low=low, high=high)
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
+    if not variants:
+        return []
+    groups = {"TTFT": TTFT, "ITL": ITL, "TPOT": TPOT, "E2E": E2E, "queue": QUEUE}
+    short = [
+        f"{group} {percent}" if place == 0 else percent
+        for group, measures in groups.items()
+        for place, measure in enumerate(measures)
+        for percent in [measure.path.rpartition(".")[2]]
+    ]
+    latencies = Table(
+        title="Latency",
+        columns=[ShownColumn("latency, ms"), *(ShownColumn(name, COUNT) for name in short)],
+        rows=[[_label(v), *(_text(v, measure) for measure in LATENCIES)] for v in variants],
+        says="A mean over seeds with half of its 95 % interval."
+        if _has_intervals(variants)
+        else "",
+    )
+    every = dict.fromkeys(path for variant in variants for path in variant.numbers)
+    all_numbers = Table(
+        title="Every number of every variant",
+        columns=[ShownColumn("mean over seeds, in the unit that its name says"),
+                 *(ShownColumn(_label(variant), COUNT) for variant in variants)],
+        rows=[[path, *(variant.mean(path) for variant in variants)] for path in every],
+        detail=True,
+    )  # fmt: skip
+    lost = [*_lost(variants)]
+    return [latencies, _service(variants), *([FactList(rows=lost)] if lost else []), all_numbers]
+
+
+def _has_intervals(variants: Sequence[SimVariant]) -> bool:
+    return any(row.interval is not None for v in variants for row in v.numbers.values())
+
+
+def _service(variants: Sequence[SimVariant]) -> Table:
+    """What became of requests, and how instances shared the work."""
+    counts = ("arrived", "finished", "rejected", "aborted", "preemptions")
+    rates = {
+        "req/s": FINISHED_RATE, "tokens/s": TOKEN_RATE, "good/s": GOODPUT, "good %": GOOD_SHARE,
+        "busy %": BUSY, "active %": ACTIVE, "skew": SKEW,
+    }  # fmt: skip
+    rows: list[list[Cell]] = [
+        [
+            _label(v),
+            *(_counted(v, f"requests.{name}") for name in counts),
+            *(_text(v, measure) for measure in rates.values()),
+        ]
+        for v in variants
+    ]
+    columns = [ShownColumn("requests"), *(ShownColumn(name, COUNT) for name in (*counts, *rates))]
+    return Table(title="Requests and instances", columns=columns, rows=rows)
+
+
+def _lost(variants: Sequence[SimVariant]) -> Iterator[Fact]:
+    """Why requests were rejected or aborted; means over seeds where there are several."""
+    for variant in variants:
+        for what in ("rejected", "aborted"):
+            path = f"requests.{what}_why"
+            reasons = names_below([variant], path)
+            if reasons:
+                texts = [f"{figures(_counted(variant, f'{path}.{why}'))} {why}" for why in reasons]
+                yield f"{what} in variant {variant.variant}", ", ".join(texts)
+
+
+_LOOKUPS = ("looked_up", "hit", "missed", "ceiling", "compulsory", "recomputed")
+_OF_A_TIER = (
+    "places", "capacity_blocks", "peak_blocks", "stored", "evicted", "dropped", "not_admitted",
+    "not_stored", "prefetched", "prefetch_useful", "prefetch_late", "prefetch_wasted",
+)  # fmt: skip
+
+
+def _caches(variants: Sequence[SimVariant]) -> list[Part]:
+    if not variants:
+        return []
+    tiers = names_below(variants, "blocks.hit_ratios")
+    measures = [Measure(path=f"blocks.hit_ratios.{tier}", label=tier, unit="%", scale=100)
+                for tier in tiers]  # fmt: skip
+    hits = Table(
+        title="Block hits",
+        columns=[ShownColumn("block hits, %"),
+                 *(ShownColumn(name, COUNT)
+                   for name in (*tiers, "all", "ceiling", "looked up", "recomputed"))],
+        rows=[
+            [
+                _label(v),
+                *(_text(v, measure) for measure in (*measures, HIT_RATIO, CEILING)),
+                *(_counted(v, f"blocks.{name}") for name in ("looked_up", "recomputed")),
+            ]
+            for v in variants
+        ],
+    )  # fmt: skip
+    lookups = Table(
+        title="Blocks of prompts, at the first admission",
+        columns=[ShownColumn("variant"),
+                 *(ShownColumn(name.replace("_", " "), COUNT) for name in _LOOKUPS)],
+        rows=[[_label(v), *(v.mean(f"blocks.{name}") for name in _LOOKUPS)] for v in variants],
+        detail=True,
+    )  # fmt: skip
+    of_tiers = Table(
+        title="Tiers, in blocks",
+        columns=[ShownColumn("variant"), ShownColumn("tier"),
+                 *(ShownColumn(name.replace("_", " "), COUNT) for name in _OF_A_TIER)],
+        rows=[
+            [_label(v), tier, *(v.mean(f"tiers.{tier}.{name}") for name in _OF_A_TIER)]
+            for v in variants
+            for tier in names_below([v], "tiers")
+        ],
+        says="All places together; but capacity and peak are of one.",
+        detail=True,
+    )  # fmt: skip
+    return [hits, lookups, of_tiers]
+
+
+def _moved(variants: Sequence[SimVariant]) -> list[Part]:
+    """A row for each kind of link of each variant that carried anything."""
+    causes = names_below(variants, "bytes_by_cause")
+    rows: list[list[Cell]] = [
+        [
+            _label(variant),
+            kind,
+            *(variant.mean(f"{link}.bytes_by_cause.{cause}") for cause in causes),
+            variant.mean(f"{link}.bytes"),
+            *(_text(variant, use) for use in _uses_of(link)),
+            *(variant.mean(f"{link}.{name}") for name in ("transfers", "links")),
+        ]
+        for variant in variants
+        for kind in names_below([variant], "links")
+        for link in [f"links.{kind}"]
+        if variant.mean(f"{link}.bytes")
+    ]
+    columns = [
+        ShownColumn("moved, GB"), ShownColumn("over"),
+        *(ShownColumn(name, _AMOUNT) for name in (*causes, "all")),
+        ShownColumn("busy %", COUNT), ShownColumn("busiest %", COUNT),
+        ShownColumn("transfers", COUNT), ShownColumn("links", COUNT),
+    ]  # fmt: skip
+    says = "GB are 10⁹ bytes. A byte that crosses three links is told at each of them."
+    return [Table(title="Bytes by cause", columns=columns, rows=rows, says=says)] if rows else []
+
+
+def _uses_of(link: str) -> list[Measure]:
+    """Of all links of a kind, and of the busiest one."""
+    return [
+        Measure(path=f"{link}.{name}", label=name, unit="%", scale=100)
+        for name in ("utilisation", "busiest_utilisation")
+    ]
+
+
+# --- over time -------------------------------------------------------------------------------
+
+_WHERE = ("waiting", "prefilling", "transferring", "decoding")
+_VIRTUAL = ShownColumn("virtual time", S)
+
+Track = tuple[str, Sequence[float | None]]
+OnGrid = Callable[[SimRun, str, Sequence[float]], list[float | None]]
+
+
+def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
+    """Where the requests of one variant are; of several, each thing with all of them."""
+    some = variants[:_MOST_LINES]
+    runs = [variant.runs[0] for variant in some]
+    grid, coarse = grid_of(runs, _MOST_POINTS), grid_of(runs, _MOST_RATES)
+    if not grid:
+        return []
+    left = len(variants) - len(some)
+    says = "The first run of each variant; --series has more."
+    says += f" {left} more variants are not drawn." if left else ""
+    names = [f"variant {variant.variant}" for variant in some]
+
+    def each(name: str, on_grid: OnGrid, at: Sequence[float]) -> list[Track]:
+        return [(label, on_grid(run, name, at)) for label, run in zip(names, runs, strict=True)]
+
+    if len(some) == 1:
+        where = [(name, levels_on(runs[0], name, grid)) for name in _WHERE]
+        levels = [_timed("Requests: where they are", "requests", grid, where, says)]
+    else:
+        levels = [
+            _timed("Requests that wait", "requests", grid, each("waiting", levels_on, grid), says),
+            _timed("Sequences that decode", "sequences", grid, each("decoding", levels_on, grid),
+                   says, detail=True),
+        ]  # fmt: skip
+    figures_over_time = [
+        *levels,
+        _timed("Output tokens", "tokens/s", coarse, each("output_tokens", rates_on, coarse), says),
+        _timed("Prefilled tokens", "tokens/s", coarse, each("prefill_tokens", rates_on, coarse),
+               says, detail=True),
+        _timed("HBM in use", "blocks", grid, each("hbm_blocks", levels_on, grid), says,
+               detail=True),
+    ]  # fmt: skip
+    return [figure for figure in figures_over_time if any(figure.points())]
+
+
+def _timed(
+    title: str,
+    unit: str,
+    grid: Sequence[float],
+    tracks: Sequence[Track],
+    says: str,
+    *,
+    detail: bool = False,
+) -> Figure:
+    """Without lines that are never above 0."""
+    lines = [
+        Line(
+            name=name,
+            points=[PlotPoint(x=x, y=y) for x, y in zip(grid, ys, strict=True) if y is not None],
+        )
+        for name, ys in tracks
+        if any(y for y in ys)
+    ]
+    return Figure(
+        title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), DisplayUnit(unit)), lines=lines,
+        scale=Scale.TIME, says=says, axis=grid, detail=detail,
+    )  # fmt: skip
+
+
+# --- instances and events --------------------------------------------------------------------
+
+
+def _instances(variants: Sequence[SimVariant]) -> list[Part]:
+    if not variants:
+        return []
+    names = ("count", "active", "requests", "skew", "utilisation", "busiest_utilisation")
+    rows: list[list[Cell]] = [
+        [_label(v), role, *(v.mean(f"instances.roles.{role}.{name}") for name in names)]
+        for v in variants
+        for role in names_below([v], "instances.roles")
+    ]
+    heads = ("instances", "with a request", "requests", "skew")
+    columns = [
+        ShownColumn("variant"), ShownColumn("role"),
+        *(ShownColumn(head, COUNT) for head in heads),
+        ShownColumn("busy", PERCENT), ShownColumn("busiest", PERCENT),
+    ]  # fmt: skip
+    says = (
+        "Skew is the most requests of one instance over the mean of its role; from "
+        f"{SKEWED:g} on it is a warning."
+    )
+    roles = Table(title="Instances by role", columns=columns, rows=rows, says=says)
+    return [roles, *(table for variant in variants for table in _each_instance(variant))]
+
+
+_OF_AN_INSTANCE = (
+    "node", "rack", "requests", "finished", "prefill_tokens", "decode_tokens", "peak_blocks",
+    "capacity_blocks", "preemptions", "longest_queue",
+)  # fmt: skip
+
+
+def _each_instance(variant: SimVariant) -> Iterator[Table]:
+    """The busiest instances of the variant's first run."""
+    run = variant.runs[0]
+    columns = run.instances or {}
+    busy = [ns if isinstance(ns, float) else 0.0 for ns in columns.get("busy_ns", ())]
+    if not busy:
+        return
+    window = run.facts.window_s
+    ranked = sorted(range(len(busy)), key=lambda place: (-busy[place], place))[:_MOST_INSTANCES]
+
+    def cell(name: str, place: int) -> Cell:
+        values = columns.get(name, [])
+        return values[place] if place < len(values) else None
+
+    rows: list[list[Cell]] = [
+        [
+            f"{place}",
+            *(cell(name, place) for name in ("group", "role", *_OF_AN_INSTANCE)),
+            busy[place] / 1e9 / window if window else None,
+        ]
+        for place in ranked
+    ]
+    which = f"the {len(ranked)} busiest of {len(busy)}" if len(ranked) < len(busy) else "all"
+    yield Table(
+        title=f"Instances of {_label(variant)}: {which}",
+        columns=[
+            ShownColumn("instance"), ShownColumn("group"), ShownColumn("role"),
+            *(ShownColumn(name.replace("_", " "), COUNT) for name in _OF_AN_INSTANCE),
+            ShownColumn("busy", PERCENT),
+        ],
+        rows=rows,
+        detail=True,
+    )  # fmt: skip
+
+
+def _events(variants: Sequence[SimVariant]) -> list[Part]:
+    if not variants:
+        return []
+    checks = names_below(variants, "checks")
+    laws = Table(
+        title="Events of the loop, and how often each law was checked",
+        columns=[ShownColumn("variant"), ShownColumn("events", COUNT),
+                 *(ShownColumn(f"checked: {law}", COUNT) for law in checks)],
+        rows=[
+            [_label(v), v.mean("events"), *(v.mean(f"checks.{law}") for law in checks)]
+            for v in variants
+        ],
+        detail=True,
+    )  # fmt: skip
+    logged = [(v, run.seed, run.event_log) for v in variants for run in v.runs if run.event_log]
+    kinds = list(dict.fromkeys(kind for _, _, log in logged for kind in log))
+    if not kinds:
+        return [laws]
+    log = Table(
+        title="Events in the log by kind",
+        columns=[ShownColumn("variant"), ShownColumn("seed"),
+                 *(ShownColumn(kind, COUNT) for kind in kinds)],
+        rows=[
+            [_label(v), f"{seed}", *(counts.get(kind) for kind in kinds)]
+            for v, seed, counts in logged
+        ],
+        detail=True,
+    )  # fmt: skip
+    return [laws, log]
