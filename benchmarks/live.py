@@ -33,17 +33,17 @@ def child(argv: Sequence[str], path: Path) -> int:
     """One run in this process, whose ticks are timed."""
     from kv_cache.bench.run import RealRun
     from kv_cache.cli import main
-    from kv_cache.cli.progress import Progress
+    from kv_cache.cli.progress import RunProgress
 
     ticks: list[tuple[float, int]] = []
-    real = Progress.tick
+    real = RunProgress.tick
 
-    def timed(self: Progress, run: RealRun) -> None:
+    def timed(self: RunProgress, run: RealRun) -> None:
         began_ns = time.thread_time_ns()
         real(self, run)
         ticks.append((time.monotonic(), time.thread_time_ns() - began_ns))
 
-    Progress.tick = timed  # type: ignore[method-assign]
+    RunProgress.tick = timed  # type: ignore[method-assign]
     code = main(argv)
     path.write_text(json.dumps(ticks))
     return code

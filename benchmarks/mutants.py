@@ -157,14 +157,14 @@ MUTANTS = (
     ),
     Mutant(
         "a result that found no other place is not given to stdout",
-        "kv_cache/cli/keep.py",
-        'return {**told, "document": document}',
-        "return told",
+        "kv_cache/cli/printing.py",
+        'return {**short, "document": result.document}',
+        "return short",
         (f"{INTEGRATION}output_lost.py",),
     ),
     Mutant(
         "a result replaces a file of another name's owner",
-        "kv_cache/cli/keep.py",
+        "kv_cache/files/keep.py",
         "wanted if number == 1 else wanted.with_name",
         "wanted if number else wanted.with_name",
         (f"{INTEGRATION}output_lost.py",),
@@ -213,7 +213,7 @@ MUTANTS = (
     ),
     Mutant(
         "a picture of throughput is ten times too high",
-        "kv_cache/report/pictures/shown.py",
+        "kv_cache/view/picture/shown.py",
         "    shown = column.shown(value)\n",
         "    shown = (column.shown(value) or 0.0) * 10\n",
         (f"{UNIT}plot.py", f"{INTEGRATION}plot.py", f"{INTEGRATION}report_numbers.py"),
@@ -227,7 +227,7 @@ MUTANTS = (
     ),
     Mutant(
         "text in a page is not escaped",
-        "kv_cache/report/html/text.py",
+        "kv_cache/view/page/safe_text.py",
         "escape(",
         "str(",
         (f"{UNIT}html_report.py",),
@@ -241,7 +241,7 @@ MUTANTS = (
     ),
     Mutant(
         "a submission without its third option is complete",
-        "kv_cache/report/submission/rules.py",
+        "kv_cache/mlperf/rules.py",
         'yield _short(f"option_{option}", "was not run; all three options are wanted")',
         "continue",
         (f"{INTEGRATION}submission_tree.py", f"{UNIT}submission.py"),

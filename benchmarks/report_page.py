@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, table
-from kv_cache.report.html import page
+from kv_cache.view.page import page
 from tests.browser import DESKTOP, MISSING, Browser
 
 ROOT = Path(__file__).resolve().parents[1]

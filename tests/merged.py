@@ -12,9 +12,9 @@ import orjson
 
 from kv_cache.core.crew import Crew, Member
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.report.ranks import merged_document
 from kv_cache.result.chain import seal
 from kv_cache.result.derive import derive
+from kv_cache.result.ranks import merged_document
 from kv_cache.result.run import read_run
 from tests import cli
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import sin
 from typing import Any
 
+from kv_cache.app.sweep_document import cell_row, run_row, sweep_document
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.units import GIB, MIB
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.report.sweep import cell_row, run_row, sweep_document
 from kv_cache.result.chain import seal
 from tests import trials
 

@@ -17,11 +17,11 @@ from kv_cache.config.load import load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.text import as_json
-from kv_cache.report.submission.aggregate import run_summary
-from kv_cache.report.submission.layout import Place, new_place, trial_directory
-from kv_cache.report.submission.manifest import write_manifest
-from kv_cache.report.submission.systems import describe, write_description
-from kv_cache.report.submission.tree import Tree, read_tree
+from kv_cache.mlperf.aggregate import run_summary
+from kv_cache.mlperf.layout import Place, new_place, trial_directory
+from kv_cache.mlperf.manifest import write_manifest
+from kv_cache.mlperf.systems import describe, write_description
+from kv_cache.mlperf.tree import Tree, read_tree
 from kv_cache.result.chain import seal
 from kv_cache.result.derive import derive
 from kv_cache.result.run import read_run

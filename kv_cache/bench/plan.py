@@ -18,7 +18,7 @@ from kv_cache.schedule.intake import OnArrival, nobody
 
 
 class Together(Protocol):
-    """What a run that is one of several has to know and do (`cli/crew`)."""
+    """What a run that is one of several has to know and do (`crew`)."""
 
     @property
     def siblings(self) -> Sequence[int]:

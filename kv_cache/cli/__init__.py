@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 
-from kv_cache.cli.exits import Exit
 from kv_cache.core.errors import BrokenLawError, NoAnswerError, UsageError, did_you_mean
+from kv_cache.core.exits import Exit
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
 
 
@@ -209,8 +209,8 @@ def _refuse_other_than_utf8(argv: Sequence[str]) -> int:
 def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
     """Returns in the process that does the work: this one, or a child where it touches devices or
     is a rank of a launcher's."""
-    from kv_cache.cli.ranks import COORDINATOR, rank_of
     from kv_cache.cli.supervisor import supervise
+    from kv_cache.crew.launched import COORDINATOR, rank_of
 
     try:
         launched = COORDINATOR not in os.environ and rank_of(os.environ).told_by is not None

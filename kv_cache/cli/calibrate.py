@@ -18,13 +18,11 @@ import psutil
 from kv_cache import __version__
 from kv_cache.bench.cache_dir import check_cache_dir, check_name, obtainable_bytes
 from kv_cache.bench.dram import Copied, NotCopied, measure_copies
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.probe import ProbePlan
-from kv_cache.cli.exits import Exit
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.keep import keep
-from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.probe import add_options, measure, plan_of, refuse_memory
 from kv_cache.config.hardware import (
     HEADER,
@@ -44,9 +42,12 @@ from kv_cache.config.hardware import (
 from kv_cache.config.profile import HEADER as PROBE_HEADER
 from kv_cache.config.profile import Profile, profile_text, read_profile
 from kv_cache.core.errors import ConfigError
+from kv_cache.core.exits import Exit
 from kv_cache.core.format import gib_per_s
 from kv_cache.core.units import PAGE_BYTES
-from kv_cache.report.reading import require_replaceable
+from kv_cache.files.keep import keep
+from kv_cache.files.machine import captured
+from kv_cache.files.reading import require_replaceable
 from kv_cache.tiers.objects import is_object_url
 
 SIZES_MIB = "0.25,2,8,32"
@@ -290,7 +291,7 @@ def _calibrate(plan: _Plan, signals: Interrupts) -> int:
     print(f"\n{readiness_text(hardware)}")
     kept = keep(plan.output, hardware_text(hardware).encode(), "hardware profile")
     print(f"hardware  {kept.shown}")
-    kept.print_unwritten()
+    print_unwritten(kept)
     return kept.code or (Exit.DONE if whole else Exit.EARLY)
 
 
@@ -315,7 +316,7 @@ def _measured(
         return None, False
     kept = keep(file, profile_text(profile).encode(), "profile")
     print(f"probe  {kept.shown}")
-    kept.print_unwritten()
+    print_unwritten(kept)
     return kept.path, kept.in_place and not found.failures
 
 

@@ -7,7 +7,6 @@ early when it is sure. `schedule/capacity` chooses the loads.
 
 import argparse
 import logging
-import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,27 +14,28 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from kv_cache.app.prepare import Job, prepare
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.run import open_run
-from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import own_and_rest, parse
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.keep import keep
-from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import CommandParser
-from kv_cache.cli.prepare import Job, prepare, refuse_given
-from kv_cache.cli.progress import Progress
+from kv_cache.cli.printing import print_unwritten
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.run import loaded
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
+from kv_cache.core.exits import Exit
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.seed import Seed
 from kv_cache.core.text import as_json
 from kv_cache.core.units import NS_PER_S
+from kv_cache.files.keep import keep
+from kv_cache.files.machine import captured
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.slo import Promise, parse_promises
 from kv_cache.metrics.steady import LEAST_WINDOWS, backlog_grows, stationarity
 from kv_cache.metrics.window import Window
-from kv_cache.report.plot import plot_beside
 from kv_cache.result.capacity import (
     Probe,
     capacity_document,
@@ -54,6 +54,7 @@ from kv_cache.schedule.capacity import (
     judge,
 )
 from kv_cache.sim.run import simulate
+from kv_cache.view.picture.plot import plot_beside
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 
@@ -196,7 +197,7 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
     by_users = options.by == "users"
     invocation = parse(rest)
     given = {**invocation.overrides}
-    refuse_given(invocation, "capacity", _OURS, _NOT_EVEN_IN_A_FILE)
+    invocation.refuse("capacity", _OURS, _NOT_EVEN_IN_A_FILE)
     if by_users and "run.num_users" in given:
         raise ConfigError("--num-users is what capacity --by users searches for; use --first")
     for name in ("probe", "probe_warmup"):
@@ -228,10 +229,8 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
     }
     if not by_users:
         fixed |= {"arrival.request_rate": 1.0, "arrival.process": "poisson"}
-    logging.basicConfig(
-        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
-    )
-    job = prepare(replace(invocation, overrides={**given, **fixed}), quick=False)
+    config, notes = loaded(replace(invocation, overrides={**given, **fixed}))
+    job = prepare(config, notes=notes, progress=TerminalProgress(config.output.progress))
     if by_users and job.config.replays:
         raise ConfigError(
             "a trace has no users to search for; give --by rate, or leave --trace out"
@@ -370,9 +369,9 @@ class _Probing:
         plan = RunPlan(config, load, job.specs, config.run.seed, promises=self.promises)
         with (
             open_run(plan, self._caught.stop, RunHooks(watch=self._watch)) as run,
-            Progress(config, what, self.promises) as progress,
+            TerminalProgress(config.output.progress).run(config, what, self.promises) as tick,
         ):
-            return run.execute(progress.tick)
+            return run.execute(tick)
 
     def verdict(self, outcome: RunOutcome) -> ProbeVerdict:
         measured = outcome.series.of(Phase.MEASURE)
@@ -445,7 +444,7 @@ def _search(plan: Plan, caught: Interrupts) -> int:
     if picture is not None:
         print(f"plot      {picture}")
     if kept is not None:
-        kept.print_unwritten()
+        print_unwritten(kept)
     if silent or (kept is not None and kept.no_answer):
         return Exit.NO_ANSWER
     return Exit.EARLY if died or lost else caught.exit_code

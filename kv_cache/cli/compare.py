@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from kv_cache.app.comparison import MARK, read_inputs
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import PlaceError
-from kv_cache.report.compare import MARK, read_inputs
-from kv_cache.report.reading import require_replaceable
-from kv_cache.report.writing import write_atomically
+from kv_cache.files.reading import require_replaceable
+from kv_cache.files.writing import write_atomically
 from kv_cache.result.comparison import compare, comparison_json
 from kv_cache.view.comparison import comparison_view
 from kv_cache.view.terminal import terminal

@@ -26,7 +26,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from kv_cache.cli.interrupts import Interrupts, interrupts
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.installing import install_hint
 

@@ -9,13 +9,13 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
 from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
 from kv_cache.cli.parsing import Once
+from kv_cache.config.load import Invocation
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
 from kv_cache.core.errors import ConfigError, did_you_mean
@@ -88,16 +88,6 @@ _CPCS_FLAGS = frozenset(
     )
 )  # fmt: skip
 """The computational-storage family of the reference's fork: too many to list in the help."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
-    """A command line, understood: `overrides` by dotted option path, `given` by full flag name."""
-
-    config_path: Path | None
-    overrides: Mapping[str, Any]
-    log_level: str
-    given: frozenset[str]
 
 
 def parse(argv: Sequence[str]) -> Invocation:

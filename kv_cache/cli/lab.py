@@ -12,21 +12,23 @@ from statistics import fmean
 from typing import Any
 
 from kv_cache.bench.cache_dir import check_output_file
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.cli.compiled import PURE, engine_name
-from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import own_and_rest, parse
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.keep import Kept, keep
 from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
 from kv_cache.config.root import Config
 from kv_cache.config.root import options as known_options
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, TraceError, UsageError, did_you_mean
+from kv_cache.core.exits import Exit
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.core.seed import Seed
 from kv_cache.core.text import as_json
 from kv_cache.core.units import KIB
+from kv_cache.files.keep import Kept, keep
+from kv_cache.files.records import require_own_name
 from kv_cache.installing import install_hint
 from kv_cache.lab.accesses import Accesses, gathered
 from kv_cache.lab.capacity import Capacity, capacities_of
@@ -35,15 +37,14 @@ from kv_cache.lab.residency import BITS, SCALED_BITS, Residency
 from kv_cache.lab.study import Base, Study, study
 from kv_cache.lab.table import table_of
 from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, PolicyVariant, variants_of
-from kv_cache.report.plot import (
+from kv_cache.result.lab import CSV_HEAD, OWN, lab_csv, lab_document, source_name
+from kv_cache.view.picture.plot import (
     FORMATS,
     draw,
     installed,
     require_ours,
     write_picture,
 )
-from kv_cache.report.records import require_own_name
-from kv_cache.result.lab import CSV_HEAD, OWN, lab_csv, lab_document, source_name
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 
@@ -552,5 +553,5 @@ def _write(options: argparse.Namespace, document: Mapping[str, Any]) -> bool:
     for name, path in written.items():
         print(f"{name:<10}{path}")
     if "lab" in kept:
-        kept["lab"].print_unwritten()
+        print_unwritten(kept["lab"])
     return whole

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from kv_cache.cli.exits import Exit
 from kv_cache.cli.parsing import RECLAIM, CommandParser, Once
+from kv_cache.cli.printing import print_plain
 from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.exits import Exit
 
 _ABOUT = """\
 The three options of MLPerf Storage v3.0's KV-cache benchmark, each several times, by one or more
@@ -108,7 +109,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _run_parser() -> CommandParser:
     from kv_cache.cli.wrapper import seconds
-    from kv_cache.report.submission.layout import DIVISIONS, NOBODY
+    from kv_cache.mlperf.layout import DIVISIONS, NOBODY
 
     parser = _parser("run", _ABOUT_RUN, _EXAMPLES_RUN)
     add = parser.add_argument
@@ -157,10 +158,10 @@ def _check(argv: Sequence[str]) -> int:
     given = parser.parse_args(list(argv))
 
     from kv_cache.core.text import as_json
-    from kv_cache.report.submission.aggregate import summarize
-    from kv_cache.report.submission.rules import Status, check_tree
-    from kv_cache.report.submission.telling import check_text
-    from kv_cache.report.submission.tree import read_tree
+    from kv_cache.mlperf.aggregate import summarize
+    from kv_cache.mlperf.rules import Status, check_tree
+    from kv_cache.mlperf.text import check_text
+    from kv_cache.mlperf.tree import read_tree
 
     tree = read_tree(given.tree)
     findings = check_tree(tree)
@@ -173,7 +174,7 @@ def _check(argv: Sequence[str]) -> int:
         }
         sys.stdout.write(as_json(told).decode())
     else:
-        tell(check_text(findings, summarize(tree)))
+        print_plain(check_text(findings, summarize(tree)))
     return Exit.EARLY if any(f.status is Status.FALLS_SHORT for f in findings) else 0
 
 
@@ -187,22 +188,16 @@ def _summarize(argv: Sequence[str]) -> int:
     given = parser.parse_args(list(argv))
 
     from kv_cache.core.text import as_json
-    from kv_cache.report.submission.aggregate import summarize
-    from kv_cache.report.submission.telling import summary_markdown, summary_text
-    from kv_cache.report.submission.tree import read_tree
+    from kv_cache.mlperf.aggregate import summarize
+    from kv_cache.mlperf.text import summary_markdown, summary_text
+    from kv_cache.mlperf.tree import read_tree
 
     summary = summarize(read_tree(given.tree))
     if given.json:
         sys.stdout.write(as_json(summary).decode())
     else:
-        tell(summary_markdown(summary) if given.markdown else summary_text(summary))
+        print_plain(summary_markdown(summary) if given.markdown else summary_text(summary))
     return 0 if summary["complete"] else Exit.EARLY
-
-
-def tell(text: str) -> None:
-    """Text out of files that anybody may have written, such as a terminal can be shown."""
-    for line in text.split("\n"):
-        print("".join(c if c.isprintable() else "?" for c in line))
 
 
 _SUBCOMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {

@@ -24,22 +24,31 @@ from typing import Any
 from tqdm import tqdm
 
 from kv_cache import __version__
-from kv_cache.cli.child_processes import tied
-from kv_cache.cli.exits import Exit
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.mlperf import tell
-from kv_cache.cli.prepare import prepare
-from kv_cache.cli.progress import bar_for
-from kv_cache.cli.wrapper import CHECKOUT, Asked, invocation, read, start_of
-from kv_cache.config.load import config_file, load_config
+from kv_cache.app.prepare import prepare
+from kv_cache.bench.interrupts import Interrupts, interrupts
+from kv_cache.bench.progress import Bar
+from kv_cache.cli.printing import print_plain
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.wrapper import (
+    CHECKOUT,
+    Asked,
+    invocation,
+    own_config,
+    read,
+    result_of,
+    start_of,
+)
+from kv_cache.config.load import config_file
 from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
-from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.core.exits import Exit
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.core.text import as_json
-from kv_cache.report.environment import Reader, filesystem
-from kv_cache.report.submission.aggregate import run_summary, summarize
-from kv_cache.report.submission.layout import (
+from kv_cache.crew.child_processes import tied
+from kv_cache.files.environment import Reader, filesystem
+from kv_cache.files.writing import write_atomically
+from kv_cache.mlperf.aggregate import run_summary, summarize
+from kv_cache.mlperf.layout import (
     CONFIG,
     SUMMARY,
     Place,
@@ -49,18 +58,17 @@ from kv_cache.report.submission.layout import (
     results_in,
     trial_directory,
 )
-from kv_cache.report.submission.manifest import (
+from kv_cache.mlperf.manifest import (
     FINISHED,
     INCOMPLETE,
     INTERRUPTED,
     RUNNING,
     write_manifest,
 )
-from kv_cache.report.submission.plan import CLOSED, OPEN, Plan, deviations, ranks_of_launch
-from kv_cache.report.submission.systems import describe, write_description
-from kv_cache.report.submission.telling import summary_text
-from kv_cache.report.submission.tree import Tree, read_tree
-from kv_cache.report.writing import write_atomically
+from kv_cache.mlperf.plan import CLOSED, OPEN, Plan, deviations, ranks_of_launch
+from kv_cache.mlperf.systems import describe, write_description
+from kv_cache.mlperf.text import summary_text
+from kv_cache.mlperf.tree import Tree, read_tree
 
 _WRAPPER = CHECKOUT / "mlperf_wrapper.py"
 _INSTALLED = (
@@ -90,7 +98,7 @@ class Running:
     place: Place
     cache: str
     caught: Interrupts
-    bar: "tqdm[Any]"
+    bar: Bar
     own: dict[str, Any]  # its record
     config: Path | None
     started_s: float = field(default_factory=time.monotonic)
@@ -123,7 +131,7 @@ def run(given: argparse.Namespace, argv: Sequence[str]) -> int:
     kept = _create(place, config)
     for departure in departures:
         _say(f"not as in CLOSED: {departure}")
-    with interrupts() as caught, bar_for(Config(), total=1.0, bar_format="{bar:20} {desc}") as bar:
+    with interrupts() as caught, TerminalProgress().bar(total=1.0) as bar:
         sequence = Running(
             plan=plan, place=place, cache=given.cache_dir, caught=caught, bar=bar, own=own,
             config=kept,
@@ -204,11 +212,11 @@ def _overrides(plan: Plan, config: Path | None, cache: str, output: Path) -> Map
 def _try(plan: Plan, asked: Asked, output: Path) -> None:
     """As rank 0 will begin, without beginning; behind a launcher only what no host changes."""
     if plan.launch:
-        called = invocation(asked)
-        load_config(called.config_path, called.overrides)
+        invocation(asked).config()
         return
     rank = MpiRank(rank=0, ranks=plan.ranks, on_machine=plan.ranks, told_by="PMI_RANK")
-    prepare(invocation(asked), quick=False, start=start_of(asked, rank, output))
+    config = own_config(invocation(asked).config(), rank, result_of(output))
+    prepare(config, start=start_of(asked, rank, output))
 
 
 def _words(plan: Plan, option: int, output: Path, cache: str, config: Path | None) -> list[str]:
@@ -494,8 +502,7 @@ def _conclude(sequence: Running, stamp: str) -> int:
         tree = read_tree(sequence.place.run)
         _write_beside(sequence, tree, stamp)
         _keep(sequence)
-        sequence.bar.close()
-        tell(summary_text(summarize(tree)))
+        print_plain(summary_text(summarize(tree)))
         code = Exit.EARLY if tree.flaws or not whole else Exit.DONE
     if own["status"] != FINISHED:
         _say(f"the sequence is {own['status']}; what was measured is kept in {sequence.place.run}")
@@ -530,8 +537,6 @@ def _say(text: str) -> None:
 
 def _show(sequence: Running, text: str, elapsed: float = 0.0, option: int | None = None) -> None:
     """The bar: what is running, and how long it will still take."""
-    if sequence.bar.disable:
-        return
     took = sequence.took_s
     beside = sum(took) / len(took) if took else _OVERHEAD_S
     plan, done = sequence.plan, len(sequence.own["trials"])
@@ -540,6 +545,6 @@ def _show(sequence: Running, text: str, elapsed: float = 0.0, option: int | None
     whole = sum(each) + plan.option_delay_s * (len(plan.options) - 1)
     left = sum(each[done:]) + plan.option_delay_s * max(0, len(plan.options) - max(1, rests))
     left = max(0.0, left - elapsed)
-    sequence.bar.n = max(0.0, min(1.0, 1 - left / whole)) if whole else 0.0
+    sequence.bar.to(max(0.0, min(1.0, 1 - left / whole)) if whole else 0.0)
     minutes = f"{left / 60:.0f} min" if left > 90 else f"{left:.0f} s"
-    sequence.bar.set_description_str(f"{text}; about {minutes} left", refresh=True)
+    sequence.bar.note(f"{text}; about {minutes} left")

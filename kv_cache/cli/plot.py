@@ -7,13 +7,13 @@ from pathlib import Path
 
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, UsageError, did_you_mean
+from kv_cache.files.reading import read_document
 from kv_cache.installing import install_hint
-from kv_cache.report.plot import (
+from kv_cache.view.picture.plot import (
     FORMATS,
     draw,
     installed,
     picture_of,
-    read_document,
     require_ours,
     write_picture,
 )

@@ -4,26 +4,27 @@ The fill and the rounds of `run --precondition`, with nothing measured after the
 """
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kv_cache.app.prepare import Job, prepare
+from kv_cache.app.run import fill_first, load_of_rounds
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import open_run
-from kv_cache.cli.exits import Exit
 from kv_cache.cli.flags import parse
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.keep import keep
-from kv_cache.cli.machine import captured
-from kv_cache.cli.prepare import Job, prepare, refuse_given
-from kv_cache.cli.progress import Progress
-from kv_cache.cli.run import fill_first, load_of_rounds
+from kv_cache.cli.printing import print_unwritten
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.run import loaded
 from kv_cache.core.errors import NoAnswerError
+from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
+from kv_cache.files.keep import keep
+from kv_cache.files.machine import captured
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.report.plot import plot_beside
 from kv_cache.result.preconditioning import precondition_document
+from kv_cache.view.picture.plot import plot_beside
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 
@@ -80,13 +81,12 @@ def main(argv: Sequence[str]) -> int:
         print(_HELP, end="")
         return 0
     invocation = parse(argv)
-    refuse_given(invocation, "precondition", _USELESS, _ALWAYS)
-    logging.basicConfig(
-        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
-    )
+    invocation.refuse("precondition", _USELESS, _ALWAYS)
     given: Mapping[str, Any] = invocation.overrides
     asked = {**given, "precondition.enabled": True}
-    job = prepare(replace(invocation, overrides=asked), quick=False, name="precondition")
+    config, notes = loaded(replace(invocation, overrides=asked))
+    progress = TerminalProgress(config.output.progress)
+    job = prepare(config, notes=notes, name="precondition", progress=progress)
     for warning in job.warnings:
         log.warning(warning)
     with interrupts() as caught:
@@ -103,7 +103,7 @@ def _precondition(job: Job, caught: Interrupts) -> int:
     picture = plot_beside(document, job.output)
     if picture is not None:
         print(f"plot      {picture}")
-    kept.print_unwritten()
+    print_unwritten(kept)
     if silence is not None:
         raise silence
     if outcome.death is not None:
@@ -113,18 +113,15 @@ def _precondition(job: Job, caught: Interrupts) -> int:
 
 def _done(job: Job, caught: Interrupts) -> tuple[RunOutcome, NoAnswerError | None]:
     """What was done, and what did not answer at its end."""
-    filled = fill_first(job, caught)
+    progress = TerminalProgress(job.config.output.progress)
+    filled = fill_first(job, caught, progress)
     outcome: RunOutcome | None = None
     try:
         plan = RunPlan(job.config, job.load, job.specs, job.seed, filled, load_of_rounds(job))
-        with open_run(plan, caught.stop) as run, Progress(job.config) as progress:
-            outcome = run.execute(progress.tick, measure=False)
+        with open_run(plan, caught.stop) as run, progress.run(job.config) as tick:
+            outcome = run.execute(tick, measure=False)
     except NoAnswerError as error:
         if outcome is None:
             raise
         return outcome, error
     return outcome, None
-
-
-def _ignore(_: object) -> None:
-    """Nobody watches."""

@@ -5,28 +5,29 @@ so a prediction can be made for a drive that is elsewhere.
 """
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kv_cache.app.prepare import Job, prepare
+from kv_cache.app.twin_prediction import Foresight, foresee
 from kv_cache.bench.cache_dir import nearest_existing
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.places import drive_capacities
 from kv_cache.bench.sizing import size_tiers
-from kv_cache.cli.flags import Invocation, parse
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.keep import keep
-from kv_cache.cli.machine import captured
-from kv_cache.cli.prepare import Job, prepare, refuse_given
-from kv_cache.cli.progress import bar_for, to
-from kv_cache.cli.twin_prediction import Foresight, foresee
-from kv_cache.config.load import load_config
+from kv_cache.cli.flags import parse
+from kv_cache.cli.printing import print_json, print_unwritten
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.run import begin_logging, loaded
+from kv_cache.config.load import Invocation
 from kv_cache.config.machine import read_machine
 from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, PAGE_BYTES
+from kv_cache.files.keep import keep
+from kv_cache.files.machine import captured
 from kv_cache.result.document import build_result
 from kv_cache.view.prediction import prediction_table
 from kv_cache.view.terminal import table_lines
@@ -77,16 +78,16 @@ def main(argv: Sequence[str]) -> int:
         print(_ABOUT, end="")
         return 0
     invocation = parse(argv)
-    logging.basicConfig(
-        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
-    )
-    refuse_given(invocation, "predict", _USELESS, ())
-    config = load_config(invocation.config_path, invocation.overrides)
+    begin_logging(invocation.log_level)
+    invocation.refuse("predict", _USELESS)
+    config = invocation.config()
     if config.sim.profile is None:
         raise ConfigError(
             "predict needs what was measured: --profile FILE, as calibrate or probe wrote it"
         )
-    job = prepare(_virtual(invocation, config), quick=False)
+    config, notes = loaded(_virtual(invocation, config))
+    job = prepare(config, notes=notes, progress=TerminalProgress(config.output.progress))
+    assert config.sim.profile is not None
     for warning in job.warnings:
         log.warning(warning)
     foresight = foresee(job.config, job.specs, job.seed, job.build, config.sim.profile)
@@ -127,8 +128,9 @@ def _room(config: Config) -> int | None:
 
 
 def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
-    with bar_for(job.config, desc="virtual time", unit=" requests") as bar:
-        outcome = foresight.run(caught.stop.is_set, lambda requests: to(bar, requests))
+    progress = TerminalProgress(job.config.output.progress)
+    with progress.bar("virtual time", unit="requests") as bar:
+        outcome = foresight.run(caught.stop.is_set, bar.to)
     if caught.came:
         print("interrupted; nothing is predicted")
         return caught.exit_code
@@ -138,10 +140,10 @@ def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:
     )
     kept = keep(job.output, as_json(document), "prediction")
     if job.config.output.json:  # the whole of what is predicted
-        print(as_json(section).decode(), end="")
+        print_json(section)
     else:
         print(f"{job.model.name}, seed {job.seed}, schedule {outcome.schedule_sha256[:12]}")
         print("\n".join(table_lines(prediction_table(section, every=True))))
         print(f"result  {kept.shown}")
-        kept.print_unwritten()
+        print_unwritten(kept)
     return kept.code

@@ -15,6 +15,7 @@ from typing import Any
 
 from kv_cache import __version__
 from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, nearest_existing, obtainable_bytes
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.probe import (
     BUFFER_BYTES,
@@ -25,19 +26,20 @@ from kv_cache.bench.probe import (
     refusals,
     table,
 )
+from kv_cache.bench.progress import Bar
 from kv_cache.bench.waits import ANSWER_S, answered
-from kv_cache.cli.exits import Exit
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.keep import keep
-from kv_cache.cli.machine import captured
 from kv_cache.cli.parsing import RECLAIM, CommandParser
-from kv_cache.cli.progress import bar
+from kv_cache.cli.printing import print_unwritten
+from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.profile import HEADER, Profile, profile_text
 from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError
+from kv_cache.core.exits import Exit
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
+from kv_cache.files.environment import Reader, filesystem
+from kv_cache.files.keep import keep
+from kv_cache.files.machine import captured
+from kv_cache.files.reading import require_replaceable
 from kv_cache.metrics.passport import found_below
-from kv_cache.report.environment import Reader, filesystem
-from kv_cache.report.reading import require_replaceable
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 
@@ -320,19 +322,22 @@ def measure(
 
 
 def _probed(place: CacheDir, plan: ProbePlan, signals: Interrupts) -> Probed:
-    bar = _Bar()
-    try:
-        make = partial(StorageProbe, place.objects, plan, stop=signals.stop, tick=bar.tick)
+    with TerminalProgress().bar(total=1.0) as bar:
+        tick = partial(_tick, bar)
+        make = partial(StorageProbe, place.objects, plan, stop=signals.stop, tick=tick)
         with answered(f"making files in {place.path}", make, ANSWER_S) as probe:
             return probe.run()
-    finally:
-        bar.close()
+
+
+def _tick(bar: Bar, share: float, what: str) -> None:
+    bar.to(share)
+    bar.note(what)
 
 
 def _write(output: Path, text: str, found: Probed) -> int:
     kept = keep(output, text.encode(), "profile")
     print(f"profile  {kept.shown}")
-    kept.print_unwritten()
+    print_unwritten(kept)
     return kept.code or (Exit.EARLY if found.failures else Exit.DONE)
 
 
@@ -418,17 +423,3 @@ def _facts(
         "notes": list(notes),
         "refused": [dict(row) for row in refusals(found)],
     }
-
-
-class _Bar:
-    """One line on stderr, drawn again; a line now and then where that is no terminal."""
-
-    def __init__(self) -> None:
-        self._bar = bar(total=1.0, bar_format="{bar:24} {percentage:3.0f} % {elapsed} {desc}")
-
-    def tick(self, share: float, what: str) -> None:
-        self._bar.n = share
-        self._bar.set_description_str(what, refresh=True)
-
-    def close(self) -> None:
-        self._bar.close()

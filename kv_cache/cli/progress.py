@@ -15,8 +15,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from shutil import get_terminal_size
 from typing import Any
 
@@ -59,17 +59,54 @@ class Status:
             print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
 
 
-def bar_for(config: Config, **options: Any) -> "tqdm[Any]":
-    """A progress bar, or lines of status where stderr is no terminal."""
-    return bar(config.output.progress, **options)
+class TerminalProgress:
+    """`bench.progress` on stderr; nothing where it is not wanted."""
+
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
+
+    @contextmanager
+    def bar(
+        self, what: str = "", *, unit: str = "", total: float | None = None, scale: bool = False
+    ) -> Iterator["_Bar"]:
+        given: dict[str, Any] = {"desc": what} if what else {}
+        if unit:
+            given |= {"unit": unit if unit == "B" else f" {unit}", "unit_scale": scale}
+        else:
+            given["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
+        if total is not None:
+            given["total"] = total
+        logs = nullcontext() if not sys.stderr.isatty() else logging_redirect_tqdm()
+        with self._tqdm(given) as bar, logs:
+            yield _Bar(bar)
+
+    def _tqdm(self, given: Mapping[str, Any]) -> "tqdm[Any]":
+        if self._wanted and not sys.stderr.isatty():
+            return StatusBar(Status(), **given)
+        width = get_terminal_size((100, 24)).columns  # some say 0, which tqdm would believe
+        return tqdm(disable=not self._wanted, leave=False, ncols=width, **given)
+
+    @contextmanager
+    def run(
+        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+    ) -> Iterator[Callable[[RealRun], None]]:
+        if not self._wanted:
+            yield lambda run: None
+            return
+        with RunProgress(config, prefix, promises) as shown:
+            yield shown.tick
 
 
-def bar(wanted: bool = True, **options: Any) -> "tqdm[Any]":
-    """As `bar_for`; off where it is not wanted."""
-    if wanted and not sys.stderr.isatty():
-        return StatusBar(Status(), **options)
-    width = get_terminal_size((100, 24)).columns  # some terminals say 0, which tqdm would believe
-    return tqdm(disable=not wanted, leave=False, ncols=width, **options)
+class _Bar:
+    def __init__(self, bar: "tqdm[Any]") -> None:
+        self._bar = bar
+
+    def to(self, done: float) -> None:
+        self._bar.update(done - self._bar.n)
+
+    def note(self, text: str) -> None:
+        if not self._bar.disable:
+            self._bar.set_description_str(text, refresh=True)
 
 
 _BAR = re.compile(r"\{l?_?bar[^}]*\} *")
@@ -99,11 +136,6 @@ class StatusBar(tqdm):  # type: ignore[type-arg]
             self.disable = True
             shared: Any = self
             shared._decr_instances(self)
-
-
-def to(bar: "tqdm[Any]", done: int) -> None:
-    """The bar at so much."""
-    bar.update(done - bar.n)
 
 
 # --- drawing ---------------------------------------------------------------------------------
@@ -178,7 +210,7 @@ class _Warnings(logging.Handler):
 # --- a run -----------------------------------------------------------------------------------
 
 
-class Progress:
+class RunProgress:
     """Draws a real run at its ticks, or says its status."""
 
     def __init__(
@@ -193,8 +225,7 @@ class Progress:
         self._config = config
         self._prefix = prefix
         self._clock = clock
-        self._off = not config.output.progress
-        self._status = None if self._off or sys.stderr.isatty() else Status(clock)
+        self._status = None if sys.stderr.isatty() else Status(clock)
         self._moved, self._moved_at = 0, clock()  # as the last line of status said
         self._stack = ExitStack()
         self._line: _Line | None = None
@@ -206,8 +237,8 @@ class Progress:
         self._tiers: set[Tier] = {Tier.NVME}
         self._seen: dict[tuple[Qos, Measure], Latency] = {}
 
-    def __enter__(self) -> "Progress":
-        if self._off or self._status is not None:
+    def __enter__(self) -> "RunProgress":
+        if self._status is not None:
             return self
         if os.environ.get("TERM", "") in _DUMB:
             self._line = _Line(disable=False)
@@ -224,8 +255,6 @@ class Progress:
         self._stack.close()
 
     def tick(self, run: RealRun) -> None:
-        if self._off:
-            return
         now = self._clock()
         if run.phase != self._phase:
             self._phase, self._phase_began = run.phase, now

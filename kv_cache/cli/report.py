@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kv_cache.app.run_directory import PAGE_FILE
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError
-from kv_cache.report.formats import DEFAULT, FORMATS, Format, read_sources
-from kv_cache.report.rundir import PAGE_FILE
-from kv_cache.report.writing import write_atomically
+from kv_cache.files.writing import write_atomically
+from kv_cache.view.forms import DEFAULT, FORMATS, Format, read_sources
 
 _ABOUT = """\
 Tell results in another form: as a page for a browser, or for other programs. Several stand side by

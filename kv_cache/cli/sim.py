@@ -13,11 +13,10 @@ from typing import Any
 import orjson
 
 from kv_cache.bench.cache_dir import check_output_file
+from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.compiled import PURE, engine_name
-from kv_cache.cli.exits import Exit
-from kv_cache.cli.interrupts import interrupts
-from kv_cache.cli.keep import Kept, keep
 from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.sim_run import Found, NothingEndedError, Streams, run_all
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenarios import (
@@ -29,12 +28,14 @@ from kv_cache.config.scenarios import (
 )
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
+from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
+from kv_cache.files.cluster_events import LINES
+from kv_cache.files.cluster_tables import RUNS_MARK, runs_csv
+from kv_cache.files.keep import Kept, keep
+from kv_cache.files.reading import require_replaceable
+from kv_cache.files.records import require_own_name
 from kv_cache.installing import install_hint
-from kv_cache.report.cluster.events import LINES
-from kv_cache.report.cluster.tables import RUNS_MARK, runs_csv
-from kv_cache.report.reading import require_replaceable
-from kv_cache.report.records import require_own_name
 from kv_cache.result.simulation.document import sim_document
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
@@ -220,13 +221,13 @@ def _check_events(path: Path, flag: str) -> None:
 
 
 def _check_page(path: Path, flag: str) -> None:
-    from kv_cache.report.html import MARK  # long to import, and seldom wanted
+    from kv_cache.view.page import MARK  # long to import, and seldom wanted
 
     require_replaceable(path, MARK, flag)
 
 
 def _check_picture(path: Path, flag: str) -> None:
-    from kv_cache.report.plot import FORMATS, installed, require_ours
+    from kv_cache.view.picture.plot import FORMATS, installed, require_ours
 
     form = path.suffix[1:].lower()
     if form not in FORMATS:
@@ -276,7 +277,7 @@ def _write(
         if path is not None:
             kept[name] = keep(path, made(document), f"file of --{name}")
     if options.plot is not None:
-        from kv_cache.report.plot import draw, write_picture
+        from kv_cache.view.picture.plot import draw, write_picture
 
         read = orjson.loads(as_json(document))  # as it is read back
         form = options.plot.suffix[1:].lower()
@@ -287,12 +288,12 @@ def _write(
     print(terminal(made_view(document)))
     print("\n".join(_last_lines(options, found, kept)))
     if "output" in kept:
-        kept["output"].print_unwritten()
+        print_unwritten(kept["output"])
     return all(each.in_place for each in kept.values())
 
 
 def _page(document: Mapping[str, Any]) -> bytes:
-    from kv_cache.report.html import page
+    from kv_cache.view.page import page
 
     read = orjson.loads(as_json(document))
     return page([read], [read["kv_cache"]["name"]]).encode()

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tqdm import tqdm
-
-from kv_cache.cli.interrupts import Interrupts
-from kv_cache.cli.progress import bar
+from kv_cache.bench.interrupts import Interrupts
+from kv_cache.bench.progress import Bar
+from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.hardware import HardwareProfile
 from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
@@ -21,9 +20,9 @@ from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import PlaceError, UsageError
-from kv_cache.report.cluster.events import EventLog
-from kv_cache.report.cluster.tables import ColumnsFile
-from kv_cache.report.writing import open_atomically
+from kv_cache.files.cluster_events import EventLog
+from kv_cache.files.cluster_tables import ColumnsFile
+from kv_cache.files.writing import open_atomically
 from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
@@ -195,7 +194,8 @@ class _Runs:
         self._instances = _columns_file(
             streams.instances, "--per-instance", name, stack, numbered="instance"
         )
-        self._bar: tqdm[Any] = stack.enter_context(_bar_of(study, given))
+        self._bar: Bar = stack.enter_context(_bar_of(study, given))
+        self._done = 0
 
     def go(self) -> None:
         """Raises NothingEndedError."""
@@ -238,7 +238,7 @@ class _Runs:
         """One run, and what is kept of it. Raises _StoppedError."""
         if self._caught.came:
             raise _StoppedError
-        self._bar.set_description(f"{point.number} {point.name}"[:_LONGEST_NAME])
+        self._bar.note(f"{point.number} {point.name}"[:_LONGEST_NAME])
         with _named(self._study, variant):
             outcome = self._simulate(variant)
         self._ended += 1
@@ -259,10 +259,10 @@ class _Runs:
 
     def _simulate(self, variant: Variant) -> ClusterOutcome:
         """Raises _StoppedError and what `simulate` raises."""
-        scenario, chain, before = variant.scenario, PrefixChain(), self._bar.n
+        scenario, chain, before = variant.scenario, PrefixChain(), self._done
 
         def progress(ended: int) -> None:
-            self._bar.update(before + ended - self._bar.n)
+            self._bar.to(before + ended)
             if self._caught.came:
                 raise _StoppedError
 
@@ -273,7 +273,8 @@ class _Runs:
             on_event=None if self._log is None else self._log.begin(self._ended + 1),
             progress=progress, profiles=profiles,
         )  # fmt: skip
-        self._bar.update(before + self._given.asked(scenario) - self._bar.n)
+        self._done = before + self._given.asked(scenario)
+        self._bar.to(self._done)
         return outcome
 
 
@@ -296,10 +297,10 @@ def _columns_of(outcome: ClusterOutcome) -> Row:
 # --- what is written on the way --------------------------------------------------------------
 
 
-def _bar_of(study: Scenarios, given: _Given) -> "tqdm[Any]":
+def _bar_of(study: Scenarios, given: _Given) -> AbstractContextManager[Bar]:
     """Requests of all runs."""
     requests = sum(given.asked(variant.scenario) for variant in study.variants())
-    return bar(total=requests, unit=" requests", unit_scale=True, desc="simulating")
+    return TerminalProgress().bar("simulating", unit="requests", total=requests, scale=True)
 
 
 def _event_log(study: Scenarios, path: Path | None, stack: ExitStack) -> EventLog | None:

@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from kv_cache.cli.exits import Exit
+from kv_cache.core.exits import Exit
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1

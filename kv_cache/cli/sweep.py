@@ -25,32 +25,10 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import orjson
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 import kv_cache
-from kv_cache.bench.cache_dir import check_name
-from kv_cache.bench.places import check_places
-from kv_cache.bench.sizing import size_tiers
-from kv_cache.cli.child_processes import tied
-from kv_cache.cli.exits import Exit
-from kv_cache.cli.flags import Invocation
-from kv_cache.cli.interrupts import Interrupts, interrupts
-from kv_cache.cli.keep import keep
-from kv_cache.cli.parsing import CommandParser
-from kv_cache.cli.prepare import prepare
-from kv_cache.cli.progress import bar
-from kv_cache.cli.ranks import rank_of
-from kv_cache.config.grid import Cell, Grid, read_grid, told
-from kv_cache.config.load import read_yaml
-from kv_cache.config.root import Config
-from kv_cache.config.schema import print_config, show
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError
-from kv_cache.core.seed import fresh_seed
-from kv_cache.core.text import as_json
-from kv_cache.installing import install_hint
-from kv_cache.report.plot import plot_beside
-from kv_cache.report.reading import SECTION, require_intact, result_bytes
-from kv_cache.report.sweep import (
+from kv_cache.app.prepare import prepare
+from kv_cache.app.sweep_document import (
     DOCUMENT,
     TABLE,
     cell_row,
@@ -59,10 +37,32 @@ from kv_cache.report.sweep import (
     sweep_document,
     sweep_text,
 )
-from kv_cache.report.writing import write_atomically, write_document
+from kv_cache.bench.cache_dir import check_name
+from kv_cache.bench.interrupts import Interrupts, interrupts
+from kv_cache.bench.places import check_places
+from kv_cache.bench.sizing import size_tiers
+from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.printing import print_unwritten
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.run import begin_logging
+from kv_cache.config.grid import Cell, Grid, read_grid, told
+from kv_cache.config.load import Invocation, read_yaml
+from kv_cache.config.root import Config
+from kv_cache.config.schema import print_config, show
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError
+from kv_cache.core.exits import Exit
+from kv_cache.core.seed import fresh_seed
+from kv_cache.core.text import as_json
+from kv_cache.crew.child_processes import tied
+from kv_cache.crew.launched import rank_of
+from kv_cache.files.keep import keep
+from kv_cache.files.reading import SECTION, require_intact, result_bytes
+from kv_cache.files.writing import write_atomically, write_document
+from kv_cache.installing import install_hint
 from kv_cache.result.chain import check, file_digest
 from kv_cache.result.sweep import SCHEMA
 from kv_cache.result.trials import FINISHED, trial_seed
+from kv_cache.view.picture.plot import plot_beside
 
 MOST_JOBS = 256
 _LOCK = ".kv-cache-sweep.lock"
@@ -201,14 +201,18 @@ def _check_cells(plan: Plan, firsts: Sequence[Run]) -> bool:
     real I/O."""
     seen: set[bytes] = set()
     real = False
-    with tempfile.TemporaryDirectory(prefix="kv-cache-sweep-") as scratch:
-        for run in bar(iterable=firsts, desc="checking", unit=" cells"):
+    with (
+        tempfile.TemporaryDirectory(prefix="kv-cache-sweep-") as scratch,
+        TerminalProgress().bar("checking", unit="cells", total=len(firsts)) as bar,
+    ):
+        for number, run in enumerate(firsts):
+            bar.to(number)
             config = plan.config_of(run)
             real = real or not config.run.virtual_time
             asked = _asked(config)
             try:
                 if asked is None or asked not in seen:
-                    prepare(_invocation(plan.grid, run, Path(scratch)), quick=False)
+                    prepare(_invocation(plan.grid, run, Path(scratch)).config())
                 elif not config.run.virtual_time:
                     check_places(size_tiers(config)[0])
             except UsageError as error:
@@ -229,9 +233,7 @@ def _invocation(grid: Grid, run: Run, scratch: Path) -> Invocation:
     path = None if grid.config is None else Path(grid.config)
     own = {"run.seed": run.seed, "output.output": str(scratch / _RESULT), "output.progress": False}
     overrides = {**grid.base, **run.cell.values, **own}
-    return Invocation(
-        config_path=path, overrides=overrides, log_level="INFO", given=frozenset(overrides)
-    )
+    return Invocation(config_path=path, overrides=overrides)
 
 
 def _before(place: Path) -> Mapping[str, Any] | None:
@@ -464,7 +466,7 @@ def _as_root(argv: Sequence[str], executor: Any) -> int:
 
 def _sweep(options: argparse.Namespace, pool: Any) -> int:
     """Raises UsageError."""
-    logging.basicConfig(level="INFO", format="%(levelname)s %(message)s", stream=sys.stderr)
+    begin_logging()
     plan = _plan(options)
     with _locked(plan.place), interrupts() as caught, pool(options, caught) as found:
         return _Sweep(plan, found, caught).run()
@@ -538,7 +540,7 @@ class _Sweep:
         kept = keep(self._path(DOCUMENT), as_json(document), "document of the sweep")
         log.error("the sweep has ended early: %s", error)
         print(sweep_text(document, self._plan.place, kept.shown))
-        kept.print_unwritten()
+        print_unwritten(kept)
         return Exit.EARLY
 
     def _path(self, name: str) -> Path:
@@ -602,19 +604,18 @@ class _Sweep:
             (run.directory / _CODE).unlink(missing_ok=True)
         if self._caught.came:
             return
+        done = 0
         futures = {self._pool.submit(str(run.directory)): run for run in left}
-        with (
-            bar(total=len(left), desc="sweep", unit=" runs") as shown,
-            logging_redirect_tqdm() if not _quiet() else _nothing(),
-        ):
-            for future in self._ended(futures, shown.refresh):
+        with TerminalProgress().bar("sweep", unit="runs", total=len(left)) as shown:
+            for future in self._ended(futures, lambda: shown.note("sweep")):
                 run = futures[future]
                 code = None if future.cancelled() else self._code(future, run)
                 if code is None:
                     continue
                 row = self._read(run, code, before[run.directory])
                 self._rows[run.cell.number, run.trial] = row
-                shown.update()
+                done += 1
+                shown.to(done)
                 log.info("%s: %s", run, row["verdict"] or row["says"] or row["status"])
                 if time.monotonic() - self._written_at >= _WRITE_S:
                     self._write()
@@ -701,12 +702,3 @@ def _last_words(path: Path) -> str | None:
     if not said:
         return None
     return "".join(c if c.isprintable() else "?" for c in said[-1])[:_LONGEST_SAYS]
-
-
-def _quiet() -> bool:
-    return not sys.stderr.isatty()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

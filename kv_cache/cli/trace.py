@@ -13,11 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from kv_cache.app.prepare import open_workload
 from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.cli.flags import build_parser, own_and_rest, parse
 from kv_cache.cli.parsing import CommandParser
-from kv_cache.cli.prepare import open_workload
-from kv_cache.cli.progress import bar_for, to
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.run import begin_logging
 from kv_cache.config.build import Load, build_load
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
@@ -26,19 +27,19 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.text import as_json
+from kv_cache.files.fitted_users import CHOICES, Samples, fit_text
+from kv_cache.files.recording import as_recorded
+from kv_cache.files.records import packing, require_own_name
+from kv_cache.files.writing import open_atomically, write_atomically
 from kv_cache.installing import install_hint
-from kv_cache.report.plot import (
+from kv_cache.result.trace import stats_document
+from kv_cache.view.picture.plot import (
     FORMATS,
     draw,
     installed,
     require_ours,
     write_picture,
 )
-from kv_cache.report.recording import as_recorded
-from kv_cache.report.records import packing, require_own_name
-from kv_cache.report.tracefit import CHOICES, Samples, fit_text
-from kv_cache.report.writing import open_atomically, write_atomically
-from kv_cache.result.trace import stats_document
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 from kv_cache.workload.distribution import Times
@@ -345,7 +346,7 @@ class Asked:
 
 
 def _opened(config: Config) -> tuple[Trace | None, Survey | None]:
-    trace, found = open_workload(config)
+    trace, found = open_workload(config, TerminalProgress(config.output.progress))
     if trace is not None and found is not None:
         for warning in doubts(trace, found):
             log.warning(warning)
@@ -356,9 +357,7 @@ def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:
     """Raises UsageError for everything that is wrong before a file is read."""
     path, flags = path_in(rest)
     invocation = parse(flags)
-    logging.basicConfig(
-        level=invocation.log_level, format="%(levelname)s %(message)s", stream=sys.stderr
-    )
+    begin_logging(invocation.log_level)
     overrides = dict(invocation.overrides)
     if path is not None:
         if "workload.trace" in overrides:
@@ -425,7 +424,8 @@ def _walk(look: Look, samples: Samples | None = None) -> tuple[Stream, Sessions]
     for blocks in look.load.populate:
         stream.store(blocks)
     total = look.requests or (look.found.rows if look.found else None)
-    with bar_for(look.config, desc="looking", unit=" requests", total=total) as bar:
+    progress = TerminalProgress(look.config.output.progress)
+    with progress.bar("looking", unit="requests", total=total) as bar:
         for request in look.plan():
             stream.add(request)
             in_session = look.in_session(request)
@@ -434,7 +434,7 @@ def _walk(look: Look, samples: Samples | None = None) -> tuple[Stream, Sessions]
             if samples is not None:
                 samples.add(request, in_session=in_session)
             if stream.requests % _STEP == 0:
-                to(bar, stream.requests)
+                bar.to(stream.requests)
     return stream, sessions
 
 
@@ -447,16 +447,16 @@ def _convert_to(path: Path, config: Config, trace: Trace, found: Survey) -> int:
         block_tokens=found.block_tokens,
         source=f"{of.name}: {', '.join(file.name for file in trace.files[:5])}",
     )
-    rows = 0
+    rows, progress = 0, TerminalProgress(config.output.progress)
     with (
         _packed_file(path) as write,
-        bar_for(config, desc="converting", unit=" rows", total=found.rows) as bar,
+        progress.bar("converting", unit="rows", total=found.rows) as bar,
     ):
         write(header_line(header))
         for rows, row in enumerate(trace.rows(), 1):
             write(row_line(row, header))
             if rows % _STEP == 0:
-                to(bar, rows)
+                bar.to(rows)
     return rows
 
 

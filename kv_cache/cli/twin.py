@@ -13,29 +13,27 @@ from typing import Any
 
 from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, obtainable_bytes
 from kv_cache.bench.counters import device_of
+from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
-from kv_cache.cli.child_processes import tied
-from kv_cache.cli.exits import Exit
-from kv_cache.cli.interrupts import Interrupts, interrupts
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
+from kv_cache.core.exits import Exit
 from kv_cache.core.units import human_bytes
-from kv_cache.report.fio import (
-    HEADER,
+from kv_cache.crew.child_processes import tied
+from kv_cache.files.fio import (
+    DEFAULT_SECONDS,
     Answer,
     Twin,
     comparison,
     derive,
+    export_job,
     job_text,
     read_answer,
     read_logs,
     what_it_does,
 )
-from kv_cache.report.reading import read_result, require_intact, require_replaceable
-from kv_cache.report.writing import write_atomically
+from kv_cache.files.reading import read_result, require_intact
 from kv_cache.tiers.objects import is_object_url
-
-DEFAULT_SECONDS = 20.0
 
 _SHARD = "00"  # what is in it, and ends with .kv, is removed with the cache directory
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as our buffers have
@@ -121,20 +119,6 @@ def _export(twin: Twin, options: argparse.Namespace) -> int:
     print(what_it_does(twin))
     print(f"job  {path}")
     return 0
-
-
-def export_job(
-    twin: Twin, path: Path, seconds: float = DEFAULT_SECONDS, directories: Sequence[str] = ()
-) -> None:
-    """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError
-    where it holds something that is not ours to replace."""
-    require_replaceable(path, HEADER, "--fio-export")
-    try:
-        write_atomically(path, job_text(twin, seconds, directories).encode())
-    except OSError as error:
-        raise PlaceError(
-            f"--fio-export {path}: it cannot be written ({error.strerror}); name another file"
-        ) from None
 
 
 # --- where -----------------------------------------------------------------------------------

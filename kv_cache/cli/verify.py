@@ -17,16 +17,16 @@ from typing import Any
 
 import orjson
 
-from kv_cache.cli.exits import Exit
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import UsageError
+from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
+from kv_cache.files.reading import DEEPEST, deeper_than, result_bytes
 from kv_cache.metrics.passport import Verdict
-from kv_cache.report.ranks import SCHEMA as RANKS_SCHEMA
-from kv_cache.report.ranks import recheck_ranks
-from kv_cache.report.reading import DEEPEST, deeper_than, result_bytes
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
+from kv_cache.result.ranks import SCHEMA as RANKS_SCHEMA
+from kv_cache.result.ranks import recheck_ranks
 from kv_cache.result.side_files import RECORDS, SIDE_FILES, recheck_directory
 from kv_cache.result.verify import judged_again, recheck, values
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kv_cache.cli import at_home
-from kv_cache.cli.exits import Exit
-from kv_cache.cli.ranks import rank_of
 from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError, UsageError
+from kv_cache.core.exits import Exit
 from kv_cache.core.mpirank import MpiRank
+from kv_cache.crew.launched import rank_of
 
 if TYPE_CHECKING:
-    from kv_cache.cli.flags import Invocation
-    from kv_cache.cli.prepare import Start
+    from kv_cache.app.prepare import Start
+    from kv_cache.config.load import Invocation
     from kv_cache.config.root import Config
 
 PROG = "mlperf_wrapper.py"
@@ -165,7 +165,7 @@ def seconds(text: str) -> float:
 
 def _delayed(asked: Asked, rank: MpiRank) -> int:
     """With the delays around it, in which a signal ends everything at once."""
-    from kv_cache.cli.interrupts import interrupts
+    from kv_cache.bench.interrupts import interrupts
 
     with interrupts() as caught:
         caught.stop.wait(asked.start_delay_s)
@@ -178,7 +178,7 @@ def _delayed(asked: Asked, rank: MpiRank) -> int:
 
 
 def _run(asked: Asked, rank: MpiRank) -> int:
-    from kv_cache.cli.run import launch
+    from kv_cache.cli.run import loaded, measure
 
     directory = asked.output / rank.directory
     created = not directory.exists()
@@ -189,7 +189,9 @@ def _run(asked: Asked, rank: MpiRank) -> int:
             f"output directory {directory}: it cannot be made ({error.strerror}); name another"
         ) from error
     try:
-        return launch(invocation(asked), start_of(asked, rank, directory))
+        config, notes = loaded(invocation(asked))
+        own = own_config(config, rank, result_of(directory))
+        return measure(own, start_of(asked, rank, directory), notes)
     except UsageError:
         if created:
             with contextlib.suppress(OSError):  # there is something in it, or somebody was faster
@@ -221,29 +223,31 @@ def _is_absent_default(asked: Asked) -> bool:
     return named and not path.exists()
 
 
+def result_of(directory: Path) -> Path:
+    """The result of a rank that begins now."""
+    return directory / f"{RESULT}{datetime.now():%Y%m%d_%H%M%S}.json"
+
+
+def own_config(config: "Config", rank: MpiRank, output: Path) -> "Config":
+    """The configuration of one rank, whose result goes to `output`. Raises ConfigError."""
+    from kv_cache.crew.per_rank import apart
+
+    for name, value, why in (
+        ("trials", config.run.trials, "repeats trials itself, and reads one result of each rank"),
+        ("clients", config.run.clients, "starts the clients itself, with mpirun"),
+    ):
+        if value != 1:
+            raise ConfigError(f"run.{name} (--{name}) is {value}: the launcher {why}; leave it out")
+    return apart(config, rank, output)
+
+
 def start_of(asked: Asked, rank: MpiRank, directory: Path) -> "Start":
-    """What is a rank's own; its result goes into that directory."""
-    from kv_cache.cli.per_rank import alone_note, apart
-    from kv_cache.cli.prepare import Start
-
-    output = directory / f"{RESULT}{datetime.now():%Y%m%d_%H%M%S}.json"
-
-    def own(config: "Config") -> "Config":
-        if config.run.trials != 1:
-            raise ConfigError(
-                f"run.trials (--trials) is {config.run.trials}: the launcher repeats trials "
-                "itself, and reads one result of each rank; leave it out"
-            )
-        if config.run.clients != 1:
-            raise ConfigError(
-                f"run.clients (--clients) is {config.run.clients}: the launcher starts the clients "
-                "itself, with mpirun; leave it out"
-            )
-        return apart(config, rank, output)
+    """Who is started; its result goes into that directory."""
+    from kv_cache.app.prepare import Start
+    from kv_cache.crew.per_rank import alone_note
 
     return Start(
         rank=rank,
-        own=own,
         notes=(*alone_note(rank), *_earlier(directory)),
         not_submittable=_not_submittable(asked),
     )

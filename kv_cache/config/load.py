@@ -7,15 +7,15 @@ Every failure is a `ConfigError` with the file and, where there is one, the line
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from kv_cache.config.personalities import PERSONALITIES
-from kv_cache.config.root import Config
+from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.schema import overlay, show
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.hfconfig import model_from_hf
@@ -25,6 +25,31 @@ Kind = Literal["configs", "datasets"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """What a command line says of a run: `overrides` by dotted option path, `given` by flag."""
+
+    config_path: Path | None
+    overrides: Mapping[str, Any]
+    log_level: str = "INFO"
+    given: frozenset[str] = frozenset()
+
+    def config(self) -> Config:
+        """The checked configuration. Raises ConfigError."""
+        return load_config(self.config_path, self.overrides)
+
+    def refuse(self, command: str, useless: Mapping[str, str], always: Sequence[str] = ()) -> None:
+        """Raise ConfigError for options that `command` sets itself or has no use for (path -> why)
+        and that are given as flags; those of `always` not in the file either."""
+        config = self.config()
+        for path, why in useless.items():
+            option = options()[path]
+            in_file = path in always and value_at(config, path) != option.default
+            if in_file or path in self.overrides:
+                flag = f" ({option.flag})" if option.flag else ""
+                raise ConfigError(f"{path}{flag} cannot be given to {command}: {why}; leave it out")
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Config:

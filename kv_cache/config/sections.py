@@ -619,6 +619,17 @@ class OutputConfig:
     )  # fmt: skip
 
 
+FILES_BESIDE = (
+    "latency_dump",
+    "fio_export",
+    "record",
+    "io_trace_log",
+    "hdr_log",
+    "xlsx_output",
+)
+"""Options of the section output that name a file which a run writes beside its result."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTier:
     """An assumed tier: a fixed time per operation, then a bandwidth that its servers share."""

@@ -1,4 +1,4 @@
-"""The document of a sweep as typed values; `report/sweep` makes it."""
+"""The document of a sweep as typed values; `app/sweep_document` makes it."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

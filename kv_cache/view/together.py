@@ -7,6 +7,7 @@ from typing import Any
 from kv_cache.core.format import as_text
 from kv_cache.result import capacity
 from kv_cache.result.comparison import input_of
+from kv_cache.result.kinds import RUN
 from kv_cache.result.metrics import value_at
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION
@@ -15,7 +16,6 @@ from kv_cache.view.capacity import capacities_view
 from kv_cache.view.comparison import comparison_view
 from kv_cache.view.identity import label_of
 from kv_cache.view.parts import ShownColumn, Table, View, ViewSection
-from kv_cache.view.views import RUN
 
 Named = tuple[str, str, Mapping[str, Any]]
 """A label, the name of the file, and its document."""

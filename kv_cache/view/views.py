@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kv_cache.result import capacity, lab, preconditioning, sweep, trace, trials
+from kv_cache.result.kinds import RUN
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION, converted, plain
 from kv_cache.result.simulation.document import SCHEMA as SIM
@@ -17,9 +18,6 @@ from kv_cache.view.simulation import sim_view
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.trace import trace_view
 from kv_cache.view.trials import trials_view
-
-RUN = "kv-cache-result/"
-"""How the schema of every run's result begins: all of them are readable."""
 
 MakeView = Callable[[Mapping[str, Any]], View]
 """From the section `kv_cache` of a document. Raises MisshapenError, which says where."""

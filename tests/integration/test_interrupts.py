@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache.cli.interrupts import Stop
+from kv_cache.bench.interrupts import Stop
 from tests.cli import SIGNALS, SMALL, anything, command, environment, finish, prepare
 
 # A child sends signals for a second while its parent sets, waits and looks.
 BURST = """
 import os, sys, time
-from kv_cache.cli.interrupts import interrupts
+from kv_cache.bench.interrupts import interrupts
 
 number, parent = int(sys.argv[1]), os.getpid()
 with interrupts() as caught:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli import main
-from kv_cache.cli.interrupts import interrupts
 from kv_cache.cli.lab import _StoppedError, _until
 from kv_cache.core.seed import Seed
 from kv_cache.lab.patterns import PATTERNS

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from kv_cache.app.prepare import prepare as prepared
 from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import open_run
 from kv_cache.cli.flags import parse
-from kv_cache.cli.prepare import prepare as prepared
-from kv_cache.cli.progress import Progress, Status
+from kv_cache.cli.progress import RunProgress, Status
 from tests.cli import SMALL, command, environment, prepare, run
 from tests.screen import Screen, Terminal
 
@@ -68,8 +68,8 @@ def test_a_log_has_a_line_of_status_every_ten_seconds_in_each_phase(
     began_s = time.monotonic()
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path)
-    job = prepared(parse([*RUN, "--warmup=1.2", "--duration=1.5"]), quick=False)
-    fast = Progress(job.config, "trial 2", clock=lambda: 30 * (time.monotonic() - began_s))
+    job = prepared(parse([*RUN, "--warmup=1.2", "--duration=1.5"]).config())
+    fast = RunProgress(job.config, "trial 2", clock=lambda: 30 * (time.monotonic() - began_s))
     plan = RunPlan(job.config, job.load, job.specs, job.seed)
     with open_run(plan, threading.Event()) as run, fast as progress:
         run.execute(progress.tick)

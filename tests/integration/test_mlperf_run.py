@@ -16,9 +16,9 @@ import pytest
 
 from kv_cache.cli.mlperf import main
 from kv_cache.core.errors import UsageError
-from kv_cache.report.submission.manifest import FINISHED, INTERRUPTED
-from kv_cache.report.submission.rules import Status, check_tree
-from kv_cache.report.submission.tree import read_tree
+from kv_cache.mlperf.manifest import FINISHED, INTERRUPTED
+from kv_cache.mlperf.rules import Status, check_tree
+from kv_cache.mlperf.tree import read_tree
 from tests.cli import anything, command, environment
 from tests.submission import SMALL
 

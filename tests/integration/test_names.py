@@ -62,7 +62,7 @@ def test_a_mount_point_of_anybodys_keeps_nobody_from_looking_at_the_machine(tmp_
         "import sys; from pathlib import Path\n"
         "from kv_cache.bench.fill import discards\n"
         "from kv_cache.bench.memory import available_ram_bytes\n"
-        "from kv_cache.report.environment import Reader, filesystem\n"
+        "from kv_cache.files.environment import Reader, filesystem\n"
         "where = Path(sys.argv[1])\n"
         "print(available_ram_bytes() > 0, discards(where), filesystem(Reader(), where)['type'])\n"
     )

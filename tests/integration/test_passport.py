@@ -32,6 +32,7 @@ import pytest
 import yaml
 
 from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
+from kv_cache.app.prepare import Job, prepare
 from kv_cache.bench import places as run_places
 from kv_cache.bench.certify import ceiling
 from kv_cache.bench.counters import device_of
@@ -40,15 +41,14 @@ from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.run import open_run
 from kv_cache.cli.flags import parse
-from kv_cache.cli.machine import captured
-from kv_cache.cli.prepare import Job, prepare
 from kv_cache.cli.verify import verify
 from kv_cache.core.effect import CopyRef, Step
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
+from kv_cache.files.machine import captured
+from kv_cache.files.writing import write_document
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import RULES, Thresholds, judge
-from kv_cache.report.writing import write_document
 from kv_cache.result.chain import file_digest, sealed_files
 from kv_cache.result.document import build_result
 from kv_cache.tiers.base import Sink, Store, Tap
@@ -136,7 +136,7 @@ def intact(cwd: Path, done: cli.Ran) -> Any:
 
 
 def job(cwd: Path, *more: str, **sections: Mapping[str, Any]) -> Job:
-    return prepare(parse(flags(cwd, more, sections)), quick=False)
+    return prepare(parse(flags(cwd, more, sections)).config())
 
 
 def performed(

@@ -13,7 +13,7 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.config.hardware import HEADER, read_hardware
-from kv_cache.report.environment import Reader, filesystem
+from kv_cache.files.environment import Reader, filesystem
 from kv_cache.result.verify import recheck
 from tests.cli import SMALL, command, environment, prepare, small, start
 from tests.cli import run as program

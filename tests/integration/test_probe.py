@@ -12,7 +12,7 @@ import pytest
 from kv_cache.bench.cache_dir import LOCK_NAME
 from kv_cache.config.profile import HEADER, read_profile
 from kv_cache.core.units import KIB, MIB
-from kv_cache.report.environment import Reader, filesystem
+from kv_cache.files.environment import Reader, filesystem
 from tests.cli import SIGNALS, environment, small
 
 # Also before the command has a name in the table of commands.

@@ -15,7 +15,7 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.config.load import load_config
-from kv_cache.report.iotrace import COLUMNS
+from kv_cache.files.iotrace import COLUMNS
 from kv_cache.result.verify import recheck
 from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.row import TraceRow

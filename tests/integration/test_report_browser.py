@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kv_cache.report.html import page
+from kv_cache.view.page import page
 from tests import browser, reports, trials
 from tests.browser import DESKTOP, PHONE, Browser
 

@@ -105,7 +105,7 @@ def test_there_are_as_many_workers_as_users(
 ) -> None:
     """Threads, not only numbers. One that leaves may take until it has answered, or looked."""
     seen: list[tuple[int, int]] = []
-    tick = command.Progress.tick
+    tick = command.RunProgress.tick
 
     def counting(self: Any, real: Any) -> None:
         names = [t.name for t in threading.enumerate() if t.is_alive()]
@@ -114,7 +114,7 @@ def test_there_are_as_many_workers_as_users(
             seen.append((sum(n.startswith("worker-") for n in names), real.intake.users))
         tick(self, real)
 
-    monkeypatch.setattr(command.Progress, "tick", counting)
+    monkeypatch.setattr(command.RunProgress, "tick", counting)
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path)
     (tmp_path / "scale.yaml").write_text(SCALE)

@@ -21,9 +21,9 @@ from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.report.submission import rankfile
-from kv_cache.report.submission.aggregate import run_summary, summarize
-from kv_cache.report.submission.rankfile import (
+from kv_cache.mlperf import rankfile
+from kv_cache.mlperf.aggregate import run_summary, summarize
+from kv_cache.mlperf.rankfile import (
     CLIENTS,
     CONFIGS,
     CPU_ONLY,
@@ -36,9 +36,9 @@ from kv_cache.report.submission.rankfile import (
     UNEXPECTED,
     UNFINISHED,
 )
-from kv_cache.report.submission.rules import RULES, Status, check_tree
-from kv_cache.report.submission.telling import check_text, summary_text
-from kv_cache.report.submission.tree import Tree, read_tree
+from kv_cache.mlperf.rules import RULES, Status, check_tree
+from kv_cache.mlperf.text import check_text, summary_text
+from kv_cache.mlperf.tree import Tree, read_tree
 from tests.submission import STAMP, Document, Edit, Made, consistent, make, real_result, resealed
 
 Json = Mapping[str, Any]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from kv_cache.core.units import MIB, NS_PER_MS
-from kv_cache.report.fio import HEADER
+from kv_cache.files.fio import HEADER
 from tests.cli import SIGNALS, environment, small, worker_of
 from tests.results import document, row, write
 

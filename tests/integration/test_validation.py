@@ -11,7 +11,7 @@ import pytest
 from kv_cache.cli import main
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Tier
-from kv_cache.report.validation import read_validation
+from kv_cache.files.validation import read_validation
 from tests.cli import SMALL, prepare, small
 
 Entry = dict[str, Any]

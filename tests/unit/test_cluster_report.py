@@ -21,11 +21,9 @@ from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import MISSING
+from kv_cache.files.cluster_events import LINES, EventLog
+from kv_cache.files.cluster_tables import RUNS_MARK, ColumnsFile, runs_csv
 from kv_cache.metrics.histogram import RELATIVE_ERROR, bucket_of
-from kv_cache.report.cluster.events import LINES, EventLog
-from kv_cache.report.cluster.tables import RUNS_MARK, ColumnsFile, runs_csv
-from kv_cache.report.html import page
-from kv_cache.report.plot import draw
 from kv_cache.result.chain import check
 from kv_cache.result.simulation.document import variant_row
 from kv_cache.result.simulation.facts import (
@@ -49,6 +47,8 @@ from kv_cache.sim.cluster.outcome import (
     LinkFacts,
     Requests,
 )
+from kv_cache.view.page import page
+from kv_cache.view.picture.plot import draw
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 from tests.cli import ROOT

@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.cli.crew.coordinator import (
+from kv_cache.bench.interrupts import Interrupts
+from kv_cache.bench.progress import SILENT
+from kv_cache.config.root import Config
+from kv_cache.config.sections import OutputConfig, RunConfig, TiersConfig
+from kv_cache.crew.coordinator import (
     Coordinator,
     Plan,
     progress_line,
     read_result,
     too_little_room,
 )
-from kv_cache.cli.crew.seat import comparable
-from kv_cache.cli.crew.wire import Gone, Listener, Wire, addresses_of_this_machine, connect
-from kv_cache.config.root import Config
-from kv_cache.config.sections import OutputConfig, RunConfig, TiersConfig
+from kv_cache.crew.seat import comparable
+from kv_cache.crew.wire import Gone, Listener, Wire, addresses_of_this_machine, connect
 
 KEY = b"a key that both know"
 
@@ -194,6 +196,10 @@ def test_room_that_each_rank_finds_for_itself_must_be_there_for_all() -> None:
         assert too_little_room(told) is None
 
 
+def unused(value: object) -> None:
+    raise AssertionError(value)
+
+
 class _Breaking(Coordinator):
     """One whose only rank is here, and that breaks in the midst of the run."""
 
@@ -217,7 +223,7 @@ def test_ranks_of_a_coordinator_that_breaks_are_told_to_end() -> None:
         key=KEY,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="a defect"):
-        _Breaking(plan, listener).run()
+        _Breaking(plan, listener).run(Interrupts(), SILENT, unused, unused)
     first, second = rank.receive(5), rank.receive(5)
     rank.close()
     assert first is not None

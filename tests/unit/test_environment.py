@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kv_cache.core.mounts import mount_of, parse_mounts
-from kv_cache.report.environment import (
+from kv_cache.files.environment import (
     DEVICE_KEYS,
     Reader,
     block_device,

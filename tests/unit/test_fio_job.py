@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import KIB, MIB, NS_PER_MS, PAGE_BYTES
-from kv_cache.metrics.histogram import Histogram
-from kv_cache.report.fio import (
+from kv_cache.files.fio import (
     CLASSES,
     HEADER,
     Twin,
@@ -25,7 +24,8 @@ from kv_cache.report.fio import (
     size_classes,
     what_it_does,
 )
-from kv_cache.report.reading import read_result, require_replaceable
+from kv_cache.files.reading import read_result, require_replaceable
+from kv_cache.metrics.histogram import Histogram
 from tests.results import WINDOW_S, document, row, write
 
 FILE = Path("R.json")

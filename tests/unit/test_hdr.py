@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.errors import UsageError
+from kv_cache.files.hdr import TimedRun, encode, hdr_log, index_of, zigzag
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
-from kv_cache.report.hdr import TimedRun, encode, hdr_log, index_of, zigzag
 from kv_cache.result.chain import seal
 from tests.results import histogram, row
 from tests.trials import requests, result

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_cache.app.run_directory import RunDirectory
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
-from kv_cache.report import html
-from kv_cache.report.html import page
-from kv_cache.report.html.text import embedded, plain, tag
-from kv_cache.report.rundir import RunDirectory
 from kv_cache.result.chain import seal
 from kv_cache.result.published import published
+from kv_cache.view import page as html
 from kv_cache.view.moves import moves_parts
+from kv_cache.view.page import page
+from kv_cache.view.page.safe_text import embedded, plain, tag
 from kv_cache.view.parts import FlowArrow, FlowDiagram
 from tests import reports, trials
 from tests.examples import examples

@@ -10,8 +10,7 @@ from kv_cache.cli.report import main as report
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.units import GIB, MISSING
-from kv_cache.report.environment import capture
-from kv_cache.report.html import page
+from kv_cache.files.environment import capture
 from kv_cache.result.published import published
 from kv_cache.view.identity import (
     drive_text,
@@ -22,6 +21,7 @@ from kv_cache.view.identity import (
     slos_set_by_user,
     tiers_text,
 )
+from kv_cache.view.page import page
 from kv_cache.view.run import key_numbers
 from tests.cli import small
 from tests.reports import run

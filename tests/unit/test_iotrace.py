@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kv_cache.core.effect import Chunk, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
-from kv_cache.report.iotrace import COLUMNS, HEAD, PHASES, IoTrace, check_io_trace, line_of
-from kv_cache.report.records import packing
+from kv_cache.files.iotrace import COLUMNS, HEAD, PHASES, IoTrace, check_io_trace, line_of
+from kv_cache.files.records import packing
 
 KEY = bytes(range(16))
 

@@ -86,7 +86,7 @@ def test_what_lies_below_a_place_keeps_its_slashes() -> None:
 
 
 def test_each_rank_has_a_prefix_of_its_own() -> None:
-    from kv_cache.cli.per_rank import apart
+    from kv_cache.crew.per_rank import apart
 
     config = load_config(
         None, {"tiers.cache_dir": ("s3://bucket/a",), "tiers.storage_capacity_gib": 1.0}

@@ -24,7 +24,7 @@ from kv_cache.bench.cache_dir import (
 from kv_cache.bench.owner import OWNER_NAME
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB
-from kv_cache.report.writing import write_atomically
+from kv_cache.files.writing import write_atomically
 
 ROOT = Path(__file__).parents[2]
 

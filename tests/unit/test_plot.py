@@ -16,16 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.files.reading import read_document
 from kv_cache.installing import install_hint
-from kv_cache.report.pictures.base import BadDocumentError, Picture, number, round_numbers, spread
-from kv_cache.report.pictures.shown import view_picture
-from kv_cache.report.plot import MARK, draw, picture_of, plot_beside, read_document, require_ours
 from kv_cache.result.chain import seal
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.published import published
 from kv_cache.result.run import converted
 from kv_cache.view.capacity import capacity_view
 from kv_cache.view.parts import FactList, Figure
+from kv_cache.view.picture.base import BadDocumentError, Picture, number, round_numbers, spread
+from kv_cache.view.picture.plot import (
+    MARK,
+    draw,
+    picture_of,
+    plot_beside,
+    require_ours,
+)
+from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.preconditioning import precondition_view, preconditioning_parts
 from kv_cache.view.run import run_view
 from kv_cache.view.series import windows_note

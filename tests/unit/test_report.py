@@ -13,7 +13,7 @@ from kv_cache.cli import main as program
 from kv_cache.cli.report import main
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.installing import install_hint
-from kv_cache.report.formats import DEFAULT, FORMATS
+from kv_cache.view.forms import DEFAULT, FORMATS
 from tests.trials import GB, of, result, series, windows
 
 

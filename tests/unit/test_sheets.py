@@ -12,7 +12,7 @@ import pytest
 
 from kv_cache.core.errors import PlaceError
 from kv_cache.installing import install_hint
-from kv_cache.report.sheets import (
+from kv_cache.view.sheets import (
     COLUMNS,
     METRICS,
     PARAMETERS,

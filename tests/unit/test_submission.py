@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.report.submission.layout import as_name, new_place, place_of
-from kv_cache.report.submission.plan import ranks_of_launch
-from kv_cache.report.submission.systems import (
+from kv_cache.mlperf.layout import as_name, new_place, place_of
+from kv_cache.mlperf.plan import ranks_of_launch
+from kv_cache.mlperf.systems import (
     PLACEHOLDER,
     describe,
     flaws_of_description,

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from kv_cache.report.sweep import best, cell_row, run_row, sweep_csv, sweep_document, sweep_text
+from kv_cache.app.sweep_document import (
+    best,
+    cell_row,
+    run_row,
+    sweep_csv,
+    sweep_document,
+    sweep_text,
+)
 from kv_cache.result.chain import check
 from tests.trials import GB, result
 

@@ -8,19 +8,16 @@ from typing import Any
 import orjson
 import pytest
 
+from kv_cache.app.sweep_document import sweep_text
 from kv_cache.cli.plot import main as plot
 from kv_cache.cli.report import main as report
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, MISSING
-from kv_cache.report.html import page
-from kv_cache.report.pictures.base import NothingToDrawError
-from kv_cache.report.pictures.shown import view_picture
-from kv_cache.report.sheets import view_workbook
-from kv_cache.report.sweep import sweep_text
 from kv_cache.result.chain import seal
 from kv_cache.result.run import MisshapenError
 from kv_cache.view.markdown import markdown
+from kv_cache.view.page import page
 from kv_cache.view.parts import (
     GIB_PER_S,
     MS,
@@ -32,7 +29,10 @@ from kv_cache.view.parts import (
     View,
     ViewSection,
 )
+from kv_cache.view.picture.base import NothingToDrawError
+from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.sheet import rows, tables
+from kv_cache.view.sheets import view_workbook
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS
 from tests.reports import sweep

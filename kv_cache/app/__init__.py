@@ -1,0 +1,1 @@
+"""Use cases as functions: what each command does, without arguments, printing or exit codes."""

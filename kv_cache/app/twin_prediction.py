@@ -1,0 +1,127 @@
+"""The twin of a run: the same load, in virtual time, by what was measured of the machine.
+
+Used by `predict`, which does only this, and by `run --predict`, which does it before the run.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kv_cache.app.prepare import Build, check_machine
+from kv_cache.cache.manager import TierSpec
+from kv_cache.config.machine import Machine, read_machine
+from kv_cache.config.root import Config
+from kv_cache.config.storage_targets import storage_places
+from kv_cache.core.errors import ConfigError
+from kv_cache.core.kinds import Tier
+from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.result.collect import collect
+from kv_cache.result.prediction import quantities, twin_section
+from kv_cache.result.sections import body
+from kv_cache.sim.run import known_tiers, simulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foresight:
+    """A checked twin: what it will simulate, and how."""
+
+    config: Config
+    specs: tuple[TierSpec, ...]
+    machine: Machine
+    seed: int
+    build: Build
+
+    def run(
+        self,
+        stopped: Callable[[], bool] = lambda: False,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> RunOutcome:
+        """The outcome in virtual time. The same configuration and seed give the same."""
+        return simulate(
+            self.config,
+            self.build(self.config),
+            self.specs,
+            self.seed,
+            progress=progress,
+            on_record=lambda _: None,
+            on_op=lambda _: None,
+            stopped=stopped,
+        )
+
+    def section(self, predicted: RunOutcome, measured: RunOutcome | None = None) -> dict[str, Any]:
+        """The result's part `twin`."""
+        store = next(facts.store for facts in predicted.tiers if facts.tier is Tier.NVME)
+        known = {Tier.NVME, *known_tiers(self.config, self.machine)}
+        return twin_section(
+            quantities(body([collect(self.config, predicted, model={}, environment={})])),
+            compare=measured is not None,
+            profile=self.machine.describe(),
+            assumed=[s.tier.label for s in self.specs if s.tier not in known],
+            extrapolated=store["extrapolated"],
+            notes=[*self._notes(store), *notes_of(predicted, measured)],
+        )
+
+    def _notes(self, store: Mapping[str, Any]) -> list[str]:
+        found = list(differences(self.config, self.machine))
+        if store["deepest"] > store["servers"]:
+            found.append(
+                f"up to {store['deepest']} operations would be on storage at once, and "
+                f"{store['servers']} were measured: what is more waits in the twin; calibrate with "
+                "a larger --concurrency"
+            )
+        return found
+
+
+def notes_of(predicted: RunOutcome, measured: RunOutcome | None) -> list[str]:
+    """Why the two may say little, or not the same."""
+    found = []
+    if not predicted.recorder.all.completed:
+        found.append("no request completes inside the window: little can be predicted")
+    if measured is not None and (measured.interrupted or measured.death):
+        found.append(
+            f"the run ended after {measured.window_s:.1f} s of its window, the prediction is of "
+            f"{predicted.window_s:.1f} s"
+        )
+    return found
+
+
+def foresee(
+    config: Config, specs: tuple[TierSpec, ...], seed: int, build: Build, path: str
+) -> Foresight:
+    """Check that the profile at `path` can carry this run. Raises UsageError."""
+    machine = read_machine(path)
+    if any(not isinstance(place, Path) for place in storage_places(config)):
+        raise ConfigError(
+            f"{path}: the run's storage is an object store, and the twin is of a drive; leave "
+            "--predict out"
+        )
+    if len(storage_places(config)) > 1:
+        raise ConfigError(
+            f"{path}: the run has {len(storage_places(config))} cache directories, and the twin "
+            "carries one drive; give one --cache-dir"
+        )
+    virtual = replace(
+        config,
+        run=replace(config.run, virtual_time=True),
+        sim=replace(config.sim, profile=path, predict=None),
+    )
+    check_machine(virtual, build(virtual))
+    return Foresight(config=virtual, specs=specs, machine=machine, seed=seed, build=build)
+
+
+def differences(config: Config, machine: Machine) -> list[str]:
+    """In what the drive was measured otherwise than the run uses it."""
+    io = machine.drive.facts.get("io")
+    if not isinstance(io, Mapping):
+        return ["the profile does not say how its drive was measured"]
+    engine = "direct" if config.io.engine in ("auto", "direct") else config.io.engine
+    wanted = {"layout": config.io.layout, "fsync": config.fsync(), "engine": engine}
+    found = []
+    for name, mine in wanted.items():
+        if io.get(name) != mine:
+            found.append(
+                f"the drive was measured with {name} {io.get(name)}, the run has {mine}: what that "
+                "costs is not in the twin"
+            )
+    return found

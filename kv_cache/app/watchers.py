@@ -1,0 +1,139 @@
+"""Who is told of each request and operation of a run: the files that were asked for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kv_cache.app.prepare import Job
+from kv_cache.app.run_directory import RunDirectory
+from kv_cache.config.schema import print_config
+from kv_cache.core.effect import Leg, Op, OpDone
+from kv_cache.core.kinds import Phase
+from kv_cache.core.record import RequestRecord
+from kv_cache.core.request import Request
+from kv_cache.files.hdr import HdrLog
+from kv_cache.files.iotrace import IoTrace
+from kv_cache.files.machine import captured
+from kv_cache.files.recording import (
+    Recording,
+)
+from kv_cache.files.records import LineWriter, dump_row
+from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.outcome import RunOutcome
+
+
+class Watchers:
+    """Who is told of each request and operation: the files that were asked for.
+
+    Nothing is written before `open`, which comes when the cache directory has been had.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._requests: LineWriter | None = None
+        self._transfers: LineWriter | None = None
+        self._dump: LineWriter | None = None
+        self._recording: Recording | None = None
+        self._io_trace: IoTrace | None = None
+        self._hdr_log: HdrLog | None = None
+        self.run_directory: RunDirectory | None = None
+        self.environment = captured(*job.directories)
+        self.written_bytes = 0
+        self.files: dict[str, str] = {}  # SHA-256 of the records, by name, once they are closed
+
+    def open(self, begun_unix_s: float = 0.0) -> None:
+        """`begun_unix_s`: the run's origin; virtual time begins with the epoch."""
+        output = self._job.config.output
+        if self._job.run_directory is not None:
+            self.run_directory = RunDirectory(self._job.run_directory)
+            self.run_directory.begin(print_config(self._job.config), self.environment)
+        if self.run_directory is not None and output.records:
+            self._requests = LineWriter(self.run_directory.path / "requests.jsonl")
+            self._transfers = LineWriter(self.run_directory.path / "transfers.jsonl")
+        if output.latency_dump is not None:
+            self._dump = LineWriter(Path(output.latency_dump))
+        if output.record is not None:
+            job = self._job
+            self._recording = Recording(Path(output.record), job.config, job.load)
+        if output.io_trace_log is not None:
+            self._io_trace = IoTrace(Path(output.io_trace_log))
+        if output.hdr_log is not None and output.io_trace_log is None:
+            self._hdr_log = HdrLog(Path(output.hdr_log), begun_unix_s)
+
+    def on_arrival(self, request: Request) -> None:
+        if self._recording is not None:
+            self._recording.on_arrival(request)
+
+    def on_leg(self, op: Op, leg: Leg) -> None:
+        if self._io_trace is not None:
+            self._io_trace.on_leg(op, leg)
+
+    def on_latencies(
+        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
+    ) -> None:
+        if self._hdr_log is not None:
+            self._hdr_log.on_latencies(start_ns, end_ns, phase, found)
+
+    def on_record(self, record: RequestRecord) -> None:
+        if self._requests is not None:
+            self._requests.add(record)
+        if self._dump is not None and (row := dump_row(record)) is not None:
+            self._dump.add(row)
+
+    def on_op(self, done: OpDone) -> None:
+        if self._transfers is not None:
+            self._transfers.add(done)
+        if self._io_trace is not None:
+            self._io_trace.on_op(done)
+
+    def recordings(self) -> list[dict[str, Any]]:
+        """For the result: the traces that were written, once they are closed."""
+        output = self._job.config.output
+        made = (
+            ("requests", output.record, self._recording),
+            ("operations", output.io_trace_log, self._io_trace),
+        )
+        return [
+            {
+                "what": what,
+                "path": path,
+                "rows": writer.lines.written,
+                "sha256": writer.lines.sha256,
+            }
+            for what, path, writer in made
+            if writer is not None and writer.lines.path.exists()
+        ]
+
+    def complete(self, outcome: RunOutcome, interrupted: str | None) -> RunOutcome:
+        """Complete the files, and let the outcome say what became of them and of the run."""
+        start = self._job.start
+        ended = () if start.seat is None else start.seat.notes
+        told = (*start.notes, *start.not_submittable, *self._job.warnings, *ended)
+        warnings = [*told, *self._close()]
+        if interrupted is not None:
+            ends = "ends where the run was interrupted, with a whole line"
+            warnings += [f"the trace {made['path']} {ends}" for made in self.recordings()]
+        return replace(
+            outcome,
+            interrupted=interrupted,
+            warnings=warnings,
+            record_bytes=self.written_bytes,
+            rank=start.rank,
+            not_submittable=start.not_submittable,
+        )
+
+    def _close(self) -> tuple[str, ...]:
+        """What could not be written."""
+        traces = (self._recording, self._io_trace, self._hdr_log)
+        closed = [trace.close() for trace in traces if trace is not None]
+        writers = (self._requests, self._transfers, self._dump)
+        closed += [writer.close() for writer in writers if writer is not None]
+        self.files = {
+            w.path.name: w.sha256 for w in writers[:2] if w is not None and w.path.exists()
+        }
+        every = (*writers, *(trace.lines for trace in traces if trace is not None))
+        self.written_bytes = sum(
+            w.path.stat().st_size for w in every if w is not None and w.path.exists()
+        )
+        return tuple(f"records are incomplete: {error}" for error in closed if error is not None)

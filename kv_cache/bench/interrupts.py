@@ -1,0 +1,112 @@
+"""Signals to end, for commands that have something to put away: remembered, never raised."""
+
+import contextlib
+import errno
+import os
+import signal
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from kv_cache.core.exits import Exit
+
+EXITS = {
+    signal.SIGINT: Exit.SIGINT,
+    signal.SIGTERM: Exit.SIGTERM,
+    signal.SIGHUP: Exit.SIGTERM,
+}
+"""The signals that are taken over, with the exit code of each."""
+
+
+class Stop(threading.Event):
+    """An event that a signal handler may set. The handler runs between two steps of the main
+    thread: if these are within `set` or `wait` of a plain event, whose lock is held there, it waits
+    for ever. Nothing here takes a lock but SimpleQueue, whose `put` may interrupt itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._came = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._came
+
+    def set(self) -> None:
+        self._came = True
+        self._wake.put(None)
+
+    def clear(self) -> None:
+        raise TypeError("a signal that came has come")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._came:
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=None if timeout is None else max(0.0, timeout))
+                self._wake.put(None)  # for who else waits
+        return self._came
+
+
+class Interrupts:
+    """The first signal that came. `stop` is set by it; whoever has to do something at once sets
+    `on_signal`, which must not take a lock that the main thread may hold."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.stop = Stop()
+        self.on_signal: Callable[[], None] = _nothing
+
+    @property
+    def name(self) -> str | None:
+        return None if self.number is None else signal.Signals(self.number).name
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.number is None else EXITS[signal.Signals(self.number)]
+
+    @property
+    def came(self) -> bool:
+        return self.number is not None
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Within it a signal only leaves a note, so that what was made can be removed in peace."""
+    found = Interrupts()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            drop_dead_terminal()
+        found.number = found.number or number
+        found.stop.set()
+        found.on_signal()
+
+    before = {number: signal.signal(number, handler) for number in taken_over()}
+    try:
+        yield found
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def taken_over() -> list[signal.Signals]:
+    """The signals to take over: all, but for a SIGHUP that `nohup` has set to be ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in EXITS if number is not signal.SIGHUP or not ignored]
+
+
+def drop_dead_terminal() -> None:
+    """Write to nowhere from now on where the terminal is gone: each write to it would fail."""
+    for fd in (0, 1, 2):
+        try:
+            termios.tcgetattr(fd)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nowhere, fd)
+                os.close(nowhere)
+
+
+def _nothing() -> None:
+    """Nobody wants to be told."""

@@ -1,0 +1,65 @@
+"""What a finished command prints: the result as a view, or as one document for programs."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kv_cache.core.text import as_json
+from kv_cache.files.keep import Kept
+from kv_cache.files.result import Result
+from kv_cache.files.validation import validated_line
+from kv_cache.result import trials
+from kv_cache.result.brief import brief, brief_of_ranks, brief_of_trials
+from kv_cache.result.published import RANKS
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
+
+_BESIDE = ("report", "plot", "fio_job", "hdr_log", "sheets")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one document, as a file would have it."""
+    print(as_json(document).decode(), end="")
+
+
+def print_unwritten(kept: Kept | None) -> None:
+    """Print what could be written nowhere."""
+    if kept is not None and kept.path is None:
+        print(kept.data.decode(), end="", flush=True)
+
+
+def print_result(result: Result) -> None:
+    """Print a run, ranks or trials for a person, and where the files are."""
+    assert result.kept is not None
+    print(terminal(made_view(result.document)))
+    if (validation := result.document.get("validation")) is not None:
+        print(validated_line(validation))
+    name = "trials" if result.schema == trials.SCHEMA else "result"
+    print(f"\n{name}  {result.kept.shown}")
+    for made in result.recordings:
+        print(f"trace   {made['path']} ({made['rows']} {made['what']})")
+    for what in _BESIDE:
+        if what in result.files:
+            print(f"{what.replace('_', ' '):<7} {result.files[what]}")
+    print_unwritten(result.kept)
+
+
+def summary(result: Result, of_trials: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The same for programs, with the result's file first, or with the whole result where it could
+    be written nowhere: only one document goes to stdout. `of_trials`: the summary of each."""
+    assert result.kept is not None
+    if result.schema == trials.SCHEMA:
+        short = brief_of_trials(result.document, of_trials, {})
+    elif result.schema == RANKS:
+        short = brief_of_ranks(result.document, {})
+    else:
+        short = brief(result.document, result.files)
+    if result.path is None:
+        return {**short, "document": result.document}
+    return {**short, "files": {"result": str(result.path), **short["files"]}}
+
+
+def print_plain(text: str) -> None:
+    """Print text out of files that anybody may have written, such as a terminal can be shown."""
+    for line in text.split("\n"):
+        sys.stdout.write("".join(c if c.isprintable() else "?" for c in line) + "\n")

@@ -1,0 +1,88 @@
+"""Which rank of a job this process is, by the environment alone: no MPI library is needed.
+
+Imports little, as it is asked before anything else (`cli/supervisor`).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kv_cache.core.errors import ConfigError
+from kv_cache.core.mpirank import ALONE, MpiRank
+
+RANK = "KV_CACHE_RANK"
+RANKS = "KV_CACHE_RANKS"
+RANKS_HERE = "KV_CACHE_RANKS_HERE"
+COORDINATOR = "KV_CACHE_COORDINATOR"
+KEY = "KV_CACHE_KEY"
+"""What `--clients` tells the ranks that it starts (`crew`); the last two are rank 0's of an MPI
+job too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Starter:
+    """Where one way to start ranks tells about them."""
+
+    rank: str
+    ranks: str
+    on_machine: Callable[[Mapping[str, str]], int | None]
+
+
+def rank_of(environ: Mapping[str, str]) -> MpiRank:
+    """The rank that the environment tells, else ALONE. Raises ConfigError where it makes no sense.
+
+    First comes what we have started ourselves. Then the order is the MLPerf wrapper's: Open MPI,
+    then MPICH and what else speaks PMI. Last comes a step of Slurm with several tasks: a batch
+    script that is no step has SLURM_PROCID too.
+    """
+    for starter in _STARTERS:
+        rank = _number(environ, starter.rank)
+        ranks = _number(environ, starter.ranks)
+        if rank is None or (starter is _SLURM and (ranks or 1) == 1):
+            continue
+        if ranks is not None and rank >= ranks:
+            raise ConfigError(
+                f"the environment says {starter.rank}={rank} and {starter.ranks}={ranks}: ranks "
+                "are counted from 0; unset both, or start with mpirun"
+            )
+        found = ranks if ranks == 1 else starter.on_machine(environ)
+        return MpiRank(rank=rank, ranks=ranks, on_machine=found, told_by=starter.rank)
+    return ALONE
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(
+            f"the environment says {name}={text[:40]!r}, which is no number of a rank; unset it, "
+            "or start with mpirun"
+        )
+    return int(text)
+
+
+def _plain(name: str) -> Callable[[Mapping[str, str]], int | None]:
+    return lambda environ: _number(environ, name)
+
+
+def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
+    """`2(x3),1` is 2, 2, 2 and 1 tasks, by the number of the node."""
+    tasks, node = environ.get("SLURM_STEP_TASKS_PER_NODE", ""), environ.get("SLURM_NODEID", "")
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
+        counts += [int(count)] * int(times or 1)
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
+
+
+_SLURM = _Starter(rank="SLURM_PROCID", ranks="SLURM_STEP_NUM_TASKS", on_machine=_slurm_tasks_here)
+_STARTERS = (
+    _Starter(rank=RANK, ranks=RANKS, on_machine=_plain(RANKS_HERE)),
+    _Starter(
+        rank="OMPI_COMM_WORLD_RANK",
+        ranks="OMPI_COMM_WORLD_SIZE",
+        on_machine=_plain("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    _Starter(rank="PMI_RANK", ranks="PMI_SIZE", on_machine=_plain("MPI_LOCALNRANKS")),
+    _SLURM,
+)

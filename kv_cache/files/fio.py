@@ -1,0 +1,688 @@
+"""fio's word beside ours: the fio job that does the I/O of a run's storage tier in its window.
+
+What a job takes over from a result: the sizes of objects and of system calls, reads and writes at
+once, how many of each were in flight (Little's law), direct or not, the engine, fsync, and whether
+an object is a file or a place in a preallocated one. What it cannot take over is said by `unlike`.
+
+fio has no word for "an object": one system call carries a whole object, or, where all objects have
+one size and took several calls, the calls of one object follow each other and their completion
+latencies are added up.
+
+The threads of the run were inside system calls for a part of their time only. So that fio asks the
+device for as much at once, its threads (the next whole number) think between two objects:
+
+    think = service * (threads / in_flight - 1)        with in_flight = sum of device time / window
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.kinds import OpKind, Phase, Tier
+from kv_cache.core.units import (
+    GIB,
+    KIB,
+    MIB,
+    MISSING,
+    NS_PER_MS,
+    NS_PER_S,
+    NS_PER_US,
+    PAGE_BYTES,
+    human_bytes,
+    ns_to_ms,
+    round_up,
+)
+from kv_cache.files.reading import entry, histogram, part, require_replaceable
+from kv_cache.files.writing import write_atomically
+from kv_cache.metrics.evidence import OBJECT_ENGINES
+from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged, supported
+from kv_cache.tiers.nvme.store import FSYNC_BATCH
+
+DEFAULT_SECONDS = 20.0
+HEADER = "# kv-cache twin: fio does the I/O of a run's storage tier"
+"""The first line of every job that we write; a file that begins so may be replaced."""
+
+FILE_NAMES = "$jobname.$jobnum.$filenum.kv"
+CLASSES = 20
+"""Sizes of a mix that a job tells apart; fio takes 64, in whole percents."""
+
+PERCENTILES = (50.0, 95.0, 99.0)
+
+_SLOTS = 100  # fio's percents are whole numbers
+_ENGINES: Mapping[str, tuple[str, bool]] = {
+    "direct": ("psync", True),
+    "buffered": ("psync", False),
+    "mmap": ("mmap", False),
+    "uring": ("io_uring", True),
+}
+"""Our engine: fio's, and whether it is direct."""
+
+_WHOLE = 0.03  # threads that are idle for less than this share do not think
+_FILES = 4096  # of one fio thread, at most
+_MARGIN = 2.0  # a fio twice as fast as the run does not meet data again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeClass:
+    """Objects of about one size, and their share of all in whole percents."""
+
+    nbytes: int
+    percent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """The reads or the writes of the run's storage tier in its window."""
+
+    kind: OpKind
+    engine: str
+    other_engines: tuple[str, ...]
+    operations: int
+    nbytes: int
+    sizes: tuple[SizeClass, ...]
+    calls_per_object: float
+    device: Histogram
+    in_flight: float
+
+    @property
+    def direct(self) -> bool:
+        return _ENGINES[self.engine][1]
+
+    @property
+    def largest(self) -> int:
+        return max(size.nbytes for size in self.sizes)
+
+    @property
+    def threads(self) -> int:
+        whole = round(self.in_flight)
+        if whole and abs(self.in_flight / whole - 1) <= _WHOLE:
+            return whole
+        return max(1, ceil(self.in_flight))
+
+    @property
+    def think_ns(self) -> int:
+        """Between two objects of one thread, so that `in_flight` of them are at the device."""
+        idle = self.threads / self.in_flight - 1
+        return round((self.device.mean or 0) * idle) if idle > _WHOLE else 0
+
+    @property
+    def calls(self) -> int:
+        """Of one object in fio."""
+        return 1 if len(self.sizes) > 1 else round(self.calls_per_object)
+
+    @property
+    def call_bytes(self) -> int:
+        """Of one system call in fio, where all objects have one size."""
+        return round_up(ceil(self.largest / self.calls), PAGE_BYTES)
+
+    @property
+    def object_bytes(self) -> int:
+        """The largest object, in whole calls."""
+        return self.call_bytes * self.calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """What a result says about its storage I/O, and what a fio job does of it."""
+
+    result: Path
+    window_s: float
+    sides: tuple[Side, ...]
+    layout: str
+    fsync: str
+    footprint_bytes: int
+    cpu_ns: int | None
+    cache_dirs: tuple[str, ...]
+    device: str | None
+
+    @property
+    def files(self) -> bool:
+        """Whether each object is a file, in the run."""
+        return self.layout == "file"
+
+    def space_bytes(self, seconds: float) -> int:
+        """What the job's files take."""
+        return sum(_extent(self, side, seconds).total_bytes for side in self.sides)
+
+    def memory_bytes(self) -> int:
+        """fio's buffers."""
+        return sum(side.threads * side.object_bytes // side.calls for side in self.sides)
+
+    def unlike(self) -> list[str]:
+        """What the run and its twin do not share, for whoever compares them."""
+        return list(_unlike(self))
+
+
+# --- from a result ---------------------------------------------------------------------------
+
+
+def derive(document: Mapping[str, Any], file: Path) -> Twin:
+    """The storage I/O of a result's window. Raises UsageError where there is none, or where the
+    result does not say enough."""
+    rows = _storage_rows(document, file)
+    window_s = part(document, "window_s", float, file)
+    if not rows or not 0 < window_s < 1e9:
+        raise UsageError(
+            f"{file}: nothing was read from storage or written to it in the measured window, so "
+            "there is nothing for fio to do; give a run whose storage tier was used"
+        )
+    sides = []
+    for kind in (OpKind.READ, OpKind.WRITE):
+        mine = [row for row in rows if row["operation"] == kind]
+        if mine:
+            sides.append(_side(kind, mine, window_s, file))
+    store = part(document, "tiers.storage.store", dict, file)
+    return Twin(
+        result=file,
+        window_s=window_s,
+        sides=tuple(sides),
+        layout=str(store.get("layout", "file")),
+        fsync=_fsync(store.get("fsync")),
+        footprint_bytes=part(document, "tiers.storage.peak_bytes", int, file),
+        cpu_ns=_cpu_ns(document, file),
+        cache_dirs=_cache_dirs(document, file),
+        device=_device(document, file),
+    )
+
+
+def _fsync(told: object) -> str:
+    """`never`, `object` or `batch`; once it was yes or no."""
+    if isinstance(told, bool):
+        return "object" if told else "never"
+    return told if isinstance(told, str) else "never"
+
+
+def _storage_rows(document: Mapping[str, Any], file: Path) -> list[Mapping[str, Any]]:
+    found = []
+    for row in part(document, "operations", list, file):
+        if not isinstance(row, Mapping):
+            raise UsageError(
+                f"{file}: kv_cache.operations holds something that is no row; the file was "
+                "changed, so give an untouched result"
+            )
+        measured = row.get("phase") == Phase.MEASURE and row.get("tier") == Tier.NVME.label
+        if not measured or row.get("operation") not in (OpKind.READ, OpKind.WRITE):
+            continue
+        if "histogram_bytes" not in row or "system_calls" not in row:
+            raise UsageError(
+                f"{file}: it has no sizes of objects and system calls, as results of older "
+                "versions have none; repeat the run with this version"
+            )
+        if entry(row, "operations", int, file) > 0:
+            found.append(row)
+    return found
+
+
+def _side(kind: OpKind, rows: Sequence[Mapping[str, Any]], window_s: float, file: Path) -> Side:
+    device = merged(histogram(row, "histogram_device", file) for row in rows)
+    sizes = merged(histogram(row, "histogram_bytes", file) for row in rows)
+    operations = sum(entry(row, "operations", int, file) for row in rows)
+    calls = sum(entry(row, "system_calls", int, file) for row in rows)
+    nbytes = sum(entry(row, "bytes", int, file) for row in rows)
+    if sizes.count != operations or not sizes.total or not device.total or nbytes <= 0:
+        raise UsageError(
+            f"{file}: its storage {kind}s do not fit together ({operations} operations, "
+            f"{sizes.count} sizes, {nbytes} bytes, {device.total} ns); the file was changed, so "
+            "give an untouched result"
+        )
+    engine, *others = _by_bytes(rows)
+    if engine in OBJECT_ENGINES:
+        raise UsageError(
+            f"{file}: its storage tier was an object store, and fio does the I/O of files; to "
+            "compare, run a client of objects of the same size and concurrency, as benchmarks/s3.py"
+        )
+    if engine not in _ENGINES:
+        raise UsageError(
+            f"{file}: the engine of its storage {kind}s is {engine!r}, which fio has no "
+            f"equivalent of; give a run with --io-engine {', '.join(_ENGINES)}"
+        )
+    return Side(
+        kind=kind,
+        engine=engine,
+        other_engines=tuple(others),
+        operations=operations,
+        nbytes=nbytes,
+        sizes=size_classes(sizes),
+        calls_per_object=max(1.0, calls / operations),
+        device=device,
+        in_flight=device.total / (window_s * NS_PER_S),
+    )
+
+
+def _by_bytes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The engines of the rows, that which moved most first. What none of ours is called is left
+    for the caller to refuse, as the first."""
+    moved: dict[str, int] = {}
+    for row in rows:
+        engine = str(row.get("engine"))
+        if engine not in _ENGINES:
+            return [engine]
+        moved[engine] = moved.get(engine, 0) + int(row["bytes"])
+    return sorted(moved, key=lambda engine: -moved[engine])
+
+
+def _cpu_ns(document: Mapping[str, Any], file: Path) -> int | None:
+    counters = part(document, "kernel_counters", dict, file)
+    window = counters.get("window")
+    cpu_ns = window.get("process_cpu_ns") if isinstance(window, Mapping) else None
+    return cpu_ns if isinstance(cpu_ns, int) else None
+
+
+def _cache_dirs(document: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+    """One directory or, with drives striped by key, several; none where it was a temporary one."""
+    given = part(document, "config.tiers", dict, file).get("cache_dir")
+    found = given if isinstance(given, list) else [given]
+    return tuple(str(path) for path in found if path)
+
+
+def _device(document: Mapping[str, Any], file: Path) -> str | None:
+    device = part(document, "environment", dict, file).get("device")
+    name = device.get("name") if isinstance(device, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def size_classes(sizes: Histogram) -> tuple[SizeClass, ...]:
+    """At most `CLASSES` sizes of whole pages with whole percents, whose mean is that of `sizes`.
+
+    The objects, in order of size, are cut into 100 slots of 1 % each; a slot has the mean size of
+    its objects, so that the mean of all stays. Neighbours with one size become one class; then
+    those whose union moves the fewest bytes, until few enough are left.
+    """
+    runs = [
+        [float(nbytes), float(len(list(same)))] for nbytes, same in groupby(_slots(sizes), round)
+    ]
+    while len(runs) > CLASSES:
+        at = min(range(len(runs) - 1), key=lambda i: _cost(runs[i], runs[i + 1]))
+        (small, few), (large, more) = runs[at : at + 2]
+        runs[at : at + 2] = [[(small * few + large * more) / (few + more), few + more]]
+    return tuple(
+        SizeClass(nbytes=max(PAGE_BYTES, round(n / PAGE_BYTES) * PAGE_BYTES), percent=round(p))
+        for n, p in runs
+    )
+
+
+def _slots(sizes: Histogram) -> list[float]:
+    """The mean size of each hundredth of the objects. An object counts as `_SLOTS` parts, and a
+    slot has as many parts as there are objects, so that nothing is rounded."""
+    low, high = sizes.lowest or 0, sizes.highest or 0
+    slots, filled, held = [], 0, 0.0
+    for bucket, count in sizes.buckets().items():
+        nbytes = min(max(sum(bucket_bounds(bucket)) / 2, low), high)
+        left = count * _SLOTS
+        while left:
+            taken = min(left, sizes.count - filled)
+            filled, held, left = filled + taken, held + taken * nbytes, left - taken
+            if filled == sizes.count:
+                slots.append(held / filled)
+                filled, held = 0, 0.0
+    return slots
+
+
+def _cost(one: Sequence[float], other: Sequence[float]) -> float:
+    """Bytes that change their class's size when two classes become one."""
+    weight = one[1] * other[1] / (one[1] + other[1])
+    return weight * (other[0] - one[0])
+
+
+# --- the job ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extent:
+    """The files of one side: one for each object of each thread, or one for all."""
+
+    per_thread: int | None
+    file_bytes: int
+    threads: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.file_bytes * (1 if self.per_thread is None else self.per_thread * self.threads)
+
+
+def _extent(twin: Twin, side: Side, seconds: float) -> _Extent:
+    """As much as the run's storage held, but no more than fio could get through."""
+    reach = _MARGIN * side.nbytes / twin.window_s * seconds
+    least = 2 * side.threads * side.object_bytes
+    wanted = max(least, min(twin.footprint_bytes / len(twin.sides), reach))
+    if _file_an_object(twin, side):
+        files = min(_FILES, ceil(wanted / side.threads / side.object_bytes))
+        return _Extent(per_thread=files, file_bytes=side.object_bytes, threads=side.threads)
+    size = round_up(ceil(wanted), side.object_bytes)
+    return _Extent(per_thread=None, file_bytes=size, threads=side.threads)
+
+
+def _file_an_object(twin: Twin, side: Side) -> bool:
+    """fio cannot give the files of one job a mix of sizes. Through the page cache it needs files
+    also where ours needs none: it drops a file's pages only when it opens it."""
+    cached = side.kind is OpKind.READ and not side.direct
+    return (twin.files or cached) and len(side.sizes) == 1
+
+
+def job_text(
+    twin: Twin, seconds: float, directories: Sequence[str] = (), logs: Path | None = None
+) -> str:
+    """The job file. Without directories it works where fio is started; in the directory `logs`
+    fio writes the latency of each call, where an object takes several."""
+    lines = [
+        HEADER,
+        f"# of {twin.result}, {twin.window_s:.1f} s; run it as: fio THIS_FILE",
+        "# It is not the same in this:",
+        *(f"#   {text}" for text in twin.unlike()),
+        "",
+        "[global]",
+        *_global(seconds, directories),
+    ]
+    for side in twin.sides:
+        lines += ["", *_section(twin, side, seconds)]
+        if logs is not None and side.calls > 1:
+            lines.append(f"write_lat_log={logs / side.kind}")
+    return "".join(f"{_one_line(line)}\n" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    """A line of a job file is a command to fio, so no text may bring lines of its own."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _global(seconds: float, directories: Sequence[str]) -> list[str]:
+    lines = [
+        "thread",
+        "time_based",
+        f"runtime={max(1, round(seconds))}",
+        "group_reporting",
+        "fallocate=none",
+        "randrepeat=1",
+        f"filename_format={FILE_NAMES}",
+    ]
+    if directories:
+        # A colon parts directories from each other, so one in a name is escaped.
+        lines.append("directory=" + ":".join(name.replace(":", r"\:") for name in directories))
+    return lines
+
+
+def _engine(side: Side) -> list[str]:
+    name, direct = _ENGINES[side.engine]
+    lines = [f"ioengine={name}", f"direct={int(direct)}"]
+    if name == "io_uring":
+        return [*lines, "iodepth=1", "fixedbufs=1"]
+    if name == "mmap":  # as ours; at random it would read single pages
+        return [*lines, "fadvise_hint=sequential"]
+    return lines
+
+
+def _section(twin: Twin, side: Side, seconds: float) -> list[str]:
+    """One job: the readers or the writers."""
+    reads = side.kind is OpKind.READ
+    lines = [
+        f"[{side.kind}s]",
+        "new_group",
+        _about(side),
+        *_engine(side),
+        f"numjobs={side.threads}",
+    ]
+    if side.think_ns:
+        lines += [
+            f"thinktime={max(1, side.think_ns // NS_PER_US)}",
+            f"thinktime_blocks={side.calls}",
+        ]
+    lines += _sizes(side)
+    extent = _extent(twin, side, seconds)
+    if extent.per_thread is not None:
+        lines += [
+            f"rw={side.kind}",
+            f"filesize={extent.file_bytes}",
+            f"nrfiles={extent.per_thread}",
+            "file_service_type=sequential",
+            "openfiles=1",
+        ]
+        if not reads:
+            # The mmap engine would map a file that has no bytes yet, and die.
+            made = ["create_on_open=1", "unlink_each_loop=1"]
+            lines += made if side.engine != "mmap" else ["overwrite=1"]
+    else:
+        sequence = f":{side.calls}" if side.calls > 1 else ""
+        lines += [
+            f"rw=rand{side.kind}{sequence}",
+            "norandommap=1",
+            f"blockalign={side.object_bytes if len(side.sizes) == 1 else PAGE_BYTES}",
+            f"filename={side.kind}s.kv",
+            f"filesize={extent.file_bytes}",
+        ]
+        lines += [] if reads else ["overwrite=1"]
+    return lines if reads else [*lines, *_durable(twin, side)]
+
+
+def _about(side: Side) -> str:
+    return (
+        f"# {side.operations} {side.kind}s of {human_bytes(side.nbytes)} in all, "
+        f"{side.in_flight:.2f} at the device at a time"
+    )
+
+
+def _sizes(side: Side) -> list[str]:
+    if len(side.sizes) == 1:
+        return [f"bs={side.call_bytes}"]
+    return ["bssplit=" + ":".join(f"{size.nbytes}/{size.percent}" for size in side.sizes)]
+
+
+def _durable(twin: Twin, side: Side) -> list[str]:
+    """fio's completion latency holds an O_DSYNC, but not an fsync that follows."""
+    if twin.fsync == "never":
+        return []
+    if twin.fsync == "batch":
+        return [f"fsync={side.calls * FSYNC_BATCH}"]
+    if side.calls > 1 or side.engine == "mmap":
+        return [f"fsync={side.calls}"]
+    return ["sync=dsync"]
+
+
+def _unlike(twin: Twin) -> Iterable[str]:
+    if twin.layout != "arena":  # whose files stay open
+        yield (
+            "ours opens, names and closes objects inside its device time; fio's completion "
+            "latency is that of the system call alone"
+        )
+    yield (
+        "ours stamps what it writes and verifies what it reads, and its CPU time is that of the "
+        "whole program; fio scrambles one buffer and verifies nothing"
+    )
+    yield (
+        "ours was given its load by requests that come, wait and compute; fio's threads repeat "
+        "one step at an even pace"
+    )
+    for side in twin.sides:
+        if side.calls == 1 and round(side.calls_per_object, 1) > 1:
+            yield (
+                f"ours took {side.calls_per_object:.1f} system calls for an object on "
+                f"{side.kind}; fio takes one, as it cannot group the calls of objects that differ "
+                "in size"
+            )
+        if len(side.sizes) > 1:
+            yield f"sizes of {side.kind}s are {len(side.sizes)} classes in whole percents"
+        if twin.files and len(side.sizes) > 1:
+            yield (
+                f"each object of ours is a file; fio's {side.kind}s go to one file, as the files "
+                "of a fio job cannot differ in size"
+            )
+        if side.kind is OpKind.WRITE and _durable(twin, side)[:1] not in ([], ["sync=dsync"]):
+            yield "the fsync of a write is in our latency and not in fio's"
+    if twin.layout not in ("file", "arena"):
+        yield f"the layout {twin.layout!r} of ours is one preallocated file in fio"
+    for side in twin.sides:
+        if not side.direct:
+            yield from _cached(twin, side)
+        if side.other_engines:
+            others = ", ".join(side.other_engines)
+            yield f"some {side.kind}s of ours were {others}; all of fio's are {side.engine}"
+    yield (
+        "fio's files hold no more than it can get through in its time, and were written in one "
+        "pass before"
+    )
+
+
+def _cached(twin: Twin, side: Side) -> Iterable[str]:
+    if side.kind is OpKind.WRITE:
+        if side.engine == "mmap" and twin.files:
+            yield "ours makes a new file for each object; fio stores into files that are there"
+    elif side.engine == "mmap" or len(side.sizes) > 1:
+        yield (
+            "ours drops an object's pages from the page cache before it reads it; fio may read "
+            "from there what it has read before, and is then faster than the device"
+        )
+    elif not twin.files:
+        yield "fio reads a file an object, so that it drops its pages from the page cache"
+
+
+# --- fio's answer ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One side as either program measured it."""
+
+    bytes_per_s: float
+    latency_ns: Mapping[float, float | None]  # None where there are too few for a percentile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What fio measured."""
+
+    version: str
+    sides: Mapping[OpKind, Measured]
+    cpu_ns_per_gib: float
+
+
+def ours(side: Side, window_s: float) -> Measured:
+    return Measured(
+        bytes_per_s=side.nbytes / window_s,
+        latency_ns={p: side.device.percentile(p) for p in PERCENTILES},
+    )
+
+
+def read_answer(
+    twin: Twin, report: Mapping[str, Any], logs: Mapping[OpKind, Sequence[Sequence[int]]]
+) -> Answer:
+    """What fio's JSON report says; `logs` has the completion latencies (ns) of each thread, in
+    order, of the sides whose objects take several calls.
+
+    Raises KeyError, IndexError, TypeError or ValueError where it is not a report of this job.
+    """
+    found, cpu_ns, moved = {}, 0.0, 0
+    jobs = {str(job["jobname"]): job for job in report["jobs"]}
+    for side in twin.sides:
+        job = jobs[f"{side.kind}s"]
+        numbers = job[side.kind.value]
+        cpu_ns += (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] * NS_PER_MS
+        moved += numbers["io_bytes"]
+        if side.kind in logs:
+            latency = _object_percentiles(logs[side.kind], side.calls)
+        else:
+            told = numbers["clat_ns"]
+            latency = {
+                p: float(told["percentile"][f"{p:.6f}"]) if supported(int(told["N"]), p) else None
+                for p in PERCENTILES
+            }
+        found[side.kind] = Measured(bytes_per_s=float(numbers["bw_bytes"]), latency_ns=latency)
+    return Answer(
+        version=str(report["fio version"]), sides=found, cpu_ns_per_gib=cpu_ns / (moved / GIB)
+    )
+
+
+def _object_percentiles(
+    threads: Sequence[Sequence[int]], calls: int
+) -> Mapping[float, float | None]:
+    """Of objects, from the latencies of their calls."""
+    objects = Histogram()
+    for latencies in threads:
+        for first in range(0, len(latencies) - calls + 1, calls):
+            objects.add(sum(latencies[first : first + calls]))
+    if not objects.count:
+        raise ValueError("fio finished no object")
+    return {p: objects.percentile(p) for p in PERCENTILES}
+
+
+def read_logs(twin: Twin, logs: Path) -> Mapping[OpKind, Sequence[Sequence[int]]]:
+    """The completion latencies (ns) of each thread, where an object takes several calls."""
+    return {
+        side.kind: [_latencies(log) for log in sorted(logs.glob(f"{side.kind}_clat.*.log"))]
+        for side in twin.sides
+        if side.calls > 1
+    }
+
+
+def _latencies(log: Path) -> list[int]:
+    """A line is `time ms, latency ns, direction, bytes, …`."""
+    return [int(line.split(",")[1]) for line in log.read_text().splitlines() if line.strip()]
+
+
+def comparison(twin: Twin, answer: Answer) -> str:
+    """Ours, fio's and the ratio, for a person."""
+    lines = [f"{'':<22}{'ours':>12}{'fio':>12}{'ours/fio':>10}"]
+    moved = 0
+    for side in twin.sides:
+        mine, theirs = ours(side, twin.window_s), answer.sides[side.kind]
+        moved += side.nbytes
+        lines.append(_row(f"{side.kind} MB/s", mine.bytes_per_s / 1e6, theirs.bytes_per_s / 1e6))
+        for percent in PERCENTILES:
+            name = f"{side.kind} p{percent:.0f} ms"
+            own_ns, fio_ns = mine.latency_ns[percent], theirs.latency_ns[percent]
+            lines.append(_row(name, _ms(own_ns), _ms(fio_ns)))
+    if twin.cpu_ns is not None:
+        own_cpu = twin.cpu_ns / (moved / GIB)
+        lines.append(
+            _row("CPU s/GiB", own_cpu / NS_PER_S, answer.cpu_ns_per_gib / NS_PER_S, digits=3)
+        )
+    return "\n".join(lines)
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns_to_ms(ns)
+
+
+def _row(name: str, mine: float | None, theirs: float | None, digits: int = 2) -> str:
+    ratio = f"{mine / theirs:.3f}" if theirs and mine is not None else MISSING
+    told = (MISSING if value is None else f"{value:.{digits}f}" for value in (mine, theirs))
+    return f"{name:<22}" + "".join(f"{cell:>12}" for cell in told) + f"{ratio:>10}"
+
+
+def what_it_does(twin: Twin) -> str:
+    """One line on each side of the job."""
+    lines = []
+    for side in twin.sides:
+        sizes = f"{_size(side.sizes[0].nbytes)}"
+        if len(side.sizes) > 1:
+            sizes = f"{len(side.sizes)} sizes up to {_size(side.largest)}"
+        elif side.calls > 1:
+            sizes += f" in {side.calls} calls"
+        think = f", thinking {side.think_ns / NS_PER_MS:.2f} ms" if side.think_ns else ""
+        synced = side.kind is OpKind.WRITE and twin.fsync != "never"
+        lines.append(
+            f"{side.kind}s: {side.threads} thread{'s' * (side.threads > 1)}{think}, {sizes}, "
+            f"{side.engine}{', fsync' * synced}"
+        )
+    return "\n".join(lines)
+
+
+def _size(nbytes: int) -> str:
+    unit, name = (MIB, "MiB") if nbytes >= MIB else (KIB, "KiB")
+    return f"{nbytes / unit:g} {name}" if nbytes % unit == 0 else human_bytes(nbytes)
+
+
+def export_job(
+    twin: Twin, path: Path, seconds: float = DEFAULT_SECONDS, directories: Sequence[str] = ()
+) -> None:
+    """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError
+    where it holds something that is not ours to replace."""
+    require_replaceable(path, HEADER, "--fio-export")
+    try:
+        write_atomically(path, job_text(twin, seconds, directories).encode())
+    except OSError as error:
+        raise PlaceError(
+            f"--fio-export {path}: it cannot be written ({error.strerror}); name another file"
+        ) from None

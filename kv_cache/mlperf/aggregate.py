@@ -1,0 +1,200 @@
+"""One number of many ranks and trials: as the rules make it, and beside it what they do not give.
+
+By the rules: bandwidths and tokens/s are added over the ranks of a trial, and the trials' sums are
+averaged; latencies are the worst P95 of any rank. That is no percentile of anything. So all samples
+are pooled too, from the ranks' histograms, and the spread between trials is told.
+
+Nothing is made of an option with any flaw.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from kv_cache.config.mlperf import MLPERF_OPTIONS
+from kv_cache.core.units import ns_to_ms
+from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
+from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
+from kv_cache.metrics.summary import latency_ms
+from kv_cache.mlperf.rankfile import HISTOGRAMS, RankResult, pooled
+from kv_cache.mlperf.tree import Tree
+
+SCHEMA = "kv-cache-mlperf-summary/1"
+CONFIDENCE = 0.95
+
+SUMS = (
+    "read_bandwidth_gbps",
+    "write_bandwidth_gbps",
+    "storage_throughput_tokens_per_sec",
+    "avg_throughput_tokens_per_sec",
+)
+WORST = ("device_read_p95_ms", "device_write_p95_ms", "p95_latency_ms")
+
+HEADLINE = (
+    "aggregated_read_bandwidth_gbps",
+    "aggregated_device_read_p95_ms",
+    "aggregated_device_write_p95_ms",
+    "aggregated_storage_throughput_tokens_per_sec",
+)
+"""What the rules report of an option, with the number of ranks."""
+
+Json = Mapping[str, Any]
+
+
+def summarize(tree: Tree) -> dict[str, Any]:
+    """The whole of a sequence as plain values."""
+    expected = tree.expected
+    return {
+        "schema": SCHEMA,
+        "tree": str(tree.place.run),
+        "division": tree.division,
+        "system": tree.place.system,
+        "organisation": tree.place.org,
+        "total_ranks": expected.ranks,
+        "trials_per_option": expected.trials,
+        "expected_by": expected.told_by,
+        "hosts": sorted({result.hostname for result in tree.ranks}),
+        "program_versions": sorted({result.program_version for result in tree.ranks}),
+        "complete": not tree.flaws,
+        "not_submittable": list(tree.not_submittable),
+        "deviations": list(tree.deviations),
+        "confidence": CONFIDENCE,
+        "histogram_relative_error": RELATIVE_ERROR,
+        "options": {str(option): option_summary(tree, option) for option in expected.options},
+    }
+
+
+def option_summary(tree: Tree, option: int) -> dict[str, Any]:
+    """One option; without any number where it is invalid."""
+    known = MLPERF_OPTIONS.get(option)
+    flaws = tree.flaws_of(option)
+    head = {
+        "option": option,
+        "name": None if known is None else known.name,
+        "valid": not flaws,
+        "invalid_because": [
+            {"kind": flaw.kind, "where": flaw.path, "says": flaw.says} for flaw in flaws
+        ],
+    }
+    return head if flaws else {**head, **_numbers(tree.of(option))}
+
+
+def _numbers(results: Sequence[RankResult]) -> dict[str, Any]:
+    trials = _by_trial(results)
+    verdicts = {r.path: list(r.reasons) for r in results if r.verdict != "valid"}
+    return {
+        "by_the_rules": by_the_rules(results),
+        "cpu_tier_ranks": [r.path for r in results if r.storage_entries == 0],
+        "not_valid": verdicts,
+        "trials": [_trial(trial, of_trial) for trial, of_trial in trials.items()],
+        "spread": {
+            name: _spread([trial_sum(of_trial, name) for of_trial in trials.values()])
+            for name in SUMS
+        },
+        "pooled_ms": {name: _pooled(results, trials, name) for name in HISTOGRAMS},
+    }
+
+
+def _by_trial(results: Iterable[RankResult]) -> dict[int, list[RankResult]]:
+    trials: dict[int, list[RankResult]] = {}
+    for result in results:
+        trials.setdefault(result.spot.trial, []).append(result)
+    return trials
+
+
+def by_the_rules(results: Sequence[RankResult]) -> dict[str, float | None]:
+    """The aggregates, under the launcher's names. A latency without any sample is None."""
+    trials = _by_trial(results).values()
+    sums = {f"aggregated_{name}": fmean(trial_sum(t, name) for t in trials) for name in SUMS}
+    return {**sums, **{f"aggregated_{name}": worst(results, name) for name in WORST}}
+
+
+def trial_sum(results: Iterable[RankResult], name: str) -> float:
+    """Over the ranks of one trial."""
+    return sum(result.figures[name] or 0.0 for result in results)
+
+
+def worst(results: Iterable[RankResult], name: str) -> float | None:
+    """The largest of any rank and trial."""
+    known = [value for r in results if (value := r.figures[name]) is not None]
+    return max(known, default=None)
+
+
+def _trial(trial: int, results: Sequence[RankResult]) -> dict[str, Any]:
+    return {
+        "trial": trial,
+        **{name: trial_sum(results, name) for name in SUMS},
+        **{name: worst(results, name) for name in WORST},
+        "ranks": [
+            {
+                "rank": r.spot.rank, "file": r.path, "host": r.hostname, "verdict": r.verdict,
+                "storage_entries": r.storage_entries, **r.figures,
+            }
+            for r in results
+        ],
+    }  # fmt: skip
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    interval = bounded_interval(values, CONFIDENCE)
+    return {
+        "values": list(values),
+        "median": median(values),
+        "mean": fmean(values),
+        "interval": None if interval is None else interval._asdict(),
+        "coefficient_of_variation": coefficient_of_variation(values),
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def _pooled(
+    results: Sequence[RankResult], trials: Mapping[int, list[RankResult]], name: str
+) -> dict[str, Any] | None:
+    """Percentiles of all samples, and the P95 of each trial's; None where there are no samples, or
+    too few for it."""
+    whole = pooled(list(results), name)
+    if not whole.count:
+        return None
+    each = [_p95_ms(pooled(of_trial, name)) for of_trial in trials.values()]
+    known = [value for value in each if value is not None]
+    return {
+        "count": whole.count,
+        **latency_ms(whole),
+        "max": (whole.highest or 0) / 1e6,
+        "p95_of_trials": _spread(known) if known else None,
+    }
+
+
+def _p95_ms(histogram: Histogram) -> float | None:
+    found = histogram.percentile(95)
+    return None if found is None else ns_to_ms(found)
+
+
+def run_summary(tree: Tree, stamp: str) -> dict[str, Any]:
+    """The file that the launcher leaves beside its trials, in its words. An invalid option has
+    `partial_failure` and no numbers."""
+
+    def of(option: int) -> dict[str, Any]:
+        flaws, results = tree.flaws_of(option), tree.of(option)
+        names = (*(f"aggregated_{name}" for name in (*SUMS, *WORST)),)
+        return {
+            "option": option,
+            **(dict.fromkeys(names) if flaws else by_the_rules(results)),
+            "rank_count": tree.expected.ranks,
+            "trial_count": tree.expected.trials,
+            "partial_failure": bool(flaws),
+            "missing_files": [str(flaw.path) for flaw in flaws],
+            "cpu_tier_ranks": [r.path for r in results if r.storage_entries == 0],
+        }
+
+    return {
+        "schema_version": "1.0",
+        "run_datetime": stamp,
+        "made_by": "kv-cache.py mlperf run",
+        "total_ranks": tree.expected.ranks,
+        "trials_per_option": tree.expected.trials,
+        "not_submittable": list(tree.not_submittable),
+        "options": {str(option): of(option) for option in tree.expected.options},
+        "partial_failure": bool(tree.flaws),
+    }

@@ -1,0 +1,242 @@
+"""One rank's result file of a tree: what the rules read, and what is behind it, or why neither.
+
+A file counts only as its run wrote it: whole, by this program, with a chain that holds and numbers
+that follow from each other. Of everything else one flaw is told, by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from kv_cache.core.errors import UsageError
+from kv_cache.core.text import as_json
+from kv_cache.files.reading import DEEPEST, deeper_than, part, result_bytes
+from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.result.chain import SECTION, check, fingerprint
+from kv_cache.result.derive import SCHEMA
+from kv_cache.result.run import MisshapenError, read_run, times
+from kv_cache.result.sections import KINDS
+from kv_cache.result.verify import judged_again, recheck
+
+Json = Mapping[str, Any]
+
+MISSING = "missing"
+DUPLICATE = "duplicate"
+TRUNCATED = "truncated"
+FOREIGN = "foreign"
+TAMPERED = "tampered"
+UNFINISHED = "unfinished"
+SCHEMAS = "mixed schemas"
+CONFIGS = "different configs"
+UNEXPECTED = "unexpected"
+CLIENTS = "different jobs"
+CPU_ONLY = "no storage"
+
+
+class Flaw(NamedTuple):
+    """Why an option is invalid. `option` is None where it is about the whole sequence."""
+
+    kind: str
+    option: int | None
+    path: str
+    says: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.path} {self.says}"
+
+
+class Spot(NamedTuple):
+    """Where in the sequence a result stands."""
+
+    option: int
+    trial: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"option_{self.option}/trial_{self.trial}/rank_{self.rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """One rank's figures. What the document does not have is None."""
+
+    spot: Spot
+    path: str  # from the sequence's directory
+    figures: Mapping[str, float | None]  # by the names of `READ`
+    storage_entries: int
+    histograms: Mapping[str, Json] = field(repr=False)  # by the names of `HISTOGRAMS`
+    config: Mapping[str, Any] = field(repr=False)  # by dotted path
+    environment: Json = field(repr=False)
+    told: Json  # which rank it takes itself for
+    schema: str
+    program_version: str
+    started_utc: str
+    window_s: float
+    seed: int
+    verdict: str
+    reasons: tuple[str, ...]
+    not_submittable: tuple[str, ...]
+    storage: Json = field(repr=False)  # what stood behind the storage tier
+    fsync: str
+    fingerprint: str
+
+    @property
+    def hostname(self) -> str:
+        return str(self.environment.get("hostname"))
+
+
+READ: Mapping[str, str] = {
+    "read_bandwidth_gbps": "cache_stats.tier_storage_read_bandwidth_gbps",
+    "write_bandwidth_gbps": "cache_stats.tier_storage_write_bandwidth_gbps",
+    "storage_throughput_tokens_per_sec": "storage_throughput_tokens_per_sec",
+    "avg_throughput_tokens_per_sec": "avg_throughput_tokens_per_sec",
+    "device_read_p95_ms": "cache_stats.storage_read_device_p95_ms",
+    "device_write_p95_ms": "cache_stats.storage_write_device_p95_ms",
+    "p95_latency_ms": "storage_io_latency_ms.p95",
+}
+"""What the rules and launchers read, below `summary`. `_gbps` is GiB/s, as they call it."""
+
+HISTOGRAMS = ("device_read", "device_write", "total_read", "total_write", "response")
+"""Of storage operations in the window, and of whole requests, in ns."""
+
+_OPTIONAL = ("device_read_p95_ms", "device_write_p95_ms")  # absent without samples
+
+
+def read_rank(spot: Spot, path: Path, name: str) -> RankResult | Flaw:
+    """The result in a file, or what is wrong with it."""
+
+    def flaw(kind: str, says: str) -> Flaw:
+        return Flaw(kind, spot.option, name, says)
+
+    try:
+        raw = result_bytes(path)
+    except UsageError as error:
+        return flaw(MISSING, f"cannot be read ({error})")
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        what = "is empty" if not raw.strip() else "is cut short, or no JSON"
+        return flaw(TRUNCATED, f"{what}; run the sequence again")
+    own = document.get(SECTION) if isinstance(document, Mapping) else None
+    if not isinstance(own, Mapping):
+        return flaw(
+            FOREIGN,
+            f"is no result of this program: it has no section {SECTION}, and so no evidence and no "
+            "histograms; nothing is claimed of results that cannot be checked",
+        )
+    if own.get("schema") != SCHEMA:
+        return flaw(
+            SCHEMAS,
+            f"is of schema {str(own.get('schema'))[:40]!r}, and this program knows {SCHEMA}; use "
+            "one version for the whole sequence, and that version to look at it",
+        )
+    if deeper_than(document, DEEPEST):
+        return flaw(TAMPERED, f"is nested deeper than {DEEPEST}, which no result is")
+    changed = next(_changes(document, raw), None)
+    if changed is not None:
+        return flaw(TAMPERED, f"is not as its run left it: {changed}")
+    unfinished = _unfinished(document, own)
+    if unfinished is not None:
+        return flaw(UNFINISHED, unfinished)
+    try:
+        return _result(spot, name, document, path)
+    except UsageError as error:
+        return flaw(TAMPERED, f"lacks what every result has ({error})")
+
+
+def _changes(document: Json, raw: bytes) -> Iterator[str]:
+    for change in check(document, {}):
+        yield f"{change.link} {change.says}"
+    if as_json(document) != raw:  # a key twice, or spelled by another program
+        yield "it is not spelled as it was written"
+    yield from recheck(document)
+
+
+def _unfinished(document: Json, own: Json) -> str | None:
+    if own.get("driver") != "real-io":
+        return f"was made by {str(own.get('driver'))[:20]}, where no byte is moved"
+    if own.get("status") != "finished":
+        return f"is of a run that was {own.get('status')}; run the sequence again"
+    if not isinstance(document.get("summary"), Mapping):
+        return "has no summary: no request completed in its window"
+    return None
+
+
+def _result(spot: Spot, name: str, document: Json, path: Path) -> RankResult:
+    verdict = judged_again(document)
+    return RankResult(
+        spot=spot,
+        path=name,
+        figures={key: _figure(document, key, where, path) for key, where in READ.items()},
+        storage_entries=_whole(document, "cache_stats.storage_entries", path),
+        histograms=_histograms(document, path),
+        config=flat(part(document, "config", dict, path)),
+        environment=part(document, "environment", dict, path),
+        told=part(document, "rank", dict, path),
+        schema=part(document, "schema", str, path),
+        program_version=part(document, "program_version", str, path),
+        started_utc=part(document, "started_utc", str, path),
+        window_s=part(document, "window_s", float, path),
+        seed=part(document, "seed", int, path),
+        verdict=verdict.verdict,
+        reasons=tuple(str(finding) for finding in verdict.reasons),
+        not_submittable=tuple(map(str, part(document, "not_submittable", list, path))),
+        storage=part(document, "tiers.storage.store", dict, path),
+        fsync=str(part(document, "semantics", dict, path).get("fsync")),
+        fingerprint=fingerprint(document) or "",
+    )
+
+
+def _figure(document: Json, key: str, where: str, path: Path) -> float | None:
+    value: Any = document["summary"]
+    for name in where.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if value is None and key in _OPTIONAL:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{path}: summary.{where} is no number")
+    return float(value)
+
+
+def _whole(document: Json, where: str, path: Path) -> int:
+    value = document["summary"]
+    for name in where.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if type(value) is not int:
+        raise UsageError(f"{path}: summary.{where} is no whole number")
+    return value
+
+
+def _histograms(document: Json, path: Path) -> dict[str, Json]:
+    """As JSON, in which empty buckets take no room: a tree may have thousands of ranks."""
+    try:
+        run = read_run(document)
+    except MisshapenError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return {
+        **{
+            f"{what}_{kind}": times(run.ledger.window("storage", kind), what).to_json()
+            for what in ("device", "total")
+            for kind in KINDS
+        },
+        "response": run.facts.measured.together.histogram_response.to_json(),
+    }
+
+
+def flat(values: Json, prefix: str = "") -> dict[str, Any]:
+    """A mapping of mappings by dotted path."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def pooled(results: "list[RankResult]", name: str) -> Histogram:
+    """All samples of these ranks as one population."""
+    return merged(Histogram.from_json(result.histograms[name]) for result in results)

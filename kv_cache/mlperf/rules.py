@@ -1,0 +1,665 @@
+"""A tree held against the rules: the published ones by their published names, and our own.
+
+Each rule is a function that looks at the tree and yields what it saw; the gravest look is the
+rule's status. A rule that rests on what is not in the files says so, and passes nothing. Sections
+and names are those of the MLPerf Storage v3.0 rules; which look checks what stands in
+`docs/reference/mlperf-rules.md`.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from functools import cache
+from itertools import pairwise
+from math import isclose
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from kv_cache.config.load import load_config
+from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.errors import UsageError
+from kv_cache.files.reading import result_bytes
+from kv_cache.metrics.passport import VALID
+from kv_cache.mlperf.aggregate import HEADLINE, by_the_rules
+from kv_cache.mlperf.layout import (
+    LAUNCHERS_METADATA,
+    MANIFEST,
+    NOBODY,
+    SUMMARY,
+    as_name,
+)
+from kv_cache.mlperf.manifest import FINISHED, gone
+from kv_cache.mlperf.plan import CLOSED, OPEN
+from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult, flat
+from kv_cache.mlperf.systems import flaws_of_description
+from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
+
+Json = Mapping[str, Any]
+
+_CLOCKS_S = 1.0  # by which the instants of two trials may be off
+
+
+class Status(Enum):
+    """The gravest first."""
+
+    FALLS_SHORT = "falls short"
+    NOT_JUDGED = "cannot be judged"
+    PASS = "pass"
+    NOT_APPLICABLE = "not applicable"
+
+
+class Look(NamedTuple):
+    """One thing that was seen; `where` is a file or a directory of the tree."""
+
+    status: Status
+    where: str
+    says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one rule found, with the looks that made its status."""
+
+    rule: str
+    section: str
+    status: Status
+    looks: tuple[Look, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "section": self.section,
+            "status": self.status.value,
+            "looks": [{"where": look.where, "says": look.says} for look in self.looks],
+        }
+
+
+Rule = Callable[[Tree], Iterator[Look]]
+
+
+def check_tree(tree: Tree) -> tuple[Finding, ...]:
+    """Every rule, in the order of the sections."""
+    return tuple(_find(name, section, rule, tree) for name, (section, rule) in RULES.items())
+
+
+def _find(name: str, section: str, rule: Rule, tree: Tree) -> Finding:
+    looks = list(rule(tree))
+    grave = list(Status)
+    status = min((look.status for look in looks), key=grave.index, default=Status.NOT_JUDGED)
+    shown = tuple(look for look in looks if look.status is status)
+    return Finding(rule=name, section=section, status=status, looks=shown)
+
+
+def _short(where: str, says: str) -> Look:
+    return Look(Status.FALLS_SHORT, where, says)
+
+
+def _passes(says: str, where: str = "") -> Look:
+    return Look(Status.PASS, where, says)
+
+
+def _open_question(says: str, where: str = "") -> Look:
+    return Look(Status.NOT_JUDGED, where, says)
+
+
+def _closed_only(rule: Rule) -> Rule:
+    """A rule that CLOSED submissions have to keep."""
+
+    def look(tree: Tree) -> Iterator[Look]:
+        if tree.division == OPEN:
+            yield Look(Status.NOT_APPLICABLE, "", "OPEN may differ")
+        elif tree.division is None:
+            yield _open_question("neither path nor record says whether this is closed or open")
+        else:
+            yield from rule(tree)
+
+    return look
+
+
+def _each(tree: Tree, flaw: Callable[[RankResult], Iterator[str]], well: str) -> Iterator[Look]:
+    """A look at each rank; one that passes stands for all that do."""
+    found = [_short(r.path, says) for r in tree.ranks for says in flaw(r)]
+    yield from _unread(tree)
+    yield from found or [_passes(f"{well} ({len(tree.ranks)} results)")]
+
+
+def _unread(tree: Tree) -> Iterator[Look]:
+    """What nobody can look at passes no rule: results that are missing or cannot be read."""
+    expected = tree.expected
+    wanted = len(expected.options) * expected.trials * expected.ranks
+    read = sum(expected.has(result.spot) for result in tree.ranks)
+    if not tree.ranks:
+        yield _open_question("no rank's result can be read")
+    elif read < wanted:
+        yield _open_question(f"only {read} of {wanted} results are there and can be judged")
+
+
+# --- 6.3: the workloads, the sequence, the clients -------------------------------------------
+
+
+def _fixed_workload(tree: Tree) -> Iterator[Look]:
+    for option in MLPERF_OPTIONS:
+        if option not in tree.expected.options:
+            yield _short(f"option_{option}", "was not run; all three options are wanted")
+    yield from _each(tree, _workload, "every value is Table KVCache-1's")
+
+
+def _workload(result: RankResult) -> Iterator[str]:
+    known = MLPERF_OPTIONS.get(result.spot.option)
+    if known is None:
+        yield f"is of option {result.spot.option}, which there is not"
+        return
+    for name, value in known.overrides().items():
+        told = result.config.get(name)
+        if told != value:
+            yield f"{name} is {told!r}, and {value!r} is fixed"
+
+
+def _sequence_locks(tree: Tree) -> Iterator[Look]:
+    yield from _each(tree, _seed, f"seed {SEED} plus the rank")
+    plan = None if tree.manifest is None else tree.manifest.plan
+    if plan is None or tree.manifest is None:
+        yield _open_question(f"trials, delays and --config: there is no {MANIFEST}")
+        return
+    if plan["trials"] != TRIALS:
+        yield _short(MANIFEST, f"trials: {plan['trials']}, and {TRIALS} are fixed")
+    if plan["seed"] != SEED:
+        yield _short(MANIFEST, f"seed: {plan['seed']}, and {SEED} is fixed")
+    if plan.get("config") is not None:
+        yield _short(MANIFEST, f"config: {plan['config']}, and none is allowed")
+    if plan["option_delay_s"] != OPTION_DELAY_S:
+        says = f"option_delay_s: {plan['option_delay_s']:g}, and {OPTION_DELAY_S:g} is fixed"
+        yield _short(MANIFEST, says)
+    yield from _delays(list(tree.manifest.trials()), plan)
+
+
+def _seed(result: RankResult) -> Iterator[str]:
+    wanted = SEED + result.spot.rank
+    if result.seed != wanted:
+        yield f"seed is {result.seed}, and {wanted} ({SEED} + rank) is fixed"
+
+
+def _delays(trials: Sequence[Json], plan: Json) -> Iterator[Look]:
+    """By the clock, between the end of one option and the start of the next."""
+    wanted_s, planned = plan["option_delay_s"], len(plan["options"]) * plan["trials"]
+    if len(trials) < planned:
+        yield _open_question(f"only {len(trials)} of {planned} trials were begun", MANIFEST)
+    for before, after in pairwise(trials):
+        if before["option"] == after["option"]:
+            continue
+        ended, began = _instant(before["ended_utc"]), _instant(after["started_utc"])
+        if ended is None or began is None:
+            yield _open_question(f"when option {after['option']} began is not told", MANIFEST)
+            continue
+        waited_s = began - ended
+        if waited_s < wanted_s - _CLOCKS_S:
+            says = (
+                f"option {after['option']} began {waited_s:.0f} s after option {before['option']}"
+            )
+            yield _short(MANIFEST, f"{says}, and {wanted_s:g} s are planned")
+
+
+def _instant(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _no_autoscaling(tree: Tree) -> Iterator[Look]:
+    def enabled(result: RankResult) -> Iterator[str]:
+        if result.config.get("autoscaler.enabled") is not False:
+            yield f"autoscaler.enabled is {result.config.get('autoscaler.enabled')!r}"
+
+    yield from _each(tree, enabled, "no rank scaled its users")
+
+
+def _client_definition(tree: Tree) -> Iterator[Look]:
+    def alone(result: RankResult) -> Iterator[str]:
+        if result.told.get("ranks") is None and tree.expected.ranks > 1:
+            yield "does not know of how many ranks it is one"
+
+    yield from _each(tree, alone, f"one process each, of {tree.expected.ranks}")
+
+
+def _scale_up(tree: Tree) -> Iterator[Look]:
+    def load(result: RankResult) -> tuple[Any, ...]:
+        names = ("run.num_users", "schedule.max_concurrent_allocs")
+        return tuple(result.config.get(name) for name in names)
+
+    first = {r.spot.option: load(r) for r in reversed(tree.ranks)}
+
+    def less(result: RankResult) -> Iterator[str]:
+        if load(result) != first[result.spot.option]:
+            yield f"has (users, allocations) {load(result)}, others {first[result.spot.option]}"
+
+    yield from _each(tree, less, "every client of an option has the same load")
+
+
+def _isolation(tree: Tree) -> Iterator[Look]:
+    yield from _each(tree, _own_places, "every client has a directory and a file of its own")
+    trials = [] if tree.manifest is None else list(tree.manifest.trials())
+    for row in trials:
+        if row["left_in_cache"]:
+            says = f"left {row['left_in_cache']} files in the cache directory for what came next"
+            yield _short(f"option_{row['option']}/trial_{row['trial']}", says)
+
+
+def _own_places(result: RankResult) -> Iterator[str]:
+    own = f"rank_{result.spot.rank}"
+    directories = result.config.get("tiers.cache_dir")
+    for directory in directories if isinstance(directories, list) else [directories]:
+        if Path(str(directory)).name != own:
+            yield f"tiers.cache_dir is {directory!r}, not a directory {own} of its own"
+    output = result.config.get("output.output")
+    if Path(str(output)).parent.name != own:
+        yield f"output.output is {output!r}, not a file in a directory {own} of its own"
+
+
+def _shared_results(tree: Tree) -> Iterator[Look]:
+    hosts = {result.hostname for result in tree.ranks}
+    if len(hosts) > 1:
+        yield _passes(f"results of {len(hosts)} hosts are here")
+        return
+    yield from _unread(tree)
+    missing = next((flaw for flaw in tree.flaws if flaw.kind == MISSING), None)
+    launched = tree.manifest is not None and bool(tree.manifest.plan.get("launch"))
+    if missing is not None and launched:
+        yield _short(missing.path, f"has no result, and all others are of {', '.join(hosts)}: is "
+                     "the results directory the same on every host?")  # fmt: skip
+    else:
+        yield _passes("all ranks ran on one host")
+
+
+# --- 6.3.4: the aggregates -------------------------------------------------------------------
+
+
+def _aggregates(*names: str) -> Rule:
+    """The launcher's own summary has the aggregates that follow from the ranks' results."""
+
+    def look(tree: Tree) -> Iterator[Look]:
+        files = sorted(tree.place.run.glob(f"{SUMMARY}*.json"))
+        if not files:
+            yield _open_question(f"there is no {SUMMARY}*.json to compare with")
+        for path in files:
+            yield from _compared(tree, path, names)
+
+    return look
+
+
+def _compared(tree: Tree, path: Path, names: Sequence[str]) -> Iterator[Look]:
+    where = tree.place.name(path)
+    try:
+        document = orjson.loads(result_bytes(path))
+        told = {str(option): document["options"][str(option)] for option in tree.expected.options}
+    except (UsageError, orjson.JSONDecodeError, KeyError, TypeError):
+        yield _short(where, "is no summary with every option in it")
+        return
+    seen = 0
+    for option in tree.expected.options:
+        if tree.flaws_of(option):
+            yield _open_question(
+                f"option {option} is incomplete, so nothing can be added up", where
+            )
+            continue
+        found = by_the_rules(tree.of(option))
+        for name in names:
+            value = told[str(option)].get(name) if isinstance(told[str(option)], Mapping) else None
+            if value is None and found[name] is None:
+                continue
+            if value is None:
+                yield _open_question(f"option {option} has no {name}", where)
+            elif not _same(value, found[name]):
+                says = f"option {option}: {name} is {value!r}, and the ranks give {found[name]!r}"
+                yield _short(where, says)
+            seen += 1
+    if seen:
+        yield _passes(f"{', '.join(names)} follow from the ranks' results", where)
+
+
+def _same(value: Any, found: float | None) -> bool:
+    number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+    return number and isclose(value, found or 0.0, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _latency_validity(tree: Tree) -> Iterator[Look]:
+    for option in tree.expected.options:
+        entries = [result.storage_entries for result in tree.of(option)]
+        if entries and not any(entries):
+            yield _short(
+                f"option_{option}", "storage_entries is 0 for every rank: only RAM was used"
+            )
+    some = [r.path for r in tree.ranks if r.storage_entries == 0]
+    yield from _unread(tree)
+    yield _passes(f"storage was used ({len(some)} of {len(tree.ranks)} ranks had only RAM)")
+
+
+def _headline(tree: Tree) -> Iterator[Look]:
+    for option in tree.expected.options:
+        where = f"option_{option}"
+        if tree.flaws_of(option):
+            yield _open_question("the option is incomplete and has no headline", where)
+            continue
+        values = by_the_rules(tree.of(option))
+        absent = [name for name in HEADLINE if not values[name]]
+        if absent:
+            yield _short(where, f"has no {', '.join(absent)}: storage moved too little for it")
+    yield _passes(f"all four figures are there, of {tree.expected.ranks} ranks")
+
+
+# --- 6.4 to 6.6 ------------------------------------------------------------------------------
+
+
+def _posix_cache_dir(tree: Tree) -> Iterator[Look]:
+    if tree.manifest is None:
+        yield _open_question(f"where the results were written is not known without {MANIFEST}")
+        return
+    places = tree.manifest.own["environment"]
+    same = places.get("same_filesystem")
+    if same is False:
+        yield _passes("cache and results were on different file systems", MANIFEST)
+    else:
+        yield _short(MANIFEST, f"same_filesystem is {same!r}: cache and results share one")
+
+
+def _posix_io(tree: Tree) -> Iterator[Look]:
+    told = sorted({(str(r.storage.get("engine")), r.fsync) for r in tree.ranks})
+    if told and all(engine == "buffered" and fsync == "object" for engine, fsync in told):
+        yield _passes(
+            "buffered files with an fsync each, dropped from the page cache before a read"
+        )
+        return
+    said = "; ".join(f"engine {engine}, fsync {fsync}" for engine, fsync in told) or "nothing"
+    yield _open_question(
+        f"the rule tells how the reference does its I/O (np.save, fsync, np.load); here was "
+        f"{said}. Whether that is accepted is the reviewers' to say"
+    )
+
+
+def _gateway(tree: Tree) -> Iterator[Look]:
+    def direct(result: RankResult) -> Iterator[str]:
+        directories = result.config.get("tiers.cache_dir")
+        for directory in directories if isinstance(directories, list) else [directories]:
+            if "://" in str(directory):
+                yield f"tiers.cache_dir is {directory!r}: mount the bucket, and name the mount"
+
+    yield from _each(tree, direct, "every cache directory is one of a file system")
+
+
+_BEHIND_A_GATEWAY = re.compile(r"nfs|cifs|smb|fuse")
+
+
+def _latency_scope(tree: Tree) -> Iterator[Look]:
+    def mounted(result: RankResult) -> Json:
+        found = result.environment.get("filesystem")
+        return found if isinstance(found, Mapping) else {}
+
+    def unrecorded(result: RankResult) -> Iterator[str]:
+        kind = str(mounted(result).get("type"))
+        if _BEHIND_A_GATEWAY.match(kind) and not mounted(result).get("mount_options"):
+            yield f"is behind {kind}, and its mount options are not recorded"
+
+    for result in tree.ranks:
+        if not mounted(result).get("type"):
+            yield _open_question("says nothing of the file system behind it", result.path)
+    yield from _each(tree, unrecorded, "file systems and their mount options are recorded")
+
+
+@cache
+def _defaults(option: int) -> Mapping[str, Any]:
+    config = load_config(None, MLPERF_OPTIONS[option].overrides())
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(to_mapping(config)))
+    return flat(plain)
+
+
+_HAS_ITS_OWN_RULE = ("autoscaler.enabled",)
+
+
+def _immutable(tree: Tree) -> Iterator[Look]:
+    yield from _each(tree, _changed, "nothing else is set")
+    if tree.manifest is not None and tree.manifest.plan["flags"]:
+        yield _short(MANIFEST, f"flags: {' '.join(map(str, tree.manifest.plan['flags']))}")
+
+
+def _changed(result: RankResult) -> Iterator[str]:
+    """Options that are at neither the rules' value nor the default of this version."""
+    known = MLPERF_OPTIONS.get(result.spot.option)
+    if known is None:
+        return
+    own = (*known.overrides(), *_HAS_ITS_OWN_RULE)
+    for name, default in _defaults(result.spot.option).items():
+        if name in own or name.startswith(OWN_OPTIONS) or name not in result.config:
+            continue
+        if result.config[name] != default:
+            yield f"{name} is {result.config[name]!r} (default {default!r})"
+
+
+def _open_allowances(tree: Tree) -> Iterator[Look]:
+    if tree.division != OPEN:
+        yield Look(Status.NOT_APPLICABLE, "", "only OPEN has allowances")
+        return
+    if tree.manifest is None:
+        yield _open_question(f"what differs from CLOSED is recorded in {MANIFEST} only")
+        return
+    said = "; ".join(tree.deviations) or "nothing that is recorded"
+    yield _passes(f"differs from CLOSED in {said}")
+
+
+def _invocation(tree: Tree) -> Iterator[Look]:
+    if tree.manifest is None:
+        yield _open_question(f"the call is recorded in {MANIFEST} only")
+    elif tree.manifest.plan["command"]:
+        yield _passes(
+            f"recorded: {' '.join(map(str, tree.manifest.plan['command']))[:200]}", MANIFEST
+        )
+    else:
+        yield _short(MANIFEST, "the call is not recorded")
+
+
+# --- 1 and 2: the directories of a submission ------------------------------------------------
+
+
+def _outside_a_submission() -> Look:
+    return _open_question("the sequence does not lie in <division>/<org>/results/<system>/kv_cache")
+
+
+def _by_mlpstorage(tree: Tree) -> Iterator[Look]:
+    made = sorted(tree.place.run.glob(LAUNCHERS_METADATA))
+    if any(path.is_file() and path.stat().st_size for path in made):
+        yield _passes("has metadata such as mlpstorage leaves", tree.place.name(made[0]))
+    else:
+        yield _open_question(
+            "the rules want mlpstorage to make the tree, and this one has nothing of it; run the "
+            "same under mlpstorage, or ask the working group"
+        )
+
+
+def _submitter(tree: Tree) -> Iterator[Look]:
+    org = tree.place.org
+    if org is None:
+        yield _outside_a_submission()
+    elif org == NOBODY or as_name(org) != org:
+        yield _short(org, "is no submitter's name; give --org, or rename the directory")
+    else:
+        yield _passes(org)
+
+
+def _top_level(tree: Tree) -> Iterator[Look]:
+    submitter = tree.place.submitter
+    if submitter is None:
+        yield _outside_a_submission()
+        return
+    yield from _nothing_else(submitter.parents[1], {CLOSED, OPEN}, needed=set())
+
+
+def _required(tree: Tree) -> Iterator[Look]:
+    submitter = tree.place.submitter
+    if submitter is None:
+        yield _outside_a_submission()
+        return
+    wanted = {"results", "systems"} | ({"code"} if tree.place.division == CLOSED else set())
+    yield from _nothing_else(submitter, wanted, needed=wanted)
+
+
+def _nothing_else(directory: Path, allowed: set[str], needed: set[str]) -> Iterator[Look]:
+    there = {path.name for path in directory.iterdir() if not path.name.startswith(".")}
+    for name in sorted(needed - there):
+        yield _short(str(directory), f"has no directory {name}")
+    for name in sorted(there - allowed):
+        yield _short(str(directory / name), f"is none of {', '.join(sorted(allowed))}")
+    yield _passes(f"{', '.join(sorted(there & allowed))}", str(directory))
+
+
+def _code(tree: Tree) -> Iterator[Look]:
+    yield _open_question(
+        "the copy of the sources and its hash are mlpstorage's to make and to check"
+    )
+
+
+def _systems_files(tree: Tree) -> Iterator[Look]:
+    path = tree.place.description
+    if path is None:
+        yield _outside_a_submission()
+        return
+    for wanted in (path, path.with_suffix(".pdf")):
+        if not wanted.is_file():
+            yield _short(tree.place.name(wanted), "is not there")
+    yield _passes("both descriptions are there", tree.place.name(path))
+
+
+def _described(tree: Tree) -> Iterator[Look]:
+    path = tree.place.description
+    if path is None or not path.is_file():
+        yield _open_question("there is no description to look into")
+        return
+    try:
+        flaws = list(flaws_of_description(path, tree.place.system))
+    except UsageError as error:
+        flaws = [f"cannot be read: {error}"]
+    yield from (_short(tree.place.name(path), flaw) for flaw in flaws)
+    yield _passes("is filled in", tree.place.name(path))
+
+
+_SAME_SYSTEM = (
+    *("program.version", "program.git_commit", "python.version", "os.kernel", "cpu.model"),
+    *("cpu.usable_cores", "memory.total_bytes", "filesystem.type", "filesystem.mount_options"),
+    *("filesystem.source", "device.name", "device.model", "device.scheduler"),
+)
+
+
+def _identical(tree: Tree) -> Iterator[Look]:
+    """A host is the same machine in each trial, and all hosts have one program."""
+    first: dict[str, RankResult] = {}
+
+    def differs(result: RankResult) -> Iterator[str]:
+        other = first.setdefault(result.hostname, result)
+        mine, others = flat(result.environment), flat(other.environment)
+        for name in _SAME_SYSTEM:
+            if mine.get(name) != others.get(name):
+                yield f"{name} is {mine.get(name)!r}, and was {others.get(name)!r} in {other.path}"
+        if result.program_version != tree.ranks[0].program_version:
+            yield f"program_version is {result.program_version!r}, others have another"
+
+    yield from _each(tree, differs, "one machine and one program behind all results")
+
+
+# --- ours ------------------------------------------------------------------------------------
+
+
+def _complete(tree: Tree) -> Iterator[Look]:
+    for flaw in tree.flaws:
+        if flaw.kind not in (TAMPERED, CPU_ONLY):
+            yield _short(flaw.path, f"{flaw.says} ({flaw.kind})")
+    yield from _unread(tree)
+    expected = tree.expected
+    count = len(expected.options) * expected.trials * expected.ranks
+    yield _passes(f"all {count} results are there, whole and alike")
+
+
+def _intact(tree: Tree) -> Iterator[Look]:
+    for flaw in tree.flaws:
+        if flaw.kind == TAMPERED and flaw.path != MANIFEST:
+            yield _short(flaw.path, flaw.says)
+    yield from _unread(tree)
+    yield _passes(f"chain and numbers of {len(tree.ranks)} results come out the same")
+
+
+def _chain(tree: Tree) -> Iterator[Look]:
+    if tree.manifest is None:
+        yield _open_question(f"there is no {MANIFEST}; each result has a chain of its own")
+        return
+    for link, says in tree.manifest.own_changes:
+        yield _short(MANIFEST, f"{link} {says}")
+    for name, says in tree.manifest.file_changes:
+        yield _short(name, says)
+    for name in gone(tree.manifest, tree.place):
+        yield _short(name, "was there when the sequence ended")
+    yield _passes("every file is as the sequence left it", MANIFEST)
+
+
+def _passport(tree: Tree) -> Iterator[Look]:
+    def worse(result: RankResult) -> Iterator[str]:
+        if result.verdict != VALID:
+            yield f"is {result.verdict}: {'; '.join(result.reasons)}"
+
+    yield from _each(tree, worse, "every rank is valid")
+
+
+def _submittable(tree: Tree) -> Iterator[Look]:
+    for why in tree.not_submittable:
+        yield _short(MANIFEST if tree.manifest is not None else "", why)
+    if tree.manifest is not None and tree.manifest.own["status"] != FINISHED:
+        yield _short(MANIFEST, f"the sequence is {tree.manifest.own['status']}, not {FINISHED}")
+    yield from _unread(tree)
+    yield _passes("nothing says that this is no submission")
+
+
+RULES: Mapping[str, tuple[str, Rule]] = {
+    "kvcacheFixedWorkloadPerOption": ("6.3.1.1", _closed_only(_fixed_workload)),
+    "kvcacheClosedSequenceLocks": ("6.3.2.1", _closed_only(_sequence_locks)),
+    "kvcacheAutoscalingProhibited": ("6.3.2.2", _closed_only(_no_autoscaling)),
+    "kvcacheClientDefinition": ("6.3.3.1", _client_definition),
+    "kvcacheScaleUpModel": ("6.3.3.2", _scale_up),
+    "kvcachePerClientIsolation": ("6.3.3.3", _isolation),
+    "kvcacheSharedResultsDir": ("6.3.3.4", _shared_results),
+    "kvcacheAggregateBandwidth": (
+        "6.3.4.1",
+        _aggregates("aggregated_read_bandwidth_gbps", "aggregated_write_bandwidth_gbps"),
+    ),
+    "kvcacheAggregateThroughput": (
+        "6.3.4.2",
+        _aggregates("aggregated_storage_throughput_tokens_per_sec"),
+    ),
+    "kvcacheAggregateDeviceLatency": (
+        "6.3.4.3",
+        _aggregates("aggregated_device_read_p95_ms", "aggregated_device_write_p95_ms"),
+    ),
+    "kvcacheLatencyValidity": ("6.3.4.4", _latency_validity),
+    "kvcacheHeadlineResult": ("6.3.4.5", _headline),
+    "kvcachePosixCacheDir": ("6.4.1", _posix_cache_dir),
+    "kvcachePosixIoModel": ("6.4.2", _posix_io),
+    "kvcacheObjectViaGateway": ("6.5.1", _gateway),
+    "kvcacheObjectLatencyScope": ("6.5.2", _latency_scope),
+    "kvcacheClosedImmutable": ("6.6.1", _closed_only(_immutable)),
+    "kvcacheOpenAllowances": ("6.6.2", _open_allowances),
+    "kvcacheOpenInvocationNote": ("6.6.3", _invocation),
+    "mlpstorageGeneratesHierarchy": ("1.1", _by_mlpstorage),
+    "submitterRootDirectory": ("2.1.1", _submitter),
+    "topLevelSubdirectories": ("2.1.2", _top_level),
+    "requiredSubdirectories": ("2.1.5", _required),
+    "codeDirectoryContents": ("2.1.6", _code),
+    "systemsDirectoryFiles": ("2.1.7", _systems_files),
+    "identicalSystemConfig": ("2.1.9", _identical),
+    "systemDescription": ("ours", _described),
+    "completeness": ("ours", _complete),
+    "intactResults": ("ours", _intact),
+    "hashChain": ("ours", _chain),
+    "passport": ("ours", _passport),
+    "submittable": ("ours", _submittable),
+}
+"""By name, with the section of the published rules, or `ours`."""

@@ -1,0 +1,282 @@
+"""A whole sequence read: every rank's result, and every reason why an option is invalid.
+
+Completeness is a hard rule. What is expected is what the record of the sequence says, else what the
+ranks say about themselves; whatever of it is missing, there twice, cut short, foreign, changed,
+unfinished or of another configuration makes its option invalid, by name, and nothing is claimed
+of that option.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kv_cache.config.mlperf import MLPERF_OPTIONS, TRIALS
+from kv_cache.core.errors import UsageError
+from kv_cache.mlperf.layout import (
+    MANIFEST,
+    Place,
+    locate,
+    numbered,
+    results_in,
+    strangers,
+    trial_directory,
+)
+from kv_cache.mlperf.manifest import (
+    MOST_RANKS,
+    MOST_TRIALS,
+    Manifest,
+    gone,
+    read_manifest,
+)
+from kv_cache.mlperf.rankfile import (
+    CLIENTS,
+    CONFIGS,
+    CPU_ONLY,
+    DUPLICATE,
+    MISSING,
+    SCHEMAS,
+    TAMPERED,
+    UNEXPECTED,
+    Flaw,
+    RankResult,
+    Spot,
+    read_rank,
+)
+
+OWN_OPTIONS = ("run.seed", "tiers.cache_dir", "tiers.reclaim", "tiers.free_share", "output.")
+"""What differs between ranks that ran the same: by name, or by how a name begins."""
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What has to be there."""
+
+    options: tuple[int, ...]
+    trials: int
+    ranks: int
+    told_by: str
+
+    def has(self, spot: Spot) -> bool:
+        """Whether a result belongs there."""
+        known = spot.option in self.options
+        return known and spot.trial < self.trials and spot.rank < self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A sequence as it lies there."""
+
+    place: Place
+    manifest: Manifest | None
+    expected: Expected
+    ranks: tuple[RankResult, ...]  # that can be read, by option, trial and rank
+    flaws: tuple[Flaw, ...]
+
+    @property
+    def division(self) -> str | None:
+        return self.place.division if self.manifest is None else self.manifest.own["division"]
+
+    @property
+    def not_submittable(self) -> tuple[str, ...]:
+        """Why this is no submission, by its own word."""
+        own = () if self.manifest is None else self.manifest.own["not_submittable"]
+        return tuple(dict.fromkeys([*own, *(why for r in self.ranks for why in r.not_submittable)]))
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """In what it is no CLOSED submission, by its record."""
+        told = [] if self.manifest is None else self.manifest.own["deviations"]
+        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in told if isinstance(d, Mapping))
+
+    def of(self, option: int) -> list[RankResult]:
+        return [result for result in self.ranks if result.spot.option == option]
+
+    def flaws_of(self, option: int) -> list[Flaw]:
+        return [flaw for flaw in self.flaws if flaw.option in (None, option)]
+
+
+def read_tree(path: Path) -> Tree:
+    """Everything of the sequence at or below a path. Raises UsageError where there is none."""
+    place = locate(path)
+    manifest = read_manifest(place)
+    found = _found(place.run)
+    read = {spot: read_rank(spot, files[0], place.name(files[0])) for spot, files in found.items()
+            if files}  # fmt: skip
+    ranks = [result for result in read.values() if isinstance(result, RankResult)]
+    expected = _expected(manifest, found, ranks)
+    flaws = [
+        *_of_manifest(manifest, place),
+        *_missing(expected, found, place),
+        *(result for result in read.values() if isinstance(result, Flaw)),
+        *_twice(found, ranks, place),
+        *_not_expected(expected, found, place),
+        *_different(ranks, expected),
+        *_without_storage(ranks, expected),
+    ]
+    return Tree(
+        place=place,
+        manifest=manifest,
+        expected=expected,
+        ranks=tuple(sorted(ranks, key=lambda result: result.spot)),
+        flaws=tuple(dict.fromkeys(flaws)),
+    )
+
+
+def _found(run: Path) -> dict[Spot, list[Path]]:
+    """The result files by where they stand; a rank's directory without any is there too."""
+    try:
+        return {
+            Spot(option, trial, rank): results_in(directory)
+            for option, of_option in numbered(run, "option").items()
+            for trial, of_trial in numbered(of_option, "trial").items()
+            for rank, directory in numbered(of_trial, "rank").items()
+        }
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be looked at: {error.strerror}") from None
+
+
+def _expected(
+    manifest: Manifest | None, found: Mapping[Spot, Any], ranks: Iterable[RankResult]
+) -> Expected:
+    if manifest is not None:
+        return Expected(
+            options=manifest.options,
+            trials=manifest.plan["trials"],
+            ranks=manifest.plan["ranks"],
+            told_by=MANIFEST,
+        )
+    told = [n for result in ranks if isinstance(n := result.told.get("ranks"), int)]
+    there = 1 + max((spot.rank for spot in found), default=0)
+    return Expected(
+        options=tuple(sorted({spot.option for spot in found} | set(MLPERF_OPTIONS))),
+        trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in found)])),
+        ranks=min(MOST_RANKS, max(told, default=there)),
+        told_by="the ranks' own results" if told else "the directories that are there",
+    )
+
+
+# --- what is wrong ---------------------------------------------------------------------------
+
+
+def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
+    """A changed rank makes its option invalid, a changed record every one; what else was changed
+    says nothing about numbers, and is `check`'s to tell."""
+    if manifest is None:
+        return
+    for link, says in manifest.own_changes:
+        yield Flaw(TAMPERED, None, MANIFEST, f"is not as it was written: {link} {says}")
+    for name, says in manifest.file_changes:
+        spot = _spot(name)
+        if spot is not None:
+            yield Flaw(TAMPERED, spot.option, name, says)
+    for name in gone(manifest, place):
+        spot = _spot(name)
+        if spot is not None:
+            yield Flaw(MISSING, spot.option, name, "was there when the sequence ended")
+
+
+def _spot(name: str) -> Spot | None:
+    """Where a rank's result of that name stands; None for other files."""
+    parts = name.split("/")
+    if len(parts) != 4 or not parts[3].startswith("kvcache_results_"):
+        return None
+    words = [part.partition("_") for part in parts[:3]]
+    if [word[0] for word in words] != ["option", "trial", "rank"]:
+        return None
+    numbers = [word[2] for word in words]
+    return Spot(*map(int, numbers)) if all(n.isdigit() for n in numbers) else None
+
+
+def _missing(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
+    for option in expected.options:
+        for trial in range(expected.trials):
+            where = f"option_{option}/trial_{trial}"
+            if not trial_directory(place.run, option, trial).is_dir():
+                yield Flaw(MISSING, option, where, "is not there")
+                continue
+            for rank in range(expected.ranks):
+                spot = Spot(option, trial, rank)
+                if not found.get(spot):
+                    says = f"has no result ({expected.ranks} ranks, says {expected.told_by})"
+                    yield Flaw(MISSING, option, str(spot), says)
+
+
+def _twice(
+    found: Mapping[Spot, list[Path]], ranks: Iterable[RankResult], place: Place
+) -> Iterator[Flaw]:
+    for spot, files in found.items():
+        if len(files) > 1:
+            names = ", ".join(path.name for path in files[:_MOST_NAMED])
+            says = f"has {len(files)} results ({names}), and a launcher reads any of them"
+            yield Flaw(DUPLICATE, spot.option, str(spot), says)
+    first: dict[str, RankResult] = {}
+    for result in ranks:
+        other = first.setdefault(result.fingerprint, result)
+        if other is not result:
+            for option in {result.spot.option, other.spot.option}:
+                yield Flaw(DUPLICATE, option, result.path, f"is the result {other.path} again")
+        rank = result.told.get("rank")
+        if rank != result.spot.rank:
+            says = f"is the result of rank {rank}, and stands in the place of {result.spot.rank}"
+            yield Flaw(DUPLICATE, result.spot.option, result.path, says)
+
+
+def _not_expected(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
+    for spot in found:
+        if not expected.has(spot):
+            yield Flaw(UNEXPECTED, spot.option, str(spot), "does not belong to the sequence")
+    for option, directory in numbered(place.run, "option").items():
+        for path in strangers(directory, "trial"):
+            yield Flaw(UNEXPECTED, option, place.name(path), "is no trial")
+        for trial in numbered(directory, "trial").values():
+            for path in strangers(trial, "rank"):
+                yield Flaw(UNEXPECTED, option, place.name(path), "is no rank")
+
+
+def _different(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
+    """Ranks of one option that did not run the same."""
+    for option in sorted({result.spot.option for result in ranks}):
+        of_option = [result for result in ranks if result.spot.option == option]
+        first = of_option[0]
+        for result in of_option:
+            if result.schema != first.schema:
+                says = f"is of schema {result.schema}, {first.path} of {first.schema}"
+                yield Flaw(SCHEMAS, option, result.path, says)
+            differing = list(differences(first.config, result.config))
+            if differing:
+                named = ", ".join(differing[:_MOST_NAMED])
+                more = ", ..." if differing[_MOST_NAMED:] else ""
+                says = f"was run with another configuration than {first.path} ({named}{more})"
+                yield Flaw(CONFIGS, option, result.path, says)
+            wanted = first.seed - _own_rank(first) + _own_rank(result)
+            if result.seed != wanted:
+                says = f"has seed {result.seed}, where {wanted} follows from {first.path}"
+                yield Flaw(CONFIGS, option, result.path, says)
+            told = result.told.get("ranks")
+            if told is not None and told != expected.ranks:
+                says = f"is of a job of {told} ranks, not of {expected.ranks}"
+                yield Flaw(CLIENTS, option, result.path, says)
+
+
+def _own_rank(result: RankResult) -> int:
+    """What it takes itself for; a result in another's place is told as such."""
+    told = result.told.get("rank")
+    return told if isinstance(told, int) else result.spot.rank
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+    """The options that differ, but those that every rank has of its own."""
+    for name in sorted({*first, *second}):
+        if not name.startswith(OWN_OPTIONS) and first.get(name) != second.get(name):
+            yield f"{name} {second.get(name)!r} for {first.get(name)!r}"
+
+
+def _without_storage(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
+    for option in expected.options:
+        entries = [result.storage_entries for result in ranks if result.spot.option == option]
+        if entries and not any(entries):
+            says = "left nothing in storage (storage_entries is 0 for all ranks): RAM was measured"
+            yield Flaw(CPU_ONLY, option, f"option_{option}", says)

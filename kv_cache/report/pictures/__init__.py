@@ -1,2 +1,0 @@
-"""What each kind of document looks like. `base` has paper, pen and the reading of numbers; one file
-a document decides what is drawn. Only `report/plot` needs to know that it is matplotlib."""

@@ -1,0 +1,248 @@
+"""Whether several ranks' results are one measurement: the rules R1 to R8, and the worst of them.
+
+Sums over ranks mean something only if every rank is there, all were asked for the same, and all
+measured at the same time. What is missing or wrong is named by its rank.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kv_cache.core.crew import Crew, is_own
+from kv_cache.core.units import NS_PER_MS, NS_PER_S, human_bytes
+from kv_cache.metrics.evidence import Thresholds
+from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
+from kv_cache.result.ranks.part import FINISHED, Part, counted_of, runs_of
+
+LEAST_SHARED = 0.5
+"""Of the span in which all ranks measured together: below it the sums are of no instant."""
+WANTED_SHARED = 0.95
+MOST_UNLIKE = 0.05
+"""By which the longest window may exceed the shortest."""
+MOST_SKEW = 0.01
+"""From the first opening to the last, as a share of the shortest window."""
+
+NAMES: Mapping[str, str] = {
+    "R1": "completeness",
+    "R2": "sameness",
+    "R3": "overlap",
+    "R4": "windows",
+    "R5": "start",
+    "R6": "ranks",
+    "R7": "others on the device",
+    "R8": "seeds",
+}
+
+_SAME = ("program_version", "driver", "semantics_preset", "model", "semantics")
+_MOST_NAMED = 5
+
+Json = Mapping[str, Any]
+
+
+def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Verdict:
+    """The verdict on all of them. `body` has the merged sections."""
+    counted = counted_of(parts)
+    looks = {
+        "R1": _complete(parts, crew),
+        "R2": _same(counted),
+        "R3": _overlap(counted, together),
+        "R4": _windows(counted),
+        "R5": _start(counted, crew),
+        "R6": _each(counted),
+        "R7": _others(counted, body, crew),
+        "R8": _seeds(counted),
+    }
+    findings = tuple(
+        Finding(rule=rule, name=NAMES[rule], status=status, says=says)
+        for rule, (status, says) in looks.items()
+    )
+    found = [finding.status for finding in findings]
+    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in found), VALID)
+    return Verdict(verdict=worst, findings=findings)
+
+
+Look = tuple[Status, str]
+
+
+def _complete(parts: Sequence[Part], crew: Crew) -> Look:
+    wrong = [said for part in parts for said in _lacks(part)]
+    whole = sum(part.counted and part.rank < crew.wanted for part in parts)
+    if not wrong and whole == crew.wanted:
+        return Status.PASS, f"each of {crew.wanted} ranks has one whole result and ran to its end"
+    ended = "" if crew.ended_early is None else f"; all were ended: {crew.ended_early}"
+    says = f"{whole} of {crew.wanted} ranks have a result that counts: {'; '.join(wrong)}{ended}"
+    return Status.INVALID, f"{says}; run all of them again"
+
+
+def _lacks(part: Part) -> Iterator[str]:
+    who = f"rank {part.rank}"
+    if part.flaw is not None:
+        yield f"{who} {part.flaw}"
+    elif part.lost is not None:
+        yield f"{who} was lost ({part.lost})"
+    elif part.said("status") != FINISHED:
+        yield f"{who} was {part.said('status')}"
+
+
+def _same(counted: Sequence[Part]) -> Look:
+    if len(counted) < 2:
+        return Status.PASS, "there is no other rank to be unlike"
+    first, *others = counted
+    mine = dict(_facts(first))
+    found: dict[str, list[int]] = {}
+    for other in others:
+        theirs = dict(_facts(other))
+        for name in {**mine, **theirs}:
+            if mine.get(name) != theirs.get(name):
+                found.setdefault(name, []).append(other.rank)
+    if not found:
+        return Status.PASS, "all ranks ran the same program with the same configuration and model"
+    told = [
+        f"{name} ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} against "
+        f"rank {first.rank})"
+        for name, ranks in list(found.items())[:_MOST_NAMED]
+    ]
+    more = len(found) - len(told)
+    rest = f" and {more} more" if more > 0 else ""
+    return Status.INVALID, f"ranks differ in {', '.join(told)}{rest}; give all of them the same"
+
+
+def _facts(part: Part) -> Iterator[tuple[str, Any]]:
+    for name in _SAME:
+        yield from _flat(part.said(name), name)
+    for name, value in _flat(part.said("config"), ""):
+        if not is_own(name):
+            yield f"config.{name}", value
+    traced = part.said("config.output.io_trace_log") is not None
+    yield "whether the run only writes a trace (output.io_trace_log)", traced
+    yield "workload.source", part.said("workload.source")
+    yield "workload.sha256", part.said("workload.sha256")
+
+
+def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield prefix, value
+        return
+    for name, inner in value.items():
+        yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
+
+
+def _real(counted: Sequence[Part]) -> bool:
+    return any(part.said("driver") == "real-io" for part in counted)
+
+
+_VIRTUAL: Look = (Status.NOT_APPLICABLE, "virtual time: there is nothing to look at")
+
+
+def _overlap(counted: Sequence[Part], together: Json) -> Look:
+    if not _real(counted):
+        return _VIRTUAL
+    share = together["shared_share"]
+    if share is None:
+        return Status.SUSPECT, (
+            "when each rank's window was is not known, so nothing says that they measured at the "
+            "same time; let one command start them (--clients, mpirun)"
+        )
+    said = (
+        f"all ranks measured together for {together['shared_s']:.3f} s of the "
+        f"{together['span_s']:.3f} s from the first window's begin to the last one's end "
+        f"({100 * share:.1f} %)"
+    )
+    if share >= WANTED_SHARED:
+        return Status.PASS, said
+    if share >= LEAST_SHARED:
+        return Status.SUSPECT, f"{said}, and {100 * WANTED_SHARED:g} % are wanted"
+    return Status.INVALID, f"{said}: sums of what did not happen together are no throughput"
+
+
+def _windows(counted: Sequence[Part]) -> Look:
+    lengths = {part.rank: part.run.window_s for part in counted if part.run is not None}
+    if not lengths:
+        return Status.NOT_JUDGED, "no rank has a window"
+    short, long = (pick(lengths, key=lambda r: lengths[r]) for pick in (min, max))
+    said = (
+        f"windows were {lengths[short]:.3f} s (rank {short}) to {lengths[long]:.3f} s (rank {long})"
+    )
+    if lengths[long] <= lengths[short] * (1 + MOST_UNLIKE):
+        return Status.PASS, f"windows were {lengths[short]:.3f} to {lengths[long]:.3f} s long"
+    return Status.SUSPECT, (
+        f"{said}, more than {100 * MOST_UNLIKE:g} % apart: the sum of their rates is of no common "
+        "time; bound all ranks by --duration"
+    )
+
+
+def _start(counted: Sequence[Part], crew: Crew) -> Look:
+    if not _real(counted):
+        return _VIRTUAL
+    skew, error = crew.skew_ns, crew.skew_error_ns
+    if skew is None or error is None:
+        return Status.NOT_JUDGED, "not every rank that was wanted has opened its window"
+    shortest = min((run.window_s for run in runs_of(counted)), default=0.0)
+    said = (
+        f"ranks opened within {skew / NS_PER_MS:.3f} ms (± {error / NS_PER_MS:.3f} ms, as sure as "
+        "their clocks' offsets are)"
+    )
+    if skew <= MOST_SKEW * shortest * NS_PER_S:
+        return Status.PASS, said
+    return Status.SUSPECT, f"{said}, more than {100 * MOST_SKEW:g} % of the window; run longer"
+
+
+def _each(counted: Sequence[Part]) -> Look:
+    words = [str(part.said("passport.verdict")) for part in counted]
+    if not counted:
+        return Status.NOT_JUDGED, "no rank has a verdict"
+    told = [
+        f"rank {part.rank} is {word} ({'; '.join(_reasons(part)) or 'no reason is given'})"
+        for part, word in zip(counted, words, strict=True)
+        if word != VALID
+    ]
+    if not told:
+        return Status.PASS, "every rank is valid by its own rules"
+    grave = any(word not in (VALID, Status.SUSPECT.value) for word in words)
+    return Status.INVALID if grave else Status.SUSPECT, "; ".join(told)
+
+
+def _reasons(part: Part) -> list[str]:
+    reasons = part.said("passport.reasons")
+    return list(map(str, reasons)) if isinstance(reasons, list) else []
+
+
+def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:
+    """One rank alone cannot tell its siblings' bytes from strangers'; all of them can."""
+    if not _real(counted):
+        return _VIRTUAL
+    if len(counted) < crew.wanted:
+        return Status.NOT_JUDGED, "what the ranks moved that do not count is not to be told apart"
+    rows = (body["reconciliation"] or {}).get("devices", [])
+    looks = [look for row in rows if (look := _strangers(row)) is not None]
+    if not looks:
+        return Status.NOT_JUDGED, "no device counts what was moved on it"
+    strange = [says for status, says in looks if status is Status.SUSPECT]
+    if strange:
+        return Status.SUSPECT, f"{'; '.join(strange)}; stop them"
+    return Status.PASS, "; ".join(says for _, says in looks)
+
+
+def _strangers(row: Json) -> Look | None:
+    names = ("device", "process")
+    moved = {name: [row[f"{name}_{kind}_bytes"] for kind in ("read", "write")] for name in names}
+    if row["device"] is None or any(None in counts for counts in moved.values()):
+        return None
+    limits, ours = Thresholds(), sum(moved["process"])
+    pairs = zip(moved["device"], moved["process"], strict=True)
+    theirs = sum(max(0, device - process) for device, process in pairs)
+    said = (
+        f"on {row['device']} of {row['host'] or 'the machine'} others than the ranks moved "
+        f"{human_bytes(theirs)}, beside {human_bytes(ours)} of theirs"
+    )
+    much = theirs > max(limits.most_foreign_share * ours, limits.enough_bytes)
+    return (Status.SUSPECT if much else Status.PASS), said
+
+
+def _seeds(counted: Sequence[Part]) -> Look:
+    ranks: dict[str, list[int]] = {}
+    for part in counted:
+        ranks.setdefault(str(part.said("seed")), []).append(part.rank)
+    twice = [f"ranks {', '.join(map(str, r))} had seed {s}" for s, r in ranks.items() if len(r) > 1]
+    if not twice:
+        return Status.PASS, "each rank asked and wrote by a seed of its own"
+    return Status.SUSPECT, f"{'; '.join(twice)}: they wrote the same bytes, which a drive may share"

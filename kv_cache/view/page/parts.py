@@ -1,0 +1,255 @@
+"""What reports are put together from: documents, sections, tables, cards and small pictures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kv_cache.files.reading import SECTION
+from kv_cache.view.page.safe_text import Html, join, plain, safe, tag, verbatim
+from kv_cache.view.picture.base import texts_at, value_at
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doc:
+    """One document of a report. `label` is a letter, `name` says where it comes from."""
+
+    label: str
+    name: str
+    document: Json
+
+    @property
+    def own(self) -> Json:
+        own: Json = self.document[SECTION]
+        return own
+
+    @property
+    def schema(self) -> str:
+        return str(self.own.get("schema"))
+
+    def id(self, slug: str) -> str:
+        """An identifier on the page, different in each document."""
+        return f"{self.label.lower()}-{slug}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a report with a heading; where there is no content, `absent` says why."""
+
+    slug: str
+    title: str
+    content: Sequence[Html]
+    absent: str = ""
+
+
+def drawn_section(doc: Doc, section: Section) -> Html:
+    where = doc.id(section.slug)
+    heading = tag("h3", section.title, id=f"{where}-title")
+    inner = section.content or [tag("p", section.absent, class_="absent")]
+    return tag("section", heading, *inner, id=where, aria_labelledby=f"{where}-title")
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def table(
+    caption: str,
+    heads: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    *,
+    words: int = 1,
+    stacked: bool = False,
+) -> Html:
+    """A table that can be scrolled by keyboard. The first `words` columns are text, and the first
+    of all names its row; numbers stand right. On a phone the last cell of a row of a `stacked`
+    table has a line of its own."""
+    columns = [
+        tag("th", head, scope="col", class_=_align(i, words)) for i, head in enumerate(heads)
+    ]
+    body = [
+        tag(
+            "tr",
+            tag("th", row[0], scope="row", class_=_room(row[0])),
+            *(
+                tag("td", cell, class_=_align(column, words) or _room(cell))
+                for column, cell in enumerate(row[1:], start=1)
+            ),
+        )
+        for row in rows
+    ]
+    made = tag(
+        "table",
+        tag("caption", tag("span", caption)),
+        tag("thead", tag("tr", *columns)),
+        tag("tbody", *body),
+        class_="stacked" if stacked else None,
+    )
+    return tag("div", made, class_="scroll", tabindex=0, role="region", aria_label=caption)
+
+
+def _align(column: int, words: int) -> str | None:
+    return None if column < words else "n"
+
+
+_LONG_WORD, _LONG_TEXT = 22, 30
+
+
+def _room(cell: object) -> str | None:
+    """How a cell of text shares the width: a long word may break anywhere, a sentence wants room,
+    and what is short stays whole."""
+    if isinstance(cell, Html):
+        return None
+    text = plain(cell)
+    if any(len(each) > _LONG_WORD for each in text.split()):
+        return "long"
+    return "text" if len(text) > _LONG_TEXT else None
+
+
+def dotted(name: str) -> Html:
+    """The name of an option, which may break after its dots and low lines."""
+    return verbatim(safe(name).replace(".", ".<wbr>").replace("_", "_<wbr>"))
+
+
+def details(summary: str, *content: object, open_: bool = False) -> Html:
+    return tag("details", tag("summary", summary), *content, open=open_)
+
+
+# --- words -----------------------------------------------------------------------------------
+
+_SIGNS: Mapping[str, tuple[str, str]] = {
+    "valid": ("✓", "good"),
+    "steady": ("✓", "good"),
+    "pass": ("✓", "good"),
+    "suspect": ("!", "poor"),
+    "not-steady": ("!", "poor"),
+    "not-proven": ("!", "poor"),
+    "client-bound": ("!", "poor"),
+    "invalid": ("✕", "bad"),
+    "kept": ("✓", "good"),
+    "missed": ("✕", "bad"),
+    "better": ("✓", "good"),
+    "worse": ("✕", "bad"),
+    "better?": ("!", "poor"),
+    "worse?": ("!", "poor"),
+}
+
+
+def badge(status: str) -> Html:
+    """A status as a word with a sign: its colour alone says nothing."""
+    sign, kind = _SIGNS.get(status, ("·", "none"))
+    return tag("span", tag("span", sign, aria_hidden="true"), " ", status or "none",
+               class_=f"badge {kind}")  # fmt: skip
+
+
+def bullets(texts: Sequence[object], class_: str | None = None) -> list[Html]:
+    return [tag("ul", *(tag("li", text) for text in texts), class_=class_)] if texts else []
+
+
+def reasons(own: Json, path: str) -> list[Html]:
+    """What a verdict rests on, the rule's name standing out."""
+    return ruled(reasons_at(own, path))
+
+
+def ruled(texts: Sequence[str]) -> list[Html]:
+    """Reasons as a list, in which a rule's name stands out."""
+    return bullets([_reason(text) for text in texts], "reasons")
+
+
+def _reason(text: str) -> Html:
+    rule, colon, rest = text.partition(": ")
+    if not colon or len(rule) > _LONGEST_RULE:
+        return tag("strong", text)
+    return join((tag("strong", f"{rule}:"), safe(f" {rest}")))
+
+
+_LONGEST_RULE = 40
+
+
+def reasons_at(own: Json, path: str) -> list[str]:
+    _ = texts_at(own, path)  # refuses what is no list of texts
+    return [plain(text) for text in value_at(own, path) or []]
+
+
+# --- cards -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One number of the headline."""
+
+    name: str
+    value: str
+    unit: str = ""
+    more: str = ""
+
+
+def cards(every: Iterable[Card]) -> Html:
+    return tag(
+        "dl",
+        *(
+            tag(
+                "div",
+                tag("dt", card.name),
+                tag("dd", tag("strong", card.value), " ", tag("span", card.unit)),
+                *([tag("dd", card.more, class_="more")] if card.more else []),
+            )
+            for card in every
+        ),
+        class_="cards",
+    )
+
+
+# --- small pictures in tables ----------------------------------------------------------------
+
+_WIDTH, _HEIGHT = 120.0, 14.0
+
+
+def share_bar(share: float) -> Html:
+    """A share of one as a bar; the number stands beside it."""
+    width = _WIDTH * min(1.0, max(0.0, share))
+    return tag(
+        "svg",
+        _svg("rect", x=0, y=2, width=_WIDTH, height=10, class_="track"),
+        _svg("rect", x=0, y=2, width=f"{width:.1f}", height=10, class_="fill"),
+        viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", class_="bar", aria_hidden="true",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """An interval and dots on a line from 0 to 1, with a mark at `middle`. What lies outside is
+    shown at its end."""
+
+    middle: float
+    low: float | None = None
+    high: float | None = None
+    dots: Sequence[float] = ()
+    kind: str = ""
+
+    def drawn(self) -> Html:
+        parts = [_line(self.middle, self.middle, "axis", 1, _HEIGHT - 1)]
+        if self.low is not None and self.high is not None:
+            parts.append(_line(self.low, self.high, f"interval {self.kind}", 7, 7))
+        parts += [
+            _svg("circle", cx=f"{_at(dot):.1f}", cy=7, r=3, class_=f"dot {self.kind}")
+            for dot in self.dots
+        ]
+        return tag("svg", *parts, viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", class_="bar",
+                   aria_hidden="true")  # fmt: skip
+
+
+def _at(place: float) -> float:
+    return 4 + (_WIDTH - 8) * min(1.0, max(0.0, place))
+
+
+def _line(start: float, end: float, kind: str, y1: float, y2: float) -> Html:
+    return _svg("line", x1=f"{_at(start):.1f}", x2=f"{_at(end):.1f}", y1=y1, y2=y2, class_=kind)
+
+
+def _svg(name: str, **attributes: object) -> Html:
+    return tag(name, **attributes)
+
+
+def lead(*sentences: object) -> Html:
+    return tag("p", join((safe(each) for each in sentences), " "), class_="lead")

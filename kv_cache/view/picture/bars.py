@@ -1,0 +1,82 @@
+"""Bars as a picture: a row for each name, its parts behind one another, marks and intervals."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kv_cache.core.format import figures
+from kv_cache.view.parts import BarChart, BarRow
+from kv_cache.view.picture.base import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SMALL,
+    Panel,
+    few_ticks,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY, BLACK)
+_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++", "ooo")  # parts are not told by colour alone
+_MARKS = ("o", "x", "|", "d")
+_ROW, _KEY = 0.24, 0.15  # inches
+_LONGEST_NAME = 27
+_MOST_ROWS = 30
+
+
+def bar_panel(chart: BarChart) -> Panel:
+    """The first rows; how many are left out is in the title."""
+    left = len(chart.rows) - _MOST_ROWS
+    more = f" ({figures(left)} rows left out)" if left > 0 else ""
+    rows = chart.rows[:_MOST_ROWS]
+    keys = len(chart.parts) + len(chart.marks)
+    return Panel(
+        title=plain(f"{chart.title}{more}"),
+        x=plain(chart.x.heading),
+        height=max(_ROW * (len(rows) + 0.6), _KEY * keys if keys > 1 else 0.0),
+        draw=lambda axes: _draw(axes, chart, rows),
+    )
+
+
+def _draw(axes: "Axes", chart: BarChart, rows: Sequence[BarRow]) -> None:
+    places = range(len(rows))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+             for name in (plain(row.name) for row in rows)]  # fmt: skip
+    axes.set_yticks(places, names)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x", color="#e6e6e6", linewidth=0.6)
+    begins = [0.0] * len(rows)
+    for place, name in enumerate(chart.parts):
+        lengths = [chart.x.shown(row.parts[place]) or 0.0 for row in rows]
+        axes.barh(
+            places, lengths, left=begins, height=0.6, edgecolor="white", linewidth=0.4,
+            color=_COLOURS[place % len(_COLOURS)], hatch=_HATCHES[place % len(_HATCHES)],
+            label=plain(name),
+        )  # fmt: skip
+        begins = [begin + length for begin, length in zip(begins, lengths, strict=True)]
+    for place, row in enumerate(rows):
+        if row.low is not None and row.high is not None:
+            ends = [chart.x.shown(end) or 0.0 for end in (row.low, row.high)]
+            axes.plot(ends, [place, place], "|-", color=BLACK, linewidth=1.2, zorder=4)
+    for number, name in enumerate(chart.marks):
+        marks = [(chart.x.shown(row.marks[number]), place) for place, row in enumerate(rows)]
+        known = [(x, place) for x, place in marks if x is not None]
+        shape = _MARKS[number % len(_MARKS)]
+        axes.plot(
+            [x for x, _ in known], [place for _, place in known], shape, color=BLACK, markersize=4,
+            zorder=5, label=plain(name),
+        )  # fmt: skip
+    if len(chart.parts) + len(chart.marks) > 1:
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(1.01, 1.05), fontsize=SMALL - 1, frameon=False,
+            borderaxespad=0, handlelength=1.0, labelspacing=0.2,
+        )  # fmt: skip
+    axes.set_xlim(0, (chart.x.shown(chart.reach) or 1.0) * 1.02)
+    few_ticks(axes.xaxis, 5)
