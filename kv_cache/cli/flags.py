@@ -7,14 +7,14 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, get_origin
+from typing import Any, NoReturn, get_args, get_origin
 
 from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
-from kv_cache.cli.parsing import Once
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
@@ -91,63 +91,68 @@ _CPCS_FLAGS = frozenset(
 
 
 def parse(argv: Sequence[str]) -> Invocation:
-    """The meaning of the arguments (without the program's name). Raises ConfigError; `--help`
-    prints and raises SystemExit(0)."""
+    """Return the meaning of the arguments (without the program's name). Raises ConfigError;
+    `--help` prints and raises SystemExit(0)."""
     values, extras = build_parser().parse_known_args(list(argv))
     if extras:
-        raise _unknown(extras)
-    given = vars(values)
+        raise unknown(extras, build_parser())
+    return invocation_of(vars(values))
+
+
+def invocation_of(flags: Mapping[str, Any]) -> Invocation:
+    """Return what flags of `run` ask for: those of the environment lie below `--set`, and these
+    below the other flags. Raises ConfigError."""
+    overrides = {**from_environment(options(), ""), **_set(flags), **_overrides(flags)}
     return Invocation(
-        config_path=given.get("--config"),
-        overrides=_overrides(given),
-        log_level=given.get("--log-level", "INFO"),
-        given=frozenset(given),
+        config_path=flags.get("--config"),
+        overrides=overrides,
+        log_level=flags.get("--log-level", "INFO"),
+        given=frozenset(flags),
     )
 
 
-def own_and_rest(
-    parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[argparse.Namespace, list[str]]:
-    """For a command with options of its own beside those of `run`: its own, and what `run` is to
-    understand. A flag that neither knows is told with the nearest of both. Raises ConfigError."""
-    options, rest = parser.parse_known_args(list(argv))
-    known = tuple(build_parser()._option_string_actions)
-    for word in rest:
-        flag = word.split("=")[0]
-        if not flag.startswith("--") or any(each.startswith(flag) for each in known):
-            continue
-        if flag not in _CPCS_FLAGS and not flag.startswith(_CPCS_PREFIXES):
-            raise _no_flag(flag, (*parser._option_string_actions, *known))
-    return options, rest
-
-
 def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
-    """The parser of `run`; each value's destination is the full name of its flag."""
-    parser = _Parser(
+    """Return the parser of `run`; each value's destination is the full name of its flag."""
+    parser = Parser(
         prog=prog,
         usage=USAGE,
         description="Measure how fast storage is for the KV caches of LLM serving.",
         epilog=_EPILOG,
-        formatter_class=_Formatter,
+        formatter_class=Formatter,
         argument_default=argparse.SUPPRESS,
         add_help=False,
     )
-    parser.add_argument(
-        "-h", "--help", action=_Print, const=FIRST_PAGE, help="Show the commands and main options"
-    )
-    parser.add_argument("--help-all", action="help", help="Show this: all options")
+    add_help(parser, FIRST_PAGE)
     parser.add_argument("--version", action=_Print, const=VERSION, help="Show the version")
-    groups = {title: parser.add_argument_group(title, text) for title, text in _GROUPS.items()}
-    _add_general(groups["What to run"])
-    for option in options().values():
-        if option.flag is not None:
-            _add_option(groups[_group_of(option.path)], option, option.flag)
-    _add_arrival(groups["Arrivals"])
-    _add_absent(groups["Not in this version"])
+    add_run_flags(parser)
     return parser
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
+def add_help(parser: argparse.ArgumentParser, page: str | None) -> None:
+    """Add `--help`, which prints `page`, and `--help-all`, which shows all options; without a page
+    both do that."""
+    if page is None:
+        parser.add_argument("-h", "--help", "--help-all", action="help", help="Show this")
+        return
+    parser.add_argument("-h", "--help", action=_Print, const=page, help="Show the main options")
+    parser.add_argument("--help-all", action="help", help="Show this: all options")
+
+
+def add_run_flags(parser: argparse.ArgumentParser, *, hidden: bool = False) -> None:
+    """Add every flag of `run` that `parser` does not have yet; `hidden` from its help."""
+    taken = set(parser._option_string_actions)
+    groups: dict[str, argparse._ActionsContainer] = {}
+    for title, text in _GROUPS.items():
+        groups[title] = parser if hidden else parser.add_argument_group(title, text)
+    _add_general(groups["What to run"], hidden=hidden)
+    for option in options().values():
+        if option.flag is not None and option.flag not in taken:
+            add_option(groups[_group_of(option.path)], option, hidden=hidden)
+    _add_arrival(groups["Arrivals"], hidden=hidden)
+    _add_absent(groups["Not in this version"], hidden=hidden)
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=100)
 
@@ -163,7 +168,26 @@ class _Print(argparse.Action):
         parser.exit()
 
 
-class _Parser(argparse.ArgumentParser):
+class Once(argparse.Action):
+    """A flag that names one file: two of them are refused, as the first would be dropped."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        first = getattr(namespace, self.dest, None)
+        if first is not None:
+            raise ConfigError(
+                f"{option_string} is given twice, {first} and {values}; give one file, and as "
+                "flags what is to differ from it"
+            )
+        setattr(namespace, self.dest, values)
+
+
+class Parser(argparse.ArgumentParser):
     """Errors are raised as one sentence, not printed with the usage."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -177,53 +201,77 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ").replace("with argument", "with")
-        raise ConfigError(f"{text}; see --help")
+        command = self.prog.partition(" ")[2]
+        where = f"{command}: " if command else ""
+        raise ConfigError(f"{where}{text}; see {command + ' ' if command else ''}--help")
 
 
 # --- adding flags --------------------------------------------------------------------------
 
 
-def _add_general(group: argparse._ArgumentGroup) -> None:
+def _add_general(group: argparse._ActionsContainer, *, hidden: bool) -> None:
     group.add_argument(
         "--config", dest="--config", metavar="FILE", type=_path, action=Once,
-        help="YAML configuration: a file, or the name of a shipped one such as quick; flags "
-        "override it",
+        help=_or_hidden("YAML configuration: a file, or the name of a shipped one such as quick; "
+        "flags override it", hidden),
     )  # fmt: skip
     modes = group.add_mutually_exclusive_group()
     for flag, text in (
         ("--prefill-only", "Run only the stages before generation: reads of history and writes"),
         ("--decode-only", "Run only generation, reading a cache that is populated first"),
     ):
-        modes.add_argument(flag, dest=flag, action="store_true", help=text)
+        modes.add_argument(flag, dest=flag, action="store_true", help=_or_hidden(text, hidden))
+    add_set(group, "run.num_users=50", hidden=hidden)
+    text = "Least severe level of messages on stderr [default INFO]"
     group.add_argument(
         "--log-level", dest="--log-level", type=_word("--log-level", LOG_LEVELS, str.upper),
-        metavar=_braces(LOG_LEVELS), help="Least severe level of messages on stderr [default INFO]",
+        metavar=_braces(LOG_LEVELS), help=_or_hidden(text, hidden),
     )  # fmt: skip
 
 
-def _add_option(group: argparse._ArgumentGroup, option: Option, flag: str) -> None:
-    """A switch sets the opposite of a bool's default; a bool without default gets --no- too."""
-    text = _help(option).replace("%", "%%")
+def add_set(group: argparse._ActionsContainer, example: str, *, hidden: bool = False) -> None:
+    """Add `--set key=value`, for any option and as often as wanted."""
+    text = f"Any option by its key, as {example}; may be repeated"
+    group.add_argument(
+        "--set", dest="--set", metavar="KEY=VALUE", action="append", help=_or_hidden(text, hidden)
+    )
+
+
+def add_option(group: argparse._ActionsContainer, option: Option, *, hidden: bool = False) -> None:
+    """Add the flag of an option, or the word without a flag. A switch sets the opposite of a bool's
+    default; a bool without default gets `--no-` too."""
+    flag = option.flag
+    assert flag is not None
+    text = _or_hidden(_help(option).replace("%", "%%"), hidden)
+    reads = partial(read_text, option, name=flag)
+    if not flag.startswith("-"):
+        number = "+" if option.rule.required else "*" if get_origin(option.kind) is tuple else "?"
+        if option.rule.required and get_origin(option.kind) is not tuple:
+            number = None  # type: ignore[assignment]
+        group.add_argument(option.path, metavar=flag, help=text, type=reads, nargs=number)
+        return
+    names = [flag] if option.rule.short is None else [option.rule.short, flag]
+    shape: dict[str, Any] = {"dest": flag, "help": text}
     if get_origin(option.kind) is tuple:
-        group.add_argument(
-            flag, dest=flag, metavar=_metavar(option), help=text, action="extend",
-            type=partial(_read, option, flag),
-        )  # fmt: skip
+        numbers = get_args(option.kind)[0] is not str
+        shape |= {"metavar": _metavar(option), "type": reads}
+        shape |= {} if numbers else {"action": "extend"}
     elif option.kind is not bool:
-        group.add_argument(
-            flag, dest=flag, metavar=_metavar(option), help=text,
-            type=partial(_read, option, flag),
-        )  # fmt: skip
+        shape |= {"metavar": _metavar(option), "type": reads}
+        shape |= {"action": Once} if flag == "--config" else {}
     elif option.optional:
-        group.add_argument(flag, dest=flag, action=argparse.BooleanOptionalAction, help=text)
+        shape |= {"action": argparse.BooleanOptionalAction}
     else:
-        text = f"Turn off: {text}" if option.default else text
-        group.add_argument(
-            flag, dest=flag, action="store_const", const=not option.default, help=text
-        )
+        shape["help"] = text if not option.default or hidden else f"Turn off: {text}"
+        shape |= {"action": "store_const", "const": not option.default}
+    group.add_argument(*names, **shape)
 
 
-def _add_arrival(group: argparse._ArgumentGroup) -> None:
+def _or_hidden(text: str, hidden: bool) -> str:
+    return argparse.SUPPRESS if hidden else text
+
+
+def _add_arrival(group: argparse._ActionsContainer, *, hidden: bool) -> None:
     mode, process = options()["arrival.mode"].rule, options()["arrival.process"].rule
     assert mode.choices is not None
     assert process.choices is not None
@@ -231,19 +279,21 @@ def _add_arrival(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--arrival", dest="--arrival", metavar=_braces(words),
         type=_word("--arrival", words),
-        help=f"{mode.help}; fixed, poisson and gamma = open, spaced so by --request-rate "
-        "[default closed; a --request-rate alone spaces evenly what closed users ask]",
+        help=_or_hidden(f"{mode.help}; fixed, poisson and gamma = open, spaced so by "
+        "--request-rate [default closed; a --request-rate alone spaces evenly what closed users "
+        "ask]", hidden),
     )  # fmt: skip
 
 
-def _add_absent(group: argparse._ArgumentGroup) -> None:
+def _add_absent(group: argparse._ActionsContainer, *, hidden: bool) -> None:
     group.add_argument(
         "--nvme-backend", dest="--nvme-backend", metavar="X", type=partial(_only, "--nvme-backend"),
-        help="only file; the computational-storage flags (--cpcs-*, --spdk-*) are refused",
+        help=_or_hidden("only file; the computational-storage flags (--cpcs-*, --spdk-*) are "
+        "refused", hidden),
     )  # fmt: skip
     group.add_argument(
         "--cpcs-mode", dest="--cpcs-mode", metavar="X", type=partial(_only, "--cpcs-mode"),
-        help="only off",
+        help=_or_hidden("only off", hidden),
     )  # fmt: skip
 
 
@@ -254,10 +304,17 @@ def _group_of(path: str) -> str:
 def _help(option: Option) -> str:
     """`Cards; their memory adds up [1 to 65536; default 1]`."""
     notes = [option.unit, None if option.rule.choices else option.bounds]
-    if option.default not in (None, {}) and option.kind is not bool:
-        notes.append(f"default {option.default}")
+    default = option.default
+    if default not in (None, {}, ()) and option.kind is not bool and not option.rule.required:
+        notes.append(f"default {_shown(default)}")
     text = "; ".join(note for note in notes if note)
     return f"{option.help} [{text}]" if text else option.help
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(_shown, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _metavar(option: Option) -> str:
@@ -271,10 +328,6 @@ def _braces(words: Sequence[str]) -> str:
 
 
 # --- values --------------------------------------------------------------------------------
-
-
-def _read(option: Option, flag: str, text: str) -> Any:
-    return read_text(option, text, flag)
 
 
 def _path(text: str) -> Path:
@@ -308,13 +361,14 @@ def _no_cpcs(flag: str) -> ConfigError:
     )
 
 
-def _unknown(extras: Sequence[str]) -> ConfigError:
+def unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> ConfigError:
+    """Return the error for words that `parser` does not know."""
     flag = next((word.split("=")[0] for word in extras if word.startswith("-")), None)
     if flag is None:
         return ConfigError(f"{extras[0]!r} belongs to no flag; options start with --, see --help")
     if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES):
         return _no_cpcs(flag)
-    return _no_flag(flag, build_parser()._option_string_actions)
+    return _no_flag(flag, parser._option_string_actions)
 
 
 def _no_flag(flag: str, known: Iterable[str]) -> ConfigError:
@@ -322,6 +376,53 @@ def _no_flag(flag: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(
         f"{flag} is not a flag.{near if near.startswith(' Did') else ' See --help.'}"
     )
+
+
+# --- keys and the environment ----------------------------------------------------------------
+
+ENVIRONMENT = "KV_CACHE_"
+
+
+def variable_of(option: Option, section: str = "") -> str:
+    """Return the environment variable of an option: KV_CACHE_RUN__NUM_USERS is run.num_users,
+    KV_CACHE_PROBE__SECONDS is --seconds of `probe` (`section`)."""
+    path = f"{section}.{option.path}" if section else option.path
+    return ENVIRONMENT + path.upper().replace(" ", "_").replace(".", "__")
+
+
+def from_environment(known: Mapping[str, Option], section: str) -> dict[str, Any]:
+    """Return the values that environment variables give to options, by path. Raises ConfigError
+    for a variable that begins as one of these and is none."""
+    by_name = {variable_of(option, section): option for option in known.values()}
+    heads = {name.split("__")[0] + "__" for name in by_name}
+    values = {}
+    for name, text in os.environ.items():
+        if "__" not in name or name.split("__")[0] + "__" not in heads:
+            continue
+        option = by_name.get(name)
+        if option is None:
+            raise ConfigError(
+                f"the environment variable {name} is no option's.{did_you_mean(name, by_name)}"
+            )
+        values[option.path] = read_text(option, text, name)
+    return values
+
+
+def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the values of `KEY=VALUE` words by path. Raises ConfigError."""
+    values = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {word} has no =; write --set KEY=VALUE")
+        if key not in known:
+            raise ConfigError(f"--set {key} is not a known option.{did_you_mean(key, known)}")
+        values[key] = read_text(known[key], text, f"--set {key}")
+    return values
+
+
+def _set(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return set_values(flags.get("--set", ()), options())
 
 
 # --- meaning -------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from typing import Any
 from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.cli.compiled import PURE, engine_name
-from kv_cache.cli.flags import own_and_rest, parse
-from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.flags import parse
+from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
 from kv_cache.config.root import Config

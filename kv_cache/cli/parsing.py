@@ -2,8 +2,10 @@
 
 import argparse
 import re
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
+from kv_cache.cli.flags import Once, build_parser, unknown
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 RECLAIM = (
@@ -11,25 +13,6 @@ RECLAIM = (
     "host may be in use, and are refused"
 )
 _UNKNOWN = re.compile(r"unrecognized arguments: (-[^\s=]+)")
-
-
-class Once(argparse.Action):
-    """A flag that names one file: two of them are refused, as the first would be dropped."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        first = getattr(namespace, self.dest, None)
-        if first is not None:
-            raise ConfigError(
-                f"{option_string} is given twice, {first} and {values}; give one file, and as "
-                "flags what is to differ from it"
-            )
-        setattr(namespace, self.dest, values)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -43,3 +26,21 @@ class CommandParser(argparse.ArgumentParser):
         found = _UNKNOWN.match(message)
         near = did_you_mean(found[1], self._option_string_actions) if found else ""
         return near if near.startswith(" Did") else ""
+
+
+def own_and_rest(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Of commands that are not `command.Command` yet: their options, and the words for `run`."""
+    options, rest = parser.parse_known_args(list(argv))
+    known = tuple(build_parser()._option_string_actions)
+    for word in rest:
+        flag = word.split("=")[0]
+        if flag.startswith("--") and not any(each.startswith(flag) for each in known):
+            both = build_parser()
+            both._option_string_actions.update(parser._option_string_actions)
+            raise unknown([flag], both)
+    return options, rest
+
+
+__all__ = ["RECLAIM", "CommandParser", "Once", "own_and_rest"]

@@ -29,13 +29,14 @@ def print_unwritten(kept: Kept | None) -> None:
 
 
 def print_result(result: Result) -> None:
-    """Print a run, ranks or trials for a person, and where the files are."""
-    assert result.kept is not None
+    """Print a document of any kind for a person, and where the files are."""
     print(terminal(made_view(result.document)))
     if (validation := result.document.get("validation")) is not None:
         print(validated_line(validation))
-    name = "trials" if result.schema == trials.SCHEMA else "result"
-    print(f"\n{name}  {result.kept.shown}")
+    print()
+    if result.kept is not None:
+        name = "trials" if result.schema == trials.SCHEMA else "result"
+        print(f"{name}  {result.kept.shown}")
     for made in result.recordings:
         print(f"trace   {made['path']} ({made['rows']} {made['what']})")
     for what in _BESIDE:

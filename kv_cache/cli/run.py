@@ -58,18 +58,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def loaded(invocation: Invocation) -> tuple[Config, tuple[str, ...]]:
-    """The configuration that is asked for, and what to warn of. Begins to log, and says to the
-    process that supervises this one how long a device may be silent. Raises UsageError."""
+    """Return the configuration that is asked for, and what to warn of; see `begin`."""
+    notes = begin(invocation)
+    return invocation.config(), notes
+
+
+def begin(invocation: Invocation) -> tuple[str, ...]:
+    """Begin to log, and tell the process that supervises this one how long a device may be silent.
+    Return what to warn of. Raises ConfigError."""
     begin_logging(invocation.log_level)
-    config = invocation.config()
-    tell(still_s=2 * config.run.answer_s)
+    tell(still_s=2 * invocation.config().run.answer_s)
     if (parent := supervisor()) is not None:
         count_as_ours(parent)
     path = invocation.config_path
     if path is None or not is_the_references(path):
-        return config, ()
+        return ()
     said = "--config config.yaml: there is no such file here, so the defaults are taken"
-    return config, (f"{said}, which are the values of the reference's file of that name",)
+    return (f"{said}, which are the values of the reference's file of that name",)
 
 
 def begin_logging(level: str = "INFO") -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from kv_cache.app.prepare import open_workload
 from kv_cache.bench.cache_dir import check_output_file
-from kv_cache.cli.flags import build_parser, own_and_rest, parse
-from kv_cache.cli.parsing import CommandParser
+from kv_cache.cli.flags import build_parser, parse
+from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.cli.run import begin_logging
 from kv_cache.config.build import Load, build_load

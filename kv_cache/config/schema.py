@@ -12,6 +12,7 @@ It must never guess: a key it does not know, a value of the wrong type or out of
 import dataclasses
 import math
 import os
+import re
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -44,8 +45,11 @@ class Rule:
     above: float | None = None  # an exclusive lower bound
     high: float | None = None
     choices: tuple[Any, ...] | None = None
-    flag: str | None = None
+    flag: str | None = None  # `--name`, or a bare NAME for a word that needs no flag
+    short: str | None = None
     metavar: str | None = None
+    required: bool = False
+    rare: bool = False  # in --help-all alone
 
     @property
     def is_path(self) -> bool:
@@ -123,12 +127,16 @@ def opt(
     high: float | None = None,
     choices: tuple[Any, ...] | None = None,
     flag: str | None = None,
+    short: str | None = None,
     metavar: str | None = None,
+    required: bool = False,
+    rare: bool = False,
 ) -> Any:
-    """A dataclass field for one option; `help` is one line without the bounds and the unit."""
+    """Declare one option as a dataclass field; `help` is one line without the bounds and the unit.
+    A number with a unit is also read from text that has one, as `10GB` or `5m`."""
     rule = Rule(
         help=help, unit=unit, low=low, above=above, high=high, choices=choices, flag=flag,
-        metavar=metavar,
+        short=short, metavar=metavar, required=required, rare=rare,
     )  # fmt: skip
     if isinstance(default, Mapping):
         table = dict(default)
@@ -155,10 +163,15 @@ def overlay(base: T, mapping: object, where: str = "") -> T:
 def read_text(option: Option, text: str, name: str) -> Any:
     """The value of a scalar option from a word of the command line, where it is called `name`."""
     at = _At("", name)
-    if get_origin(option.kind) not in (None, tuple):
-        raw: object = _pairs(get_args(option.kind)[1], option.rule, text, at)
+    origin, inner = get_origin(option.kind), get_args(option.kind)
+    if origin is None:
+        raw: object = _number_in(option.kind, option.rule, text, at)
+    elif origin is not tuple:
+        raw = _pairs(inner[1], option.rule, text, at)
+    elif inner[0] is str:
+        raw = text
     else:
-        raw = _number_in(option.kind, option.rule, text, at)
+        raw = [_number_in(inner[0], option.rule, word, at) for word in text.split(",")]
     return _value(option.hint, option.rule, option.default, raw, at)
 
 
@@ -176,14 +189,50 @@ def _pairs(kind: type, rule: Rule, text: str, at: "_At") -> dict[str, object]:
 
 
 def _number_in(kind: Any, rule: Rule, text: str, at: "_At") -> object:
-    """Text as the number that is wanted, or as it is where none is."""
+    """Text as the number that is wanted, or as it is if none is."""
+    if kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
     if kind is not int and kind is not float:
         return text
     try:
         number: object = kind(text)
     except ValueError:
-        raise at.error(f"is {show(text)}; it must be {_wanted(kind, rule)}") from None
+        if (number := number_with_unit(text, rule.unit, kind)) is None:
+            raise at.error(f"is {show(text)}; it must be {_wanted(kind, rule)}") from None
     return number
+
+
+_SIZES = {
+    "b": 1,
+    "bytes": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+_TIMES = {
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0,
+    "d": 86_400.0,
+}  # fmt: skip
+_WITH_UNIT = re.compile(r"([0-9.]+(?:e[-+]?[0-9]+)?) ?([a-zµ]+)", re.IGNORECASE)
+
+
+def number_with_unit(text: str, unit: str | None, kind: type) -> float | int | None:
+    """Return `10GB` or `5m` as a number of `unit` (bytes, KiB … TiB, ns … s); None if it is not
+    one, or not a whole number of units if `kind` is int."""
+    matched = _WITH_UNIT.fullmatch(text.strip())
+    for table in (_SIZES, _TIMES):
+        if matched is None or (unit or "").lower() not in table:
+            continue
+        factor = table.get(matched[2].lower())
+        if factor is None:
+            return None
+        try:
+            number = float(matched[1]) * factor / table[(unit or "").lower()]
+        except ValueError:
+            return None
+        if kind is float:
+            return number
+        return round(number) if abs(number - round(number)) < 1e-6 else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +282,8 @@ def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any
 
 
 def _scalar(kind: type, rule: Rule, raw: object, at: _At) -> Any:
+    if isinstance(raw, str) and kind in (int, float):
+        raw = raw if (n := number_with_unit(raw, rule.unit, kind)) is None else n
     value = _typed(kind, rule, raw)
     if value is None or not rule.allows(value):
         hint = did_you_mean(raw, rule.choices) if rule.choices and isinstance(raw, str) else ""

@@ -247,7 +247,7 @@ def test_a_configuration_that_ends_a_run_changes_nothing(section: str, tmp_path:
 # --- bad input -----------------------------------------------------------------------------------
 
 BAD = {
-    "": "promise",
+    "": "--slo",
     "interactive": "no limit",
     "nobody:p95<50ms": "nobody",
     "interactive:p95<50": "unit",

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kv_cache.app.run as command
 import kv_cache.cli
-import kv_cache.cli.run as command
 from benchmarks.devices import (
     LOOP_TOOLS,
     NBD_TOOLS,

@@ -314,7 +314,7 @@ def test_a_dead_worker_ends_the_run_with_exit_code_1_and_a_result(tmp_path: Path
     script = tmp_path / "broken.py"
     script.write_text(
         "import sys, functools\n"
-        "import kv_cache.cli, kv_cache.cli.run as command\n"
+        "import kv_cache.cli, kv_cache.app.run as command\n"
         "from kv_cache.tiers.wrappers import Faulty\n"
         "def bug(kind, ref):\n"
         "    if ref.copy_id == 20: raise RuntimeError('a bug in the program')\n"
@@ -481,7 +481,7 @@ def test_every_promised_percentile_of_a_class_is_judged(tmp_path: Path) -> None:
 
 DEFECT = """
 import functools, sys
-import kv_cache.cli, kv_cache.cli.run as command
+import kv_cache.cli, kv_cache.app.run as command, kv_cache.cli.progress as progress
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers.wrappers import Throttled
 
@@ -495,7 +495,7 @@ def tick(self, run):
             raise RuntimeError("a defect")
 
 seen = []
-command.Progress.tick = tick
+progress.RunProgress.tick = tick
 command.open_run = functools.partial(command.open_run, wrap=slow)
 kv_cache.cli.main(sys.argv[1:])
 """

@@ -156,7 +156,7 @@ def assert_ended_early(cwd: Path, own: Any) -> None:
 
 BROKEN = """
 import sys, functools
-import kv_cache.cli, kv_cache.cli.run as command
+import kv_cache.cli, kv_cache.app.run as command
 from kv_cache.core.errors import PlaceError
 from kv_cache.tiers.wrappers import Faulty
 real, count = command.open_run, [0]

@@ -1,0 +1,138 @@
+"""The grammar that all commands share: a dataclass of options becomes flags, words, environment
+variables, `--set KEY=VALUE`, help and errors.
+
+A command declares its options once, as fields made by `config.schema.opt`, beside the use case that
+takes them (`app/`). The order of precedence is: default, environment, `--set`, flag.
+"""
+
+import argparse
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from kv_cache.cli.flags import (
+    Formatter,
+    Parser,
+    add_help,
+    add_option,
+    add_run_flags,
+    add_set,
+    from_environment,
+    invocation_of,
+    set_values,
+    unknown,
+)
+from kv_cache.config.load import Invocation
+from kv_cache.config.schema import Option, describe, overlay
+from kv_cache.core.errors import ConfigError
+
+T = TypeVar("T")
+
+_RUN_FLAGS = "Flags of run may follow: see run --help-all."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Generic[T]):
+    """What a command is called, the options that it takes, and the words that explain it.
+
+    `about` is said before the options and `epilog` (examples, exit codes) after them. With
+    `of_run`, flags of `run` are taken too; one that the command has itself is the command's.
+    """
+
+    name: str
+    options: type[T]
+    about: str
+    epilog: str = ""
+    of_run: bool = False
+    program: str = "kv-cache.py"
+    abbreviations: bool = False
+
+    def parse(self, argv: Sequence[str]) -> T:
+        """Return the command's options. Raises ConfigError; help prints and raises SystemExit."""
+        return self._read(self._flags(argv))
+
+    def parse_with_run(self, argv: Sequence[str]) -> tuple[T, Invocation]:
+        """Return the command's options, and what is said of the run. Raises ConfigError."""
+        flags = self._flags(argv)
+        ours = {flags_name(option) for option in self._known.values()} | {"--set"}
+        keys = flags.get("--set", ())
+        of_run = {name: value for name, value in flags.items() if name not in ours}
+        of_run["--set"] = [word for word in keys if word.partition("=")[0] not in self._known]
+        own = {name: value for name, value in flags.items() if name in ours}
+        own["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
+        return self._read(own), invocation_of(of_run)
+
+    @cached_property
+    def _known(self) -> Mapping[str, Option]:
+        return {option.path: option for option in describe(self.options)}
+
+    def _flags(self, argv: Sequence[str]) -> dict[str, Any]:
+        parser = self.parser()
+        values, extras = parser.parse_known_args(list(argv))
+        if extras:
+            raise unknown(extras, parser)
+        return vars(values)
+
+    def _read(self, flags: Mapping[str, Any]) -> T:
+        by_flag = {flags_name(option): option.path for option in self._known.values()}
+        words = {by_flag[name]: value for name, value in flags.items() if name in by_flag}
+        section = self.name.replace("-", "_")
+        values = {
+            **from_environment(self._known, section),
+            **set_values(flags.get("--set", ()), self._known),
+            **{path: tuple(v) if isinstance(v, list) else v for path, v in words.items()},
+        }
+        for path, option in self._known.items():
+            if option.rule.required and values.get(path) in (None, ()):
+                raise ConfigError(f"{self.name}: {option.flag} is missing; see {self.name} --help")
+        return overlay(self.options(), {k: v for k, v in values.items() if v is not None})
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = self._parser()
+        rare = any(option.rule.rare for option in self._known.values())
+        add_help(parser, self._page() if rare else None)
+        self._add(parser, rare=True)
+        if self.of_run:
+            add_run_flags(parser, hidden=True)
+        return parser
+
+    def _page(self) -> str:
+        """Return the help without the rare options."""
+        parser = self._parser()
+        self._add(parser, rare=False)
+        return f"{parser.format_help()}\n{self.name} --help-all shows all options.\n"
+
+    def _parser(self) -> Parser:
+        parts = [_RUN_FLAGS if self.of_run else "", textwrap.dedent(self.epilog).rstrip()]
+        return Parser(
+            prog=f"{self.program} {self.name}".strip(),
+            description=textwrap.dedent(self.about),
+            epilog="\n\n".join(filter(None, parts)),
+            formatter_class=Formatter,
+            argument_default=argparse.SUPPRESS,
+            add_help=False,
+            allow_abbrev=self.abbreviations,
+        )
+
+    def _add(self, parser: Parser, *, rare: bool) -> None:
+        for option in self._known.values():
+            if option.flag is not None and (rare or not option.rule.rare):
+                add_option(parser, option)
+        if not self.of_run:
+            add_set(parser, _example(self._known))
+
+
+def flags_name(option: Option) -> str:
+    """Return where the parser keeps an option: its flag, or its path if it is a bare word."""
+    flag = option.flag or ""
+    return flag if flag.startswith("-") else option.path
+
+
+def _example(known: Mapping[str, Option]) -> str:
+    for option in known.values():
+        if option.kind in (int, float) and option.default is not None:
+            return f"{option.path}={option.default:g}"
+    return "KEY=VALUE"
