@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kv_cache.metrics.evidence import Evidence, Status, Thresholds
-from kv_cache.metrics.rules import RULES, VIRTUAL_TIME, real_io
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Status, gravest
+from kv_cache.metrics.rules import RULES
+from kv_cache.metrics.rules.machine import VIRTUAL_TIME, real_io
 
 __all__ = ["RULES", "VALID", "Finding", "Status", "Thresholds", "Verdict", "judge"]
 
@@ -75,8 +77,8 @@ def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     """The verdict on a run. Any mapping can be judged."""
     facts = Evidence(evidence)
     findings = tuple(_find(rule, facts, thresholds) for rule in RULES)
-    found = {finding.status for finding in findings}
-    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in found), VALID)
+    statuses = {finding.status for finding in findings}
+    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in statuses), VALID)
     return Verdict(verdict=worst, findings=findings, changed_thresholds=thresholds.changed())
 
 
@@ -93,7 +95,6 @@ def _find(rule: str, facts: Evidence, thresholds: Thresholds) -> Finding:
     if facts.text("driver") == VIRTUAL_TIME and look_at is not real_io:
         says = "virtual time: there is nothing to look at"
         return Finding(rule=rule, name=name, status=Status.NOT_APPLICABLE, says=says)
-    looks = list(look_at(facts, thresholds))
-    status = min((look.status for look in looks), key=_GRAVEST_FIRST.index)
-    says = "; ".join(look.says for look in looks if look.status is status)
+    status, looks = gravest(look_at(facts, thresholds), _GRAVEST_FIRST)
+    says = "; ".join(look.says for look in looks)
     return Finding(rule=rule, name=name, status=status, says=says)

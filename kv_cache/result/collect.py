@@ -15,7 +15,7 @@ from kv_cache.core.kinds import Qos
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.pace import MEASURED
 from kv_cache.metrics.recorder import SAMPLE_LIMIT, RequestStats
-from kv_cache.metrics.rules_sample import NO_MEASUREMENT
+from kv_cache.metrics.rules.sample import NO_MEASUREMENT
 from kv_cache.metrics.summary import LATENCIES, notes
 from kv_cache.metrics.window import window_row
 from kv_cache.result.counted import (

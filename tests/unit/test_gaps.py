@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.metrics.evidence import Evidence, Status, Thresholds
+from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.gaps import (
     LATE_NS,
     LEAST_NS,
@@ -15,9 +15,9 @@ from kv_cache.metrics.gaps import (
     Stillness,
     find_gaps,
     gap_rows,
-    gaps,
-    stood_still,
 )
+from kv_cache.metrics.judging import Status
+from kv_cache.metrics.rules.gaps import gaps, stood_still
 
 S = 1_000_000_000
 TICK = S // 10

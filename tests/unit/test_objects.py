@@ -11,7 +11,8 @@ from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.mpirank import MpiRank
-from kv_cache.metrics.evidence import Status, Thresholds
+from kv_cache.metrics.evidence import Thresholds
+from kv_cache.metrics.judging import Status
 from kv_cache.metrics.passport import judge
 from kv_cache.tiers.objects import ObjectPlace, below, is_object_url, parse_url
 from kv_cache.tiers.objects.account import Account, account_of, endpoint_of, region_of
