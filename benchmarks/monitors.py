@@ -29,7 +29,7 @@ from kv_cache.core.effect import Chunk, CopyRef, Leg, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import MIB, NS_PER_US
-from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.window import Gauges, Meter
 
 MOST_SHARE = 0.01
@@ -63,7 +63,7 @@ def fill(meter: Meter, dice: np.random.Generator) -> None:
 def costs(ticks: int, device: str | None) -> dict[str, list[float]]:
     """CPU time of each part of each tick, in microseconds."""
     monitor = MachineMonitor([device] if device else [])
-    meter = Meter(parse_promises("interactive:p95<50ms,responsive:p95<200ms"))
+    meter = Meter(parse_slos("interactive:p95<50ms,responsive:p95<200ms"))
     dice, caches = np.random.default_rng(1), np.zeros(_CACHES, np.uint8)
     parts: dict[str, Callable[[], object]] = {
         "nothing": lambda: None,

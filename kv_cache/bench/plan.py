@@ -11,7 +11,7 @@ from kv_cache.config.build import Load
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.record import RequestRecord
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import OnLatencies
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, nobody
@@ -45,7 +45,7 @@ class RunPlan:
     filled: Filled | None = None
     rounds: Load | None = None
     rehearse: bool = False
-    promises: Sequence[Promise] | None = None
+    slos: Sequence[Slo] | None = None
 
 
 def _ignore(_: object) -> None:

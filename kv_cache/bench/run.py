@@ -142,7 +142,7 @@ class RealRun(RunState):
             kernel=witness.kernel,
             witness={**witness.evidence(), "gaps": gaps},
             series=self.control.series,
-            promises=[str(promise) for promise in self.meter.promises],
+            slos=[str(slo) for slo in self.meter.slos],
             decisions=[decision_row(decision) for decision in self.control.decisions],
             standing=self.control.standing,
             preconditioning=phases.preconditioning,

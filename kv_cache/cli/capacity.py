@@ -33,7 +33,7 @@ from kv_cache.core.units import NS_PER_S
 from kv_cache.files.keep import keep
 from kv_cache.files.machine import captured
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.slo import Promise, parse_promises
+from kv_cache.metrics.slo import Slo, parse_slos
 from kv_cache.metrics.steady import LEAST_WINDOWS, backlog_grows, stationarity
 from kv_cache.metrics.window import Window
 from kv_cache.result.capacity import (
@@ -90,7 +90,7 @@ class Plan:
     """A checked search."""
 
     job: Job
-    promises: tuple[Promise, ...]
+    slos: tuple[Slo, ...]
     by_users: bool
     rules: SearchRules
     probe_s: float
@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _LEFT_OVER = 0.1  # of what was asked
 _SURE_ERRORS = 4.0  # standard errors of asked - answered at a load of exactly 1, as of two counts
-_PROMISES_LONG = 5  # a probe lasts so many times the longest promise, at least
+_SLOS_LONG = 5  # a probe lasts so many times the longest promise, at least
 
 _OURS = {
     "run.duration_s": "--probe sets the length of a probe",
@@ -193,7 +193,7 @@ _NOT_EVEN_IN_A_FILE = ("arrival.request_rate", "autoscaler.enabled", "preconditi
 
 def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
     """Raises UsageError for everything that can be known to be wrong."""
-    promises = parse_promises(options.slo)
+    slos = parse_slos(options.slo)
     by_users = options.by == "users"
     invocation = parse(rest)
     given = {**invocation.overrides}
@@ -240,15 +240,15 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
             "a trace of sessions cannot be asked at a rate: its rows wait for the answers that "
             "they follow; give a trace whose rows have instants, or leave --trace out"
         )
-    _check_lengths(options, job.config, promises)
+    _check_lengths(options, job.config, slos)
     highest = 10_000 if options.highest is None else options.highest
     if not by_users:
-        _require_somebody(job, promises)
-    fewest = _fewest(job, promises, round(highest)) if by_users else 0
+        _require_somebody(job, slos)
+    fewest = _fewest(job, slos, round(highest)) if by_users else 0
     rules = _rules(options, by_users, fewest, highest)
     return Plan(
         job=job,
-        promises=promises,
+        slos=slos,
         by_users=by_users,
         rules=rules,
         probe_s=options.probe,
@@ -256,21 +256,19 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> Plan:
     )
 
 
-def _check_lengths(
-    options: argparse.Namespace, config: Config, promises: Sequence[Promise]
-) -> None:
+def _check_lengths(options: argparse.Namespace, config: Config, slos: Sequence[Slo]) -> None:
     """Until a promise's limit has passed no request can be over it, and a backlog that grows is
     only seen in some windows."""
-    longest_s = max(promise.limit_ns for promise in promises) / NS_PER_S
+    longest_s = max(slo.limit_ns for slo in slos) / NS_PER_S
     if options.probe_warmup < longest_s:
         raise ConfigError(
             f"--probe-warmup {options.probe_warmup:g} is shorter than the longest promise, "
             f"{longest_s:g} s: nothing could be over it when a probe begins; raise it to that"
         )
-    least_s = max(_PROMISES_LONG * longest_s, LEAST_WINDOWS * config.monitor.tick_s)
+    least_s = max(_SLOS_LONG * longest_s, LEAST_WINDOWS * config.monitor.tick_s)
     if options.probe < least_s:
         raise ConfigError(
-            f"--probe {options.probe:g} is too short: it must last {_PROMISES_LONG} times the "
+            f"--probe {options.probe:g} is too short: it must last {_SLOS_LONG} times the "
             f"longest promise and {LEAST_WINDOWS} windows (monitor.tick_s); raise it to "
             f"{least_s:g}"
         )
@@ -295,11 +293,11 @@ def _rules(options: argparse.Namespace, by_users: bool, fewest: int, highest: fl
     )
 
 
-def _fewest(job: Job, promises: Sequence[Promise], highest: int) -> int:
+def _fewest(job: Job, slos: Sequence[Slo], highest: int) -> int:
     """Users, of whom one at least is of a class that is promised something."""
 
     def anybody(users: int) -> bool:
-        return bool(_kept_by(_at(job.config, job.seed, users, 0, True), job, promises))
+        return bool(_kept_by(_at(job.config, job.seed, users, 0, True), job, slos))
 
     most = 1
     while not anybody(most):
@@ -312,13 +310,13 @@ def _fewest(job: Job, promises: Sequence[Promise], highest: int) -> int:
     return bisect_left(range(1, most + 1), True, key=anybody) + 1
 
 
-def _require_somebody(job: Job, promises: Sequence[Promise]) -> None:
+def _require_somebody(job: Job, slos: Sequence[Slo]) -> None:
     """With a rate, who the users are is given: each promise must be somebody's."""
-    kept = _kept_by(_at(job.config, job.seed, 1.0, 0, False), job, promises)
-    for promise in promises:
-        if promise not in kept:
+    kept = _kept_by(_at(job.config, job.seed, 1.0, 0, False), job, slos)
+    for slo in slos:
+        if slo not in kept:
             raise ConfigError(
-                f"--slo promises {promise}, but none of {job.config.run.num_users} users is of "
+                f"--slo promises {slo}, but none of {job.config.run.num_users} users is of "
                 "that class; raise --num-users or its share in qos_distribution"
             )
 
@@ -339,11 +337,11 @@ def _at(config: Config, seed: int, load: float, number: int, by_users: bool) -> 
     return replace(config, run=run, workload=workload, arrival=arrival)
 
 
-def _kept_by(config: Config, job: Job, promises: Sequence[Promise]) -> tuple[Promise, ...]:
+def _kept_by(config: Config, job: Job, slos: Sequence[Slo]) -> tuple[Slo, ...]:
     """The promises of classes that somebody is of: a few users may have no interactive one."""
     facts = job.build(config).source.describe()
     some = {qos for qos in Qos if facts.get(f"{qos}_users", 1)}
-    return tuple(promise for promise in promises if promise.qos in some)
+    return tuple(slo for slo in slos if slo.qos in some)
 
 
 class _Probing:
@@ -354,7 +352,7 @@ class _Probing:
         self._config = config
         self._caught = caught
         self._batches: list[Batch] = []
-        self.promises = _kept_by(config, plan.job, plan.promises)
+        self.slos = _kept_by(config, plan.job, plan.slos)
 
     def run(self, what: str) -> RunOutcome:
         job, config = self._plan.job, self._config
@@ -364,12 +362,12 @@ class _Probing:
             return simulate(
                 config, load, job.specs, config.run.seed,
                 progress=_ignore, on_record=_ignore, on_op=_ignore,
-                stopped=self._caught.stop.is_set, promises=self.promises, watch=self._watch,
+                stopped=self._caught.stop.is_set, slos=self.slos, watch=self._watch,
             )  # fmt: skip
-        plan = RunPlan(config, load, job.specs, config.run.seed, promises=self.promises)
+        plan = RunPlan(config, load, job.specs, config.run.seed, slos=self.slos)
         with (
             open_run(plan, self._caught.stop, RunHooks(watch=self._watch)) as run,
-            TerminalProgress(config.output.progress).run(config, what, self.promises) as tick,
+            TerminalProgress(config.output.progress).run(config, what, self.slos) as tick,
         ):
             return run.execute(tick)
 
@@ -386,14 +384,14 @@ class _Probing:
         )
 
     def _watch(self, window: Window) -> bool:
-        self._batches.append(counts_of(window, self.promises))
+        self._batches.append(counts_of(window, self.slos))
         status = self._judged().status
         long_enough = len(self._batches) >= LEAST_WINDOWS  # for a growing backlog to be seen
         return status is Status.OUTSIDE or (status is Status.INSIDE and long_enough)
 
     def _judged(self) -> Judged:
         longest = max(1, round(self._plan.probe_s / self._config.monitor.tick_s))
-        return judge(self.promises, self._batches, longest=longest)
+        return judge(self.slos, self._batches, longest=longest)
 
 
 def _overloaded(windows: Sequence[Window], config: Config) -> bool:
@@ -469,7 +467,7 @@ def _probe(
     verdict = probing.verdict(outcome)
     document = build_result(config, plan.job.model, outcome, environment)
     probes.append(
-        probe_of(number, load, search.why or "", probing.promises, verdict, outcome, document)
+        probe_of(number, load, search.why or "", probing.slos, verdict, outcome, document)
     )
     search.report(load, verdict)
     log.info("%s: %s", what, "inside" if verdict.inside else "outside")
@@ -489,7 +487,7 @@ def _document(
         plan.job.model,
         search=search,
         rules=plan.rules,
-        promises=plan.promises,
+        slos=plan.slos,
         unit=_unit(plan),
         probes=probes,
         seed=plan.job.seed,

@@ -20,7 +20,7 @@ from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
 from kv_cache.lifecycle import Through, World
 from kv_cache.metrics.outcome import TierFacts
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import Meter
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.schedule.admission import Gate
@@ -202,11 +202,11 @@ def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> 
 
 
 def build_control(
-    config: Config, promises: Sequence[Promise] | None = None, watch: Watch | None = None
+    config: Config, slos: Sequence[Slo] | None = None, watch: Watch | None = None
 ) -> tuple[Meter, Control]:
     """What sees the windows of a run. `promises`: those of the classes, if not given; `watch` may
     end the measured window."""
-    kept = class_promises(config) if promises is None else tuple(promises)
+    kept = class_slos(config) if slos is None else tuple(slos)
     found = config.saturation_detection
     saturation = Saturation(
         SaturationRules(
@@ -223,10 +223,10 @@ def build_control(
     return Meter(kept), control
 
 
-def class_promises(config: Config) -> tuple[Promise, ...]:
+def class_slos(config: Config) -> tuple[Slo, ...]:
     """The P95 that each class is promised."""
     return tuple(
-        Promise(
+        Slo(
             qos=qos,
             percent=95.0,
             limit_ns=round(
@@ -237,7 +237,7 @@ def class_promises(config: Config) -> tuple[Promise, ...]:
     )
 
 
-def _autoscaler(config: Config, promises: Sequence[Promise]) -> Autoscaler | None:
+def _autoscaler(config: Config, slos: Sequence[Slo]) -> Autoscaler | None:
     given = config.autoscaler
     if not given.enabled:
         return None
@@ -253,7 +253,7 @@ def _autoscaler(config: Config, promises: Sequence[Promise]) -> Autoscaler | Non
         windows_per_sample=given.windows_per_sample,
     )
     mode = ScaleMode.CAPACITY if given.mode == "capacity" else ScaleMode.QOS
-    return Autoscaler(rules, mode, promises, config.run.num_users)
+    return Autoscaler(rules, mode, slos, config.run.num_users)
 
 
 def endless(config: Config) -> Config:

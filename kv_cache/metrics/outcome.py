@@ -57,7 +57,7 @@ class RunOutcome:
     record_bytes: int = 0  # that the program wrote to files of records
     buffers: Mapping[str, Any] = field(default_factory=dict)
     series: Series = field(default_factory=Series)
-    promises: Sequence[str] = ()  # those that the windows count `over` for
+    slos: Sequence[str] = ()  # those that the windows count `over` for
     decisions: Sequence[Mapping[str, Any]] = ()  # of the autoscaler
     standing: Mapping[str, Any] | None = None  # how far it has come
     preconditioning: Mapping[str, Any] | None = None

@@ -19,7 +19,7 @@ class Measure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class Slo:
     """`percent` of a class's requests answer within `limit_ns`."""
 
     qos: Qos
@@ -60,24 +60,24 @@ _LONGEST_NS = 2**63 - 1  # what a histogram can hold
 _EXAMPLE = "'interactive:p95<50ms'"
 
 
-def parse_promises(text: str) -> tuple[Promise, ...]:
+def parse_slos(text: str) -> tuple[Slo, ...]:
     """`CLASS:[ttft:|response:]pPERCENT<LIMIT` with commas between, LIMIT in us, ms or s.
 
     Raises `ConfigError` for what is not a promise, and for two of the same latency.
     """
     if not text.strip():
         raise ConfigError(f"the SLO is empty; write a promise such as {_EXAMPLE}")
-    promises: dict[tuple[Qos, Measure, float], Promise] = {}
+    slos: dict[tuple[Qos, Measure, float], Slo] = {}
     for part in text.split(","):
-        promise = _promise(part.strip(), text)
-        key = (promise.qos, promise.measure, promise.percent)
-        if key in promises:
-            raise _bad(part.strip(), f"is about the same as {str(promises[key])!r}; keep one")
-        promises[key] = promise
-    return tuple(promises.values())
+        slo = _slo(part.strip(), text)
+        key = (slo.qos, slo.measure, slo.percent)
+        if key in slos:
+            raise _bad(part.strip(), f"is about the same as {str(slos[key])!r}; keep one")
+        slos[key] = slo
+    return tuple(slos.values())
 
 
-def _promise(part: str, text: str) -> Promise:
+def _slo(part: str, text: str) -> Slo:
     if not part:
         raise ConfigError(f"SLO {text!r} has nothing on one side of a comma; take the comma away")
     what, found, limit = (word.strip() for word in part.lower().partition("<"))
@@ -86,7 +86,7 @@ def _promise(part: str, text: str) -> Promise:
     names = [name.strip() for name in what.split(":")]
     if len(names) not in (2, 3):
         raise _bad(part, f"is not CLASS:pPERCENT or CLASS:MEASURE:pPERCENT, as in {_EXAMPLE}")
-    return Promise(
+    return Slo(
         qos=_qos(part, names[0]),
         measure=_measure(part, names[1]) if len(names) == 3 else Measure.RESPONSE,
         percent=_percent(part, names[-1]),

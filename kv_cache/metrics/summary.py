@@ -20,7 +20,7 @@ PERCENTILES: Mapping[str, float] = {
     "p9999": 99.99,
 }
 
-PROMISE_CONFIDENCE = 0.95
+SLO_CONFIDENCE = 0.95
 """Of the interval of the share of requests that kept a promise."""
 
 NETWORK: Mapping[OpKind, str] = {
@@ -128,7 +128,7 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> dict[str, Any]:
+def slos_met(end_to_end: Histogram, slos_ms: Mapping[str, float]) -> dict[str, Any]:
     """Each promised percentile of a class beside the actual one, where there are enough values for
     it, and beside the share of requests that kept to it. The share is what is judged: `met` is None
     where its interval holds what was promised, as there are too few requests to say."""
@@ -139,7 +139,7 @@ def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> di
             "actual_ms": actual[name],
             **_kept(end_to_end, target, Fraction(str(PERCENTILES[name])) / 100),
         }
-        for name, target in promised_ms.items()
+        for name, target in slos_ms.items()
     }
 
 
@@ -149,7 +149,7 @@ def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str
     if end_to_end.in_flight is not None:  # who waits for longer has been let down already
         young, waiting = end_to_end.in_flight.counts_at_most([target_ns])
         count += waiting - young
-    low, high = share_interval(within, count, PROMISE_CONFIDENCE)
+    low, high = share_interval(within, count, SLO_CONFIDENCE)
     return {
         "requests": count,
         "within": within,

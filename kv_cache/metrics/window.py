@@ -15,7 +15,7 @@ from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 
 _PERCENTS = (50, 95, 99)
 
@@ -144,10 +144,10 @@ class _Ops:
 class _Class:
     __slots__ = ("ends", "output", "over", "prompt", "response", "ttft")
 
-    def __init__(self, promises: int) -> None:
+    def __init__(self, slos: int) -> None:
         self.response, self.ttft = Histogram(), Histogram()
         self.ends = dict.fromkeys(Outcome, 0)
-        self.over = [0] * promises
+        self.over = [0] * slos
         self.prompt = self.output = 0
 
     def clear(self) -> None:
@@ -161,10 +161,10 @@ class _Class:
 class Bins:
     """What was collected since a tick. Only the meter looks inside."""
 
-    def __init__(self, promises: int) -> None:
+    def __init__(self, slos: int) -> None:
         self.start_ns = self.end_ns = 0
         self.ops: dict[tuple[Tier, OpKind], _Ops] = {}
-        self.classes = {qos: _Class(promises) for qos in Qos}
+        self.classes = {qos: _Class(slos) for qos in Qos}
 
 
 class Totals:
@@ -198,13 +198,11 @@ class Meter:
     """Two sets of bins take turns, so that their memory stays the same and is cleared outside the
     driver's lock."""
 
-    def __init__(self, promises: Sequence[Promise] = ()) -> None:
+    def __init__(self, slos: Sequence[Slo] = ()) -> None:
         self.on_latencies: OnLatencies | None = None
-        self.promises = tuple(promises)
-        self._of = {
-            qos: [(i, p) for i, p in enumerate(self.promises) if p.qos is qos] for qos in Qos
-        }
-        self._live, self._spare = Bins(len(self.promises)), Bins(len(self.promises))
+        self.slos = tuple(slos)
+        self._of = {qos: [(i, p) for i, p in enumerate(self.slos) if p.qos is qos] for qos in Qos}
+        self._live, self._spare = Bins(len(self.slos)), Bins(len(self.slos))
         self._submitted = 0
         self.totals = Totals()
 
@@ -227,8 +225,8 @@ class Meter:
         bins.ends[record.outcome] += 1
         if record.outcome is Outcome.UNFINISHED:
             return
-        for index, promise in self._of[record.qos]:
-            bins.over[index] += promise.broken_by(record)
+        for index, slo in self._of[record.qos]:
+            bins.over[index] += slo.broken_by(record)
         if record.outcome is not Outcome.COMPLETED:
             return
         bins.prompt += record.prompt_tokens

@@ -17,10 +17,10 @@ from kv_cache.metrics.pace import MEASURED, Batch, Paced, headline, together
 from kv_cache.metrics.summary import (
     LATENCIES,
     NETWORK,
-    kept_promises,
     latency_ms,
     ratio,
     size_numbers,
+    slos_met,
 )
 from kv_cache.result.counted import (
     Classes,
@@ -109,9 +109,7 @@ def _measured(runs: Sequence[CountedRun], classes: Classes) -> dict[str, Any]:
         **{
             qos.value: {
                 **request_section(runs, classes.of(qos), qos),
-                "promises": kept_promises(
-                    classes.of(qos).histogram_end_to_end, promised_ms(runs, qos)
-                ),
+                "promises": slos_met(classes.of(qos).histogram_end_to_end, slos_ms(runs, qos)),
             }
             for qos in Qos
         },
@@ -139,7 +137,7 @@ def _class_of(classes: Classes, qos: Qos | None) -> RequestCounts:
     return classes.together if qos is None else classes.of(qos)
 
 
-def promised_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:
+def slos_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:
     """The SLO of a class by percentile, as far as all runs have the same."""
     return common([targets_ms(run, qos) for run in runs]) or {}
 

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import Window
 from kv_cache.schedule.saturation import SaturationState, saturation_row, storage_rank95_ns
 
@@ -169,7 +169,7 @@ class Share:
     """How many requests of a promise were over its limit. `worth` is how many independent ones
     would tell as much as those that `ended`."""
 
-    promise: Promise
+    slo: Slo
     ended: int
     over: int
     worth: float
@@ -177,24 +177,24 @@ class Share:
     @property
     def pressure(self) -> float:
         """The share over the limit, over the share that is allowed."""
-        return self.over / self.ended / self.promise.allowed_share
+        return self.over / self.ended / self.slo.allowed_share
 
     @property
     def enough(self) -> bool:
         """One request over the limit would be allowed, or it is plain that too many are."""
-        return self.ended * self.promise.allowed_share >= 1 or self.over >= _MANY_OVER
+        return self.ended * self.slo.allowed_share >= 1 or self.over >= _MANY_OVER
 
     @property
     def much(self) -> bool:
         """Enough to go by what it shows, sure or not."""
-        return self.ended * self.promise.allowed_share >= _MUCH
+        return self.ended * self.slo.allowed_share >= _MUCH
 
     def bounds(self, errors: float) -> tuple[float, float]:
         """What the pressure is between (Wilson's score interval)."""
         p, n, z2 = self.over / self.ended, self.worth, errors**2
         middle = (p + z2 / (2 * n)) / (1 + z2 / n)
         half = errors / (1 + z2 / n) * sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-        allowed = self.promise.allowed_share
+        allowed = self.slo.allowed_share
         return (middle - half) / allowed, (middle + half) / allowed
 
 
@@ -203,18 +203,18 @@ class _Batch:
 
     __slots__ = ("completed", "ended", "ns", "over", "storage", "tokens", "windows")
 
-    def __init__(self, promises: Sequence[Promise]) -> None:
+    def __init__(self, slos: Sequence[Slo]) -> None:
         self.windows = self.ns = self.tokens = self.completed = self.storage = 0
-        self.ended, self.over = [0] * len(promises), [0] * len(promises)
+        self.ended, self.over = [0] * len(slos), [0] * len(slos)
 
-    def add(self, window: Window, promises: Sequence[Promise]) -> None:
+    def add(self, window: Window, slos: Sequence[Slo]) -> None:
         self.windows += 1
         self.ns += window.end_ns - window.start_ns
         self.tokens += window.output_tokens
         self.completed += window.completed
         self.storage += window.storage_bytes()
-        for i, promise in enumerate(promises):
-            of_class = window.classes.get(promise.qos)
+        for i, slo in enumerate(slos):
+            of_class = window.classes.get(slo.qos)
             if of_class is not None:
                 self.ended[i] += of_class.ended
                 self.over[i] += of_class.over[i]
@@ -245,8 +245,8 @@ _COUNTED: Mapping[Unit, Callable[[_Batch], int]] = {
 class Pool:
     """The windows since the last change, in up to 20 batches of equally many."""
 
-    def __init__(self, promises: Sequence[Promise]) -> None:
-        self._promises = promises
+    def __init__(self, slos: Sequence[Slo]) -> None:
+        self._slos = slos
         self._batches: list[_Batch] = []
         self._each = 1  # windows of a full batch
         self._p95 = {kind: deque[float](maxlen=_HISTORY) for kind in (OpKind.READ, OpKind.WRITE)}
@@ -255,8 +255,8 @@ class Pool:
     def add(self, window: Window) -> None:
         if not self._batches or self._batches[-1].windows == self._each:
             self._make_room()
-            self._batches.append(_Batch(self._promises))
-        self._batches[-1].add(window, self._promises)
+            self._batches.append(_Batch(self._slos))
+        self._batches[-1].add(window, self._slos)
         self.windows += 1
         for kind, latest in self._p95.items():
             if (p95_ns := storage_rank95_ns(window, kind)) is not None:
@@ -275,19 +275,19 @@ class Pool:
 
     def shares(self) -> list[Share]:
         """Of the promises of whose class requests ended."""
-        return [self._share(i) for i in range(len(self._promises)) if self._ended(i)]
+        return [self._share(i) for i in range(len(self._slos)) if self._ended(i)]
 
-    def _ended(self, promise: int) -> int:
-        return sum(batch.ended[promise] for batch in self._batches)
+    def _ended(self, slo: int) -> int:
+        return sum(batch.ended[slo] for batch in self._batches)
 
-    def _share(self, promise: int) -> Share:
-        pairs = [(batch.over[promise], batch.ended[promise]) for batch in self._batches]
+    def _share(self, slo: int) -> Share:
+        pairs = [(batch.over[slo], batch.ended[slo]) for batch in self._batches]
         over, ended = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
         found = ratio(pairs)
         chance = found.value * (1 - found.value) / ended
         error = found.error or 0
         worth = ended * min(1.0, chance / error**2) if chance and error else ended
-        return Share(promise=self._promises[promise], ended=ended, over=over, worth=max(1.0, worth))
+        return Share(slo=self._slos[slo], ended=ended, over=over, worth=max(1.0, worth))
 
     def unit(self) -> Unit | None:
         """What there is of: tokens, else requests, else bytes; None where nothing happened."""
@@ -521,7 +521,7 @@ class _Qos:
 
 
 def _classes(shares: Sequence[Share]) -> set[Qos]:
-    return {share.promise.qos for share in shares}
+    return {share.slo.qos for share in shares}
 
 
 def _surely_above(shares: Sequence[Share], pressure: float, errors: float) -> bool:
@@ -552,7 +552,7 @@ def _told(worst: Share | None, users: int, verdict: Verdict, stuck: bool, target
     if stuck or worst is None:
         return f"{said}no request ends, and some have been there for longer than any limit; "
     return (
-        f"{said}{worst.over} of {worst.ended} requests missed {worst.promise}, "
+        f"{said}{worst.over} of {worst.ended} requests missed {worst.slo}, "
         f"{worst.pressure:.2f} of what is allowed (the goal is {target:g}); "
     )
 
@@ -560,7 +560,7 @@ def _told(worst: Share | None, users: int, verdict: Verdict, stuck: bool, target
 def _share_row(share: Share) -> dict[str, Any]:
     low, high = share.bounds(_SURE)
     return {
-        "promise": str(share.promise),
+        "promise": str(share.slo),
         "ended": share.ended,
         "over": share.over,
         "pressure": share.pressure,
@@ -697,7 +697,7 @@ class Autoscaler:
     stop. `users` are those that it believes in, from the first to its latest decision."""
 
     def __init__(
-        self, rules: AutoscaleRules, mode: ScaleMode, promises: Sequence[Promise], users: int
+        self, rules: AutoscaleRules, mode: ScaleMode, slos: Sequence[Slo], users: int
     ) -> None:
         if not rules.min_users <= users <= rules.max_users:
             raise ConfigError(
@@ -705,14 +705,14 @@ class Autoscaler:
                 f"autoscaler.max_users is {rules.min_users} to {rules.max_users}; change "
                 "--num-users or these keys"
             )
-        if mode is ScaleMode.QOS and not promises:
+        if mode is ScaleMode.QOS and not slos:
             raise ConfigError(
                 "--autoscaler-mode qos needs a class that is promised something; set a latency "
                 "target of a QoS class, or use --autoscaler-mode capacity"
             )
-        self._rules, self._mode, self._promises = rules, mode, tuple(promises)
+        self._rules, self._mode, self._slos = rules, mode, tuple(slos)
         self._judge: Mode = _Qos(rules) if mode is ScaleMode.QOS else _Capacity(rules)
-        self._longest_limit_ns = _longest_limit_ns(promises)
+        self._longest_limit_ns = _longest_limit_ns(slos)
         self._inside = 0  # requests that wait or are served at the latest tick
         self._silent_windows = 0
         self._silent_since_ns = 0
@@ -748,7 +748,7 @@ class Autoscaler:
 
     def _begin_anew(self, at_ns: int | None) -> None:
         self._changed_ns = at_ns
-        self._pool = Pool(self._promises)
+        self._pool = Pool(self._slos)
         self._cooldown_windows = self._cooldown_ended = 0
         self._cooling = True
 
@@ -811,8 +811,8 @@ def _action(order: Order, users: int) -> Action:
     return Action.UP if order.users > users else Action.DOWN
 
 
-def _longest_limit_ns(promises: Sequence[Promise]) -> float:
+def _longest_limit_ns(slos: Sequence[Slo]) -> float:
     """Nobody may be there for longer; a class that is promised nothing may be there for ever."""
-    if {promise.qos for promise in promises} != set(Qos):
+    if {slo.qos for slo in slos} != set(Qos):
         return inf
-    return max(promise.limit_ns for promise in promises)
+    return max(slo.limit_ns for slo in slos)

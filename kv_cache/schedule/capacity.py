@@ -30,7 +30,7 @@ from kv_cache.metrics.intervals import (
     share_interval,
     t_quantile,
 )
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import Window
 
 # --- one probe -------------------------------------------------------------------------------
@@ -47,9 +47,9 @@ Batch = Sequence[ProbeCount]
 """One count for each promise, in their order."""
 
 
-def counts_of(window: Window, promises: Sequence[Promise]) -> tuple[ProbeCount, ...]:
+def counts_of(window: Window, slos: Sequence[Slo]) -> tuple[ProbeCount, ...]:
     """The batch that a window is; its meter was made with these promises."""
-    classes = [window.classes[promise.qos] for promise in promises]
+    classes = [window.classes[slo.qos] for slo in slos]
     return tuple(ProbeCount(c.over[i], c.ended) for i, c in enumerate(classes))
 
 
@@ -77,7 +77,7 @@ class Look:
     independent requests (the design effect), at least 1; `dof` that estimate's degrees of freedom.
     """
 
-    promise: Promise
+    slo: Slo
     over: int
     ended: int
     inflation: float
@@ -91,7 +91,7 @@ class Look:
     @property
     def kept(self) -> bool | None:
         """By the share alone; None when no request of the class ended."""
-        return None if self.share is None else self.share <= self.promise.allowed_share
+        return None if self.share is None else self.share <= self.slo.allowed_share
 
     def effective(self, confidence: float) -> tuple[float, float]:
         """(over, ended) as if of independent requests: fewer than there are, and fewer again as
@@ -109,7 +109,7 @@ class Look:
         if not self.ended:
             return Status.OPEN
         over, ended = self.effective(confidence)
-        tail, allowed = (1 - confidence) / 2, self.promise.allowed_share
+        tail, allowed = (1 - confidence) / 2, self.slo.allowed_share
         if share_at_most(over, ended, allowed) <= tail:
             return Status.INSIDE
         return Status.OUTSIDE if share_at_least(over, ended, allowed) <= tail / of else Status.OPEN
@@ -122,7 +122,7 @@ class Look:
         On this scale a queue's load is nearly a straight line: the chance to wait longer than T is
         about exp(-(capacity - load) T), exactly so for M/M/1.
         """
-        return log((self.over + 0.5) / (self.ended + 1)) - log(self.promise.allowed_share)
+        return log((self.over + 0.5) / (self.ended + 1)) - log(self.slo.allowed_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Judged:
 
 
 def judge(
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     batches: Sequence[Batch],
     *,
     longest: int,
@@ -154,9 +154,9 @@ def judge(
 ) -> Judged:
     """Look at a probe that lasts for `longest` batches unless it is sure before. It may be called
     after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
-    if not promises:
+    if not slos:
         raise ValueError("a probe without a promise can be judged by nothing")
-    looks = tuple(_look(p, [batch[i] for batch in batches]) for i, p in enumerate(promises))
+    looks = tuple(_look(p, [batch[i] for batch in batches]) for i, p in enumerate(slos))
     status = Status.OPEN
     if len(batches) >= LEAST_BATCHES:
         status = _together(looks, _strictness(confidence, len(batches), max(longest, len(batches))))
@@ -189,11 +189,11 @@ def _strictness(confidence: float, batches: int, longest: int) -> float:
     return 1 - max(2 * normal.cdf(-bound), 1e-12)
 
 
-def _look(promise: Promise, counts: Sequence[ProbeCount]) -> Look:
+def _look(slo: Slo, counts: Sequence[ProbeCount]) -> Look:
     grouped = _grouped(counts)
     over, ended = sum(c.over for c in counts), sum(c.ended for c in counts)
     return Look(
-        promise=promise,
+        slo=slo,
         over=over,
         ended=ended,
         inflation=_inflation(grouped, over, ended),
@@ -326,7 +326,7 @@ def step_row(step: Step, confidence: float = 0.95) -> dict[str, Any]:
 def _look_row(look: Look, confidence: float) -> dict[str, Any]:
     low, high = look.interval(confidence)
     return {
-        "promise": str(look.promise),
+        "promise": str(look.slo),
         "over": look.over,
         "ended": look.ended,
         "over_share": look.share,
@@ -360,7 +360,7 @@ class CapacityAnswer:
     low: float
     high: float | None
     ended: Ended
-    limited: Promise | None
+    limited: Slo | None
     reason: str
     probes: int
 
@@ -433,7 +433,7 @@ def _pooled(looks: Sequence[Look]) -> Look:
     ended = sum(look.ended for look in looks)
     weighted = sum(look.inflation * look.ended for look in looks)
     return Look(
-        promise=looks[0].promise,
+        slo=looks[0].slo,
         over=sum(look.over for look in looks),
         ended=ended,
         inflation=weighted / ended if ended else 1.0,
@@ -622,7 +622,7 @@ class CapacitySearch:
         """At what an overloaded load served, all requests wait for long."""
         found = above.excess
         if found is None or load < above.load:
-            return max(-log(look.promise.allowed_share) for look in self._looks())
+            return max(-log(look.slo.allowed_share) for look in self._looks())
         return found
 
     def _looks(self) -> Iterable[Look]:
@@ -651,7 +651,7 @@ class CapacitySearch:
             low=low,
             high=None if ended is Ended.CLIENT else high,
             ended=ended,
-            limited=tightest.promise if tightest else None,
+            limited=tightest.slo if tightest else None,
             reason=self._reason(below, above, ended),
             probes=len(self.steps),
         )
@@ -717,9 +717,9 @@ def _why_not_more(below: _Tried | None, above: _Tried | None, ended: Ended) -> s
 def _broken(above: _Tried) -> str:
     look = above.tightest
     if look is not None and look.kept is False:
-        return f"misses {look.promise}: {look.share:.2%} are over"
+        return f"misses {look.slo}: {look.share:.2%} are over"
     if any(verdict.overloaded for verdict in above.verdicts):
         return "is more than can be served: the backlog grows"
     if look is not None and look.kept is None:
-        return f"shows nothing for {look.promise}: no request of the class ended"
+        return f"shows nothing for {look.slo}: no request of the class ended"
     return "passed and missed in turn"

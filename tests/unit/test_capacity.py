@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos
-from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.window import Gauges, Meter
 from kv_cache.schedule.capacity import (
     LEAST_BATCHES,
@@ -27,8 +27,8 @@ from kv_cache.schedule.capacity import (
     step_row,
 )
 
-P95 = parse_promises("interactive:p95<50ms")
-TWO = parse_promises("interactive:p95<50ms,batch:p90<5s")
+P95 = parse_slos("interactive:p95<50ms")
+TWO = parse_slos("interactive:p95<50ms,batch:p90<5s")
 LONGEST = 60
 
 
@@ -107,7 +107,7 @@ def test_every_promise_must_be_kept_and_one_is_enough_to_miss() -> None:
     assert judge(TWO, [(good, good)] * 20, longest=20).status is Status.INSIDE
     missed = judge(TWO, [(good, bad)] * 20, longest=20)
     assert missed.status is Status.OUTSIDE
-    assert missed.tightest.promise.qos is Qos.BATCH
+    assert missed.tightest.slo.qos is Qos.BATCH
 
 
 def test_a_class_of_which_nothing_ended_shows_nothing_kept() -> None:
@@ -115,7 +115,7 @@ def test_a_class_of_which_nothing_ended_shows_nothing_kept() -> None:
     judged = judge(TWO, batches, longest=20)
     assert judged.status is Status.OPEN
     assert decided(judged) is Status.OUTSIDE
-    assert judged.tightest.promise.qos is Qos.BATCH
+    assert judged.tightest.slo.qos is Qos.BATCH
     assert judged.tightest.share is None
 
 
@@ -138,9 +138,9 @@ def test_a_window_is_a_batch() -> None:
 Device = Callable[[float], ProbeVerdict]
 
 
-def judged(share: float, promises: Any = P95, ended: int = 2000) -> Judged:
-    counts = tuple(ProbeCount(round(share * ended), ended) for _ in promises)
-    return judge(promises, [counts] * 20, longest=20)
+def judged(share: float, slos: Any = P95, ended: int = 2000) -> Judged:
+    counts = tuple(ProbeCount(round(share * ended), ended) for _ in slos)
+    return judge(slos, [counts] * 20, longest=20)
 
 
 def cliff(capacity: float) -> Device:
