@@ -23,7 +23,7 @@ from kv_cache.bench.sweep import Removed
 from kv_cache.bench.windows import Windows
 from kv_cache.config.build import policy_facts, tier_facts
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.tiers.base import Store
 from kv_cache.workload.digest import ScheduleDigest, schedule_digest
 

@@ -43,16 +43,8 @@ from kv_cache.result.capacity import (
     probe_of,
 )
 from kv_cache.result.document import build_result
-from kv_cache.schedule.capacity import (
-    Batch,
-    CapacitySearch,
-    Judged,
-    ProbeVerdict,
-    SearchRules,
-    Status,
-    counts_of,
-    judge,
-)
+from kv_cache.schedule.capacity import CapacitySearch, SearchRules
+from kv_cache.schedule.probe import Batch, Judged, ProbeStatus, ProbeVerdict, counts_of, judge
 from kv_cache.sim.run import simulate
 from kv_cache.view.picture.plot import plot_beside
 from kv_cache.view.terminal import terminal
@@ -387,7 +379,7 @@ class _Probing:
         self._batches.append(counts_of(window, self.slos))
         status = self._judged().status
         long_enough = len(self._batches) >= LEAST_WINDOWS  # for a growing backlog to be seen
-        return status is Status.OUTSIDE or (status is Status.INSIDE and long_enough)
+        return status is ProbeStatus.OUTSIDE or (status is ProbeStatus.INSIDE and long_enough)
 
     def _judged(self) -> Judged:
         longest = max(1, round(self._plan.probe_s / self._config.monitor.tick_s))

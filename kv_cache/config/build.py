@@ -24,7 +24,8 @@ from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import Meter
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.schedule.admission import Gate
-from kv_cache.schedule.autoscale import Autoscaler, AutoscaleRules, ScaleMode
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.rules import AutoscaleRules, ScaleMode
 from kv_cache.schedule.control import Control, Watch
 from kv_cache.schedule.intake import Intake, OnArrival, nobody
 from kv_cache.schedule.saturation import Saturation, SaturationRules

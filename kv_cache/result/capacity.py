@@ -32,16 +32,8 @@ from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
-from kv_cache.schedule.capacity import (
-    CapacityAnswer,
-    CapacitySearch,
-    Ended,
-    Judged,
-    Look,
-    ProbeVerdict,
-    SearchRules,
-    decided,
-)
+from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
+from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
 SCHEMA = "kv-cache-capacity/1"
 _KINDS = (OpKind.READ, OpKind.WRITE)
@@ -167,10 +159,10 @@ def probe_of(
 def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
     """Whether the client's doing is why a load was not carried: requests came late, and would have
     kept their promise otherwise; or its cores were full while the device was not."""
-    missed = [look.slo for look in judged.looks if not look.kept]
+    missed = [estimate.slo for estimate in judged.estimates if not estimate.kept]
     if outcome.driver != "real-io" or not (missed or overloaded):
         return False
-    pressure = _pressure(outcome, missed or [look.slo for look in judged.looks])
+    pressure = _pressure(outcome, missed or [estimate.slo for estimate in judged.estimates])
     if limit_of(pressure).by is not Limit.CLIENT:
         return False
     late_ns = pressure.lateness_p99_ns or 0.0
@@ -298,7 +290,10 @@ def _verdict(
         for qos in nobody
     ]
     silent = {
-        str(look.slo) for probe in deciding for look in probe.verdict.judged.looks if not look.ended
+        str(estimate.slo)
+        for probe in deciding
+        for estimate in probe.verdict.judged.estimates
+        if not estimate.ended
     }
     reasons += [f"no request of the class of {told} ended: it was not judged" for told in silent]
     words = {row["status"] for probe in deciding for row in probe.findings}
@@ -401,7 +396,7 @@ def _row(
         "decided": decided(verdict.judged).value,
         "overloaded": verdict.overloaded,
         "client_bound": verdict.client_bound,
-        "promises": [_look(look) for look in verdict.judged.looks],
+        "promises": [_estimate(estimate) for estimate in verdict.judged.estimates],
         "seconds": seconds,
         "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
         "completed_per_s": per_second(recorder.all.completed, seconds),
@@ -428,17 +423,17 @@ def _row(
     }
 
 
-def _look(look: Look) -> dict[str, Any]:
-    interval = look.interval() if look.ended else None
+def _estimate(estimate: SloEstimate) -> dict[str, Any]:
+    interval = estimate.interval() if estimate.ended else None
     return {
-        "promise": str(look.slo),
-        "ended": look.ended,
-        "over": look.over,
-        "share": look.share,
+        "promise": str(estimate.slo),
+        "ended": estimate.ended,
+        "over": estimate.over,
+        "share": estimate.share,
         "low": None if interval is None else interval.low,
         "high": None if interval is None else interval.high,
-        "allowed": look.slo.allowed_share,
-        "inflation": look.inflation,
+        "allowed": estimate.slo.allowed_share,
+        "inflation": estimate.inflation,
     }
 
 

@@ -1,233 +1,31 @@
-"""The most load that keeps its promises: which load to try next, and when it is known well enough.
+"""The most load that keeps its SLOs: which load to try next, and when it is known well enough.
 
-Pure. A driver asks for `next_load`, runs it (a *probe*), shows `judge` the batches of requests that
-have ended so far until it is sure or the probe has lasted its longest, and reports the verdict.
+Pure. A driver asks for `next_load`, runs it (a *probe*), shows `judge` (`schedule/probe.py`) the
+batches of requests that have ended so far until it is sure or the probe has lasted its longest, and
+reports the verdict.
 
 The search is that of MLPerf LoadGen's `FindPeakPerformance`: check the first load, widen
-exponentially until one load passes and one does not, close the bracket, confirm. A load is judged
-by the share of requests over the promised limit, and a probe ends early, as in LoadGen's
-`early_stopping`, once that share's binomial interval is on one side of what is allowed. Two things
-are added, without which such an interval is too narrow: latencies that follow one another are alike
-(`Look.inflation`), and whoever looks often sees chance cross a bound once (`_strictness`).
+exponentially until one load passes and one does not, close the bracket, confirm.
 
 At last, probes that are left bring the ends of the answer's interval near, as a bracket of loads
 that passed and failed narrowly says little with confidence.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from math import ceil, floor, inf, isfinite, log, sqrt
-from statistics import NormalDist
-from typing import Any, NamedTuple
 
 from kv_cache.core.errors import ConfigError
-from kv_cache.metrics.intervals import (
-    Interval,
-    share_at_least,
-    share_at_most,
-    share_interval,
-    t_quantile,
-)
 from kv_cache.metrics.slo import Slo
-from kv_cache.metrics.window import Window
-
-# --- one probe -------------------------------------------------------------------------------
-
-
-class ProbeCount(NamedTuple):
-    """Of the requests of a promise's class that ended in one batch, how many were over."""
-
-    over: int
-    ended: int
-
-
-Batch = Sequence[ProbeCount]
-"""One count for each promise, in their order."""
-
-
-def counts_of(window: Window, slos: Sequence[Slo]) -> tuple[ProbeCount, ...]:
-    """The batch that a window is; its meter was made with these promises."""
-    classes = [window.classes[slo.qos] for slo in slos]
-    return tuple(ProbeCount(c.over[i], c.ended) for i, c in enumerate(classes))
-
-
-class Status(StrEnum):
-    """What a probe says about its load."""
-
-    INSIDE = "inside"
-    OUTSIDE = "outside"
-    OPEN = "open"  # not known well enough
-
-
-LEAST_BATCHES = 5
-"""Fewer say nothing about how alike their requests are, so nothing is decided on them."""
-MOST_BATCHES = 20
-"""Neighbours are put together until so many are left at most: what is alike across two short
-batches must lie within one (Schmeiser, "Batch size effects", Operations Research 30, 1982: 10 to
-30 batches are enough, however long the run)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What the batches so far say about one promise.
-
-    `inflation` is how much more the share varies from batch to batch than it would with
-    independent requests (the design effect), at least 1; `dof` that estimate's degrees of freedom.
-    """
-
-    slo: Slo
-    over: int
-    ended: int
-    inflation: float
-    dof: int
-
-    @property
-    def share(self) -> float | None:
-        """The share of requests over the limit; None when none ended."""
-        return self.over / self.ended if self.ended else None
-
-    @property
-    def kept(self) -> bool | None:
-        """By the share alone; None when no request of the class ended."""
-        return None if self.share is None else self.share <= self.slo.allowed_share
-
-    def effective(self, confidence: float) -> tuple[float, float]:
-        """(over, ended) as if of independent requests: fewer than there are, and fewer again as
-        the inflation is itself estimated (Korn and Graubard, Survey Methodology 24, 1998)."""
-        scale = _known_variance(self.dof, confidence) / self.inflation
-        return self.over * scale, self.ended * scale
-
-    def interval(self, confidence: float = 0.95) -> Interval:
-        """The share's."""
-        return share_interval(*self.effective(confidence), confidence)
-
-    def status(self, confidence: float, of: int = 1) -> Status:
-        """On which side of what is allowed the whole interval is. With `of` promises, of which any
-        may be broken by chance, being outside takes that much more."""
-        if not self.ended:
-            return Status.OPEN
-        over, ended = self.effective(confidence)
-        tail, allowed = (1 - confidence) / 2, self.slo.allowed_share
-        if share_at_most(over, ended, allowed) <= tail:
-            return Status.INSIDE
-        return Status.OUTSIDE if share_at_least(over, ended, allowed) <= tail / of else Status.OPEN
-
-    @property
-    def excess(self) -> float:
-        """The logarithm of the share over what is allowed: below 0 inside. Half a request is added,
-        so that it is finite with none over.
-
-        On this scale a queue's load is nearly a straight line: the chance to wait longer than T is
-        about exp(-(capacity - load) T), exactly so for M/M/1.
-        """
-        return log((self.over + 0.5) / (self.ended + 1)) - log(self.slo.allowed_share)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A probe so far. It is `INSIDE` when every promise surely is kept, `OUTSIDE` when one surely
-    is not."""
-
-    looks: tuple[Look, ...]
-    status: Status
-    batches: int
-
-    @property
-    def leaning(self) -> Status:
-        """By the shares alone, never open. A class of which nothing ended shows nothing kept."""
-        return Status.INSIDE if all(look.kept for look in self.looks) else Status.OUTSIDE
-
-    @property
-    def tightest(self) -> Look:
-        """The promise that is broken, or nearest to it."""
-        return max(self.looks, key=lambda look: (look.share is None, look.excess))
-
-
-def judge(
-    slos: Sequence[Slo],
-    batches: Sequence[Batch],
-    *,
-    longest: int,
-    confidence: float = 0.95,
-) -> Judged:
-    """Look at a probe that lasts for `longest` batches unless it is sure before. It may be called
-    after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
-    if not slos:
-        raise ValueError("a probe without a promise can be judged by nothing")
-    looks = tuple(_look(p, [batch[i] for batch in batches]) for i, p in enumerate(slos))
-    status = Status.OPEN
-    if len(batches) >= LEAST_BATCHES:
-        status = _together(looks, _strictness(confidence, len(batches), max(longest, len(batches))))
-    return Judged(looks=looks, status=status, batches=len(batches))
-
-
-def decided(judged: Judged) -> Status:
-    """At the end of the longest probe: by the shares, where they were not sure."""
-    return judged.leaning if judged.status is Status.OPEN else judged.status
-
-
-def _together(looks: Sequence[Look], confidence: float) -> Status:
-    each = [look.status(confidence, of=len(looks)) for look in looks]
-    if Status.OUTSIDE in each:
-        return Status.OUTSIDE
-    return Status.OPEN if Status.OPEN in each else Status.INSIDE
-
-
-@lru_cache(maxsize=4096)
-def _strictness(confidence: float, batches: int, longest: int) -> float:
-    """The confidence of one look of many, after O'Brien and Fleming (Biometrics 35, 1979).
-
-    The error of a running sum is a Brownian motion. By the reflection principle, the chance that it
-    ever leaves [-c, c] in the time of the longest probe is at most twice that of being outside at
-    its end. So c is taken at half the error that is allowed, and at the part t of the time it is
-    c / sqrt(t) standard errors of what there is then.
-    """
-    normal = NormalDist()
-    bound = normal.inv_cdf(1 - (1 - confidence) / 4) * sqrt(longest / batches)
-    return 1 - max(2 * normal.cdf(-bound), 1e-12)
-
-
-def _look(slo: Slo, counts: Sequence[ProbeCount]) -> Look:
-    grouped = _grouped(counts)
-    over, ended = sum(c.over for c in counts), sum(c.ended for c in counts)
-    return Look(
-        slo=slo,
-        over=over,
-        ended=ended,
-        inflation=_inflation(grouped, over, ended),
-        dof=max(1, len(grouped) - 1),
-    )
-
-
-def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
-    """As few and long batches as `MOST_BATCHES` wants."""
-    size = ceil(len(counts) / MOST_BATCHES)
-    if size <= 1:
-        return list(counts)
-    groups = (counts[i : i + size] for i in range(0, len(counts), size))
-    return [ProbeCount(sum(c.over for c in g), sum(c.ended for c in g)) for g in groups]
-
-
-def _inflation(batches: Sequence[ProbeCount], over: int, ended: int) -> float:
-    """The variance of over/ended from batch to batch (the ratio estimator's, as batches differ in
-    size) over the binomial one. With nothing over, or all, none can be seen."""
-    if len(batches) < 2 or not 0 < over < ended:
-        return 1.0
-    share = over / ended
-    between = sum((b.over - share * b.ended) ** 2 for b in batches)
-    return max(1.0, between * len(batches) / (len(batches) - 1) / (ended * share * (1 - share)))
-
-
-@lru_cache(maxsize=4096)
-def _known_variance(dof: int, confidence: float) -> float:
-    """By how much fewer counts an interval needs when the variance is known: (z / t)²."""
-    probability = 1 - (1 - confidence) / 2
-    return float((NormalDist().inv_cdf(probability) / t_quantile(probability, dof)) ** 2)
-
-
-# --- what the search is told and what it says --------------------------------------------------
+from kv_cache.schedule.probe import (
+    ProbeStatus,
+    ProbeVerdict,
+    SloEstimate,
+    pooled,
+    strictness,
+    together,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,67 +71,12 @@ class SearchRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeVerdict:
-    """What is reported of a probe.
-
-    `overloaded`: the backlog grew throughout, so that no steady state was there to be judged.
-    `client_bound`: the client did not make the load, so that nothing is known of it.
-    `served_share`: how much of what was offered was served in the probe's time; None if not known.
-    """
-
-    judged: Judged
-    overloaded: bool = False
-    client_bound: bool = False
-    served_share: float | None = None
-
-    @property
-    def failed(self) -> bool:
-        """With confidence, and not because of the client."""
-        sure = self.overloaded or self.judged.status is Status.OUTSIDE
-        return sure and not self.client_bound
-
-    @property
-    def inside(self) -> bool:
-        kept = decided(self.judged) is Status.INSIDE
-        return kept and not self.overloaded and not self.client_bound
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SearchStep:
     """One probe: its load, why this load, and what came out."""
 
     load: float
     why: str
     verdict: ProbeVerdict
-
-
-def step_row(step: Step, confidence: float = 0.95) -> dict[str, Any]:
-    """One probe as a result tells it."""
-    verdict = step.verdict
-    return {
-        "load": step.load,
-        "why": step.why,
-        "inside": verdict.inside,
-        "sure": verdict.judged.status is not Status.OPEN,
-        "overloaded": verdict.overloaded,
-        "client_bound": verdict.client_bound,
-        "served_share": verdict.served_share,
-        "batches": verdict.judged.batches,
-        "promises": [_look_row(look, confidence) for look in verdict.judged.looks],
-    }
-
-
-def _look_row(look: Look, confidence: float) -> dict[str, Any]:
-    low, high = look.interval(confidence)
-    return {
-        "promise": str(look.slo),
-        "over": look.over,
-        "ended": look.ended,
-        "over_share": look.share,
-        "over_share_low": low,
-        "over_share_high": high,
-        "inflation": look.inflation,
-    }
 
 
 class Ended(StrEnum):
@@ -365,8 +108,6 @@ class CapacityAnswer:
     probes: int
 
 
-# --- the search ------------------------------------------------------------------------------
-
 _WIDEN = (2, 4, 8, 16)
 """Each step of the widening is larger: the first guess may be 1 for a capacity of 10 000."""
 _EDGE = 0.1
@@ -393,33 +134,37 @@ class _Tried:
     @property
     def passed(self) -> bool:
         failed = any(v.failed or v.client_bound for v in self.verdicts)
-        return not failed and all(look.kept for look in self.looks)
+        return not failed and all(estimate.kept for estimate in self.estimates)
 
     @property
     def by_client(self) -> bool:
         return any(verdict.client_bound for verdict in self.verdicts)
 
     @property
-    def looks(self) -> list[Look]:
+    def estimates(self) -> list[SloEstimate]:
         """Of all probes together that the client was not the limit of."""
-        told = [v.judged.looks for v in self.verdicts if not v.client_bound]
-        return [_pooled(looks) for looks in zip(*told, strict=True)]
+        told = [v.judged.estimates for v in self.verdicts if not v.client_bound]
+        return [pooled(estimates) for estimates in zip(*told, strict=True)]
 
-    def status(self, confidence: float) -> Status:
+    def status(self, confidence: float) -> ProbeStatus:
         """With confidence; what is overloaded has failed."""
         if any(verdict.failed for verdict in self.verdicts):
-            return Status.OUTSIDE
-        looks = self.looks
-        return _together(looks, _strictness(confidence, 1, 1)) if looks else Status.OPEN
+            return ProbeStatus.OUTSIDE
+        estimates = self.estimates
+        return together(estimates, strictness(confidence, 1, 1)) if estimates else ProbeStatus.OPEN
 
     @property
     def excess(self) -> float | None:
-        return max((look.excess for look in self.looks), default=None)
+        return max((estimate.excess for estimate in self.estimates), default=None)
 
     @property
-    def tightest(self) -> Look | None:
-        looks = self.looks
-        return max(looks, key=lambda look: (look.share is None, look.excess)) if looks else None
+    def tightest(self) -> SloEstimate | None:
+        estimates = self.estimates
+        return (
+            max(estimates, key=lambda estimate: (estimate.share is None, estimate.excess))
+            if estimates
+            else None
+        )
 
     @property
     def served(self) -> float:
@@ -429,18 +174,6 @@ class _Tried:
         return self.load * min([1.0, *(share for share in less if share is not None)])
 
 
-def _pooled(looks: Sequence[Look]) -> Look:
-    ended = sum(look.ended for look in looks)
-    weighted = sum(look.inflation * look.ended for look in looks)
-    return Look(
-        slo=looks[0].slo,
-        over=sum(look.over for look in looks),
-        ended=ended,
-        inflation=weighted / ended if ended else 1.0,
-        dof=sum(look.dof for look in looks),
-    )
-
-
 class CapacitySearch:
     """Ask for `next_load`, run it, `report` it, until there is no next; `answer` is good at any
     time, for a search may be interrupted."""
@@ -448,7 +181,7 @@ class CapacitySearch:
     def __init__(self, rules: SearchRules) -> None:
         self._rules = rules
         self._tried: dict[float, _Tried] = {}
-        self.steps: list[Step] = []
+        self.steps: list[SearchStep] = []
         self._width = inf  # of the bracket when a load between its ends was last chosen
         self._next = self._choose()
 
@@ -464,7 +197,7 @@ class CapacitySearch:
         """What came out of `next_load`."""
         if self._next is None or load != self._next[0]:
             raise ValueError(f"the load {load:g} was reported, {self.next_load()} was asked for")
-        self.steps.append(Step(load=load, why=self._next[1], verdict=verdict))
+        self.steps.append(SearchStep(load=load, why=self._next[1], verdict=verdict))
         self._tried.setdefault(load, _Tried(load)).verdicts.append(verdict)
         self._next = self._choose()
 
@@ -622,11 +355,11 @@ class CapacitySearch:
         """At what an overloaded load served, all requests wait for long."""
         found = above.excess
         if found is None or load < above.load:
-            return max(-log(look.slo.allowed_share) for look in self._looks())
+            return max(-log(estimate.slo.allowed_share) for estimate in self._looks())
         return found
 
-    def _looks(self) -> Iterable[Look]:
-        return self.steps[0].verdict.judged.looks
+    def _looks(self) -> Iterable[SloEstimate]:
+        return self.steps[0].verdict.judged.estimates
 
     def _within(self, load: float, low: float, high: float, edge: float = _EDGE) -> float:
         kept = self._rounded(min(max(load, low + edge * (high - low)), high - edge * (high - low)))
@@ -657,15 +390,15 @@ class CapacitySearch:
         )
 
     def _interval(self) -> tuple[float, float | None]:
-        statuses: Mapping[float, Status] = {
+        statuses: Mapping[float, ProbeStatus] = {
             load: tried.status(self._rules.confidence) for load, tried in self._tried.items()
         }
-        failed = [load for load, status in statuses.items() if status is Status.OUTSIDE]
+        failed = [load for load, status in statuses.items() if status is ProbeStatus.OUTSIDE]
         high = min(failed, default=None)
         passed = [
             load
             for load, status in statuses.items()
-            if status is Status.INSIDE and (high is None or load < high)
+            if status is ProbeStatus.INSIDE and (high is None or load < high)
         ]
         return max(passed, default=0.0), high
 
@@ -715,11 +448,11 @@ def _why_not_more(below: _Tried | None, above: _Tried | None, ended: Ended) -> s
 
 
 def _broken(above: _Tried) -> str:
-    look = above.tightest
-    if look is not None and look.kept is False:
-        return f"misses {look.slo}: {look.share:.2%} are over"
+    estimate = above.tightest
+    if estimate is not None and estimate.kept is False:
+        return f"misses {estimate.slo}: {estimate.share:.2%} are over"
     if any(verdict.overloaded for verdict in above.verdicts):
         return "is more than can be served: the backlog grows"
-    if look is not None and look.kept is None:
-        return f"shows nothing for {look.slo}: no request of the class ended"
+    if estimate is not None and estimate.kept is None:
+        return f"shows nothing for {estimate.slo}: no request of the class ended"
     return "passed and missed in turn"

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.window import Level, Series, Window
-from kv_cache.schedule.autoscale import Autoscaler, Decision
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.rules import Decision
 from kv_cache.schedule.saturation import Saturation
 
 Watch = Callable[[Window], bool]

@@ -29,7 +29,7 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import OnLatencies
-from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, nobody
 from kv_cache.sim.drive import OnLeg, Simulation, unwatched

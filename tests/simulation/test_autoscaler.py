@@ -15,13 +15,8 @@ from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import NS_PER_S, s_to_ns
 from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import NO_LATENCY, ClassWindow, Gauges, Latency, Window
-from kv_cache.schedule.autoscale import (
-    Action,
-    Autoscaler,
-    AutoscaleRules,
-    Decision,
-    ScaleMode,
-)
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.rules import Action, AutoscaleRules, Decision, ScaleMode
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 
 

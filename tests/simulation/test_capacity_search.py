@@ -15,16 +15,8 @@ import numpy as np
 import pytest
 
 from kv_cache.metrics.slo import parse_slos
-from kv_cache.schedule.capacity import (
-    CapacityAnswer,
-    CapacitySearch,
-    Ended,
-    ProbeCount,
-    ProbeVerdict,
-    SearchRules,
-    Status,
-    judge,
-)
+from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
+from kv_cache.schedule.probe import ProbeCount, ProbeStatus, ProbeVerdict, judge
 
 RATE = 1000.0  # served each second
 LIMIT_S = 0.020
@@ -89,7 +81,7 @@ def probe(load: float, dice: np.random.Generator, service: Service) -> ProbeVerd
     share = min(1.0, float(totals.sum() / offered))
     for looked in range(LOOK_S, longest + 1, LOOK_S):
         judged = judge(SLOS, batches[:looked], longest=LONGEST_S)
-        if judged.status is not Status.OPEN:
+        if judged.status is not ProbeStatus.OPEN:
             break
     return ProbeVerdict(judged=judged, overloaded=share < 0.9, served_share=share)
 

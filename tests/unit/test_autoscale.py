@@ -13,20 +13,16 @@ from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import NO_LATENCY, ClassWindow, Gauges, Latency, OpWindow, Window
-from kv_cache.schedule.autoscale import (
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.qos_mode import Bracket, UsersVerdict
+from kv_cache.schedule.autoscale.rules import (
     Action,
-    Autoscaler,
     AutoscaleRules,
-    Bracket,
     Decision,
-    Pool,
     ScaleMode,
-    Share,
-    Unit,
-    Verdict,
     decision_row,
-    ratio,
 )
+from kv_cache.schedule.autoscale.window_pool import OverShare, Unit, WindowPool, ratio
 from kv_cache.schedule.saturation import IDLE, SaturationState
 
 LIMIT_NS = NS_PER_S // 2
@@ -153,8 +149,8 @@ def test_qos_without_a_promise_is_refused() -> None:
 # --- evidence --------------------------------------------------------------------------------
 
 
-def share(over: int, ended: int, worth: float | None = None) -> Share:
-    return Share(slo=SLO, ended=ended, over=over, worth=worth or ended)
+def share(over: int, ended: int, worth: float | None = None) -> OverShare:
+    return OverShare(slo=SLO, ended=ended, over=over, worth=worth or ended)
 
 
 def test_pressure_is_1_at_the_promise() -> None:
@@ -189,8 +185,8 @@ def test_a_ratio_has_the_error_of_its_batches() -> None:
     assert found.error == pytest.approx(0.1)
 
 
-def pooled(overs: list[int]) -> Pool:
-    driver, pool = qos(), Pool((SLO,))
+def pooled(overs: list[int]) -> WindowPool:
+    driver, pool = qos(), WindowPool((SLO,))
     for over in overs:
         pool.add(driver.window(over=over))
     return pool
@@ -223,11 +219,11 @@ def test_throughput_is_in_tokens_else_requests_else_bytes() -> None:
         ({"tokens": 0}, Unit.REQUESTS, 100),
         ({"ended": 0, "ops": reads(3)}, Unit.BYTES, 3 * 4096),
     ):
-        pool = Pool((SLO,))
+        pool = WindowPool((SLO,))
         pool.add(driver.window(**told))
         assert pool.unit() is unit
         assert pool.rate(unit).value == per_s
-    assert Pool((SLO,)).unit() is None
+    assert WindowPool((SLO,)).unit() is None
 
 
 # --- the bracket -----------------------------------------------------------------------------
@@ -239,7 +235,9 @@ def search(limit: Callable[[], int], users: int, steps: int, **rules: Any) -> li
     for _ in range(steps):
         inside = tried[-1] <= limit()
         tried.append(
-            bracket.after(tried[-1], Verdict.INSIDE if inside else Verdict.OUTSIDE, plain=True)
+            bracket.after(
+                tried[-1], UsersVerdict.INSIDE if inside else UsersVerdict.OUTSIDE, plain=True
+            )
         )
         if bracket.settled:
             break
@@ -264,24 +262,28 @@ def test_at_the_bounds_it_stays() -> None:
 
 def test_an_inside_that_was_taken_soon_is_looked_at_again_before_it_is_settled_on() -> None:
     bracket = Bracket(AutoscaleRules(scale_up_factor=1.05))
-    assert bracket.after(100, Verdict.INSIDE, plain=True) == 105
-    assert bracket.after(105, Verdict.OUTSIDE, plain=False) == 100
+    assert bracket.after(100, UsersVerdict.INSIDE, plain=True) == 105
+    assert bracket.after(105, UsersVerdict.OUTSIDE, plain=False) == 100
     assert not bracket.settled
-    assert bracket.after(100, Verdict.INSIDE, plain=False) == 100
+    assert bracket.after(100, UsersVerdict.INSIDE, plain=False) == 100
     assert bracket.settled
 
 
 def test_what_was_settled_on_is_left_in_small_steps_that_grow_where_it_is_plain() -> None:
     bracket = Bracket(AutoscaleRules())
-    for users, verdict in ((120, Verdict.OUTSIDE), (96, Verdict.INSIDE), (108, Verdict.OUTSIDE)):
+    for users, verdict in (
+        (120, UsersVerdict.OUTSIDE),
+        (96, UsersVerdict.INSIDE),
+        (108, UsersVerdict.OUTSIDE),
+    ):
         bracket.after(users, verdict, plain=True)
-    bracket.after(102, Verdict.OUTSIDE, plain=True)
-    assert bracket.after(99, Verdict.INSIDE, plain=False) == 99
+    bracket.after(102, UsersVerdict.OUTSIDE, plain=True)
+    assert bracket.after(99, UsersVerdict.INSIDE, plain=False) == 99
     assert bracket.settled
-    assert bracket.after(99, Verdict.OUTSIDE, plain=False) == 94
-    assert bracket.after(94, Verdict.OUTSIDE, plain=False) == 89
-    assert bracket.after(89, Verdict.OUTSIDE, plain=True) == 80
-    assert bracket.after(80, Verdict.OUTSIDE, plain=True) == 64
+    assert bracket.after(99, UsersVerdict.OUTSIDE, plain=False) == 94
+    assert bracket.after(94, UsersVerdict.OUTSIDE, plain=False) == 89
+    assert bracket.after(89, UsersVerdict.OUTSIDE, plain=True) == 80
+    assert bracket.after(80, UsersVerdict.OUTSIDE, plain=True) == 64
 
 
 # --- qos -------------------------------------------------------------------------------------

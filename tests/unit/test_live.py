@@ -184,7 +184,7 @@ def test_no_number_is_negative(snapshot: Snapshot) -> None:
     tier = TierNow(name="t", read=snapshot.tiers[0].read, write=Side()) if snapshot.tiers else None
     made = Snapshot(
         **{name: getattr(snapshot, name) for name in Snapshot.__slots__} | plain
-        | {"tiers": [tier] if tier else [], "storage": tier, "promises": []}
+        | {"tiers": [tier] if tier else [], "storage": tier, "slos": []}
     )  # fmt: skip
     words = " ".join(live_lines(made, 1000)).replace("[", " ").split()
     assert not [word for word in words if word.startswith("-") and word.strip("-]")]
