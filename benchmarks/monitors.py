@@ -25,7 +25,7 @@ from benchmarks.figures import Figure, shares_of_a_core, table
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.monitor import MachineMonitor
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import Chunk, CopyRef, Leg, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, IoChunk, Leg, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import MIB, NS_PER_US
@@ -47,7 +47,7 @@ def fill(meter: Meter, dice: np.random.Generator) -> None:
         ref = CopyRef(1, content_key("monitors", 1), tier, MIB, 0)
         for kind, op in _KINDS:
             for ns in map(int, 10 ** dice.uniform(3, 9, EACH)):
-                leg = Leg(tier, kind, "none", MIB, 0, ns, ns, (Chunk(ns, MIB),))
+                leg = Leg(tier, kind, "none", MIB, 0, ns, ns, (IoChunk(ns, MIB),))
                 meter.op(OpDone(op(ref, Cause.REUSE), 0, ns, (leg,)))
     record = RequestRecord(
         request_id=1, user="u", conversation="c", turn=1, qos=Qos.BATCH, prompt_tokens=100,

@@ -12,8 +12,10 @@ something always runs to its end, so nobody waits for ever.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_cache.cache.counts import Tally
-from kv_cache.cache.manager import NO_PLACES, CacheManager, Place, Plan
+from kv_cache.cache.copies import NO_POSITIONS, Position, positions_of
+from kv_cache.cache.counts import BlockTally
+from kv_cache.cache.manager import CacheManager
+from kv_cache.cache.plans import RoomPlan
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
     VANISHED,
@@ -75,8 +77,8 @@ class Through:
 
     gate: Gate
     selective: bool
-    written: Tally = field(default_factory=Tally)
-    failed: Tally = field(default_factory=Tally)
+    written: BlockTally = field(default_factory=BlockTally)
+    failed: BlockTally = field(default_factory=BlockTally)
     dropped_blocks: int = 0  # as the queue was full
 
 
@@ -124,31 +126,20 @@ class _Progress:
         self.loaded_bytes = self.stored_bytes = 0
         self.load_ns = self.store_ns = self.wait_ns = self.compute_ns = 0
         self.prefilled = self.decoded = False
-        self.places: Mapping[Key, Place] = NO_PLACES
+        self.positions: Mapping[Key, Position] = NO_POSITIONS
         self.unwanted: set[Key] = set()  # what no tier has admitted: it is not offered again
 
     def first_token(self) -> None:
         self.first_token_ns = self.world.first_tokens[self.request.request_id] = self.now_ns
 
-    def place(self, start: int) -> None:
+    def locate(self, start: int) -> None:
         """Find out where the blocks from `start` on stand, if they are a sequence: before what is
         missing of them is stored."""
         if self.request.lookup in _SEQUENCES:
-            self.places = places_of(self.request.blocks, start)
+            self.positions = positions_of(self.request.blocks, start)
 
     def fail(self, reason: str) -> None:
         self.error = self.error or reason
-
-
-def places_of(sequence: Sequence[Block], start: int) -> Mapping[Key, Place]:
-    """Of the blocks from `start` on; a key that comes again stands where it came first."""
-    places: dict[Key, Place] = {}
-    parent = sequence[start - 1].key if start else None
-    for depth in range(start, len(sequence)):
-        key = sequence[depth].key
-        places.setdefault(key, Place(depth, parent))
-        parent = key
-    return places
 
 
 def lifecycle(
@@ -176,22 +167,22 @@ def _reuse(p: _Progress) -> Step:
     request, cache = p.request, p.world.cache
     prefix = _by_prefix(p)
     known = request.lookup in _KNOWN and not prefix
-    asked = request.blocks[: request.new_from] if known else request.blocks
-    yield from _await_stores(p, asked, prefix=prefix)
-    found: list[CopyRef | None] = []
-    for block in asked:
+    looked_up = request.blocks[: request.new_from] if known else request.blocks
+    yield from _await_stores(p, looked_up, prefix=prefix)
+    refs: list[CopyRef | None] = []
+    for block in looked_up:
         ref = cache.begin_read(block.key)
         if ref is None and prefix:
             break
-        found.append(ref)
-    pinned = [ref for ref in found if ref is not None]
+        refs.append(ref)
+    pinned = [ref for ref in refs if ref is not None]
     yield from _load(p, pinned, Cause.REUSE)
     if p.world.through is not None and p.world.through.selective:
         yield from _write_through(p, [ref.key for ref in pinned])
     yield from _look_ahead(p)
-    p.prefix_hits = len(found) if prefix else 0
-    p.looked_up = len(asked)
-    _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in found])
+    p.prefix_hits = len(refs) if prefix else 0
+    p.looked_up = len(looked_up)
+    _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in refs])
 
 
 def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
@@ -228,7 +219,7 @@ def _prefill(p: _Progress) -> Step:
     yield from _compute(p, tokens * semantics.prefill_ns_per_token)
     p.prefilled = bool(missing)
     if missing:
-        p.place(p.prefix_hits)
+        p.locate(p.prefix_hits)
     if semantics.write_behind:
         yield from _store_behind(p, missing)
     else:
@@ -253,14 +244,15 @@ def _decode(p: _Progress) -> Step:
             p.first_token()
         yield from _compute(p, request.output_tokens * semantics.decode_ns_per_token)
         return
-    own = request.blocks if p.world.mode is RunMode.DECODE_ONLY else request.blocks[_own(p) :]
-    yield from _read_sequence(p, own)
+    start = 0 if p.world.mode is RunMode.DECODE_ONLY else _first_new_block(p)
+    sequence = request.blocks[start:]
+    yield from _read_sequence(p, sequence)
     if p.world.mode is RunMode.DECODE_ONLY:
         yield from _look_ahead(p)
     p.first_token()
     left = request.output_tokens
     while p.error is None:
-        yield from _read_sequence(p, own)
+        yield from _read_sequence(p, sequence)
         tokens = min(left, semantics.decode_batch_tokens)
         yield from _compute(p, tokens * semantics.decode_ns_per_token)
         left -= tokens
@@ -283,8 +275,8 @@ def _by_prefix(p: _Progress) -> bool:
     return p.world.semantics.reuse_prefix and p.request.lookup in _SEQUENCES
 
 
-def _own(p: _Progress) -> int:
-    """Where this turn's own blocks begin: the whole sequence where the source does not know."""
+def _first_new_block(p: _Progress) -> int:
+    """Return where this turn's new blocks begin: at 0 if the source does not know."""
     return 0 if p.world.semantics.reuse_prefix else p.request.new_from
 
 
@@ -320,7 +312,7 @@ def _look_ahead(p: _Progress) -> Step:
     ahead, request, cache = p.world.ahead, p.request, p.world.cache
     if ahead is None or request.once:
         return
-    wanted = ahead.policy.asked(request.conversation, [b.key for b in request.blocks])
+    wanted = ahead.policy.wanted_after(request.conversation, [b.key for b in request.blocks])
     ahead.want((key for key in wanted if cache.resident(key) is not None), cache.can_rise)
     while ahead.try_enter():
         done = yield Spawn(_prefetch(p.world, ahead))
@@ -363,7 +355,7 @@ def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
     yield from _load(p, pinned, Cause.DECODE)
     missing = [block for block in missing if block.key not in p.unwanted]
     if missing and p.world.mode is not RunMode.DECODE_ONLY and p.error is None:
-        p.place(0)
+        p.locate(0)
         yield from _store(p, missing, Cause.DECODE)
 
 
@@ -404,7 +396,7 @@ def _read(p: _Progress, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef
 
 
 def _promote(
-    p: _Progress, plan: Plan, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]
+    p: _Progress, plan: RoomPlan, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]
 ) -> Step:
     cache = p.world.cache
     p.now_ns = yield from _make_room(plan, p.world, p.now_ns)
@@ -440,11 +432,11 @@ class _Background:
     def __init__(
         self,
         world: World,
-        places: Mapping[Key, Place] = NO_PLACES,
+        positions: Mapping[Key, Position] = NO_POSITIONS,
         unwanted: set[Key] | None = None,
     ) -> None:
         self.world = world
-        self.places = places
+        self.positions = positions
         self.unwanted = set() if unwanted is None else unwanted
         self.now_ns = 0
         self.store_ns = 0
@@ -468,8 +460,8 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
             p.world.groups += 1
             token = ("announced", p.world.groups)
             p.world.announced.update((b.key, token) for b in group)
-            places = {b.key: p.places[b.key] for b in group if b.key in p.places}
-            stored = _Background(p.world, places, p.unwanted)
+            positions = {b.key: p.positions[b.key] for b in group if b.key in p.positions}
+            stored = _Background(p.world, positions, p.unwanted)
             done = yield Spawn(_behind(stored, group, token))
             p.now_ns = done.at_ns
 
@@ -495,7 +487,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
         while not gate.try_enter(nbytes):
             done = yield Await(gate.token)
             p.now_ns = done.at_ns
-        placement = cache.begin_stores(group, p.places)
+        placement = cache.begin_stores(group, p.positions)
         if placement.plan is not None:
             p.now_ns = yield from _make_room(placement.plan, p.world, p.now_ns)
             yield from _write(p, placement.plan, cause)
@@ -512,7 +504,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
     p.store_ns += p.now_ns - began_ns
 
 
-def _write(p: _Progress | _Background, plan: Plan, cause: Cause) -> Step:
+def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
     cache = p.world.cache
     if not cache.begin_writes(plan):
         p.fail(ROOM_LOST)
@@ -559,13 +551,17 @@ def _copy_through(world: World, through: Through, keys: Sequence[Key]) -> Life:
         backup = world.cache.begin_backups(later, selective=through.selective)
         later = backup.later
         if backup.plan is not None:
-            told = yield from _copy(backup.plan, backup.sources, world, Cause.WRITE_THROUGH)
-            for ref, ok in zip(backup.sources, told, strict=True):
+            complete = yield from _copy(backup.plan, backup.sources, world, Cause.WRITE_THROUGH)
+            for ref, ok in zip(backup.sources, complete, strict=True):
                 (through.written if ok else through.failed).add(ref.nbytes)
 
 
 def _copy(
-    plan: Plan, refs: Sequence[CopyRef], world: World, cause: Cause, charged: Cause | None = None
+    plan: RoomPlan,
+    refs: Sequence[CopyRef],
+    world: World,
+    cause: Cause,
+    charged: Cause | None = None,
 ) -> Generator[Effect, Done, list[bool]]:
     """Make a plan's targets out of pinned copies, in the background: which of them are complete.
     Every pin is given back. `charged`: the cause of what leaves to make room, if not its own."""
@@ -587,7 +583,7 @@ def _copy(
 
 
 def _make_room(
-    plan: Plan, world: World, now_ns: int, charged: Cause | None = None
+    plan: RoomPlan, world: World, now_ns: int, charged: Cause | None = None
 ) -> Generator[Effect, Done, int]:
     """Carry out a plan's deletes and demotions, the lowest tier first. `charged`: their cause, if
     somebody else is to answer for them."""
@@ -673,33 +669,4 @@ def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
         compute_ns=p.compute_ns,
         prefilled=p.prefilled,
         decoded=p.decoded,
-    )
-
-
-def unstarted(
-    request: Request,
-    enqueued_ns: int,
-    outcome: Outcome,
-    reason: str,
-    first_token_ns: int | None = None,
-) -> RequestRecord:
-    """The record of a request that was submitted but never lived, or not to its end."""
-    return RequestRecord(
-        request_id=request.request_id,
-        user=request.user,
-        conversation=request.conversation,
-        turn=request.turn,
-        qos=request.qos,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-        outcome=outcome,
-        error=reason,
-        intended_ns=request.intended_ns,
-        enqueued_ns=enqueued_ns,
-        first_token_ns=first_token_ns,
-        blocks=len(request.blocks),
-        context_tokens=request.context_tokens,
-        offered_blocks=request.offered_blocks,
-        offered_tokens=request.offered_tokens,
-        retrieved=request.retrieved,
     )

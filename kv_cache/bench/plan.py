@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_cache.bench.fill import Filled
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kv_cache.cache.manager import CacheManager, TierSpec
+from kv_cache.cache.limits import TierSpec
+from kv_cache.cache.manager import CacheManager
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
 from kv_cache.config.policies import build_admission, build_ahead

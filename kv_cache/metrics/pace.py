@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import ceil, fsum
 from typing import Any, NamedTuple
 
-from kv_cache.core.effect import Chunk
+from kv_cache.core.effect import IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.intervals import Interval, series_reach
@@ -63,7 +63,7 @@ class Pace:
         self._slot_ns = SLOT_NS
         self._sides = {kind: _Side() for kind in KINDS}
 
-    def call(self, kind: OpKind, call: Chunk, began: int, start: int, end: int | None) -> None:
+    def call(self, kind: OpKind, call: IoChunk, began: int, start: int, end: int | None) -> None:
         """Spread one call over the slots that it lasted in, to the last byte. It ended in the
         window that opened at `start` or in the drain; `end` is None while that is not known."""
         ended, nbytes = call

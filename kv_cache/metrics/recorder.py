@@ -2,7 +2,7 @@
 by outcome and class. The size is bounded however long the run is.
 
 Phases are decided by the instant at which something ended. Bytes are counted by the system call
-(`Chunk`), operations and their latencies by the operation: a transfer that straddles the end of
+(`IoChunk`), operations and their latencies by the operation: a transfer that straddles the end of
 the window gives its finished system calls to the window and its latency to the drain.
 """
 
@@ -11,7 +11,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kv_cache.core.effect import ABORTED, CopyRef, Delete, Leg, Move, Op, OpDone, Step, Write
+from kv_cache.core.effect import (
+    ABORTED,
+    CopyRef,
+    Delete,
+    Leg,
+    MetadataStep,
+    Move,
+    Op,
+    OpDone,
+    Write,
+)
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.histogram import Histogram
@@ -343,7 +353,7 @@ class Recorder:
         if record.decoded:
             self.decode_s.add(record.load_ns)
 
-    def _step(self, phase: Phase, tier: Tier, kind: OpKind, step: Step) -> None:
+    def _step(self, phase: Phase, tier: Tier, kind: OpKind, step: MetadataStep) -> None:
         flow = StepFlow(phase, tier, kind, step.name)
         histogram = self.steps.get(flow)
         if histogram is None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import (
     BACKGROUND_THREADS,
     Load,

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from enum import Flag, auto
 from typing import Any, NamedTuple, Protocol
 
-from kv_cache.core.effect import VANISHED, CopyRef, Step
+from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 
@@ -49,21 +49,21 @@ class Span(NamedTuple):
     length: int
 
 
-class Steps(list[Step]):
+class Steps(list[MetadataStep]):
     """Operations on metadata, as they are done."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         began_ns = time.monotonic_ns()
         yield
-        self.append(Step(name, time.monotonic_ns() - began_ns))
+        self.append(MetadataStep(name, time.monotonic_ns() - began_ns))
 
 
 class Sink(Protocol):
     engine: str
 
     @property
-    def steps(self) -> Sequence[Step]: ...
+    def steps(self) -> Sequence[MetadataStep]: ...
 
     def write(self, offset: int, data: memoryview) -> None: ...
 
@@ -76,7 +76,7 @@ class Tap(Protocol):
     engine: str
 
     @property
-    def steps(self) -> Sequence[Step]: ...
+    def steps(self) -> Sequence[MetadataStep]: ...
 
     @property
     def spans(self) -> Sequence[Span]: ...

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_S, PAGE_BYTES
@@ -130,7 +130,7 @@ class _SinkAround:
         self.engine = sink.engine
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[MetadataStep]:
         return self._sink.steps
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -151,7 +151,7 @@ class _TapAround:
         self.engine = tap.engine
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[MetadataStep]:
         return self._tap.steps
 
     @property

@@ -14,7 +14,7 @@ import pytest
 
 from kv_cache.bench.endpoint import Endpoint, check_endpoint
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import Chunk, CopyRef, Leg, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, IoChunk, Leg, OpDone, Read, Write
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
@@ -37,7 +37,7 @@ def families(text: str) -> dict[str, Any]:
 
 def operation(kind: OpKind, op: Any, tier: Tier, ns: int, cause: Cause = Cause.REUSE) -> OpDone:
     ref = CopyRef(1, content_key("endpoint", 1), tier, 4096, 0)
-    leg = Leg(tier, kind, "direct", 4096, 0, ns, ns, (Chunk(ns, 4096),))
+    leg = Leg(tier, kind, "direct", 4096, 0, ns, ns, (IoChunk(ns, 4096),))
     return OpDone(op(ref, cause), 0, ns, (leg,))
 
 

@@ -68,14 +68,14 @@ class Successor(Prefetch):
         self.conversations = _Chain(rules.memory)
         self.sequences = _Chain(rules.memory)
 
-    def asked(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
+    def wanted_after(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
         if not keys:
             return ()
         first = tuple(keys[: self._rules.most])
         self.conversations.step(conversation, first)
         self.sequences.step(keys[-1], first)
-        found = [*self.conversations.next(self._rules.confidence)]
-        found += self.sequences.next(self._rules.confidence)
-        found.sort(key=lambda each: -each[0])
-        wanted = dict.fromkeys(key for _, several in found for key in several)
+        followers = [*self.conversations.next(self._rules.confidence)]
+        followers += self.sequences.next(self._rules.confidence)
+        followers.sort(key=lambda each: -each[0])
+        wanted = dict.fromkeys(key for _, several in followers for key in several)
         return tuple(wanted)[: self._rules.most]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers.base import Capability, Sink, Span, Steps, Tap
@@ -178,7 +178,7 @@ class _Sink:
 class _Tap:
     engine = ENGINE
     spans: Sequence[Span] = ()
-    steps: Sequence[Step] = ()
+    steps: Sequence[MetadataStep] = ()
 
     def __init__(self, client: Client, key: str, ref: CopyRef) -> None:
         self._client = client
