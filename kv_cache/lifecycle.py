@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kv_cache.cache.copies import NO_POSITIONS, Position, positions_of
-from kv_cache.cache.counts import BlockTally
+from kv_cache.cache.counts import CopyTally
 from kv_cache.cache.manager import CacheManager
 from kv_cache.cache.plans import RoomPlan
 from kv_cache.core.block import Block, Key
@@ -77,8 +77,8 @@ class Through:
 
     gate: Gate
     selective: bool
-    written: BlockTally = field(default_factory=BlockTally)
-    failed: BlockTally = field(default_factory=BlockTally)
+    written: CopyTally = field(default_factory=CopyTally)
+    failed: CopyTally = field(default_factory=CopyTally)
     dropped_blocks: int = 0  # as the queue was full
 
 

@@ -1,13 +1,13 @@
 """The admission gate of the tiers: who asks the admission policies, and what was turned away.
 
-A plan asks through `Answers`, which changes nothing. Once the plan is carried out its answers are
-settled: only then do the policies hear of them, and only then do they count.
+A plan asks through `AdmissionAnswers`, which changes nothing. Once the plan is carried out its
+answers are settled: only then do the policies hear of them, and only then do they count.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kv_cache.cache.counts import BlockTally
+from kv_cache.cache.counts import CopyTally
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 
@@ -48,7 +48,7 @@ class Rivals:
 
 
 @dataclass(slots=True, eq=False)
-class Answers:
+class AdmissionAnswers:
     """What one plan was answered: by tier and key, the candidate and why not (None: admitted)."""
 
     by_tier_and_key: dict[tuple[int, Key], tuple[Candidate, str | None]] = field(
@@ -66,9 +66,9 @@ class AdmissionGate:
     def __init__(self, policies: Sequence[Admission | None]) -> None:
         self._policies = tuple(policies)
         self._counting = tuple(p for p in self._policies if p is not None and p.counts)
-        self.admitted = tuple(BlockTally() for _ in policies)
-        self.not_admitted: tuple[dict[str, BlockTally], ...] = tuple({} for _ in policies)
-        self.not_stored = BlockTally()  # new blocks that no tier took
+        self.admitted = tuple(CopyTally() for _ in policies)
+        self.not_admitted: tuple[dict[str, CopyTally], ...] = tuple({} for _ in policies)
+        self.not_stored = CopyTally()  # new blocks that no tier took
 
     def guarded(self, index: int) -> bool:
         return self._policies[index] is not None
@@ -78,7 +78,7 @@ class AdmissionGate:
         return policy is not None and policy.compares
 
     def ask(
-        self, answers: Answers, index: int, candidate: Candidate, rivals: Rivals | None
+        self, answers: AdmissionAnswers, index: int, candidate: Candidate, rivals: Rivals | None
     ) -> bool:
         """Whether a tier takes the candidate; the answer is kept in `answers`."""
         policy = self._policies[index]
@@ -91,7 +91,7 @@ class AdmissionGate:
             rivals.admit(candidate.nbytes)
         return why is None
 
-    def settle(self, answers: Answers, key: Key, *, into: int | None) -> None:
+    def settle(self, answers: AdmissionAnswers, key: Key, *, into: int | None) -> None:
         """Content went into a tier, or into none: the answers before that one have been decisions.
         Of a tier that would have taken it and had no room nothing is known."""
         for index, policy in enumerate(self._policies):
@@ -100,7 +100,7 @@ class AdmissionGate:
                 continue
             candidate, why = answer
             if why is not None:
-                self.not_admitted[index].setdefault(why, BlockTally()).add(candidate.nbytes)
+                self.not_admitted[index].setdefault(why, CopyTally()).add(candidate.nbytes)
                 policy.offered(candidate, admitted=False)
             elif index == into:
                 self.admitted[index].add(candidate.nbytes)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class BlockTally:
+class CopyTally:
     """Blocks and their bytes (whole pages)."""
 
     blocks: int = 0
@@ -21,12 +21,12 @@ class Prefetches:
     read where it was brought (useful), asked for while it was on its way (late), gone unread
     (wasted), not completed (failed); or it is there at the end, unread."""
 
-    started: BlockTally = field(default_factory=BlockTally)
-    useful: BlockTally = field(default_factory=BlockTally)
-    late: BlockTally = field(default_factory=BlockTally)
-    wasted: BlockTally = field(default_factory=BlockTally)
-    failed: BlockTally = field(default_factory=BlockTally)
-    no_room: BlockTally = field(default_factory=BlockTally)  # not begun
+    started: CopyTally = field(default_factory=CopyTally)
+    useful: CopyTally = field(default_factory=CopyTally)
+    late: CopyTally = field(default_factory=CopyTally)
+    wasted: CopyTally = field(default_factory=CopyTally)
+    failed: CopyTally = field(default_factory=CopyTally)
+    no_room: CopyTally = field(default_factory=CopyTally)  # not begun
 
     @property
     def ended_blocks(self) -> int:

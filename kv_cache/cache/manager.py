@@ -17,9 +17,9 @@ deleted once its last reader has gone.
 
 from collections.abc import Mapping, Sequence
 
-from kv_cache.cache.admission_gate import AdmissionGate, Answers
+from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate
 from kv_cache.cache.copies import NO_POSITION, NO_POSITIONS, Copies, Copy, Position, State
-from kv_cache.cache.counts import BlockTally, Prefetches
+from kv_cache.cache.counts import CopyTally, Prefetches
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.cache.limits import CacheRules, TierLimits, TierSpec
 from kv_cache.cache.plans import Backup, Demotion, Placement, RoomLevel, RoomPlan
@@ -62,7 +62,7 @@ class CacheManager:
         self.dropped_last_copies = 0  # evictions after which a block is in no tier
         self.lost_bytes = 0  # bytes of last copies that failed verification or demotion
         self.prefetches = Prefetches()
-        self.not_backed_up = BlockTally()  # for want of room in the last tier
+        self.not_backed_up = CopyTally()  # for want of room in the last tier
 
     # --- looking ---------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class CacheManager:
                 seen.add(block.key)
         if not todo:
             return placement
-        answers = Answers()
+        answers = AdmissionAnswers()
         for index in range(len(self.specs)):
             fitting = [b for b in todo if self._limits.fits(index, stored_bytes(b))]
             if self.admission_gate.guarded(index):
@@ -226,7 +226,7 @@ class CacheManager:
         counts refs in the order given; a ref that cannot be promoted ends the series. Without a
         plan the first n refs stay where they are: all, or those that no tier above admits.
         """
-        answers = Answers()
+        answers = AdmissionAnswers()
         unwanted = self._unwanted_above(refs, answers)
         if unwanted:
             return None, unwanted
@@ -267,7 +267,7 @@ class CacheManager:
         copy = self.resident(key)
         if copy is None or not self.can_rise(key):
             return None
-        answers, nbytes = Answers(), copy.ref.nbytes
+        answers, nbytes = AdmissionAnswers(), copy.ref.nbytes
         above = range(self._copies.index_of[copy.ref.tier])
         source = self._pin(copy)  # so that room is not made at its cost
         for index in reversed(above) if nearest else above:
@@ -292,7 +292,7 @@ class CacheManager:
     def begin_backups(self, keys: Sequence[Key], *, selective: bool) -> Backup:
         """Room in the last tier for copies of those of `keys` that are only above it. It never
         waits for room. `selective`: only of those that the last tier admits."""
-        last, answers = self._limits.last, Answers()
+        last, answers = self._limits.last, AdmissionAnswers()
         wanted: list[Copy] = []
         for key in dict.fromkeys(keys):
             copy = self.resident(key)
@@ -451,7 +451,12 @@ class CacheManager:
     # --- who comes in ----------------------------------------------------------------------
 
     def _turn_away(
-        self, blocks: Sequence[Block], answers: Answers, placement: Placement, *, waits: bool = True
+        self,
+        blocks: Sequence[Block],
+        answers: AdmissionAnswers,
+        placement: Placement,
+        *,
+        waits: bool = True,
     ) -> list[Block]:
         """Those of `blocks` that some tier would take, if it had room. The others are not stored;
         where nothing `waits` for room, neither is what any tier has refused."""
@@ -469,7 +474,7 @@ class CacheManager:
             self.admission_gate.not_stored.add(size)
         return left
 
-    def _unwanted_above(self, refs: Sequence[CopyRef], answers: Answers) -> int:
+    def _unwanted_above(self, refs: Sequence[CopyRef], answers: AdmissionAnswers) -> int:
         """How many of the first refs no tier above admits, which is decided and counted, or are
         on their way up already, brought by a prefetch."""
         for count, ref in enumerate(refs):

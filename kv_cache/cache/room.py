@@ -7,7 +7,7 @@ step. Only policies hear of keys that may come (`expect`), which then may not co
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_cache.cache.admission_gate import AdmissionGate, Answers, Rivals
+from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate, Rivals
 from kv_cache.cache.copies import NO_POSITION, Copies, Copy, Position
 from kv_cache.cache.limits import TierLimits
 from kv_cache.core.block import Block, Key
@@ -39,7 +39,7 @@ class Draft:
     levels: list[DraftLevel] = field(default_factory=list)
     chosen: set[int] = field(default_factory=set)
     held: dict[int, int] = field(default_factory=dict)
-    answers: Answers = field(default_factory=Answers)
+    answers: AdmissionAnswers = field(default_factory=AdmissionAnswers)
 
 
 class RoomPlanner:
@@ -62,7 +62,7 @@ class RoomPlanner:
     def candidate(self, ref: CopyRef) -> Candidate:
         return Candidate(ref.key, ref.nbytes, self._copies.by_id[ref.copy_id].position.depth)
 
-    def admits(self, index: int, candidate: Candidate, answers: Answers) -> bool:
+    def admits(self, index: int, candidate: Candidate, answers: AdmissionAnswers) -> bool:
         if not self._gate.guarded(index):
             return True
         return self._gate.ask(answers, index, candidate, self._rivals(index))
@@ -72,7 +72,7 @@ class RoomPlanner:
         index: int,
         blocks: Sequence[Block],
         positions: Mapping[Key, Position],
-        answers: Answers,
+        answers: AdmissionAnswers,
     ) -> list[Block]:
         """Return those of new blocks that a tier admits."""
         rivals = self._rivals(index)

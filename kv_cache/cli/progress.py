@@ -29,7 +29,7 @@ from kv_cache.config.build import class_slos
 from kv_cache.config.root import Config
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.units import GIB, ns_to_ms
-from kv_cache.metrics.slo import Measure, Slo
+from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.window import Latency, Totals, Window
 
 STATUS_S = 10.0
@@ -235,7 +235,7 @@ class RunProgress:
         self._phase = ""
         self._phase_began = self._drawn_at = 0.0
         self._tiers: set[Tier] = {Tier.NVME}
-        self._seen: dict[tuple[Qos, Measure], Latency] = {}
+        self._seen: dict[tuple[Qos, SloMeasure], Latency] = {}
 
     def __enter__(self) -> "RunProgress":
         if self._status is not None:
@@ -336,8 +336,8 @@ class RunProgress:
         self._tiers |= {tier for tier, _ in window.ops}
         for qos, mine in window.classes.items():
             for measure, latency in (
-                (Measure.RESPONSE, mine.response),
-                (Measure.TTFT, mine.ttft),
+                (SloMeasure.RESPONSE, mine.response),
+                (SloMeasure.TTFT, mine.ttft),
             ):
                 if latency.count:
                     self._seen[qos, measure] = latency
@@ -348,7 +348,7 @@ class RunProgress:
     def _slo(self, slo: Slo) -> SloNow:
         seen = self._seen[slo.qos, slo.measure]
         known = {50.0: seen.p50_ns, 95.0: seen.p95_ns, 99.0: seen.p99_ns}
-        ttft = "ttft " if slo.measure is Measure.TTFT else ""
+        ttft = "ttft " if slo.measure is SloMeasure.TTFT else ""
         return SloNow(
             name=f"{slo.qos} {ttft}p{slo.percent:g}",
             seen_ns=known.get(slo.percent),

@@ -103,17 +103,17 @@ def _stated(hf: "_Hf", name: str, kv_bytes_per_token: int) -> ModelShape:
     """A model of which the bytes are known; what its file says of the rest is for the record."""
     rest = ModelShape(name=name)
 
-    def found(default: int, *keys: str) -> int:
+    def first_of(default: int, *keys: str) -> int:
         values = [hf.text.get(key) for key in keys]
         return next((v for v in values if type(v) is int and 0 < v <= MOST_HIDDEN), default)
 
-    heads = found(rest.num_heads, "num_attention_heads", "n_head")
+    heads = first_of(rest.num_heads, "num_attention_heads", "n_head")
     return replace(
         rest,
-        num_layers=found(rest.num_layers, "num_hidden_layers", "n_layer"),
-        hidden_dim=found(rest.hidden_dim, "hidden_size", "n_embd"),
+        num_layers=first_of(rest.num_layers, "num_hidden_layers", "n_layer"),
+        hidden_dim=first_of(rest.hidden_dim, "hidden_size", "n_embd"),
         num_heads=heads,
-        kv_heads=found(heads, "num_key_value_heads"),
+        kv_heads=first_of(heads, "num_key_value_heads"),
         kv_bytes_per_token=kv_bytes_per_token,
         source=hf.source,
     )
@@ -126,13 +126,13 @@ def _is_latent(hf: "_Hf") -> bool:
     """Whether one latent is cached for each layer. Raises ConfigError where not every key that
     tells of the cache is read."""
     kind = str(hf.text.get("model_type"))
-    telling = [key for key in _NOT_READ if _given(hf, key) and not _all_alike(hf, key)]
+    telling = [key for key in _NOT_READ if _is_set(hf, key) and not _all_alike(hf, key)]
     latent = kind in _LATENT
     if not latent:
-        telling += [key for key in _OF_LATENTS if _given(hf, key)]
-        if _given(hf, "v_head_dim") and hf.text["v_head_dim"] != hf.text.get("head_dim"):
+        telling += [key for key in _OF_LATENTS if _is_set(hf, key)]
+        if _is_set(hf, "v_head_dim") and hf.text["v_head_dim"] != hf.text.get("head_dim"):
             telling.append("v_head_dim")
-    if _given(hf, "attention_chunk_size") and not _given(hf, "layer_types"):
+    if _is_set(hf, "attention_chunk_size") and not _is_set(hf, "layer_types"):
         telling.append("attention_chunk_size")
     if telling or not (latent or kind in _FULL_OR_SLIDING):
         says = f" with {', '.join(telling)}" if telling else ""
@@ -200,14 +200,14 @@ def _layers_with_a_cache(hf: _Hf) -> int:
     return layers - shared
 
 
-def _given(hf: _Hf, name: str) -> bool:
+def _is_set(hf: _Hf, name: str) -> bool:
     """Whether a key says something: absent, null, false, 0 and empty are all "no" in these
     files."""
     return bool(hf.text.get(name))
 
 
 def _count(hf: _Hf, name: str) -> int:
-    return hf.number(name) if _given(hf, name) else 0
+    return hf.number(name) if _is_set(hf, name) else 0
 
 
 def _sliding(hf: _Hf, layers: int) -> tuple[int, int]:
@@ -225,7 +225,7 @@ def _sliding(hf: _Hf, layers: int) -> tuple[int, int]:
     if kinds:
         return hf.number(chunk), slide
     qwen = "max_window_layers" in hf.text
-    if not _given(hf, "sliding_window") or not hf.text.get("use_sliding_window", not qwen):
+    if not _is_set(hf, "sliding_window") or not hf.text.get("use_sliding_window", not qwen):
         return 0, 0
     window = hf.number("sliding_window")
     if qwen:

@@ -173,17 +173,17 @@ class PolicyFailure:
 
 
 def failures(
-    table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], made: MakeApart
+    table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], make_apart: MakeApart
 ) -> list[PolicyFailure]:
     """Of each capacity (the smaller before the larger) the policies, and what MIN finds there."""
     failed: list[PolicyFailure] = []
     for capacity, some in table.items():
-        known, apart = {row.policy: row for row in some}, made(some)
+        known, apart = {row.policy: row for row in some}, make_apart(some)
         for row in some:
             failed += _below(row, known, capacity, apart)
             if row.mean == 0 and bound[capacity] >= LEAST_TO_FIND:
                 failed.append(_failure(row, capacity, "no-hits", bound[capacity]))
-    return failed + _anomalies(table, made)
+    return failed + _anomalies(table, make_apart)
 
 
 def _below(
@@ -196,12 +196,12 @@ def _below(
     ]
 
 
-def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[PolicyFailure]:
+def _anomalies(table: Mapping[str, Sequence[Shares]], make_apart: MakeApart) -> list[PolicyFailure]:
     """Belady's anomaly (CACM 12(6), 1969): more room, fewer hits."""
     failed: list[PolicyFailure] = []
     before: dict[str, Shares] = {}
     for capacity, some in table.items():
-        apart = made(some)
+        apart = make_apart(some)
         for row in some:
             smaller = before.get(row.policy)
             if smaller is not None and apart(smaller, row):

@@ -26,11 +26,11 @@ class CurvePoint:
 
 def knee(points: Iterable[CurvePoint]) -> CurvePoint | None:
     """The point of the greatest power, the lower load of equals; None where nothing ended."""
-    told = [(p.power, -p.load, p) for p in points if p.power]
-    return max(told, key=lambda row: row[:2])[2] if told else None
+    measured = [(p.power, -p.load, p) for p in points if p.power]
+    return max(measured, key=lambda row: row[:2])[2] if measured else None
 
 
-class Limit(StrEnum):
+class Bottleneck(StrEnum):
     """What stands in the way of more load."""
 
     DEVICE_BANDWIDTH = "device-bandwidth"
@@ -41,7 +41,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limited:
-    by: Limit
+    by: Bottleneck
     why: str
 
 
@@ -89,20 +89,20 @@ def limit_of(probe: Pressure) -> Limited:
     for look in (_client, _memory, _device):
         if why := look(probe):
             return why
-    return Limited(by=Limit.LATENCY, why=_latency(probe))
+    return Limited(by=Bottleneck.LATENCY, why=_latency(probe))
 
 
 def _client(p: Pressure) -> Limited | None:
     late = p.lateness_p99_ns
     if late is not None and late > MOST_LATENESS * p.limit_ns:
         return Limited(
-            by=Limit.CLIENT,
+            by=Bottleneck.CLIENT,
             why=f"1 % of the requests came {ns_to_ms(late):.3g} ms late or more by the client's "
             f"own doing, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms promised",
         )
     if p.cores_used is not None and p.cores_used >= MOST_CORES * p.cores:
         return Limited(
-            by=Limit.CLIENT,
+            by=Bottleneck.CLIENT,
             why=f"the client used {p.cores_used:.1f} of {p.cores:g} cores",
         )
     return None
@@ -113,7 +113,7 @@ def _memory(p: Pressure) -> Limited | None:
     if stalled is None or stalled < MOST_MEMORY_STALL:
         return None
     return Limited(
-        by=Limit.MEMORY, why=f"threads waited for memory to be freed {stalled:.0%} of the time"
+        by=Bottleneck.MEMORY, why=f"threads waited for memory to be freed {stalled:.0%} of the time"
     )
 
 
@@ -123,7 +123,7 @@ def _device(p: Pressure) -> Limited | None:
         return None
     busy = "unknown" if p.utilisation is None else f"{p.utilisation:.0%}"
     return Limited(
-        by=Limit.DEVICE_BANDWIDTH,
+        by=Bottleneck.DEVICE_BANDWIDTH,
         why=f"storage moved {gib_per_s(p.bytes_per_s)} of at most "
         f"{gib_per_s(p.peak_bytes_per_s)} that were seen at any load (utilisation {busy})",
     )

@@ -58,8 +58,8 @@ def _histogram_lines(name: str, labels: Labels, histogram: Histogram) -> Iterato
 
 def _line(name: str, labels: Labels, value: float) -> str:
     inner = ",".join(f'{key}="{_quoted(text)}"' for key, text in labels.items())
-    told = int(value) if isinstance(value, int) else float(value)
-    return f"{name}{{{inner}}} {told!r}" if inner else f"{name} {told!r}"
+    number = int(value) if isinstance(value, int) else float(value)
+    return f"{name}{{{inner}}} {number!r}" if inner else f"{name} {number!r}"
 
 
 def _escaped(text: str) -> str:

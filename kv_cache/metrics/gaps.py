@@ -80,7 +80,7 @@ def find_gaps(
 ) -> list[Gap]:
     """The gaps between two instants. `stretches` are in order."""
     ends = [stretch.after_ns for stretch in stretches]
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     for silence in _apart(silences):
         for stretch in stretches[bisect_right(ends, silence.start_ns) :]:
             if stretch.before_ns >= silence.end_ns:
@@ -88,8 +88,8 @@ def find_gaps(
             begin, end = _common(silence, stretch)
             gap = Gap(max(begin, start_ns), min(end, end_ns))
             if gap.length_ns >= LEAST_NS:
-                found.append(gap)
-    return found
+                gaps.append(gap)
+    return gaps
 
 
 def _apart(silences: Sequence[Silence]) -> Iterator[Silence]:

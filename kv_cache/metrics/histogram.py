@@ -123,9 +123,9 @@ class Histogram:
 
     def percentiles(self, percents: Sequence[float]) -> list[float | None]:
         """Several at the price of one."""
-        given = [percent for percent in percents if supported(self.count, percent)]
-        found = dict(zip(given, self.at_ranks(given), strict=True)) if given else {}
-        return [found.get(percent) for percent in percents]
+        known = [percent for percent in percents if supported(self.count, percent)]
+        values = dict(zip(known, self.at_ranks(known), strict=True)) if known else {}
+        return [values.get(percent) for percent in percents]
 
     def at_rank(self, percent: float) -> float | None:
         """The value at rank ceil(percent/100 * count), however few lie beyond; None if empty."""
@@ -193,11 +193,11 @@ class Histogram:
     def octaves(self) -> dict[int, int]:
         """How many values lie from each power of two to below the next, by its exponent, in order;
         0 is counted with 1. Exact: no bucket lies on both sides of a power."""
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for bucket, count in self.buckets().items():
             exponent = max(0, bucket_bounds(bucket)[0].bit_length() - 1)
-            found[exponent] = found.get(exponent, 0) + count
-        return found
+            counts[exponent] = counts.get(exponent, 0) + count
+        return counts
 
     def to_json(self, unit: str = "ns") -> dict[str, Any]:
         """Everything, so that results can be merged later without loss."""
@@ -214,14 +214,14 @@ class Histogram:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Histogram":
-        made = cls()
+        histogram = cls()
         for bucket, count in data["buckets"]:
-            made._counts[int(bucket)] = int(count)
-        made.count, made.total = int(data["count"]), int(data["sum"])
-        made.lowest, made.highest = data["min"], data["max"]
+            histogram._counts[int(bucket)] = int(count)
+        histogram.count, histogram.total = int(data["count"]), int(data["sum"])
+        histogram.lowest, histogram.highest = data["min"], data["max"]
         if (in_flight := data.get("in_flight")) is not None:
-            made.in_flight = cls.from_json(in_flight)
-        return made
+            histogram.in_flight = cls.from_json(in_flight)
+        return histogram
 
     def _array(self) -> npt.NDArray[np.int64]:
         return np.frombuffer(self._counts, np.int64)

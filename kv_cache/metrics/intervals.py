@@ -118,11 +118,11 @@ def bounded_interval(
     """
     ends = Interval(min([0.0, *values]), max([most, *values]))
     if not all(0 < value < most for value in values):
-        found = mean_interval(values, confidence)
-        return found and Interval(max(found.low, ends.low), min(found.high, ends.high))
+        interval = mean_interval(values, confidence)
+        return interval and Interval(max(interval.low, ends.low), min(interval.high, ends.high))
     if most == inf:
-        found = mean_interval([log(value) for value in values], confidence)
-        return found and Interval(_exp(found.low), _exp(found.high))
+        interval = mean_interval([log(value) for value in values], confidence)
+        return interval and Interval(_exp(interval.low), _exp(interval.high))
     odds = mean_interval([log(value) - log(most - value) for value in values], confidence)
     return odds and Interval(*(most / (1 + _exp(-end)) for end in odds))
 

@@ -38,7 +38,7 @@ MEASURED: Mapping[RunMode, tuple[OpKind, ...]] = {
 """The sides of storage that a mode is there to measure."""
 
 
-class _Side:
+class _Direction:
     __slots__ = ("after", "before", "call_byte_ns", "nbytes", "slots")
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class _Side:
         slots[MOST_SLOTS // 2 :] = array("q", bytes(4 * MOST_SLOTS))
 
 
-class Pace:
+class BytesOverTime:
     """Bytes of storage by time since the window opened."""
 
     def __init__(self) -> None:
         self._slot_ns = SLOT_NS
-        self._sides = {kind: _Side() for kind in KINDS}
+        self._sides = {kind: _Direction() for kind in KINDS}
 
     def call(self, kind: OpKind, call: IoChunk, began: int, start: int, end: int | None) -> None:
         """Spread one call over the slots that it lasted in, to the last byte. It ended in the
@@ -93,7 +93,7 @@ class Pace:
                 side.join()
         return since_ns // self._slot_ns
 
-    def read(self, window_ns: int, kinds: Sequence[OpKind]) -> "Paced":
+    def read(self, window_ns: int, kinds: Sequence[OpKind]) -> "MovedBytes":
         """What these sides of storage moved in a window that is over."""
         sides = [self._sides[kind] for kind in kinds]
         nbytes = sum(side.nbytes for side in sides)
@@ -102,7 +102,7 @@ class Pace:
         count = batch_count(window_ns / NS_PER_S, call_s)
         slots = ceil(window_ns / self._slot_ns)
         cuts = [round(i * slots / count) for i in range(count + 1)] if count else []
-        return Paced(
+        return MovedBytes(
             nbytes=nbytes,
             before_bytes=sum(side.before for side in sides),
             after_bytes=sum(side.after for side in sides),
@@ -125,7 +125,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
+class MovedBytes:
     """`nbytes` is the ledger's, by the ends of calls: the batches' sum + `before_bytes` -
     `after_bytes`. There are no batches where they would be too few or too short."""
 
@@ -173,14 +173,16 @@ METRIC: Mapping[tuple[OpKind, ...], str] = {
 }
 
 
-def headline(mode: RunMode, seconds: float, paced: Paced) -> dict[str, Any]:
+def headline(mode: RunMode, seconds: float, paced: MovedBytes) -> dict[str, Any]:
     """The number that a run of this mode is there for, and its interval, as a result tells it."""
-    found = paced.interval(seconds)
+    interval = paced.interval(seconds)
     return {
         "metric": METRIC[MEASURED[mode]],
         "bytes_per_second": paced.nbytes / seconds if seconds > 0 else 0.0,
-        "within_run": None if found is None else {"confidence": CONFIDENCE, **found._asdict()},
-        "why_none": paced.why_none() if found is None else None,
+        "within_run": None
+        if interval is None
+        else {"confidence": CONFIDENCE, **interval._asdict()},
+        "why_none": paced.why_none() if interval is None else None,
         "seconds": seconds,
         "bytes": paced.nbytes,
         "before_bytes": paced.before_bytes,
@@ -190,7 +192,7 @@ def headline(mode: RunMode, seconds: float, paced: Paced) -> dict[str, Any]:
     }
 
 
-def together(several: Sequence[tuple[float, Paced]]) -> tuple[float, Paced]:
+def together(several: Sequence[tuple[float, MovedBytes]]) -> tuple[float, MovedBytes]:
     """The windows (seconds) of ranks that ran at the same time as one: rates add up, of the whole
     and of each batch. No batches where the ranks have not equally many."""
     if len(several) == 1:
@@ -198,7 +200,7 @@ def together(several: Sequence[tuple[float, Paced]]) -> tuple[float, Paced]:
     seconds, nbytes = _added([(seconds, paced.nbytes) for seconds, paced in several])
     counts = {len(paced.batches) for _, paced in several}
     rows = zip(*(paced.batches for _, paced in several), strict=True) if len(counts) == 1 else ()
-    return seconds, Paced(
+    return seconds, MovedBytes(
         nbytes=nbytes,
         before_bytes=sum(paced.before_bytes for _, paced in several),
         after_bytes=sum(paced.after_bytes for _, paced in several),

@@ -82,7 +82,7 @@ def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     return Verdict(verdict=worst, findings=findings, changed_thresholds=thresholds.changed())
 
 
-def found_below(stack: Mapping[str, Any]) -> Iterator[str]:
+def findings_below(stack: Mapping[str, Any]) -> Iterator[str]:
     """What V27 and V28 find in a stack (`bench/probes/stack`) alone, in the words of a verdict."""
     facts = Evidence({"stack": stack})
     for finding in (_find(rule, facts, Thresholds()) for rule in ("V27", "V28")):

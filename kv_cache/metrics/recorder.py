@@ -25,7 +25,7 @@ from kv_cache.core.effect import (
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.metrics.pace import Pace
+from kv_cache.metrics.pace import BytesOverTime
 from kv_cache.metrics.window import Meter
 
 SAMPLE_LIMIT = 50_000
@@ -114,7 +114,7 @@ class Distinct:
         self._seen.discard(ref.copy_id)
 
 
-class Samples:
+class FirstValues:
     """The first values of a list without end, in seconds, and how many there were. All of its
     memory is taken at once."""
 
@@ -176,7 +176,7 @@ class RequestStats:
 
 
 @dataclass(slots=True, eq=False)
-class Reuse:
+class ReuseStats:
     """Blocks asked for and found, by measured requests (completed or failed)."""
 
     requests: int = 0
@@ -236,24 +236,24 @@ class Recorder:
         self._index: dict[tuple[Phase, Tier, OpKind, Cause, str], OpStats] = {}  # by plain tuples
         self.steps: dict[StepFlow, Histogram] = {}
         self.distinct = Distinct()
-        self.pace = Pace()
+        self.pace = BytesOverTime()
         self.new_bytes = 0  # of blocks that were stored as new, in whatever tier
         self.failures: Counter[Failure] = Counter()
         self.request_errors: Counter[str] = Counter()
         self.outcomes: dict[Phase, Counter[Outcome]] = {phase: Counter() for phase in Phase}
         self.all = RequestStats()
         self.classes = {qos: RequestStats() for qos in Qos}
-        self.reuse = Reuse()
+        self.reuse = ReuseStats()
         self.loads = Histogram()  # what a request waited for its loads, of those that loaded
         self.stores = Histogram()  # and for its stores
         self.verified_objects = 0
         self.verified_bytes = 0
         self.verified_storage_bytes = 0
-        self.end_to_end_s = Samples()
-        self.storage_s = Samples()
-        self.generation_s = Samples()
-        self.prefill_s = Samples()
-        self.decode_s = Samples()
+        self.end_to_end_s = FirstValues()
+        self.storage_s = FirstValues()
+        self.generation_s = FirstValues()
+        self.prefill_s = FirstValues()
+        self.decode_s = FirstValues()
 
     def op(self, done: OpDone, *, verified: bool = False) -> None:
         """One physical operation has ended, well or badly."""

@@ -11,7 +11,7 @@ from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 
-class Measure(StrEnum):
+class SloMeasure(StrEnum):
     """Which latency of a request is promised; both count from the intended instant."""
 
     RESPONSE = "response"
@@ -25,7 +25,7 @@ class Slo:
     qos: Qos
     percent: float  # above 0 and below 100
     limit_ns: int
-    measure: Measure = Measure.RESPONSE
+    measure: SloMeasure = SloMeasure.RESPONSE
 
     @property
     def allowed_share(self) -> float:
@@ -36,13 +36,13 @@ class Slo:
         """Whether a request that has ended was over the limit. One that was not answered was."""
         if record.outcome is not Outcome.COMPLETED:
             return True
-        if self.measure is Measure.TTFT and record.ttft_ns is not None:
+        if self.measure is SloMeasure.TTFT and record.ttft_ns is not None:
             return record.ttft_ns > self.limit_ns
         return record.response_ns is None or record.response_ns > self.limit_ns
 
     def __str__(self) -> str:
         """As `parse_promises` reads it, without loss."""
-        measure = "" if self.measure is Measure.RESPONSE else f"{self.measure}:"
+        measure = "" if self.measure is SloMeasure.RESPONSE else f"{self.measure}:"
         percent = _plain(Decimal(str(self.percent)))
         limit_ms = _plain(Decimal(self.limit_ns).scaleb(-6, _EXACT))
         return f"{self.qos}:{measure}p{percent}<{limit_ms}ms"
@@ -50,7 +50,7 @@ class Slo:
 
 # --- as they are written ---------------------------------------------------------------------
 
-_CLASSES, _MEASURES = ([word.value for word in words] for words in (Qos, Measure))
+_CLASSES, _MEASURES = ([word.value for word in words] for words in (Qos, SloMeasure))
 _EXACT = Context(prec=60)
 _UNITS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _LEAST_PERCENT, _MOST_PERCENT = Decimal(50), Decimal("99.99")
@@ -67,7 +67,7 @@ def parse_slos(text: str) -> tuple[Slo, ...]:
     """
     if not text.strip():
         raise ConfigError(f"the SLO is empty; write a promise such as {_EXAMPLE}")
-    slos: dict[tuple[Qos, Measure, float], Slo] = {}
+    slos: dict[tuple[Qos, SloMeasure, float], Slo] = {}
     for part in text.split(","):
         slo = _slo(part.strip(), text)
         key = (slo.qos, slo.measure, slo.percent)
@@ -80,15 +80,15 @@ def parse_slos(text: str) -> tuple[Slo, ...]:
 def _slo(part: str, text: str) -> Slo:
     if not part:
         raise ConfigError(f"SLO {text!r} has nothing on one side of a comma; take the comma away")
-    what, found, limit = (word.strip() for word in part.lower().partition("<"))
-    if not found or not limit:
+    what, sign, limit = (word.strip() for word in part.lower().partition("<"))
+    if not sign or not limit:
         raise _bad(part, f"has no limit; write one after '<', in quotes, as in {_EXAMPLE}")
     names = [name.strip() for name in what.split(":")]
     if len(names) not in (2, 3):
         raise _bad(part, f"is not CLASS:pPERCENT or CLASS:MEASURE:pPERCENT, as in {_EXAMPLE}")
     return Slo(
         qos=_qos(part, names[0]),
-        measure=_measure(part, names[1]) if len(names) == 3 else Measure.RESPONSE,
+        measure=_measure(part, names[1]) if len(names) == 3 else SloMeasure.RESPONSE,
         percent=_percent(part, names[-1]),
         limit_ns=_limit_ns(part, limit),
     )
@@ -100,24 +100,24 @@ def _qos(part: str, name: str) -> Qos:
     return Qos(name)
 
 
-def _measure(part: str, name: str) -> Measure:
+def _measure(part: str, name: str) -> SloMeasure:
     if name not in _MEASURES:
         raise _bad(part, f"names no latency with {name!r}.{did_you_mean(name, _MEASURES)}")
-    return Measure(name)
+    return SloMeasure(name)
 
 
 def _percent(part: str, word: str) -> float:
-    found = _PERCENT.fullmatch(word)
-    if not found or not _LEAST_PERCENT <= Decimal(found[1]) <= _MOST_PERCENT:
+    match = _PERCENT.fullmatch(word)
+    if not match or not _LEAST_PERCENT <= Decimal(match[1]) <= _MOST_PERCENT:
         raise _bad(part, f"has {word!r} for a percentile, which is one of p50 to p99.99; use p95")
-    return float(found[1])
+    return float(match[1])
 
 
 def _limit_ns(part: str, word: str) -> int:
-    found = _LIMIT.fullmatch(word)
-    if not found:
+    match = _LIMIT.fullmatch(word)
+    if not match:
         raise _bad(part, f"has {word!r} for a limit, which is a number and a unit, as 50ms")
-    number, unit = found.groups()
+    number, unit = match.groups()
     if not unit:
         raise _bad(part, f"has a limit without a unit; write {number}ms, or us or s")
     if unit not in _UNITS:

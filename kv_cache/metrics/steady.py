@@ -87,8 +87,8 @@ def first_steady(values: Sequence[float]) -> int | None:
     return next((end - 1 for end in ends if _holds(steady_state(values[:end]))), None)
 
 
-def _holds(found: Steadiness | None) -> bool:
-    return found is not None and found.steady
+def _holds(steadiness: Steadiness | None) -> bool:
+    return steadiness is not None and steadiness.steady
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +182,10 @@ def _judged(looks: _Looks, open_loop: bool) -> list[str]:
 def _latency_json(
     rounds: Sequence[Round], name: str, looks: _Looks, *, judged: bool
 ) -> dict[str, Any]:
-    found = looks[name]
-    if found is None:
+    steadiness = looks[name]
+    if steadiness is None:
         return {"values": [getattr(each, name) for each in rounds[-ROUNDS:]], "judged": False}
-    return {**found.to_json(), "judged": judged}
+    return {**steadiness.to_json(), "judged": judged}
 
 
 # --- the measured window ---------------------------------------------------------------------
@@ -205,7 +205,7 @@ SIGNIFICANT_BACKLOG_T = 2.5
 """t of the backlog's growth, whose error already allows for a queue that only wanders."""
 
 
-class Sample(NamedTuple):
+class WindowSample(NamedTuple):
     """What the trends are found from: one window. `backlog` is what waits or is in flight at its
     end."""
 
@@ -220,9 +220,9 @@ class Sample(NamedTuple):
         return self.end_s - self.start_s
 
 
-def sample(window: Window) -> Sample:
+def sample(window: Window) -> WindowSample:
     gauges = window.gauges
-    return Sample(
+    return WindowSample(
         window.start_ns / 1e9,
         window.end_ns / 1e9,
         window.storage_bytes(),
@@ -236,7 +236,7 @@ def stationarity(windows: Sequence[Window], enough_bytes: int = ENOUGH_BYTES) ->
     return trends([sample(window) for window in windows], enough_bytes)
 
 
-def trends(samples: Sequence[Sample], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
+def trends(samples: Sequence[WindowSample], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
     """How bandwidth and backlog changed over the samples, and how sure that is.
 
     `bandwidth_trend` is the size of the change over the whole window as a share of the mean, by
@@ -248,7 +248,7 @@ def trends(samples: Sequence[Sample], enough_bytes: int = ENOUGH_BYTES) -> dict[
     than ten windows, hardly any bytes, nothing submitted.
     """
     some = [each for each in samples if each.seconds > 0]
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "windows": len(some),
         "seconds": fsum(each.seconds for each in some),
         "bytes": sum(each.nbytes for each in some),
@@ -258,11 +258,11 @@ def trends(samples: Sequence[Sample], enough_bytes: int = ENOUGH_BYTES) -> dict[
     }
     segments = _segments(some) if len(some) >= LEAST_WINDOWS else {}
     if len(segments) >= _LEAST_SEGMENTS:
-        if told["bytes"] >= max(1, enough_bytes):
-            told |= _bandwidth(segments, some[-1].end_s - some[0].start_s)
-        if told["submitted"]:
-            told |= _backlog(segments, told["submitted"])
-    return told
+        if facts["bytes"] >= max(1, enough_bytes):
+            facts |= _bandwidth(segments, some[-1].end_s - some[0].start_s)
+        if facts["submitted"]:
+            facts |= _backlog(segments, facts["submitted"])
+    return facts
 
 
 def bandwidth_drifts(share: float | None, t: float | None, most_share: float) -> bool:
@@ -273,10 +273,10 @@ def backlog_grows(share: float | None, t: float | None, most_share: float) -> bo
     return share is not None and t is not None and share > most_share and t >= SIGNIFICANT_BACKLOG_T
 
 
-def _segments(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+def _segments(samples: Sequence[WindowSample]) -> dict[int, list[WindowSample]]:
     """Ten parts of equal length in time; a window belongs where its middle is."""
     begin, end = samples[0].start_s, samples[-1].end_s
-    parts: dict[int, list[Sample]] = {}
+    parts: dict[int, list[WindowSample]] = {}
     for each in samples:
         middle = (each.start_s + each.end_s) / 2
         number = int((middle - begin) / (end - begin) * SEGMENTS) if end > begin else 0
@@ -284,12 +284,12 @@ def _segments(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
     return dict(sorted(parts.items()))
 
 
-def _bandwidth(segments: Mapping[int, Sequence[Sample]], length_s: float) -> dict[str, Any]:
+def _bandwidth(segments: Mapping[int, Sequence[WindowSample]], length_s: float) -> dict[str, Any]:
     rates = [
         sum(each.nbytes for each in part) / fsum(each.seconds for each in part)
         for part in segments.values()
     ]
-    change, at = max(_changes(list(segments), rates), key=lambda found: found[0].t)
+    change, at = max(_changes(list(segments), rates), key=lambda each: each[0].t)
     return {
         "bandwidth_trend": abs(change.size) * len(rates) / fsum(rates),
         "bandwidth_falls": change.size < 0,
@@ -298,7 +298,7 @@ def _bandwidth(segments: Mapping[int, Sequence[Sample]], length_s: float) -> dic
     }
 
 
-def _backlog(segments: Mapping[int, Sequence[Sample]], submitted: int) -> dict[str, Any]:
+def _backlog(segments: Mapping[int, Sequence[WindowSample]], submitted: int) -> dict[str, Any]:
     levels = [sum(each.backlog for each in part) / len(part) for part in segments.values()]
     line = _line(list(segments), levels)
     growth = max(0.0, line.slope * SEGMENTS)
@@ -346,17 +346,17 @@ def _step(before: Sequence[float], after: Sequence[float]) -> _Change:
     return _Change(means[1] - means[0], sqrt(spread * (1 / len(before) + 1 / len(after))))
 
 
-class _Line(NamedTuple):
+class _Trend(NamedTuple):
     """A least-squares line's slope and its standard error."""
 
     slope: float
     error: float
 
 
-def _line(places: Sequence[int], values: Sequence[float]) -> _Line:
+def _line(places: Sequence[int], values: Sequence[float]) -> _Trend:
     count = len(values)
     middle, mean = sum(places) / count, fsum(values) / count
     spread = fsum((place - middle) ** 2 for place in places)
     slope = fsum((p - middle) * (v - mean) for p, v in zip(places, values, strict=True)) / spread
     left = [v - mean - slope * (p - middle) for p, v in zip(places, values, strict=True)]
-    return _Line(slope, sqrt(fsum(each * each for each in left) / (count - 2) / spread))
+    return _Trend(slope, sqrt(fsum(each * each for each in left) / (count - 2) / spread))

@@ -46,13 +46,13 @@ def latency_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -
     """Mean and percentiles in milliseconds; None where there are too few values for one. Those that
     are lower bounds are listed as `at_least`, where there are any."""
     names = tuple(percentiles)
-    given = [name for name in names if supported(histogram.count, PERCENTILES[name])]
-    bounds = histogram.bounds([PERCENTILES[name] for name in given]) if given else []
-    found = dict(zip(given, bounds, strict=True))
-    at_least = [name for name, bound in found.items() if bound.at_least]
+    known = [name for name in names if supported(histogram.count, PERCENTILES[name])]
+    bounds = histogram.bounds([PERCENTILES[name] for name in known]) if known else []
+    values = dict(zip(known, bounds, strict=True))
+    at_least = [name for name, bound in values.items() if bound.at_least]
     return {
         "mean": None if histogram.mean is None else ns_to_ms(histogram.mean),
-        **{name: ns_to_ms(found[name].value) if name in found else None for name in names},
+        **{name: ns_to_ms(values[name].value) if name in values else None for name in names},
         **({"at_least": at_least} if at_least else {}),
     }
 
@@ -161,26 +161,26 @@ def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str
 
 def notes(outcome: RunOutcome) -> list[str]:
     """What somebody who reads the numbers has to know first; empty where there is nothing."""
-    found: list[str] = []
+    notes: list[str] = []
     if outcome.death is not None:
-        found.append(f"the run broke: {outcome.death}")
+        notes.append(f"the run broke: {outcome.death}")
     failed = sum(outcome.recorder.failures.values())
     if failed:
         reasons = sorted({failure.reason for failure in outcome.recorder.failures})
-        found.append(f"{failed} operations failed: {', '.join(reasons)}")
+        notes.append(f"{failed} operations failed: {', '.join(reasons)}")
     for facts in outcome.tiers:
         store = facts.store
         if store.get("emulated"):
-            found.append(f"the {facts.tier.label} tier is emulated in host RAM")
+            notes.append(f"the {facts.tier.label} tier is emulated in host RAM")
         if store.get("engine_note"):
-            found.append(
+            notes.append(
                 f"no direct I/O here ({store['engine_note']}): storage goes through the page cache"
             )
         elif facts.tier is Tier.NVME and store.get("engine") in ("buffered", "mmap"):
-            found.append(f"storage goes through the page cache ({store['engine']})")
+            notes.append(f"storage goes through the page cache ({store['engine']})")
     if outcome.tracing is not None:
         traced = outcome.tracing["section"]
-        found.append(
+        notes.append(
             "the block layer was traced, which slows small I/O down"
             if traced["traced"]
             else f"the block layer was not traced: {traced['reason']}"
@@ -188,16 +188,16 @@ def notes(outcome: RunOutcome) -> list[str]:
     books = outcome.accounting()
     if books["failed"]:
         reasons = sorted(outcome.recorder.request_errors.keys() - _NOT_FAILURES)
-        found.append(f"{books['failed']} requests failed: {', '.join(reasons)}")
+        notes.append(f"{books['failed']} requests failed: {', '.join(reasons)}")
     if books["rejected"]:
-        found.append(f"{books['rejected']} requests rejected")
+        notes.append(f"{books['rejected']} requests rejected")
     if not outcome.window_ns:
-        found.append("the run ended before its window began: nothing was measured")
+        notes.append("the run ended before its window began: nothing was measured")
     elif not books["completed_in_window"]:
-        found.append("no request completed inside the window")
+        notes.append("no request completed inside the window")
     if outcome.kept_in is not None:
-        found.append(f"the cache files were kept in {outcome.kept_in}")
-    return [*found, *outcome.warnings, *_within_drive_cache(outcome)]
+        notes.append(f"the cache files were kept in {outcome.kept_in}")
+    return [*notes, *outcome.warnings, *_within_drive_cache(outcome)]
 
 
 def _within_drive_cache(outcome: RunOutcome) -> Iterator[str]:

@@ -124,10 +124,10 @@ def parse(text: str) -> Printed:
     for line in text.splitlines():
         if bucket := parse_bucket(line):
             histograms.setdefault(name, []).append((bucket, line))
-        elif found := _MAP.fullmatch(line):
-            name, value = found.groups()
-            if told := _STATS.fullmatch(value.strip()):
-                stats[name] = Stats(count=int(told[1]), total=int(told[2]))
+        elif entry := _MAP.fullmatch(line):
+            name, value = entry.groups()
+            if sums := _STATS.fullmatch(value.strip()):
+                stats[name] = Stats(count=int(sums[1]), total=int(sums[2]))
             elif value.strip().isdigit():
                 counts[name] = int(value)
         elif two := _IN_FLIGHT.fullmatch(line):
@@ -247,12 +247,16 @@ class Traced:
         reads, writes = (
             zip(*self.printed.in_flight, strict=True) if self.printed.in_flight else ((), ())
         )
-        made = {
+        histograms = {
             **self.printed.histograms,
             "qd_read": histogram_of(depth for depth in reads if depth),
             "qd_write": histogram_of(depth for depth in writes if depth),
         }
-        return {name: made[name] for name in HISTOGRAMS if name in made and made[name].count}
+        return {
+            name: histograms[name]
+            for name in HISTOGRAMS
+            if name in histograms and histograms[name].count
+        }
 
     def reference_keys(self) -> dict[str, Any]:
         """The value of the reference's key `device_latency_tracing`; a histogram without values is
@@ -313,10 +317,10 @@ class Traced:
             name: (self.printed.histograms[name].count if name in self.printed.histograms else 0)
             for name in HISTOGRAMS
         }
-        told = {name: self.printed.stats.get(SECOND_COUNT + name) for name in HISTOGRAMS}
+        counted = {name: self.printed.stats.get(SECOND_COUNT + name) for name in HISTOGRAMS}
         return [
             f"{name}: its buckets hold {seen[name]} values, but {stats.count} were counted"
-            for name, stats in told.items()
+            for name, stats in counted.items()
             if stats is not None and stats.count != seen[name]
         ]
 

@@ -82,7 +82,7 @@ class Gauges:
     submitted: int
 
 
-class Level(NamedTuple):
+class SaturationLevel(NamedTuple):
     """How near the load is to what may be: 1.0 is at the limit of the signal `by` (None where no
     signal was seen). `saturated` has hysteresis."""
 
@@ -104,7 +104,7 @@ class Window:
     ops: Mapping[tuple[Tier, OpKind], OpWindow]
     classes: Mapping[Qos, ClassWindow]
     machine: Mapping[str, Any] = field(default_factory=dict)
-    saturation: Level | None = None
+    saturation: SaturationLevel | None = None
 
     @property
     def seconds(self) -> float:
@@ -282,10 +282,10 @@ class Meter:
 
 
 def _by_tag(bins: Bins) -> dict[str, Histogram]:
-    found = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
+    histograms = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
     for qos, each in bins.classes.items():
-        found |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
-    return {tag: histogram for tag, histogram in sorted(found.items()) if histogram.count}
+        histograms |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
+    return {tag: histogram for tag, histogram in sorted(histograms.items()) if histogram.count}
 
 
 def _tier_of(done: OpDone) -> Tier:

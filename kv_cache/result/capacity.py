@@ -14,8 +14,8 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.units import NS_PER_MS, ns_to_ms
 from kv_cache.metrics.curve import (
     DEVICE_BUSY,
+    Bottleneck,
     CurvePoint,
-    Limit,
     Limited,
     Pressure,
     knee,
@@ -24,7 +24,7 @@ from kv_cache.metrics.curve import (
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.recorder import RequestStats
-from kv_cache.metrics.slo import Measure, Slo
+from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result.chain import seal
@@ -163,7 +163,7 @@ def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
     if outcome.driver != "real-io" or not (missed or overloaded):
         return False
     pressure = _pressure(outcome, missed or [estimate.slo for estimate in judged.estimates])
-    if limit_of(pressure).by is not Limit.CLIENT:
+    if limit_of(pressure).by is not Bottleneck.CLIENT:
         return False
     late_ns = pressure.lateness_p99_ns or 0.0
     kept = [_latency_ns(outcome, slo) - late_ns <= slo.limit_ns for slo in missed]
@@ -173,7 +173,7 @@ def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
 
 def _latency_ns(outcome: RunOutcome, slo: Slo) -> float:
     stats = outcome.recorder.classes[slo.qos]
-    histogram = stats.ttft if slo.measure is Measure.TTFT else stats.response
+    histogram = stats.ttft if slo.measure is SloMeasure.TTFT else stats.response
     return histogram.at_rank(slo.percent) or 0.0
 
 

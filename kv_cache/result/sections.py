@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, RunMode, TierLabel
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.pace import MEASURED, Batch, Paced, headline, together
+from kv_cache.metrics.pace import MEASURED, Batch, MovedBytes, headline, together
 from kv_cache.metrics.summary import (
     LATENCIES,
     NETWORK,
@@ -225,10 +225,10 @@ def _headline(runs: Sequence[CountedRun]) -> dict[str, Any] | None:
     return headline(mode, *together([(run.window_s, paced(run, mode)) for run in runs]))
 
 
-def paced(run: CountedRun, mode: RunMode) -> Paced:
+def paced(run: CountedRun, mode: RunMode) -> MovedBytes:
     """How evenly storage moved what the ledger counted in the window."""
     pacing = run.facts.headline
-    return Paced(
+    return MovedBytes(
         nbytes=sum(total_bytes(run.ledger.window("storage", kind)) for kind in MEASURED[mode]),
         before_bytes=pacing.before_bytes,
         after_bytes=pacing.after_bytes,

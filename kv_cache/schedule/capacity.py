@@ -143,8 +143,8 @@ class _Tried:
     @property
     def estimates(self) -> list[SloEstimate]:
         """Of all probes together that the client was not the limit of."""
-        told = [v.judged.estimates for v in self.verdicts if not v.client_bound]
-        return [pooled(estimates) for estimates in zip(*told, strict=True)]
+        by_probe = [v.judged.estimates for v in self.verdicts if not v.client_bound]
+        return [pooled(estimates) for estimates in zip(*by_probe, strict=True)]
 
     def status(self, confidence: float) -> ProbeStatus:
         """With confidence; what is overloaded has failed."""
@@ -353,10 +353,10 @@ class CapacitySearch:
 
     def _excess_at(self, above: _Tried, load: float) -> float:
         """At what an overloaded load served, all requests wait for long."""
-        found = above.excess
-        if found is None or load < above.load:
+        excess = above.excess
+        if excess is None or load < above.load:
             return max(-log(estimate.slo.allowed_share) for estimate in self._looks())
-        return found
+        return excess
 
     def _looks(self) -> Iterable[SloEstimate]:
         return self.steps[0].verdict.judged.estimates

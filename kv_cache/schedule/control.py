@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kv_cache.core.kinds import Phase
-from kv_cache.metrics.window import Level, Series, Window
+from kv_cache.metrics.window import SaturationLevel, Series, Window
 from kv_cache.schedule.autoscale.autoscaler import Autoscaler
 from kv_cache.schedule.autoscale.rules import Decision
 from kv_cache.schedule.saturation import Saturation
@@ -44,7 +44,7 @@ class Control:
     def see(self, window: Window, *, last: bool = False) -> Orders:
         """Nothing is decided on the `last` window: there is none left to carry it out in."""
         state = self.saturation.see(window)
-        level = Level(state.level, state.by, state.saturated)
+        level = SaturationLevel(state.level, state.by, state.saturated)
         window = replace(window, saturation=level)
         self.series.add(window)
         self.latest = window

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
-from kv_cache.metrics.slo import Measure, Slo, parse_slos
+from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
 from kv_cache.result.metrics import number_at
 from kv_cache.result.published import PublishedRun, ScalingRow, WindowFacts
 from kv_cache.result.run import MisshapenError
@@ -179,7 +179,7 @@ def slo_levels(run: PublishedRun) -> dict[str, Level]:
         if target is not None and target > 0:
             limits[qos.value] = target
     for slo in _slos(run):
-        if slo.measure is Measure.RESPONSE and slo.percent == 95:
+        if slo.measure is SloMeasure.RESPONSE and slo.percent == 95:
             limits[slo.qos.value] = slo.limit_ns / 1e6
     return {qos: Level(name=f"{qos} limit", y=limit) for qos, limit in limits.items()}
 

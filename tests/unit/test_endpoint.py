@@ -21,7 +21,7 @@ from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.exposition import CONTENT_TYPE, EDGES_NS, about, exposition, measured
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.recorder import Edges, Recorder
-from kv_cache.metrics.window import Gauges, Level, Meter, Window
+from kv_cache.metrics.window import Gauges, Meter, SaturationLevel, Window
 
 LOOPBACK = "127.0.0.1"
 GAUGES = Gauges(
@@ -63,7 +63,7 @@ def recorded() -> tuple[Recorder, Meter]:
 def window(meter: Meter) -> Window:
     machine = {"device_utilisation": 0.5, "rss_bytes": 7, "gpu_used_bytes": None, "ok": True}
     made = meter.read(meter.take(10**9), Phase.MEASURE, GAUGES, machine)
-    return replace(made, saturation=Level(0.75, "queue_depth", False))
+    return replace(made, saturation=SaturationLevel(0.75, "queue_depth", False))
 
 
 def scraped() -> dict[str, Any]:

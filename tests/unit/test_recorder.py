@@ -26,10 +26,10 @@ from kv_cache.metrics.recorder import (
     SAMPLE_LIMIT,
     Edges,
     Failure,
+    FirstValues,
     Flow,
     OpStats,
     Recorder,
-    Samples,
 )
 from kv_cache.metrics.summary import Flows, size_numbers
 
@@ -381,7 +381,7 @@ def test_a_window_that_never_began_or_never_ended_has_no_length() -> None:
 
 
 def test_single_values_are_kept_up_to_a_bound_and_counted_beyond_it() -> None:
-    samples = Samples()
+    samples = FirstValues()
     for value in range(SAMPLE_LIMIT + 10):
         samples.add(value * 10**9)
     assert samples.kept() == [float(value) for value in range(SAMPLE_LIMIT)]
@@ -389,7 +389,7 @@ def test_single_values_are_kept_up_to_a_bound_and_counted_beyond_it() -> None:
 
 
 def test_fewer_values_than_the_bound_are_kept_as_they_are() -> None:
-    samples = Samples()
+    samples = FirstValues()
     assert samples.kept() == []
     samples.add(2_500_000_000)
     assert samples.kept() == [2.5]

@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Qos
-from kv_cache.metrics.slo import Measure, Slo, parse_slos
+from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
 
 slos = st.builds(
     Slo,
     qos=st.sampled_from(Qos),
     percent=st.integers(5000, 9999).map(lambda hundredths: hundredths / 100),
     limit_ns=st.integers(1, 2**63 - 1),
-    measure=st.sampled_from(Measure),
+    measure=st.sampled_from(SloMeasure),
 )
 
 
 def test_an_slo_is_promises_with_commas_between() -> None:
     assert parse_slos("interactive:p95<50ms, responsive:ttft:p99.9 < 0.2 s,batch:p50<5us") == (
         Slo(qos=Qos.INTERACTIVE, percent=95, limit_ns=50_000_000),
-        Slo(qos=Qos.RESPONSIVE, percent=99.9, limit_ns=200_000_000, measure=Measure.TTFT),
+        Slo(qos=Qos.RESPONSIVE, percent=99.9, limit_ns=200_000_000, measure=SloMeasure.TTFT),
         Slo(qos=Qos.BATCH, percent=50, limit_ns=5_000),
     )
 

@@ -182,8 +182,8 @@ class Learned(Eviction):
         if not copies:
             return []
         rows = [self._rows[copy_id] for copy_id in copies]
-        asked = self._histories.features(rows, self._accesses)
-        expected = self.model.predict(asked, num_threads=1)
+        features = self._histories.features(rows, self._accesses)
+        expected = self.model.predict(features, num_threads=1)
         order = np.lexsort((self._histories.last_use(rows), -expected))
         return [copies[at] for at in order.tolist()]
 

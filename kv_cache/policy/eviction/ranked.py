@@ -28,7 +28,7 @@ class Node:
 N = TypeVar("N", bound=Node)
 
 
-class Ranked(Generic[N]):
+class RankedQueue(Generic[N]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, N]] = []
         self._turns = 0

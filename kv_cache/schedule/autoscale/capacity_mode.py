@@ -72,9 +72,9 @@ class CapacityMode:
         return self._order(here, self._next(here.users), "the first measured", {})
 
     def _step(self, here: Peak, best: Peak, gain: float, noise: float) -> Order:
-        said = f"{100 * gain:+.1f} % against {best.users} users (noise {100 * noise:.1f} %)"
+        comparison = f"{100 * gain:+.1f} % against {best.users} users (noise {100 * noise:.1f} %)"
         goes_to = self._next(here.users)
-        return self._order(here, goes_to, said, {"gain": gain, "noise": noise})
+        return self._order(here, goes_to, comparison, {"gain": gain, "noise": noise})
 
     def _next(self, users: int) -> int | None:
         """What to try; None where the peak is known."""
@@ -89,7 +89,7 @@ class CapacityMode:
         return None if below == self._best.users else below
 
     def _order(
-        self, here: Peak, goes_to: int | None, said: str, evidence: Mapping[str, Any]
+        self, here: Peak, goes_to: int | None, comparison: str, evidence: Mapping[str, Any]
     ) -> Order:
         best, unit = self._best, self._unit
         assert best is not None
@@ -101,7 +101,7 @@ class CapacityMode:
         )
         return Order(
             users=best.users if goes_to is None else goes_to,
-            reason=f"{here.users} users: {here.rate.value:.1f} {unit}, {said}; {does}",
+            reason=f"{here.users} users: {here.rate.value:.1f} {unit}, {comparison}; {does}",
             evidence={
                 "throughput": {
                     "per_s": here.rate.value,

@@ -226,11 +226,11 @@ def _worst(shares: Sequence[OverShare]) -> OverShare | None:
 def _verdict_text(
     worst: OverShare | None, users: int, verdict: UsersVerdict, stuck: bool, target: float
 ) -> str:
-    said = f"{users} users are {verdict.value}: "
+    users_text = f"{users} users are {verdict.value}: "
     if stuck or worst is None:
-        return f"{said}no request ends, and some have been there for longer than any limit; "
+        return f"{users_text}no request ends, and some have been there for longer than any limit; "
     return (
-        f"{said}{worst.over} of {worst.ended} requests missed {worst.slo}, "
+        f"{users_text}{worst.over} of {worst.ended} requests missed {worst.slo}, "
         f"{worst.pressure:.2f} of what is allowed (the goal is {target:g}); "
     )
 

@@ -165,9 +165,9 @@ class WindowPool:
     def _share(self, slo: int) -> OverShare:
         pairs = [(batch.over[slo], batch.ended[slo]) for batch in self._batches]
         over, ended = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
-        found = ratio(pairs)
-        chance = found.value * (1 - found.value) / ended
-        error = found.error or 0
+        share = ratio(pairs)
+        chance = share.value * (1 - share.value) / ended
+        error = share.error or 0
         worth = ended * min(1.0, chance / error**2) if chance and error else ended
         return OverShare(slo=self._slos[slo], ended=ended, over=over, worth=max(1.0, worth))
 
@@ -182,11 +182,11 @@ class WindowPool:
         """What came in a second. Its error is at least that of a count of so many independent
         requests: a few batches may be alike by chance."""
         counted = _COUNTED[unit]
-        found = ratio([(counted(batch), batch.ns / NS_PER_S) for batch in self._batches])
+        rate = ratio([(counted(batch), batch.ns / NS_PER_S) for batch in self._batches])
         completed = sum(batch.completed for batch in self._batches)
-        if found.error is None or not completed:
-            return found
-        return Ratio(found.value, max(found.error, found.value / sqrt(completed)))
+        if rate.error is None or not completed:
+            return rate
+        return Ratio(rate.value, max(rate.error, rate.value / sqrt(completed)))
 
     def evidence(self) -> dict[str, Any]:
         return {

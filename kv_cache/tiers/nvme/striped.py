@@ -32,7 +32,7 @@ class Striped:
     def create(self, ref: CopyRef) -> Sink:
         drive = self._claim(ref)
         try:
-            return _Sink(self._stores[drive].create(ref), self, ref)
+            return _DriveSink(self._stores[drive].create(ref), self, ref)
         except BaseException:
             self.give_back(ref)
             raise
@@ -87,7 +87,7 @@ class Striped:
             return drive
 
 
-class _Sink:
+class _DriveSink:
     """A drive's sink whose bytes are given back when it is aborted."""
 
     def __init__(self, sink: Sink, owner: Striped, ref: CopyRef) -> None:

@@ -150,13 +150,13 @@ class _Ring:
     def _vector(self, address: int, nbytes: int) -> Any:
         """The package never lets go of what a vector was made from (2026.3): so it is made once,
         and from something small that owns nothing."""
-        found = self._vectors.get((address, nbytes))
-        if found is None:
+        vector = self._vectors.get((address, nbytes))
+        if vector is None:
             if len(self._vectors) >= _VECTORS:
                 self._vectors.clear()
-            found = self._u.Iovec([_memory_at(address, nbytes)])
-            self._vectors[address, nbytes] = found
-        return found
+            vector = self._u.Iovec([_memory_at(address, nbytes)])
+            self._vectors[address, nbytes] = vector
+        return vector
 
     def _takes_vectors(self, page: int) -> bool:
         """Vectored requests from registered buffers came with Linux 6.15; nobody reads the page

@@ -37,7 +37,7 @@ _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 T = TypeVar("T")
 
 
-class Told(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What may be known of an error: our word, and the server's code or status."""
 
     reason: str
@@ -112,12 +112,12 @@ class Client:
 
     def directories(self, prefix: str, *, again: bool = True) -> Sequence[str]:
         """The next parts of the keys that go on below a prefix, each with all before it."""
-        found = self._tried(
+        listing = self._tried(
             "list",
             lambda: self._obstore.list_with_delimiter(self._once, prefix=prefix or None),
             again=again,
         )
-        return list(found["common_prefixes"])
+        return list(listing["common_prefixes"])
 
     # --- their parts ------------------------------------------------------------------------
 
@@ -210,16 +210,18 @@ def _library() -> Any:
 
 
 def _store_error(error: BaseException) -> StoreError:
-    told = told_of(error)
-    return StoreError(told.reason, told.code)
+    refusal = answer_of(error)
+    return StoreError(refusal.reason, refusal.code)
 
 
-def told_of(error: BaseException) -> Told:
+def answer_of(error: BaseException) -> ServerAnswer:
     """Our word for what a request ended with."""
     text = str(error)[:_LOOKED_AT]
     code = _first(r"<Code>([A-Za-z]{1,60})</Code>", text)
     status = int(_first(r"status code: (\d{3})", text) or 0)
-    return Told(_reason(error, text, code, status), code or (f"HTTP {status}" if status else ""))
+    return ServerAnswer(
+        _reason(error, text, code, status), code or (f"HTTP {status}" if status else "")
+    )
 
 
 def _reason(error: BaseException, text: str, code: str, status: int) -> str:
@@ -258,5 +260,5 @@ def _of_the_way(text: str) -> str:
 
 
 def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found.group(1) if found else ""
+    match = re.search(pattern, text)
+    return match.group(1) if match else ""

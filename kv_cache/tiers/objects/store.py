@@ -41,13 +41,13 @@ class ObjectStore:
         self._doubtful = 0
 
     def create(self, ref: CopyRef) -> Sink:
-        return _Sink(self, ref)
+        return _ObjectSink(self, ref)
 
     def open(self, ref: CopyRef) -> Tap:
         with self._lock:
             if ref.copy_id not in self._there:
                 raise StoreError("vanished", f"copy {ref.copy_id} is not in the bucket")
-        return _Tap(self.client, self.key(ref), ref)
+        return _ObjectTap(self.client, self.key(ref), ref)
 
     def delete(self, ref: CopyRef) -> None:
         with self._lock:
@@ -109,7 +109,7 @@ class ObjectStore:
                 self._doubtful += 1
 
 
-class _Sink:
+class _ObjectSink:
     engine = ENGINE
 
     def __init__(self, store: ObjectStore, ref: CopyRef) -> None:
@@ -175,7 +175,7 @@ class _Sink:
             raise ValueError("the sink has ended")
 
 
-class _Tap:
+class _ObjectTap:
     engine = ENGINE
     spans: Sequence[Span] = ()
     steps: Sequence[MetadataStep] = ()
