@@ -21,14 +21,11 @@ from itertools import combinations, pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
-from kv_cache.metrics.intervals import bounded_interval, t_quantile
+from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval, t_quantile
+from kv_cache.metrics.order import LEAST_SEEDS, MOST_COMPULSORY, compulsory_share
 
-CONFIDENCE = 0.95
-LEAST_SEEDS = 3
 LEAST_DIFFERENCE = 0.001
 """Of the lookups: 0.1 points."""
-MOST_COMPULSORY = 0.9
-"""Of the misses of the worst policy: from here on there is no order."""
 _MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
 
 
@@ -63,8 +60,7 @@ def dominated(compulsory: float, misses: float) -> str | None:
     """Why there is no order where the worst policy has so many misses; None where there may be."""
     if not misses:
         return "nobody misses anything"
-    share = compulsory / misses
-    if share < MOST_COMPULSORY:
+    if compulsory_share(compulsory, misses) is None:
         return None
     return f"first accesses are {100 * MOST_COMPULSORY:.0f} % of the worst one's misses, or more"
 

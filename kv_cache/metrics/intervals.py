@@ -14,6 +14,9 @@ from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
 
+CONFIDENCE = 0.95
+"""Of every interval that a result shows, and of every difference that it claims."""
+
 
 class Interval(NamedTuple):
     """From `low` to `high`, both included."""
@@ -26,7 +29,7 @@ class Interval(NamedTuple):
         return isinstance(value, int | float) and self.low <= value <= self.high
 
 
-def share_interval(hits: float, count: float, confidence: float = 0.95) -> Interval:
+def share_interval(hits: float, count: float, confidence: float = CONFIDENCE) -> Interval:
     """The share that `hits` of `count` stand for (Clopper and Pearson, Biometrika 26, 1934).
 
     Its bounds are those shares at which so few, or so many, would be seen with a chance of
@@ -57,7 +60,7 @@ def t_quantile(probability: float, dof: float) -> float:
     return sqrt(dof * within / rest)
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """The mean that these values, each about normal, were drawn around (Student, 1908).
 
     None for fewer than 2 values, or where one is not finite. Values that are all equal show no
@@ -94,7 +97,7 @@ def series_inflation(values: Sequence[float]) -> float:
 _MOST_R = 0.9
 
 
-def series_reach(values: Sequence[float], confidence: float = 0.95) -> float | None:
+def series_reach(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
     """How far to both sides of their mean the level lies that batches of one run, in their order,
     were drawn around. None for fewer than 2, and of a series that drifts: neighbours correlate by
     0.9 or more, so that it shows next to nothing of its level."""
@@ -108,7 +111,7 @@ def series_reach(values: Sequence[float], confidence: float = 0.95) -> float | N
 
 
 def bounded_interval(
-    values: Sequence[float], confidence: float = 0.95, most: float = inf
+    values: Sequence[float], confidence: float = CONFIDENCE, most: float = inf
 ) -> Interval | None:
     """The middle of quantities that lie between 0 and `most`, as rates, times and sizes do, and
     shares with `most` 1. It never reaches beyond: Student's interval of their logarithms, or of
@@ -136,7 +139,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def ratio_interval(
-    a: Sequence[float], b: Sequence[float], confidence: float = 0.95
+    a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, Interval] | None:
     """By which factor `b` is larger than `a`: the ratio of geometric means and its interval.
 

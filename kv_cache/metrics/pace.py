@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from kv_cache.core.effect import IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
 from kv_cache.core.units import NS_PER_S
-from kv_cache.metrics.intervals import Interval, series_reach
+from kv_cache.metrics.intervals import CONFIDENCE, Interval, series_reach
 
 SLOT_NS = NS_PER_S // 4
 MOST_SLOTS = 1024
 """Of a longer window, neighbours are put together two by two, as often as it takes."""
 
-CONFIDENCE = 0.95
 MOST_BATCHES = 20
 FEWEST_BATCHES = 8
 _LEAST_BATCH_S = 1.0

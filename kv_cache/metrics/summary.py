@@ -20,9 +20,6 @@ PERCENTILES: Mapping[str, float] = {
     "p9999": 99.99,
 }
 
-SLO_CONFIDENCE = 0.95
-"""Of the interval of the share of requests that kept a promise."""
-
 NETWORK: Mapping[OpKind, str] = {
     OpKind.READ: "network_rx_bytes",
     OpKind.WRITE: "network_tx_bytes",
@@ -149,7 +146,7 @@ def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str
     if end_to_end.in_flight is not None:  # who waits for longer has been let down already
         young, waiting = end_to_end.in_flight.counts_at_most([target_ns])
         count += waiting - young
-    low, high = share_interval(within, count, SLO_CONFIDENCE)
+    low, high = share_interval(within, count)
     return {
         "requests": count,
         "within": within,

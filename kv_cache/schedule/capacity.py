@@ -17,6 +17,7 @@ from enum import StrEnum
 from math import ceil, floor, inf, isfinite, log, sqrt
 
 from kv_cache.core.errors import ConfigError
+from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.slo import Slo
 from kv_cache.schedule.probe import (
     ProbeStatus,
@@ -43,7 +44,7 @@ class SearchRules:
     resolution: float = 0.03
     most_probes: int = 12
     confirmations: int = 3
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     whole: bool = True
 
     def __post_init__(self) -> None:

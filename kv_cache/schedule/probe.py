@@ -16,6 +16,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from kv_cache.metrics.intervals import (
+    CONFIDENCE,
     Interval,
     share_at_least,
     share_at_most,
@@ -89,7 +90,7 @@ class SloEstimate:
         scale = _known_variance(self.dof, confidence) / self.inflation
         return self.over * scale, self.ended * scale
 
-    def interval(self, confidence: float = 0.95) -> Interval:
+    def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """The share's."""
         return share_interval(*self.effective(confidence), confidence)
 
@@ -148,7 +149,7 @@ def judge(
     batches: Sequence[Batch],
     *,
     longest: int,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
 ) -> Judged:
     """Judge a probe that lasts for `longest` batches unless it is sure before. It may be called
     after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
