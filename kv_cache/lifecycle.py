@@ -100,7 +100,7 @@ class World:
     """When live requests had theirs: all that is known of those that are cut off."""
 
     def rest(self) -> None:
-        """The last request has ended: nothing is brought up ahead any more."""
+        """Bring nothing more up ahead, as the last request has ended."""
         if self.ahead is not None:
             self.ahead.rest()
 
@@ -133,7 +133,7 @@ class _Progress:
         self.first_token_ns = self.world.first_tokens[self.request.request_id] = self.now_ns
 
     def locate(self, start: int) -> None:
-        """Find out where the blocks from `start` on stand, if they are a sequence: before what is
+        """Find the positions of the blocks from `start` on, if they are a sequence: before what is
         missing of them is stored."""
         if self.request.lookup in _SEQUENCES:
             self.positions = positions_of(self.request.blocks, start)
@@ -186,7 +186,8 @@ def _reuse(p: _Progress) -> Step:
 
 
 def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
-    """`hit` tells of the first blocks of the sequence which were resident and could be read."""
+    """Count hits. `hit` says of the first blocks of the sequence whether they were resident and
+    could be read."""
     request = p.request
     p.hits = sum(hit)
     p.hit_tokens = sum(block.tokens for block, was in zip(request.blocks, hit, strict=False) if was)
@@ -202,7 +203,7 @@ def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
 
 
 def _prefill(p: _Progress) -> Step:
-    """Compute the blocks that nobody has, and store them."""
+    """Compute the blocks that are stored nowhere, and store them."""
     request, semantics = p.request, p.world.semantics
     cache = p.world.cache
     if _by_prefix(p):
@@ -271,7 +272,7 @@ STAGES: Mapping[RunMode, tuple[Callable[[_Progress], Step], ...]] = {
 
 
 def _by_prefix(p: _Progress) -> bool:
-    """Whether only the longest resident prefix is of use."""
+    """Return whether only the longest resident prefix is of use."""
     return p.world.semantics.reuse_prefix and p.request.lookup in _SEQUENCES
 
 
@@ -288,9 +289,10 @@ def _compute(p: _Progress, duration_ns: int) -> Step:
 
 
 def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Step:
-    """Wait for blocks that somebody has computed and is still storing: an engine would have them
-    in memory, so they are neither a miss nor computed twice. A prefix ends at the first block
-    that nobody has. Before anything is pinned: who holds a pin must not wait for a store."""
+    """Wait for blocks that another request has computed and is still storing: an engine would have
+    them in memory, so they are neither a miss nor computed twice. A prefix ends at the first block
+    that is not there or on its way. Called before anything is pinned: who holds a pin must not wait
+    for a store."""
     cache = p.world.cache
     for block in blocks:
         while cache.resident(block.key) is None:
@@ -307,8 +309,8 @@ def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Ste
 
 
 def _look_ahead(p: _Progress) -> Step:
-    """Tell the prefetch policy what is asked, and let what it wants be brought up while this
-    request computes and whoever asked thinks."""
+    """Show the prefetch policy what this request uses, and let what it wants be brought up while
+    this request computes and its user thinks."""
     ahead, request, cache = p.world.ahead, p.request, p.world.cache
     if ahead is None or request.once:
         return
@@ -320,8 +322,8 @@ def _look_ahead(p: _Progress) -> Step:
 
 
 def _prefetch(world: World, ahead: Ahead) -> Life:
-    """Bring up what is wanted, a block at a time, so that nobody waits for one but for its own
-    copy."""
+    """Bring up what is wanted, a block at a time, so that a request waits for no copy but its
+    own."""
     while (key := ahead.take()) is not None:
         begun = world.cache.begin_prefetch(key, nearest=ahead.nearest)
         if begun is not None:
@@ -339,7 +341,7 @@ def _wait(p: _Progress, token: Token) -> Step:
 
 
 def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
-    """Read every block once; one that has been dropped meanwhile is a miss, and is made again."""
+    """Read every block once; one that has been dropped meanwhile is a miss, and is stored again."""
     cache = p.world.cache
     yield from _await_stores(p, blocks, prefix=False)
     pinned: list[CopyRef] = []
@@ -360,7 +362,7 @@ def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
 
 
 def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
-    """Load pinned copies, moving them up where promotion is on. Every pin is given back."""
+    """Load pinned copies, moving them up if promotion is on. Every pin is released."""
     cache, semantics = p.world.cache, p.world.semantics
     here: list[CopyRef] = []  # where they are as fast as can be
     lower: list[CopyRef] = []
@@ -412,7 +414,7 @@ def _promote(
 
 
 def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: list[CopyRef]) -> None:
-    """Give the pin back. Data that could not be read fails the request; it is never a hit."""
+    """Release the pin. Data that could not be read fails the request; it is never a hit."""
     readable = result.failed is not OpKind.READ
     delete = p.world.cache.end_read(ref, ok=readable)
     if delete is not None:
@@ -427,7 +429,7 @@ def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: lis
 
 
 class _Background:
-    """Stands in for `_Progress` where nobody waits for the store."""
+    """In place of `_Progress` for a store that no request waits for."""
 
     def __init__(
         self,
@@ -563,8 +565,9 @@ def _copy(
     cause: Cause,
     charged: Cause | None = None,
 ) -> Generator[Effect, Done, list[bool]]:
-    """Make a plan's targets out of pinned copies, in the background: which of them are complete.
-    Every pin is given back. `charged`: the cause of what leaves to make room, if not its own."""
+    """Make a plan's targets out of pinned copies, in the background, and return which of them are
+    complete. Every pin is released. `charged`: the cause of what leaves to make room, if not its
+    own."""
     cache = world.cache
     yield from _make_room(plan, world, 0, charged)
     ops: Sequence[OpDone] = ()
@@ -586,7 +589,7 @@ def _make_room(
     plan: RoomPlan, world: World, now_ns: int, charged: Cause | None = None
 ) -> Generator[Effect, Done, int]:
     """Carry out a plan's deletes and demotions, the lowest tier first. `charged`: their cause, if
-    somebody else is to answer for them."""
+    it is that of another operation."""
     cache = world.cache
     evicted, demoted = charged or Cause.EVICTION, charged or Cause.DEMOTION
     for level in plan.levels:
@@ -624,7 +627,8 @@ def _delete(refs: Sequence[CopyRef], cause: Cause, world: World) -> Generator[Ef
 
 
 def _gone(result: OpDone) -> bool:
-    """Whether a delete has left nothing: somebody else may have been quicker (which is told)."""
+    """Return whether a delete has left nothing; if something else was quicker, the operation's
+    record shows it."""
     return result.ok or result.error == VANISHED
 
 

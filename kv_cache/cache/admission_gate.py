@@ -80,7 +80,7 @@ class AdmissionGate:
     def ask(
         self, answers: AdmissionAnswers, index: int, candidate: Candidate, rivals: Rivals | None
     ) -> bool:
-        """Whether a tier takes the candidate; the answer is kept in `answers`."""
+        """Return whether a tier takes the candidate; the answer is kept in `answers`."""
         policy = self._policies[index]
         if policy is None:
             return True
@@ -92,8 +92,9 @@ class AdmissionGate:
         return why is None
 
     def settle(self, answers: AdmissionAnswers, key: Key, *, into: int | None) -> None:
-        """Content went into a tier, or into none: the answers before that one have been decisions.
-        Of a tier that would have taken it and had no room nothing is known."""
+        """Settle what one plan asked about a key that went `into` a tier, or into none: the answers
+        of the tiers before that one have been decisions. If a tier would have admitted it but had
+        no room, no decision is recorded."""
         for index, policy in enumerate(self._policies):
             answer = answers.by_tier_and_key.get((index, key))
             if policy is None or answer is None:

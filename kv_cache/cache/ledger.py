@@ -35,7 +35,8 @@ class Ledger:
         self.peak = 0
 
     def free(self, limit: int | None) -> int | None:
-        """Bytes that can be claimed now under `limit` (at most the capacity); None = no limit."""
+        """Return the bytes that can be claimed now under `limit` (at most the capacity); None = no
+        limit."""
         return None if limit is None else max(0, limit - self.used - self.held)
 
     def claim(self, need: int, held: int) -> Claim:

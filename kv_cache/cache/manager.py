@@ -36,8 +36,8 @@ ROOM: Token = ("room", 0)
 
 
 class CacheManager:
-    """Copies of blocks in the tiers given, the fastest first. `admission`: a policy for each tier,
-    None where everything comes in; left out, that is so everywhere."""
+    """Copies of blocks in tiers, the fastest first. `admission`: a policy for each tier, None if it
+    admits everything; left out, every tier does."""
 
     def __init__(
         self,
@@ -67,26 +67,27 @@ class CacheManager:
     # --- looking ---------------------------------------------------------------------------
 
     def resident(self, key: Key) -> Copy | None:
-        """The fastest copy of `key` that can be read now."""
+        """Return the fastest copy of `key` that can be read now."""
         for copy in self._copies.by_key.get(key, ()):
             if copy is not None and copy.state is State.RESIDENT:
                 return copy
         return None
 
     def incoming(self, key: Key) -> Token | None:
-        """What to await when `key` is not resident but somebody is storing it."""
+        """Return what to await if `key` is not resident but is being stored."""
         for copy in self._copies.by_key.get(key, ()):
             if copy is not None and copy.state is not State.RESIDENT:
                 return ("copy", copy.ref.copy_id)
         return None
 
     def backed_up(self, key: Key) -> bool:
-        """Whether the last tier has a copy of `key`, or is getting one."""
+        """Return whether the last tier has a copy of `key`, or is getting one."""
         entry = self._copies.by_key.get(key)
         return entry is not None and entry[-1] is not None
 
     def can_rise(self, key: Key) -> bool:
-        """Whether `key` could be read faster than it can now, and nobody brings it up yet."""
+        """Return whether `key` could be read faster than it can now, and is not on its way up
+        yet."""
         copy = self.resident(key)
         if copy is None:
             return False
@@ -94,8 +95,8 @@ class CacheManager:
         return above > 0 and not any(self._copies.by_key[key][:above])
 
     def arriving(self, key: Key) -> Token | None:
-        """What to await where a prefetch is copying `key` up at this moment; None where it still
-        makes room, for which nobody should wait. A request has asked for it now."""
+        """Return what to await if a prefetch is copying `key` up at this moment; None if it still
+        makes room, for which no request should wait. Counts that a request has asked for it."""
         for copy in self._copies.by_key.get(key, ()):
             if copy is None or not copy.ahead:
                 continue
@@ -108,11 +109,11 @@ class CacheManager:
         return None
 
     def entries(self, tier: Tier) -> int:
-        """How many copies of `tier` can be read now."""
+        """Return how many copies of `tier` can be read now."""
         return sum(1 for _ in self._copies.readable(tier))
 
     def sample(self, tier: Tier, count: int) -> list[CopyRef]:
-        """At most `count` copies of `tier` that can be read now, from all over the index."""
+        """Return at most `count` copies of `tier` that can be read now, from all over the index."""
         refs = [copy.ref for copy in self._copies.readable(tier)]
         step = max(1, len(refs) // count)
         return refs[::step][:count]
@@ -122,7 +123,7 @@ class CacheManager:
         return 0 if index is None else self.ledgers[index].used
 
     def notes(self, tier: Tier) -> Mapping[str, int]:
-        """What the policy of a tier says of itself."""
+        """Return what the policy of a tier adds to a result."""
         return self._policies[self._copies.index_of[tier]].notes()
 
     @property
@@ -171,7 +172,7 @@ class CacheManager:
     def begin_stores(
         self, blocks: Sequence[Block], positions: Mapping[Key, Position] = NO_POSITIONS
     ) -> Placement:
-        """Room for as many of `blocks` as one plan can hold, in the fastest tier that can take
+        """Plan room for as many of `blocks` as one plan can hold, in the fastest tier that can take
         them; the rest are `later`, or `wait` names what to await when nothing can be done yet.
         `positions` tells where blocks stand in their sequence, of those that are part of one."""
         placement = Placement()
@@ -220,7 +221,7 @@ class CacheManager:
         return placement
 
     def begin_promotions(self, refs: Sequence[CopyRef]) -> tuple[RoomPlan | None, int]:
-        """Room for copies of the pinned `refs` in the fastest tier that can take some of them.
+        """Plan room for copies of the pinned `refs` in the fastest tier that can take some of them.
 
         The answer's plan has targets for the first n of the refs that may be promoted, and n
         counts refs in the order given; a ref that cannot be promoted ends the series. Without a
@@ -261,9 +262,9 @@ class CacheManager:
         return None, len(refs)
 
     def begin_prefetch(self, key: Key, *, nearest: bool) -> tuple[RoomPlan, CopyRef] | None:
-        """Room for a copy of `key` in the fastest tier that takes it, or in the `nearest` above
-        where it is, and the pinned copy that it is made from. It never waits for room, and is no
-        use of the block."""
+        """Plan room for a copy of `key` in the fastest tier that takes it, or in the `nearest`
+        above where it is, and the pinned copy that it is made from. It never waits for room, and is
+        no use of the block."""
         copy = self.resident(key)
         if copy is None or not self.can_rise(key):
             return None
@@ -290,7 +291,7 @@ class CacheManager:
         return None
 
     def begin_backups(self, keys: Sequence[Key], *, selective: bool) -> Backup:
-        """Room in the last tier for copies of those of `keys` that are only above it. It never
+        """Plan room in the last tier for copies of those of `keys` that are only above it. It never
         waits for room. `selective`: only of those that the last tier admits."""
         last, answers = self._limits.last, AdmissionAnswers()
         wanted: list[Copy] = []
@@ -318,7 +319,7 @@ class CacheManager:
         return Backup(plan, sources, [ref.key for ref in refs[count:]])
 
     def begin_writes(self, plan: RoomPlan) -> bool:
-        """The targets begin to exist. False (and the plan is cancelled) if a delete or demotion
+        """Let the targets begin to exist. False (and the plan is cancelled) if a delete or demotion
         failed on the way, so that the room is not there."""
         ledger = self.ledgers[self._copies.index_of[plan.targets[0].tier]]
         if not plan.claim.complete:
@@ -335,7 +336,7 @@ class CacheManager:
         return True
 
     def end_write(self, ref: CopyRef, *, ok: bool) -> None:
-        """A target is complete and readable, or nothing of it is left behind."""
+        """Make a target readable, or leave nothing of it behind."""
         copy = self._copies.by_id[ref.copy_id]
         assert copy.state is State.WRITING, f"end_write of a copy that is {copy.state.value}"
         self._motion -= 1
@@ -351,7 +352,7 @@ class CacheManager:
     # --- making room -----------------------------------------------------------------------
 
     def begin_demotions(self, level: RoomLevel) -> list[Demotion]:
-        """The level's demotions that can begin; the others' sources are simply given up."""
+        """Return the level's demotions that can begin; the others' sources are simply given up."""
         ready = []
         for demotion in level.demotions:
             target = self._copies.by_id[demotion.target.copy_id]
@@ -369,16 +370,18 @@ class CacheManager:
         return ready
 
     def end_demotion(self, demotion: Demotion, *, ok: bool) -> None:
-        """The lower copy is complete (or failed); the upper one leaves the index either way."""
+        """Make the lower copy readable if the demotion succeeded; the upper one leaves the index
+        either way."""
         self.end_write(demotion.target, ok=ok)
         self._finish_source(demotion.source)
 
     def pinned(self, ref: CopyRef) -> bool:
-        """Whether a reader still holds a source that has left the index; await its copy token."""
+        """Return whether a reader still holds a source that has left the index; await its copy
+        token."""
         return self._copies.by_id[ref.copy_id].pins > 0
 
     def end_drop(self, ref: CopyRef, *, ok: bool, claim: Claim | None = None) -> None:
-        """A delete has ended. If it failed, the bytes may still be there and stay counted."""
+        """End a delete. If it failed, the bytes may still be there and stay counted."""
         copy = self._copies.by_id.pop(ref.copy_id)
         assert copy.state is State.LEAVING, "only what has left the index may be deleted"
         assert copy.pins == 0, "a copy was deleted under a reader"
@@ -417,7 +420,7 @@ class CacheManager:
 
     @property
     def idle(self) -> bool:
-        """Nothing that was begun is waiting for its end."""
+        """Whether nothing that was begun is waiting for its end."""
         return self._motion == 0
 
     # --- inside ----------------------------------------------------------------------------
@@ -433,7 +436,8 @@ class CacheManager:
         assert copy.pins >= 0, "a copy was unpinned more often than pinned"
 
     def _count_first_ask(self, copy: Copy, *, read: bool) -> None:
-        """The first to ask for what a prefetch brings, or has brought, to where it is read."""
+        """Count the first request for what a prefetch brings, or has brought, by where it is
+        read."""
         if read:
             self.prefetches.useful.add(copy.ref.nbytes)
         elif copy.state is State.RESIDENT:
@@ -458,8 +462,8 @@ class CacheManager:
         *,
         waits: bool = True,
     ) -> list[Block]:
-        """Those of `blocks` that some tier would take, if it had room. The others are not stored;
-        where nothing `waits` for room, neither is what any tier has refused."""
+        """Return those of `blocks` that some tier would take, if it had room. The others are not
+        stored; where nothing `waits` for room, neither is what any tier has refused."""
         left = []
         for block in blocks:
             size, tiers = stored_bytes(block), range(len(self.specs))
@@ -475,8 +479,8 @@ class CacheManager:
         return left
 
     def _unwanted_above(self, refs: Sequence[CopyRef], answers: AdmissionAnswers) -> int:
-        """How many of the first refs no tier above admits, which is decided and counted, or are
-        on their way up already, brought by a prefetch."""
+        """Return how many of the first refs no tier above admits, which is decided and counted, or
+        are on their way up already, brought by a prefetch."""
         for count, ref in enumerate(refs):
             above = range(self._copies.index_of[ref.tier])
             entry = self._copies.by_key.get(ref.key, ())
@@ -503,7 +507,7 @@ class CacheManager:
         return self._copies.new_from(source, index).ref
 
     def _forget(self, copy: Copy) -> None:
-        """A copy that never became readable is gone."""
+        """Remove a copy that never became readable."""
         if copy.unread:
             self.prefetches.failed.add(copy.ref.nbytes)
         self._copies.unlist(copy)
@@ -512,7 +516,7 @@ class CacheManager:
             self._count_loss(copy)
 
     def _leave(self, copy: Copy) -> None:
-        """Out of the index, having left the policy; the bytes are still there."""
+        """Take a copy out of the index, after it has left the policy; its bytes are still there."""
         assert copy.state is State.RESIDENT, "only a resident copy can leave"
         copy.state = State.LEAVING
         if copy.unread:
@@ -525,7 +529,7 @@ class CacheManager:
             self.lost_bytes += copy.ref.nbytes
 
     def _finish_source(self, ref: CopyRef) -> None:
-        """A demotion's source leaves the index; its delete is now pending."""
+        """Take a demotion's source out of the index; its delete is now pending."""
         copy = self._copies.by_id[ref.copy_id]
         self._leave(copy)
         self._count_loss(copy)
@@ -558,7 +562,7 @@ class CacheManager:
         return RoomPlan(tuple(targets), ordered, ordered[-1].claim)
 
     def _settle_demotions(self, draft: Draft) -> None:
-        """What the tiers below have said of the victims is now decided."""
+        """Make decisions of what the tiers below have answered about the victims."""
         if not draft.answers.by_tier_and_key:
             return
         into = {copy.ref.key: below.index for lv in draft.levels for copy, below in lv.demotions}

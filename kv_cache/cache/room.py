@@ -119,7 +119,7 @@ class RoomPlanner:
             policy.expect(key)
 
     def _draft(self, index: int, need: int, largest: int, draft: Draft) -> DraftLevel | None:
-        """Room for `need` bytes in a tier and, for the victims, in the tiers below it."""
+        """Plan room for `need` bytes in a tier and, for the victims, in the tiers below it."""
         limit = self._limits.limit(index, largest)
         free = self._limits.free(index, limit)
         held = need

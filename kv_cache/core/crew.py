@@ -14,7 +14,7 @@ OWN = ("run.seed", "run.clients_port", "tiers.cache_dir", "tiers.free_share", "o
 
 
 def is_own(path: str) -> bool:
-    """Whether the option at a dotted path is each rank's own."""
+    """Return whether the option at a dotted path is each rank's own."""
     return any(path == option or path.startswith(f"{option}.") for option in OWN)
 
 

@@ -62,8 +62,8 @@ _SLIDING = ("sliding_attention", "chunked_attention")
 def model_from_hf(
     config: Mapping[str, Any], source: str, kv_bytes_per_token: int = 0
 ) -> ModelShape:
-    """The geometry in a Hugging Face `config.json`, or in its `text_config` where it has one.
-    `kv_bytes_per_token` above 0: what a token costs is known, and need not be in the file."""
+    """Return the geometry in a Hugging Face `config.json`, or in its `text_config` where it has
+    one. `kv_bytes_per_token` above 0: what a token costs is known, and need not be in the file."""
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
         raise ConfigError(f"{source}: text_config is not a mapping; give a model's config.json")
@@ -100,7 +100,8 @@ def model_from_hf(
 
 
 def _stated(hf: "_Hf", name: str, kv_bytes_per_token: int) -> ModelShape:
-    """A model of which the bytes are known; what its file says of the rest is for the record."""
+    """Return a model of which the bytes are known; what its file says of the rest is for the
+    record."""
     rest = ModelShape(name=name)
 
     def first_of(default: int, *keys: str) -> int:
@@ -123,8 +124,8 @@ def _stated(hf: "_Hf", name: str, kv_bytes_per_token: int) -> ModelShape:
 
 
 def _is_latent(hf: "_Hf") -> bool:
-    """Whether one latent is cached for each layer. Raises ConfigError where not every key that
-    tells of the cache is read."""
+    """Return whether one latent is cached for each layer. Raises ConfigError where not every key
+    that tells of the cache is read."""
     kind = str(hf.text.get("model_type"))
     telling = [key for key in _NOT_READ if _is_set(hf, key) and not _all_alike(hf, key)]
     latent = kind in _LATENT
@@ -146,7 +147,7 @@ def _is_latent(hf: "_Hf") -> bool:
 
 
 def _all_alike(hf: "_Hf", key: str) -> bool:
-    """Whether a list says of all layers that their attention is full (MiniMax-M2)."""
+    """Return whether a list says of all layers that their attention is full (MiniMax-M2)."""
     kinds = hf.text[key]
     return key == "attn_type_list" and isinstance(kinds, list) and set(map(str, kinds)) == {"1"}
 
@@ -166,7 +167,7 @@ class _Hf:
     source: str
 
     def number(self, *names: str, default: int | None = None, most: int = 2**62) -> int:
-        """The first of `names` that is there."""
+        """Return the first of `names` that is there."""
         for name in names:
             value = self.text.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -201,7 +202,7 @@ def _layers_with_a_cache(hf: _Hf) -> int:
 
 
 def _is_set(hf: _Hf, name: str) -> bool:
-    """Whether a key says something: absent, null, false, 0 and empty are all "no" in these
+    """Return whether a key says something: absent, null, false, 0 and empty are all "no" in these
     files."""
     return bool(hf.text.get(name))
 
@@ -211,7 +212,7 @@ def _count(hf: _Hf, name: str) -> int:
 
 
 def _sliding(hf: _Hf, layers: int) -> tuple[int, int]:
-    """The window and the number of layers that have it.
+    """Return the window and the number of layers that have it.
 
     `layer_types` names each layer. Without it, `sliding_window_pattern` (or the pattern of the
     model_type) says which layers are full; with `use_sliding_window`, those before

@@ -70,12 +70,13 @@ class Accesses:
         return self.requests == self.lookups
 
     def first(self) -> Flags:
-        """Which accesses are the first of their block: misses of every cache that begins empty."""
+        """Return which accesses are the first of their block: misses of every cache that begins
+        empty."""
         seen = np.maximum.accumulate(self.blocks)
         return np.concatenate((np.ones(min(1, len(seen)), bool), seen[1:] > seen[:-1]))
 
     def sized(self, sizes: Ints) -> "Accesses":
-        """The same with other sizes."""
+        """Return these accesses with other sizes."""
         return replace(self, sizes=sizes)
 
     def contents(self) -> "Contents":
@@ -142,8 +143,8 @@ class Contents:
 
 
 def gathered(requests: Iterable[Request]) -> Accesses:
-    """The accesses of requests in their order. A block that nobody asks for again (`Request.once`)
-    is one of its own; the size of a block is that of its first access."""
+    """Return the accesses of requests in their order. A block that nobody asks for again
+    (`Request.once`) is one of its own; the size of a block is that of its first access."""
     numbers: dict[Key, int] = {}
     blocks, begins, sizes, tokens = (array("q") for _ in range(4))
     for request in requests:

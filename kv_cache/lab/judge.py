@@ -57,7 +57,8 @@ MakeApart = Callable[[Sequence[Shares]], Apart]
 
 
 def dominated(compulsory: float, misses: float) -> str | None:
-    """Why there is no order where the worst policy has so many misses; None where there may be."""
+    """Return why there is no order if most misses of the worst policy are first accesses; None if
+    there may be one."""
     if not misses:
         return "nobody misses anything"
     if compulsory_share(compulsory, misses) is None:
@@ -91,7 +92,8 @@ def _order(some: Sequence[Shares], apart: Apart, by: str) -> PolicyOrder:
 
 
 def apart_by_seeds(some: Sequence[Shares]) -> Apart:
-    """Intervals that do not overlap, and hold for all of these policies together."""
+    """Tell two policies apart by intervals that do not overlap, and hold for all of these policies
+    together."""
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(some))
 
     def apart(better: Shares, worse: Shares) -> bool:
@@ -106,9 +108,9 @@ def apart_by_seeds(some: Sequence[Shares]) -> Apart:
 
 
 def apart_by_stretches(some: Sequence[Shares]) -> Apart:
-    """A mean difference whose interval leaves out 0, and holds for all pairs of these policies
-    together. How alike neighbours are is taken from the pair, or from the mean of all pairs where
-    that is more: of one pair it is known too badly for so small a tail."""
+    """Tell two policies apart by a mean difference whose interval leaves out 0, and holds for all
+    pairs of these policies together. How alike neighbours are is taken from the pair, or from the
+    mean of all pairs if that is more: of one pair it is known too badly for so small a tail."""
     tail = (1 - CONFIDENCE) / max(1, len(some) * (len(some) - 1))
     pairs = [_alike(_differences(a, b)) for a, b in combinations(some, 2)]
     usual = fmean(pairs) if pairs else 0.0
@@ -132,8 +134,8 @@ def _differences(better: Shares, worse: Shares) -> list[float]:
 
 
 def _alike(values: Sequence[float]) -> float:
-    """The correlation of neighbours, without the bias of a short series (Kendall, Biometrika 41,
-    1954)."""
+    """Return the correlation of neighbours, without the bias of a short series (Kendall, Biometrika
+    41, 1954)."""
     if len(values) < 2:
         return 0.0
     mean = fmean(values)
@@ -171,7 +173,8 @@ class PolicyFailure:
 def failures(
     table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], make_apart: MakeApart
 ) -> list[PolicyFailure]:
-    """Of each capacity (the smaller before the larger) the policies, and what MIN finds there."""
+    """Return the failures at each capacity (the smaller before the larger), beside what MIN finds
+    there."""
     failed: list[PolicyFailure] = []
     for capacity, some in table.items():
         known, apart = {row.policy: row for row in some}, make_apart(some)

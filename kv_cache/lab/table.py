@@ -150,7 +150,7 @@ def _column(
 def _entry(
     rows: Sequence[StudyRow], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, str]
 ) -> Entry:
-    """One policy of all seeds."""
+    """Return the entry of one policy, of all seeds."""
     prefixes = [row.prefix for row in rows if row.prefix is not None]
     return Entry(
         policy=rows[0].policy,

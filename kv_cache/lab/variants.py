@@ -65,7 +65,7 @@ class PolicyVariant:
 
 
 def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[PolicyVariant]:
-    """Each policy with each admission, of two lists with commas. Raises ConfigError."""
+    """Return each policy with each admission, of two lists with commas. Raises ConfigError."""
     evicting = _listed(policies, flags[0], "policy", POLICIES, _numbers_of_policy)
     admitting = _listed(admissions, flags[1], "admission", ADMISSIONS, _numbers_of_admission)
     variants = [PolicyVariant(policy, admission) for admission in admitting for policy in evicting]
@@ -95,7 +95,7 @@ def _listed(
 
 
 def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple[str, Number]:
-    """One of a policy's."""
+    """Parse one number of a policy."""
     key, _, value = text.partition("=")
     if key not in known:
         has = f"it has {', '.join(known)}" if known else "it has no numbers to change"

@@ -25,7 +25,8 @@ class CurvePoint:
 
 
 def knee(points: Iterable[CurvePoint]) -> CurvePoint | None:
-    """The point of the greatest power, the lower load of equals; None where nothing ended."""
+    """Return the point of the greatest power, the lower load of equals; None where nothing
+    ended."""
     measured = [(p.power, -p.load, p) for p in points if p.power]
     return max(measured, key=lambda row: row[:2])[2] if measured else None
 
@@ -81,7 +82,7 @@ class Pressure:
 
 
 def limit_of(probe: Pressure) -> Limited:
-    """What limited the lowest load that missed its promises (or the highest that was run).
+    """Return what limited the lowest load that missed its promises (or the highest that was run).
 
     Our own faults come first, as no other number is the storage's while they last. What remains
     when nothing is full is latency: single requests are too slow for their promise.

@@ -79,7 +79,7 @@ class Evidence:
         return value
 
     def number(self, path: str) -> float | None:
-        """A finite number of 0 or more: nothing in the evidence can be below 0."""
+        """Return a finite number of 0 or more: nothing in the evidence can be below 0."""
         return _number(self.at(path))
 
     def numbers(self, path: str, *names: str) -> list[float | None]:
@@ -95,7 +95,7 @@ class Evidence:
         return value if isinstance(value, bool) else None
 
     def words(self, path: str) -> list[str] | None:
-        """A list of words. What is no text counts too: it must not get lost."""
+        """Return a list of words. What is no text counts too: it must not get lost."""
         value = self.at(path)
         if not isinstance(value, list | tuple):
             return None

@@ -71,7 +71,7 @@ def _quoted(text: str) -> str:
 
 
 def exposition(families: Iterable[Family]) -> str:
-    """The text of a scrape."""
+    """Return the text of a scrape."""
     return "".join(f"{line}\n" for family in families for line in family.lines())
 
 
@@ -79,7 +79,7 @@ def exposition(families: Iterable[Family]) -> str:
 
 
 def about(info: Labels, doing: str) -> list[Family]:
-    """What runs, and what it does at the moment."""
+    """Return the families that say what runs, and what it does at the moment."""
     return [
         Family(name="run_info", kind="gauge", says="What is run", samples=((info, 1),)),
         Family(
@@ -92,7 +92,7 @@ def about(info: Labels, doing: str) -> list[Family]:
 
 
 def measured(recorder: Recorder, totals: Totals, window: Window | None) -> Iterator[Family]:
-    """All numbers of a run."""
+    """Yield all numbers of a run."""
     yield from _requests(recorder, totals)
     yield from _operations(recorder)
     if window is not None:
@@ -195,7 +195,7 @@ _GAUGES: Mapping[str, str] = {
 
 
 def _now(window: Window) -> Iterator[Family]:
-    """The latest window."""
+    """Return the latest window."""
     gauges = window.gauges
     yield _gauge("window_seconds", "Length of the latest window", window.seconds)
     yield _counter("requests_submitted_total", "Requests that came", gauges.submitted)
@@ -231,7 +231,7 @@ def _levels(gauges: Gauges) -> Iterator[Family]:
 
 
 def _machine(window: Window) -> Iterator[Family]:
-    """What the kernel told of the time of the window; unknown ones are left out."""
+    """Return what the kernel told of the time of the window; unknown ones are left out."""
     for name, value in window.machine.items():
         if isinstance(value, int | float):
             yield _gauge(f"machine_{name}", f"{name} of the window, see docs/metrics.md", value)

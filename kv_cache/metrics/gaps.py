@@ -66,7 +66,7 @@ class Stillness:
         self._last_ns, self._counted = at_ns, counted
 
     def stretches(self) -> list[Stretch]:
-        """Those that are long enough for a gap, in order; the last one may go on."""
+        """Return those that are long enough for a gap, in order; the last one may go on."""
         last = Stretch(self._before_ns, self._start_ns, self._last_ns, self._last_ns)
         return [*self._closed, last] if self._begun else []
 
@@ -78,7 +78,7 @@ class Stillness:
 def find_gaps(
     silences: Sequence[Silence], stretches: Sequence[Stretch], start_ns: int, end_ns: int
 ) -> list[Gap]:
-    """The gaps between two instants. `stretches` are in order."""
+    """Return the gaps between two instants. `stretches` are in order."""
     ends = [stretch.after_ns for stretch in stretches]
     gaps: list[Gap] = []
     for silence in _apart(silences):
@@ -93,7 +93,8 @@ def find_gaps(
 
 
 def _apart(silences: Sequence[Silence]) -> Iterator[Silence]:
-    """Two threads whose calls end at the same instant may both tell of the silence before."""
+    """Drop silences that overlap: two threads whose calls end at the same instant may both report
+    the silence before."""
     latest: Silence | None = None
     for silence in sorted(silences):
         if latest is None or silence.start_ns >= latest.end_ns:
@@ -102,8 +103,8 @@ def _apart(silences: Sequence[Silence]) -> Iterator[Silence]:
 
 
 def _common(silence: Silence, stretch: Stretch) -> tuple[int, int]:
-    """A movement between the same two looks as an edge of the silence is that of the call that
-    ended there."""
+    """Return the time that a silence and a stretch have in common. A movement between the same two
+    looks as an edge of the silence is that of the call that ended there."""
     begin, end = silence
     return (
         begin if begin >= stretch.before_ns else stretch.start_ns,
@@ -112,7 +113,8 @@ def _common(silence: Silence, stretch: Stretch) -> tuple[int, int]:
 
 
 def gap_rows(gaps: Sequence[Gap], start_ns: int) -> list[dict[str, Any]]:
-    """As a result lists them, in order: seconds since `start_ns`, and their length."""
+    """Return the gaps as a result lists them, in order: seconds since `start_ns`, and their
+    length."""
     longest = sorted(gaps, key=lambda gap: gap.length_ns, reverse=True)[:KEPT]
     return [
         {"at_s": ns_to_s(gap.start_ns - start_ns), "seconds": ns_to_s(gap.length_ns)}

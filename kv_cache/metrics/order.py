@@ -22,8 +22,8 @@ def compulsory_share(compulsory: float, missed: float) -> float | None:
 
 
 def holm(tests: Sequence[Callable[[float], bool]], alpha: float) -> set[int]:
-    """Which of the tests (each: does it reject at this level?) reject at a chance of `alpha` that
-    even one does so falsely.
+    """Return which of the tests (each: does it reject at this level?) reject at a chance of `alpha`
+    that even one does so falsely.
 
     Holm steps down from the smallest p value: the k-th smallest is held against alpha / (m - k + 1)
     until one fails. The same without p values: all that reject at alpha / (m - rejected) are

@@ -93,7 +93,7 @@ class BytesOverTime:
         return since_ns // self._slot_ns
 
     def read(self, window_ns: int, kinds: Sequence[OpKind]) -> "MovedBytes":
-        """What these sides of storage moved in a window that is over."""
+        """Return what these sides of storage moved in a window that is over."""
         sides = [self._sides[kind] for kind in kinds]
         nbytes = sum(side.nbytes for side in sides)
         byte_ns = sum(side.call_byte_ns for side in sides)
@@ -149,7 +149,7 @@ class MovedBytes:
         return Interval(max(0.0, rate - reach), rate + reach)
 
     def why_none(self) -> str:
-        """Why there is no interval."""
+        """Return why there is no interval."""
         if not self.nbytes:
             return "nothing was moved"
         if not self.batches:
@@ -173,7 +173,8 @@ METRIC: Mapping[tuple[OpKind, ...], str] = {
 
 
 def headline(mode: RunMode, seconds: float, paced: MovedBytes) -> dict[str, Any]:
-    """The number that a run of this mode is there for, and its interval, as a result tells it."""
+    """Return the number that a run of this mode is there for, and its interval, as a result tells
+    it."""
     interval = paced.interval(seconds)
     return {
         "metric": METRIC[MEASURED[mode]],
@@ -192,8 +193,8 @@ def headline(mode: RunMode, seconds: float, paced: MovedBytes) -> dict[str, Any]
 
 
 def together(several: Sequence[tuple[float, MovedBytes]]) -> tuple[float, MovedBytes]:
-    """The windows (seconds) of ranks that ran at the same time as one: rates add up, of the whole
-    and of each batch. No batches where the ranks have not equally many."""
+    """Return the windows (seconds) of ranks that ran at the same time as one: rates add up, of the
+    whole and of each batch. No batches where the ranks have not equally many."""
     if len(several) == 1:
         return several[0]
     seconds, nbytes = _added([(seconds, paced.nbytes) for seconds, paced in several])
@@ -209,7 +210,7 @@ def together(several: Sequence[tuple[float, MovedBytes]]) -> tuple[float, MovedB
 
 
 def _added(parts: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """Bytes added up, and the seconds in which they have the sum of the parts' rates."""
+    """Return the bytes added up, and the seconds in which they have the sum of the parts' rates."""
     nbytes = sum(part for _, part in parts)
     rate = fsum(part / seconds for seconds, part in parts if seconds > 0)
     return (nbytes / rate if rate else max((s for s, _ in parts), default=0.0)), nbytes

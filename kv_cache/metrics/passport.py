@@ -64,7 +64,7 @@ class Verdict:
         return tuple(finding for finding in self.findings if finding.status is status)
 
     def to_json(self) -> dict[str, Any]:
-        """What a result carries beside the evidence."""
+        """Return what a result carries beside the evidence."""
         return {
             "verdict": self.verdict,
             "reasons": [str(finding) for finding in self.reasons],
@@ -74,7 +74,7 @@ class Verdict:
 
 
 def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
-    """The verdict on a run. Any mapping can be judged."""
+    """Return the verdict on a run. Any mapping can be judged."""
     facts = Evidence(evidence)
     findings = tuple(_find(rule, facts, thresholds) for rule in RULES)
     statuses = {finding.status for finding in findings}
@@ -83,7 +83,8 @@ def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
 
 
 def findings_below(stack: Mapping[str, Any]) -> Iterator[str]:
-    """What V27 and V28 find in a stack (`bench/probes/stack`) alone, in the words of a verdict."""
+    """Return what V27 and V28 find in a stack (`bench/probes/stack`) alone, in the words of a
+    verdict."""
     facts = Evidence({"stack": stack})
     for finding in (_find(rule, facts, Thresholds()) for rule in ("V27", "V28")):
         if finding.status in (Status.INVALID, Status.SUSPECT):

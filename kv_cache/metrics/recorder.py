@@ -256,7 +256,7 @@ class Recorder:
         self.decode_s = FirstValues()
 
     def op(self, done: OpDone, *, verified: bool = False) -> None:
-        """One physical operation has ended, well or badly."""
+        """Record one physical operation that has ended, well or badly."""
         self.meter.op(done)
         for leg in done.legs:
             phase = self.edges.phase_of(leg.finished_ns)
@@ -317,7 +317,7 @@ class Recorder:
         stats.device.add_in_flight(leg.device_ns - late_ns)
 
     def request(self, record: RequestRecord) -> None:
-        """One request has ended; only what ended inside the window is measured."""
+        """Record one request that has ended; only what ended inside the window is measured."""
         self.meter.request(record)
         at = record.finished_ns if record.finished_ns is not None else record.enqueued_ns
         phase = self.edges.phase_of(at)

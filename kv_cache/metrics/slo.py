@@ -12,7 +12,7 @@ from kv_cache.core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 
 class SloMeasure(StrEnum):
-    """Which latency of a request is promised; both count from the intended instant."""
+    """Which latency of a request an SLO is about; both count from the intended instant."""
 
     RESPONSE = "response"
     TTFT = "ttft"
@@ -33,7 +33,8 @@ class Slo:
         return 1 - self.percent / 100
 
     def broken_by(self, record: RequestRecord) -> bool:
-        """Whether a request that has ended was over the limit. One that was not answered was."""
+        """Return whether a request that has ended was over the limit. One that was not answered
+        was."""
         if record.outcome is not Outcome.COMPLETED:
             return True
         if self.measure is SloMeasure.TTFT and record.ttft_ns is not None:
@@ -41,7 +42,7 @@ class Slo:
         return record.response_ns is None or record.response_ns > self.limit_ns
 
     def __str__(self) -> str:
-        """As `parse_promises` reads it, without loss."""
+        """Write it as `parse_slos` reads it, without loss."""
         measure = "" if self.measure is SloMeasure.RESPONSE else f"{self.measure}:"
         percent = _plain(Decimal(str(self.percent)))
         limit_ms = _plain(Decimal(self.limit_ns).scaleb(-6, _EXACT))
@@ -61,9 +62,9 @@ _EXAMPLE = "'interactive:p95<50ms'"
 
 
 def parse_slos(text: str) -> tuple[Slo, ...]:
-    """`CLASS:[ttft:|response:]pPERCENT<LIMIT` with commas between, LIMIT in us, ms or s.
+    """Parse `CLASS:[ttft:|response:]pPERCENT<LIMIT` with commas between, LIMIT in us, ms or s.
 
-    Raises `ConfigError` for what is not a promise, and for two of the same latency.
+    Raises `ConfigError` for what is not an SLO, and for two of the same latency.
     """
     if not text.strip():
         raise ConfigError(f"the SLO is empty; write a promise such as {_EXAMPLE}")
@@ -135,5 +136,5 @@ def _bad(part: str, what: str) -> ConfigError:
 
 
 def _plain(number: Decimal) -> str:
-    """Without exponent and closing zeros."""
+    """Write a number without exponent and closing zeros."""
     return f"{number.normalize(_EXACT):f}"

@@ -58,7 +58,7 @@ class Steadiness:
 def steady_state(
     values: Sequence[float], *, most_range: float = MOST_RANGE, most_change: float = MOST_CHANGE
 ) -> Steadiness | None:
-    """The rule on the last five of `values`, in the order of the rounds; None of fewer."""
+    """Return the rule on the last five of `values`, in the order of the rounds; None of fewer."""
     if len(values) < ROUNDS:
         return None
     window = tuple(float(value) for value in values[-ROUNDS:])
@@ -82,7 +82,7 @@ def steady_state(
 
 
 def first_steady(values: Sequence[float]) -> int | None:
-    """The index of the value with which the rule first held; None if it never did."""
+    """Return the index of the value with which the rule first held; None if it never did."""
     ends = range(ROUNDS, len(values) + 1)
     return next((end - 1 for end in ends if _holds(steady_state(values[:end]))), None)
 
@@ -108,7 +108,7 @@ class Round:
         return moved / self.seconds if self.seconds > 0 else 0.0
 
     def row(self, number: int) -> dict[str, Any]:
-        """As a result tells it; rounds are counted from 1."""
+        """Return a round as a result lists it; rounds are counted from 1."""
         return {
             "round": number,
             "seconds": self.seconds,
@@ -133,7 +133,7 @@ def proof(
     most_range: float = MOST_RANGE,
     most_change: float = MOST_CHANGE,
 ) -> dict[str, Any] | None:
-    """What the rule finds in the last five rounds, as a result tells it; None of fewer.
+    """Return what the rule finds in the last five rounds, as a result tells it; None of fewer.
 
     `steady` is the finding on everything judged: bandwidth, and in an open loop the latencies.
     `since_round` (from 1) is the round with which that first held.
@@ -162,7 +162,7 @@ _Looks = Mapping[str, Steadiness | None]
 
 
 def _looks(rounds: Sequence[Round], most_range: float, most_change: float) -> _Looks:
-    """The rule on each variable; None of a latency that a round has not got."""
+    """Return the rule on each variable; None of a latency that a round has not got."""
     columns = {
         name: [getattr(each, name) for each in rounds[-ROUNDS:]] for name in (BANDWIDTH, *LATENCIES)
     }
@@ -232,12 +232,12 @@ def sample(window: Window) -> WindowSample:
 
 
 def stationarity(windows: Sequence[Window], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
-    """The trends over the windows of the measured phase, in order; see `trends`."""
+    """Return the trends over the windows of the measured phase, in order; see `trends`."""
     return trends([sample(window) for window in windows], enough_bytes)
 
 
 def trends(samples: Sequence[WindowSample], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
-    """How bandwidth and backlog changed over the samples, and how sure that is.
+    """Return how bandwidth and backlog changed over the samples, and how sure that is.
 
     `bandwidth_trend` is the size of the change over the whole window as a share of the mean, by
     the least-squares line through the segments or by the one step (at `bandwidth_step_s` after the
@@ -335,7 +335,7 @@ def _changes(
 
 
 def _step(before: Sequence[float], after: Sequence[float]) -> _Change:
-    """The difference of two means, with the spread that both parts have in common."""
+    """Return the difference of two means, with the spread that both parts have in common."""
     means = [fsum(part) / len(part) for part in (before, after)]
     squares = fsum(
         (value - mean) ** 2

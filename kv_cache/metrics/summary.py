@@ -55,8 +55,8 @@ def latency_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -
 
 
 def reference_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -> dict[str, Any]:
-    """The same as the reference's keys have it: the value at a percentile's rank however few values
-    there are, and 0 throughout where there are none."""
+    """Return the same as the reference's keys have it: the value at a percentile's rank however few
+    values there are, and 0 throughout where there are none."""
     result = {"mean": ns_to_ms(histogram.mean or 0)}
     for name in percentiles:
         result[name] = ns_to_ms(histogram.at_rank(PERCENTILES[name]) or 0)
@@ -89,13 +89,13 @@ class Flows:
         return [stats for flow, stats in self._flows.items() if keep(flow)]
 
     def measured(self, tier: Tier | None, kind: OpKind) -> list[OpStats]:
-        """What ended inside the window; `tier` None is all tiers."""
+        """Return what ended inside the window; `tier` None is all tiers."""
         return self.where(
             lambda f: f.phase is Phase.MEASURE and f.kind is kind and tier in (None, f.tier)
         )
 
     def all_bytes(self, tier: Tier, kind: OpKind) -> int:
-        """Bytes of the whole run, all phases."""
+        """Return the bytes of the whole run, all phases."""
         return sum(s.bytes for s in self.where(lambda f: f.tier is tier and f.kind is kind))
 
 
@@ -108,9 +108,9 @@ def total_operations(stats: Iterable[OpStats]) -> int:
 
 
 def call_ms(device: Histogram, calls: int, steps: Iterable[Histogram]) -> float | None:
-    """How long the longest kind of system call typically takes: one of the `calls` that moved bytes
-    by the median of the operations' times over the calls of an operation on average, one on
-    metadata by the median of its kind. None where none ended."""
+    """Return how long the longest kind of system call typically takes: one of the `calls` that
+    moved bytes by the median of the operations' times over the calls of an operation on average,
+    one on metadata by the median of its kind. None where none ended."""
     median_ns = device.at_rank(50) or 0.0
     times_ns = [median_ns * device.count / calls if calls else 0.0]
     times_ns += [step.at_rank(50) or 0.0 for step in steps]
@@ -126,9 +126,10 @@ def ratio(part: float, whole: float) -> float:
 
 
 def slos_met(end_to_end: Histogram, slos_ms: Mapping[str, float]) -> dict[str, Any]:
-    """Each promised percentile of a class beside the actual one, where there are enough values for
-    it, and beside the share of requests that kept to it. The share is what is judged: `met` is None
-    where its interval holds what was promised, as there are too few requests to say."""
+    """Return each promised percentile of a class beside the actual one, where there are enough
+    values for it, and beside the share of requests that kept to it. The share is what is judged:
+    `met` is None where its interval holds what was promised, as there are too few requests to
+    say."""
     actual = latency_ms(end_to_end)
     return {
         name: {
@@ -157,7 +158,7 @@ def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str
 
 
 def notes(outcome: RunOutcome) -> list[str]:
-    """What somebody who reads the numbers has to know first; empty where there is nothing."""
+    """Return what a reader of the numbers has to know first; empty if there is nothing."""
     notes: list[str] = []
     if outcome.death is not None:
         notes.append(f"the run broke: {outcome.death}")

@@ -71,7 +71,8 @@ class TraceHistogram:
         return sum(bucket.count for bucket in self.buckets)
 
     def percentile(self, percent: int) -> Bucket | None:
-        """The bucket that holds the value of rank ceil(percent/100 * count); None if empty."""
+        """Return the bucket that holds the value of rank ceil(percent/100 * count); None if
+        empty."""
         rank = max(1, -(-percent * self.count // 100))
         ends = accumulate(bucket.count for bucket in self.buckets)
         at = (b for b, end in zip(self.buckets, ends, strict=True) if end >= rank)
@@ -114,8 +115,8 @@ _COMPLAINT = re.compile(r"WARNING|ERROR|[Mm]ap full|[Ff]ailed to|[Ss]kipped")
 
 
 def parse(text: str) -> Printed:
-    """What bpftrace printed in its text format. A line of no form that is known is none of ours,
-    unless it complains."""
+    """Return what bpftrace printed in its text format. A line of no form that is known is none of
+    ours, unless it complains."""
     histograms: dict[str, list[tuple[Bucket, str]]] = {}
     stats: dict[str, Stats] = {}
     counts: dict[str, int] = {}
@@ -147,7 +148,7 @@ def parse(text: str) -> Printed:
 
 
 def parse_bucket(line: str) -> Bucket | None:
-    """One line of a histogram; None for any other line."""
+    """Return one line of a histogram; None for any other line."""
     match = _LINE.match(line)
     if not match:
         return None
@@ -259,8 +260,8 @@ class Traced:
         }
 
     def reference_keys(self) -> dict[str, Any]:
-        """The value of the reference's key `device_latency_tracing`; a histogram without values is
-        left out, and an open end is None."""
+        """Return the value of the reference's key `device_latency_tracing`; a histogram without
+        values is left out, and an open end is None."""
         return {
             name: {
                 "buckets": [
@@ -298,7 +299,7 @@ class Traced:
         }
 
     def remarks(self) -> list[str]:
-        """What is known to be amiss with the trace, as sentences."""
+        """Return what is known to be amiss with the trace, as sentences."""
         return [
             *self.notes,
             *self._miscounted(),

@@ -51,8 +51,8 @@ class OpWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassWindow:
-    """Requests of one class. `over[i]` of the `ended` were over the limit of the i-th promise that
-    the meter was made with (0 for promises of other classes)."""
+    """Requests of one class. `over[i]` of the `ended` were over the limit of the i-th SLO that the
+    meter was made with (0 for SLOs of other classes)."""
 
     completed: int
     failed: int
@@ -119,7 +119,7 @@ class Window:
         return sum(c.output_tokens for c in self.classes.values())
 
     def storage_bytes(self, *kinds: OpKind) -> int:
-        """Of these kinds, or of reads and writes."""
+        """Return the bytes of these kinds, or of reads and writes."""
         wanted = kinds or (OpKind.READ, OpKind.WRITE)
         return sum(w.bytes for (t, k), w in self.ops.items() if t is Tier.NVME and k in wanted)
 
@@ -242,7 +242,7 @@ class Meter:
         return self._live.start_ns
 
     def take(self, now_ns: int) -> Bins:
-        """What was collected until now; `read` must be called before the next `take`."""
+        """Return what was collected until now; `read` must be called before the next `take`."""
         full, self._live = self._live, self._spare
         full.end_ns = self._live.start_ns = now_ns
         return full
@@ -252,7 +252,7 @@ class Meter:
     def read(
         self, bins: Bins, phase: Phase, gauges: Gauges, machine: Mapping[str, Any] | None = None
     ) -> Window:
-        """The window that `bins` are of; they are emptied for the one after the next."""
+        """Return the window that `bins` are of; they are emptied for the one after the next."""
         window = Window(
             start_ns=bins.start_ns,
             end_ns=bins.end_ns,
@@ -382,8 +382,8 @@ def _in_pairs(windows: Sequence[Window]) -> list[Window]:
 
 
 def joined(first: Window, second: Window) -> Window:
-    """Two neighbours as one: counts add up, levels are the second's, and a percentile is the larger
-    of the two, as nothing better can be known."""
+    """Return two neighbours as one: counts add up, levels are the second's, and a percentile is the
+    larger of the two, as nothing better can be known."""
     return Window(
         start_ns=first.start_ns,
         end_ns=second.end_ns,
@@ -446,7 +446,7 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 
 def window_row(window: Window) -> dict[str, Any]:
-    """One row of `kv_cache.series.windows`. Instants are seconds since the run's origin."""
+    """Return one row of `kv_cache.series.windows`. Instants are seconds since the run's origin."""
     gauges = window.gauges
     tiers: dict[str, dict[str, Any]] = {}
     for (tier, kind), ops in sorted(window.ops.items()):

@@ -48,14 +48,14 @@ class Ahead:
                 self.given_up_blocks += 1
 
     def try_enter(self) -> bool:
-        """Whether one more may be on its way, and there is something to bring."""
+        """Return whether one more may be on its way, and there is something to bring."""
         if not self._queue or self.holders >= self._slots:
             return False
         self.holders += 1
         return True
 
     def take(self) -> Key | None:
-        """The oldest wish."""
+        """Return the oldest wish."""
         if not self._queue:
             return None
         key = next(iter(self._queue))
@@ -63,7 +63,7 @@ class Ahead:
         return key
 
     def rest(self) -> None:
-        """Nobody will ask any more: what is on its way arrives, and nothing else."""
+        """Bring nothing more up once no request will ask any more; what is on its way arrives."""
         self.given_up_blocks += len(self._queue)
         self._queue.clear()
 

@@ -81,7 +81,7 @@ class SearchStep:
 
 
 class Ended(StrEnum):
-    """What stands above the answer."""
+    """What limits the answer from above."""
 
     LIMIT = "limit"  # a load that misses a promise
     HIGHEST = "highest-load"  # no more was to be tried
@@ -143,12 +143,12 @@ class _Tried:
 
     @property
     def estimates(self) -> list[SloEstimate]:
-        """Of all probes together that the client was not the limit of."""
+        """Estimates of all probes together that the client was not the limit of."""
         by_probe = [v.judged.estimates for v in self.verdicts if not v.client_bound]
         return [pooled(estimates) for estimates in zip(*by_probe, strict=True)]
 
     def status(self, confidence: float) -> ProbeStatus:
-        """With confidence; what is overloaded has failed."""
+        """Return the status with confidence; what is overloaded has failed."""
         if any(verdict.failed for verdict in self.verdicts):
             return ProbeStatus.OUTSIDE
         estimates = self.estimates
@@ -254,8 +254,9 @@ class CapacitySearch:
         return below.load, f"confirms the highest load that passed ({done + 1} of {wanted})"
 
     def _bound(self, answer: float, above: _Tried | None) -> tuple[float, str] | None:
-        """A load a few resolutions from the answer, where that end of the interval is farther.
-        None between the answer and the load that did not pass: it would have to be confirmed."""
+        """Return a load a few resolutions from the answer, where that end of the interval is
+        farther. None between the answer and the load that did not pass: it would have to be
+        confirmed."""
         low, high = self._interval()
         failed = above.load if above else inf
         for off in _OFF:
@@ -279,7 +280,7 @@ class CapacitySearch:
         return min(load, self._rules.highest), f"{below.load:g} passed: widens upwards"
 
     def _down(self, above: _Tried, left: int) -> tuple[float, str] | None:
-        """From what an overloaded load served, as the capacity is no more."""
+        """Choose a lower load, from what an overloaded load served, as the capacity is no more."""
         lowest = self._rules.lowest
         if above.load <= lowest:
             return None
@@ -296,10 +297,11 @@ class CapacitySearch:
         return one or high - low <= self._rules.resolution * high
 
     def _between(self, below: _Tried, above: _Tried) -> tuple[float, str]:
-        """Where the share over the limit should be what is allowed, by a straight line in `excess`
-        between the two ends; a little to the side of the farther end, so that both ends close in.
+        """Choose where the share over the limit should be what is allowed, by a straight line in
+        `excess` between the two ends; a little to the side of the farther end, so that both ends
+        close in.
 
-        A device whose latency breaks off is not on that line. So where it has not about halved the
+        A device whose latency breaks off is not on that line. So if it has not about halved the
         bracket, the next load is in the middle.
         """
         if self._was_lucky(below):
@@ -323,16 +325,16 @@ class CapacitySearch:
         return self._within(aimed, low, high), why
 
     def _was_lucky(self, below: _Tried) -> bool:
-        """It passed once, with more load than an overloaded device serves: what lies above it is
-        not worth a probe before it has passed again."""
+        """Return whether a load passed once, with more load than an overloaded device serves: what
+        is above it is not worth a probe before it has passed again."""
         step = self._rules.resolution
         overloaded = [t.served for t in self._tried.values() if t.served * (1 + 4 * step) < t.load]
         return len(below.verdicts) == 1 and below.load > min(overloaded, default=inf) * (1 + step)
 
     def _near_what_was_served(self, low: float, high: float) -> float | None:
-        """What an overloaded device serves is near its capacity, once a probe with as much load has
-        passed. Then a little more is tried before anything far above it, or a little less where
-        that probe had been lucky."""
+        """Return a load near what an overloaded device serves, which is near its capacity, once a
+        probe with as much load has passed: a little more before anything far above it, or a little
+        less if that probe had been lucky."""
         step = self._rules.resolution
         tried = self._tried.values()
         overloaded = [t.served for t in tried if t.served * (1 + 4 * step) < t.load]
@@ -347,13 +349,15 @@ class CapacitySearch:
         return next((load for load in within if self._can_try(load)), None)
 
     def _served_at_most(self, low: float, high: float) -> float:
-        """The lowest load above `low` that an overloaded probe served, if any is below `high`."""
+        """Return the lowest load above `low` that an overloaded probe served, if any is below
+        `high`."""
         served = [tried.served for tried in self._tried.values()]
         most = high / (1 + 2 * self._rules.resolution)
         return min([high, *(load for load in served if low < load < most)])
 
     def _excess_at(self, above: _Tried, load: float) -> float:
-        """At what an overloaded load served, all requests wait for long."""
+        """Return the `excess` at a load; at what an overloaded load served, all requests wait for
+        long."""
         excess = above.excess
         if excess is None or load < above.load:
             return max(-log(estimate.slo.allowed_share) for estimate in self._looks())
@@ -367,7 +371,7 @@ class CapacitySearch:
         return max(low + 1, min(kept, ceil(high) - 1.0)) if self._rules.whole else kept
 
     def _rounded(self, load: float) -> float:
-        """To whole users, or to a rate that can be read."""
+        """Round to whole users, or to a rate that can be read."""
         return float(floor(load)) if self._rules.whole else float(f"{load:.6g}")
 
     # --- the answer --------------------------------------------------------------------------
@@ -426,8 +430,8 @@ class CapacitySearch:
 
 
 def _share_of(inner: float, outer: float) -> float:
-    """Where a line from -inner to outer crosses 0, as a part of the way. An end that is on the
-    wrong side, as chance has it, is taken to be at the limit itself."""
+    """Return where a line from -inner to outer crosses 0, as a part of the way. An end that is on
+    the wrong side, as chance has it, is taken to be at the limit itself."""
     inner, outer = max(inner, 0.0), max(outer, 0.0)
     return inner / (inner + outer) if inner + outer > 0 else 0.5
 

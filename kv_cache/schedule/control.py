@@ -38,11 +38,12 @@ class Control:
 
     @property
     def standing(self) -> dict[str, Any] | None:
-        """How far the autoscaler has come; None where there is none."""
+        """How far the autoscaler has come; None if there is none."""
         return None if self.autoscaler is None else self.autoscaler.standing()
 
     def see(self, window: Window, *, last: bool = False) -> Orders:
-        """Nothing is decided on the `last` window: there is none left to carry it out in."""
+        """Follow the next window. Nothing is decided on the `last` one: there is none left to carry
+        it out in."""
         state = self.saturation.see(window)
         level = SaturationLevel(state.level, state.by, state.saturated)
         window = replace(window, saturation=level)

@@ -63,7 +63,7 @@ class Intake:
         return self._source.users
 
     def oldest_ns(self, now_ns: int) -> int:
-        """How long the request has waited that has waited longest; 0 when none waits."""
+        """Return how long the request that has waited longest has waited; 0 when none waits."""
         enqueued_ns = self._queue.oldest_ns()
         return 0 if enqueued_ns is None else now_ns - enqueued_ns
 
@@ -80,7 +80,7 @@ class Intake:
 
     @property
     def finished(self) -> bool:
-        """Nothing waits, nothing is served, and nothing will come."""
+        """Whether nothing waits, nothing is served, and nothing will come."""
         return self.no_more_arrivals and not self._queue and not self.in_flight
 
     @property
@@ -116,7 +116,7 @@ class Intake:
             self._after(request, now_ns)
 
     def take(self, now_ns: int) -> Queued | None:
-        """The request to serve next; the caller says `finish` when it is done."""
+        """Return the request to serve next; the caller says `finish` when it is done."""
         self.pump(now_ns)
         if self.demanded:
             self._queue.push(self._pop(now_ns), now_ns)

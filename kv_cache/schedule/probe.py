@@ -28,7 +28,7 @@ from kv_cache.metrics.window import Window
 
 
 class ProbeCount(NamedTuple):
-    """Of the requests of a promise's class that ended in one batch, how many were over."""
+    """Of the requests of an SLO's class that ended in one batch, how many were over its limit."""
 
     over: int
     ended: int
@@ -39,7 +39,7 @@ Batch = Sequence[ProbeCount]
 
 
 def counts_of(window: Window, slos: Sequence[Slo]) -> tuple[ProbeCount, ...]:
-    """The batch that a window is; its meter was made with these promises."""
+    """Return the batch that a window is; its meter was made with these SLOs."""
     classes = [window.classes[slo.qos] for slo in slos]
     return tuple(ProbeCount(c.over[i], c.ended) for i, c in enumerate(classes))
 
@@ -62,10 +62,10 @@ batches must lie within one (Schmeiser, "Batch size effects", Operations Researc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloEstimate:
-    """What the batches so far say about one promise.
+    """What the batches so far show of one SLO.
 
-    `inflation` is how much more the share varies from batch to batch than it would with
-    independent requests (the design effect), at least 1; `dof` that estimate's degrees of freedom.
+    `inflation` is how much more the share varies from batch to batch than it would with independent
+    requests (the design effect), at least 1; `dof` that estimate's degrees of freedom.
     """
 
     slo: Slo
@@ -81,7 +81,7 @@ class SloEstimate:
 
     @property
     def kept(self) -> bool | None:
-        """By the share alone; None when no request of the class ended."""
+        """Whether the SLO is kept, by the share alone; None when no request of the class ended."""
         return None if self.share is None else self.share <= self.slo.allowed_share
 
     def effective(self, confidence: float) -> tuple[float, float]:
@@ -91,12 +91,12 @@ class SloEstimate:
         return self.over * scale, self.ended * scale
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """The share's."""
+        """Return the interval of the share."""
         return share_interval(*self.effective(confidence), confidence)
 
     def status(self, confidence: float, of: int = 1) -> ProbeStatus:
-        """On which side of what is allowed the whole interval is. With `of` promises, of which any
-        may be broken by chance, being outside takes that much more."""
+        """Return on which side of what is allowed the whole interval is. With `of` SLOs, any of
+        which may be missed by chance, being outside takes that much more."""
         if not self.ended:
             return ProbeStatus.OPEN
         over, ended = self.effective(confidence)
@@ -122,8 +122,8 @@ class SloEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A probe so far. It is `INSIDE` when every promise surely is kept, `OUTSIDE` when one surely
-    is not."""
+    """A probe so far. It is `INSIDE` when every SLO surely is kept, `OUTSIDE` when one surely is
+    not."""
 
     estimates: tuple[SloEstimate, ...]
     status: ProbeStatus
@@ -131,7 +131,8 @@ class Judged:
 
     @property
     def leaning(self) -> ProbeStatus:
-        """By the shares alone, never open. A class of which nothing ended shows nothing kept."""
+        """Status by the shares alone, never open. A class of which nothing ended shows nothing
+        kept."""
         return (
             ProbeStatus.INSIDE
             if all(estimate.kept for estimate in self.estimates)
@@ -140,7 +141,7 @@ class Judged:
 
     @property
     def tightest(self) -> SloEstimate:
-        """The promise that is broken, or nearest to it."""
+        """The SLO that is missed, or nearest to it."""
         return max(self.estimates, key=lambda estimate: (estimate.share is None, estimate.excess))
 
 
@@ -165,7 +166,7 @@ def judge(
 
 
 def decided(judged: Judged) -> ProbeStatus:
-    """At the end of the longest probe: by the shares, where they were not sure."""
+    """Return the status at the end of the longest probe: by the shares, if they were not sure."""
     return judged.leaning if judged.status is ProbeStatus.OPEN else judged.status
 
 
@@ -178,7 +179,7 @@ def together(estimates: Sequence[SloEstimate], confidence: float) -> ProbeStatus
 
 @lru_cache(maxsize=4096)
 def strictness(confidence: float, batches: int, longest: int) -> float:
-    """The confidence of one look of many, after O'Brien and Fleming (Biometrics 35, 1979).
+    """Return the confidence of one look of many, after O'Brien and Fleming (Biometrics 35, 1979).
 
     The error of a running sum is a Brownian motion. By the reflection principle, the chance that it
     ever leaves [-c, c] in the time of the longest probe is at most twice that of being outside at
@@ -215,7 +216,7 @@ def pooled(estimates: Sequence[SloEstimate]) -> SloEstimate:
 
 
 def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
-    """As few and long batches as `MOST_BATCHES` wants."""
+    """Group batches into as few and long ones as `MOST_BATCHES` wants."""
     size = ceil(len(counts) / MOST_BATCHES)
     if size <= 1:
         return list(counts)
@@ -224,8 +225,8 @@ def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
 
 
 def _inflation(batches: Sequence[ProbeCount], over: int, ended: int) -> float:
-    """The variance of over/ended from batch to batch (the ratio estimator's, as batches differ in
-    size) over the binomial one. With nothing over, or all, none can be seen."""
+    """Return the variance of over/ended from batch to batch (the ratio estimator's, as batches
+    differ in size) over the binomial one. With nothing over, or all, none can be seen."""
     if len(batches) < 2 or not 0 < over < ended:
         return 1.0
     share = over / ended
@@ -235,7 +236,7 @@ def _inflation(batches: Sequence[ProbeCount], over: int, ended: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _known_variance(dof: int, confidence: float) -> float:
-    """By how much fewer counts an interval needs when the variance is known: (z / t)²."""
+    """Return by how much fewer counts an interval needs when the variance is known: (z / t)²."""
     probability = 1 - (1 - confidence) / 2
     return float((NormalDist().inv_cdf(probability) / t_quantile(probability, dof)) ** 2)
 
@@ -256,7 +257,7 @@ class ProbeVerdict:
 
     @property
     def failed(self) -> bool:
-        """With confidence, and not because of the client."""
+        """Whether the load failed with confidence, and not because of the client."""
         sure = self.overloaded or self.judged.status is ProbeStatus.OUTSIDE
         return sure and not self.client_bound
 

@@ -111,5 +111,5 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def saturation_row(state: SaturationState) -> dict[str, Any]:
-    """As results tell it."""
+    """Return a state as results have it."""
     return {"level": state.level, "by": state.by, "saturated": state.saturated}

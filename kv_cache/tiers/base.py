@@ -98,7 +98,7 @@ class Store(Protocol):
     def delete(self, ref: CopyRef) -> None: ...
 
     def describe(self) -> Mapping[str, Any]:
-        """What the result says about this store."""
+        """Return what the result says about this store."""
 
     def close(self) -> None:
         """Give memory and descriptors back. Files are removed by whoever owns the directory."""
@@ -118,7 +118,7 @@ _REASONS = {
 
 
 def reason_of(error: OSError) -> str:
-    """A short stable word for an operating system error."""
+    """Return a short stable word for an operating system error."""
     number = error.errno or 0
     return _REASONS.get(number) or errno.errorcode.get(number, "os-error").lower()
 

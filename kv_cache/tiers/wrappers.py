@@ -169,7 +169,7 @@ class _TapAround:
 
 
 def _stalled(fault: str | Stall | None) -> str | None:
-    """What is left of a fault when its stall is over."""
+    """Wait for a stall to be over; return what is left of the fault then."""
     if isinstance(fault, Stall):
         time.sleep(fault.duration_ns / NS_PER_S)
         return None
@@ -257,7 +257,7 @@ class _Link:
         self._lock = threading.Lock()
 
     def begin(self, nbytes: int) -> int:
-        """The instant at which a transfer that begins now may end."""
+        """Return the instant at which a transfer that begins now may end."""
         with self._lock:
             begin_ns = max(self._free_ns, self._now_ns())
             self._free_ns = begin_ns + round(nbytes * NS_PER_S / self.bytes_per_second)

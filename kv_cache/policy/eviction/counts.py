@@ -77,7 +77,7 @@ class Counts:
         return self._of[copy_id]
 
     def __iter__(self) -> Iterator[int]:
-        """The lowest count first; of one count, what came to it first."""
+        """Return the lowest count first; of one count, what came to it first."""
         bucket = self._ends.higher
         while bucket is not self._ends:
             link = bucket.after

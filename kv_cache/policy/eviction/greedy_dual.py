@@ -57,11 +57,11 @@ class GreedyDual(Eviction):
 
     @abstractmethod
     def worth(self, item: Item) -> float:
-        """What a new copy is worth, as far as it does not depend on its uses."""
+        """Return what a new copy is worth, as far as it does not depend on its uses."""
 
     @abstractmethod
     def value(self, worth: float, uses: int) -> float:
-        """What a copy is worth."""
+        """Return what a copy is worth."""
 
     def insert(self, item: Item) -> None:
         line = self._line(self.worth(item), 1)
@@ -120,7 +120,7 @@ class GreedyDual(Eviction):
         return copy_id in self._held
 
     def _line(self, worth: float, uses: int) -> WorthLine:
-        """Whoever asks joins it."""
+        """Return the line of this worth and uses, which the caller joins."""
         if self._most_uses is not None and uses > self._most_uses:
             uses = self._most_uses
         line = self._lines.get((worth, uses))

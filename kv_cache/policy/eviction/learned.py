@@ -178,7 +178,7 @@ class Learned(Eviction):
         return [copy_id for copy_id in sample if copy_id in self._rows]
 
     def _rank(self, copies: list[int]) -> list[int]:
-        """What is expected the latest first; of equals, the least recent."""
+        """Return first what is expected to be used the latest; of equals, the least recent."""
         if not copies:
             return []
         rows = [self._rows[copy_id] for copy_id in copies]

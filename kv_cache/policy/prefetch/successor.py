@@ -52,7 +52,7 @@ class _Chain:
             self._nodes.popitem(last=False)
 
     def next(self, confidence: int) -> Iterator[tuple[int, tuple[Key, ...]]]:
-        """What has followed the last name so often, and its keys."""
+        """Return what has followed the last name so often, and its keys."""
         for name, count in self._nodes[self._last].followed_by.items():
             successor = self._nodes.get(name)
             if count >= confidence and successor is not None:

@@ -36,7 +36,7 @@ class Mode(Protocol):
     def standing(self) -> dict[str, Any]: ...
 
     def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
-        """At the end of a sample; `stuck` where nothing ends that should have long ago."""
+        """Judge a pool at the end of a sample; `stuck`: nothing ends that should have long ago."""
         ...
 
 
@@ -44,8 +44,8 @@ _LONGEST_COOLDOWN = 20
 
 
 class Autoscaler:
-    """Shown every window, it says when there are to be more or fewer users, or that the run is to
-    stop. `users` are those that it believes in, from the first to its latest decision."""
+    """Shown every window, it decides when there are to be more or fewer users, or that the run is
+    to stop. `users` is their number after its latest decision."""
 
     def __init__(
         self, rules: AutoscaleRules, mode: ScaleMode, slos: Sequence[Slo], users: int
@@ -73,8 +73,8 @@ class Autoscaler:
         self._begin_anew(None)
 
     def see(self, window: Window, saturation: SaturationState) -> Decision | None:
-        """Windows are shown in order, each once. Only those of the measured phase count: in the
-        others nobody asks, or something else does."""
+        """Take the next window. Each is shown once, in order. Only those of the measured phase
+        count: in the others no users ask, or something else does."""
         if self.stopped or window.phase is not Phase.MEASURE:
             return None
         self._watch(window)
@@ -93,8 +93,8 @@ class Autoscaler:
         return self.stopped or self._judge.settled
 
     def standing(self) -> dict[str, Any]:
-        """How far it has come: in qos mode the most users that were seen inside and the fewest
-        that were outside, in capacity mode the peak so far; None is not known."""
+        """Return how far it has come: in qos mode the most users that were seen inside and the
+        fewest that were outside, in capacity mode the peak so far; None is not known."""
         return {"users": self.users, "settled": self.settled, **self._judge.standing()}
 
     def _begin_anew(self, at_ns: int | None) -> None:
@@ -104,7 +104,7 @@ class Autoscaler:
         self._cooling = True
 
     def _watch(self, window: Window) -> None:
-        """For how long nothing has ended though somebody was there all the time."""
+        """Follow for how long nothing has ended though requests were there all the time."""
         if ended(window) or not self._inside:
             self._silent_windows, self._silent_since_ns = 0, window.end_ns
         else:
@@ -112,14 +112,15 @@ class Autoscaler:
         self._inside = window.gauges.in_flight + window.gauges.queued
 
     def _stuck(self, window: Window) -> bool:
-        """Nothing ended for a sample, and somebody has been there for longer than any limit."""
+        """Return whether nothing ended for a sample, and a request has been there for longer than
+        any limit."""
         there_ns = max(window.gauges.oldest_queued_ns, window.end_ns - self._silent_since_ns)
         silent = self._silent_windows >= self._rules.windows_per_sample
         return silent and there_ns > self._longest_limit_ns
 
     def _cools(self, window: Window) -> bool:
-        """Whether this window still speaks of the load before the change: the cooldown is not
-        over, users who are to go are still there, somebody waits since before it, or fewer
+        """Return whether this window still shows the load before the change: the cooldown is not
+        over, users who are to go are still there, a request waits since before it, or fewer
         requests have ended than there are users, so that some have not asked yet."""
         if self._changed_ns is None:
             self._changed_ns = window.start_ns
@@ -163,7 +164,8 @@ def _action(order: Order, users: int) -> Action:
 
 
 def _longest_limit_ns(slos: Sequence[Slo]) -> float:
-    """Nobody may be there for longer; a class that is promised nothing may be there for ever."""
+    """Return for how long a request may be there; requests of a class without an SLO may be for
+    ever."""
     if {slo.qos for slo in slos} != set(Qos):
         return inf
     return max(slo.limit_ns for slo in slos)

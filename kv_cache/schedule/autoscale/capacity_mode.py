@@ -23,7 +23,7 @@ class Peak:
 
 
 class CapacityMode:
-    """Up, for as long as it is worth it. Where going up from the first number brings nothing,
+    """Go up, for as long as it is worth it. If going up from the first number brings nothing, go
     down: more users than a cache has room for may cost throughput."""
 
     def __init__(self, rules: AutoscaleRules) -> None:
@@ -77,7 +77,7 @@ class CapacityMode:
         return self._order(here, goes_to, comparison, {"gain": gain, "noise": noise})
 
     def _next(self, users: int) -> int | None:
-        """What to try; None where the peak is known."""
+        """Return what to try; None where the peak is known."""
         assert self._best is not None
         goes_to = self._rules.more(users) if self._grows else self._rules.fewer(users)
         if self._misses < _MISSES and goes_to != users:
@@ -121,5 +121,5 @@ def _relative(rate: Ratio) -> float:
 
 
 def _gain(here: Ratio, best: Ratio) -> tuple[float, float]:
-    """By how much it is better, as a share of the best, and the standard error of that."""
+    """Return by how much it is better, as a share of the best, and the standard error of that."""
     return here.value / best.value - 1, hypot(here.error or 0, best.error or 0) / best.value

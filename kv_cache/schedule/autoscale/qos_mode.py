@@ -54,11 +54,12 @@ class Bracket:
 
     @property
     def first_time(self) -> bool:
-        """Nothing was outside yet, and nothing was settled on."""
+        """Whether nothing was outside yet, and nothing was settled on."""
         return self.outside is None and self._stride == inf
 
     def after(self, users: int, verdict: UsersVerdict, *, plain: bool) -> int:
-        """What to try after this verdict on so many users; the same number to stay there."""
+        """Return the number of users to try after this verdict on `users`; the same number to
+        stay."""
         if self.settled:
             self.settled, self._stride = False, _TOLERANCE
             self.inside = self.outside = None
@@ -86,9 +87,9 @@ class Bracket:
 
 
 class QosMode:
-    """Judges a pool by the promises, moves the bracket, and holds what was settled on: down at
-    once when it is surely outside, up after a long time surely inside; each try that leads back
-    doubles that time, up to 8 times."""
+    """Judge a pool by the SLOs, move the bracket, and hold what was settled on: down at once when
+    it is surely outside, up after a long time surely inside; each try that leads back doubles that
+    time, up to 8 times."""
 
     def __init__(self, rules: AutoscaleRules) -> None:
         self._rules = rules
@@ -119,13 +120,14 @@ class QosMode:
         return self._step(pool, users, verdict, stuck)
 
     def _waits(self, verdict: UsersVerdict) -> bool:
-        """Whether it is too early to try for more than what was settled on."""
+        """Return whether it is too early to try for more than what was settled on."""
         quiet = self._rules.longest_windows * self._patience
         return verdict is UsersVerdict.INSIDE and self._held_windows < quiet
 
     def _verdict(self, pool: WindowPool) -> UsersVerdict | None:
-        """What the pool shows, sure enough for how short it is and how often it is asked. While
-        nothing was outside yet, a wrong "inside" is soon found out and soon is good enough."""
+        """Return what the pool shows, sure enough for how short it is and how often it is asked.
+        While nothing was outside yet, a wrong "inside" is soon found out and soon is good
+        enough."""
         rules, target, first = self._rules, self._rules.target_saturation, self._bracket.first_time
         short, long = rules.is_short(pool.windows), rules.is_long(pool.windows)
         shares = pool.shares()
@@ -172,7 +174,8 @@ class QosMode:
         )
 
     def _plain(self, verdict: UsersVerdict, pool: WindowPool) -> bool:
-        """Whether pressure is surely less than half of the goal, or more than twice as much."""
+        """Return whether pressure is surely less than half of the goal, or more than twice as
+        much."""
         target, shares = self._rules.target_saturation, pool.shares()
         if verdict is UsersVerdict.OUTSIDE:
             return _surely_above(shares, 2 * target, SURE)
@@ -201,17 +204,17 @@ def _classes(shares: Sequence[OverShare]) -> set[Qos]:
 
 
 def _surely_above(shares: Sequence[OverShare], pressure: float, errors: float) -> bool:
-    """Of one promise at least."""
+    """Return whether the pressure of at least one SLO surely is above `pressure`."""
     return any(share.enough and share.bounds(errors)[0] > pressure for share in shares)
 
 
 def _surely_below(shares: Sequence[OverShare], pressure: float, errors: float) -> bool:
-    """Of all promises."""
+    """Return whether the pressure of every SLO surely is at most `pressure`."""
     return all(share.bounds(errors)[1] <= pressure for share in shares)
 
 
 def _as_it_looks(shares: Sequence[OverShare], pressure: float) -> UsersVerdict | None:
-    """By the promises that many requests speak of; None where there is no such promise."""
+    """Return the verdict by the SLOs of which many requests ended; None if there is no such SLO."""
     much = [share for share in shares if share.much]
     if not much:
         return None

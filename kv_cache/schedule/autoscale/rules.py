@@ -23,9 +23,9 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleRules:
-    """`windows_per_sample` windows are a sample. So many samples in a row must say the same before
-    a step, and so many after a step are not used. A pool of `longest_samples` is judged by what it
-    shows, sure or not."""
+    """`windows_per_sample` windows are a sample. `consecutive_samples_required` samples in a row
+    must show the same before a step, and `cooldown_samples` after a step are not used. A pool of
+    `longest_samples` is judged by what it shows, sure or not."""
 
     min_users: int = 1
     max_users: int = 10_000
@@ -74,7 +74,7 @@ class AutoscaleRules:
         return self.cooldown_samples * self.windows_per_sample
 
     def more(self, users: int, stride: float = inf) -> int:
-        """One step up, of at most this share of them and of at least one user."""
+        """Return one step up, of at most this share of them and of at least one user."""
         step = min(stride, self.scale_up_factor - 1)
         return min(self.max_users, max(users + 1, int(users * (1 + step))))
 
@@ -108,7 +108,7 @@ class Decision:
 
 
 def decision_row(decision: Decision) -> dict[str, Any]:
-    """One decision as results tell it; `at_s` is seconds since the run's origin."""
+    """Return one decision as results have it; `at_s` is seconds since the run's origin."""
     return {
         "at_s": ns_to_s(decision.at_ns),
         "mode": decision.mode.value,

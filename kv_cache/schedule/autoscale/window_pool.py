@@ -37,7 +37,7 @@ class Ratio:
 
 
 def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """The ratio estimator of (y, x) pairs. Σx must be above 0."""
+    """Return the ratio estimator of (y, x) pairs. Σx must be above 0."""
     whole = sum(x for _, x in pairs)
     value = sum(y for y, _ in pairs) / whole
     if len(pairs) < 2:
@@ -48,8 +48,8 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverShare:
-    """How many requests of a promise were over its limit. `worth` is how many independent ones
-    would tell as much as those that `ended`."""
+    """How many requests of an SLO's class were over its limit. `worth` is how many independent ones
+    would show as much as those that `ended`."""
 
     slo: Slo
     ended: int
@@ -63,7 +63,7 @@ class OverShare:
 
     @property
     def enough(self) -> bool:
-        """One request over the limit would be allowed, or it is plain that too many are."""
+        """Whether one request over the limit would be allowed, or it is plain that too many are."""
         return self.ended * self.slo.allowed_share >= 1 or self.over >= _MANY_OVER
 
     @property
@@ -72,7 +72,7 @@ class OverShare:
         return self.ended * self.slo.allowed_share >= _MUCH
 
     def bounds(self, errors: float) -> tuple[float, float]:
-        """What the pressure is between (Wilson's score interval)."""
+        """Return the interval of the pressure (Wilson's score interval)."""
         p, n, z2 = self.over / self.ended, self.worth, errors**2
         middle = (p + z2 / (2 * n)) / (1 + z2 / n)
         half = errors / (1 + z2 / n) * sqrt(p * (1 - p) / n + z2 / (4 * n * n))
@@ -156,7 +156,7 @@ class WindowPool:
         self.windows = sum(batch.windows for batch in self._batches)
 
     def shares(self) -> list[OverShare]:
-        """Of the promises of whose class requests ended."""
+        """Return the shares of the SLOs of whose class requests ended."""
         return [self._share(i) for i in range(len(self._slos)) if self._ended(i)]
 
     def _ended(self, slo: int) -> int:
@@ -172,15 +172,16 @@ class WindowPool:
         return OverShare(slo=self._slos[slo], ended=ended, over=over, worth=max(1.0, worth))
 
     def unit(self) -> Unit | None:
-        """What there is of: tokens, else requests, else bytes; None where nothing happened."""
+        """Return the unit that there is something of: tokens, else requests, else bytes; None if
+        nothing happened."""
         for unit, counted in _COUNTED.items():
             if any(counted(batch) for batch in self._batches):
                 return unit
         return None
 
     def rate(self, unit: Unit) -> Ratio:
-        """What came in a second. Its error is at least that of a count of so many independent
-        requests: a few batches may be alike by chance."""
+        """Return what came in a second. Its error is at least that of a count of as many
+        independent requests: a few batches may be alike by chance."""
         counted = _COUNTED[unit]
         rate = ratio([(counted(batch), batch.ns / NS_PER_S) for batch in self._batches])
         completed = sum(batch.completed for batch in self._batches)

@@ -71,7 +71,7 @@ class Root:
 
     @classmethod
     def with_shards(cls, path: Path) -> Self:
-        """With a subdirectory for each shard."""
+        """Add a subdirectory for each shard."""
         root = cls(path)
         try:
             for shard in range(SHARDS):
@@ -86,7 +86,8 @@ class Root:
         return os.open(name, flags | os.O_CLOEXEC, dir_fd=self._fd)
 
     def create(self, name: str, flags: int) -> int:
-        """A descriptor of a new file. Where O_DIRECT is refused, Linux has made it already."""
+        """Return a descriptor of a new file. Where O_DIRECT is refused, Linux has made it
+        already."""
         try:
             return os.open(name, flags | _NEW, _MODE, dir_fd=self._fd)
         except FileExistsError:
@@ -290,7 +291,7 @@ class _BucketFile:
 
     @property
     def over(self) -> bool:
-        """Nobody has, or will have, anything in it."""
+        """Whether it holds no objects, and never will again."""
         return self.sealed and not (self.objects or self.writers or self.punching)
 
 
@@ -418,7 +419,7 @@ class Buckets:
         return bucket
 
     def _written(self, ref: CopyRef, steps: Steps, *, keep: bool) -> None:
-        """One writer has ended; the last one of a full bucket completes it."""
+        """End one writer; the last one of a full bucket completes it."""
         with self._lock:
             self._writing.remove(ref.copy_id)
             bucket = self._of[ref.copy_id]
@@ -490,7 +491,7 @@ def require_size(span: Span) -> None:
 
 
 def _checked(span: Span) -> Span:
-    """A fresh span whose file is long enough, or it is closed."""
+    """Return a fresh span whose file is long enough, or it is closed."""
     try:
         require_size(span)
     except BaseException:

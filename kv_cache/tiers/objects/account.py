@@ -55,8 +55,8 @@ def region_of(option: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def account_of(environ: Mapping[str, str]) -> Account:
-    """The keys, in the order of AWS's own tools. Raises PlaceError where they are named and cannot
-    be had."""
+    """Return the keys, in the order of AWS's own tools. Raises PlaceError where they are named and
+    cannot be had."""
     if environ.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE:
         return Account(source="none (unsigned requests)", options={"skip_signature": True})
     if environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
@@ -100,7 +100,7 @@ def _static(source: str, entries: Mapping[str, str]) -> Account:
 
 
 def _profile(environ: Mapping[str, str]) -> dict[str, str]:
-    """The profile's lines, those of the credentials file over those of the other."""
+    """Return the profile's lines, those of the credentials file over those of the other."""
     name = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
     home = Path(environ.get("HOME") or "/nonexistent") / ".aws"
     files = (
@@ -140,7 +140,7 @@ def _parsed(path: Path) -> configparser.RawConfigParser:
 
 
 def _checked(source: str, value: str) -> str:
-    """Without a path, a name or a password, which would have to be kept secret."""
+    """Return a URL without path, name and password, which would have to be kept secret."""
     way = "give one as https://host or http://host:port"
     try:
         parts = urlsplit(value)

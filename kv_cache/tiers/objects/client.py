@@ -75,7 +75,7 @@ class Client:
     # --- requests: all raise StoreError -----------------------------------------------------
 
     def put(self, key: str, data: memoryview | bytes, *, again: bool = True) -> None:
-        """One object, at once; in parts where it is larger than one."""
+        """Store one object, at once; in parts if it is larger than one part."""
         if len(data) > self.place.part_bytes:
             self._put_parts(key, data, len(data), use_multipart=True)
             return
@@ -86,7 +86,7 @@ class Client:
         )
 
     def put_pieces(self, key: str, pieces: Iterable[bytes], nbytes: int) -> None:
-        """One object, as its pieces come; where `pieces` raises, the upload is given up."""
+        """Store one object, as its pieces come; if `pieces` raises, the upload is given up."""
         self._put_parts(key, pieces, nbytes, use_multipart=nbytes > self.place.part_bytes)
 
     def get_into(self, key: str, offset: int, into: memoryview) -> None:
@@ -94,24 +94,25 @@ class Client:
         self._tried("get", lambda: self._fetch(key, offset, into))
 
     def get(self, key: str) -> bytes:
-        """A small object."""
+        """Return a small object."""
         return self._tried("get", lambda: bytes(self._obstore.get(self._once, key).bytes()))
 
     def delete(self, key: str, *, again: bool = True) -> None:
         self._tried("delete", lambda: self._obstore.delete(self._once, key), again=again)
 
     def delete_all(self, keys: Sequence[str]) -> None:
-        """At most 1000 in one request."""
+        """Delete objects, at most 1000 in one request."""
         self._tried("delete_many", lambda: self._obstore.delete(self._once, list(keys)))
 
     def list(self, prefix: str, *, again: bool = True) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """The objects below a prefix, some hundreds at a time, each with `path` and `size`."""
+        """Return the objects below a prefix, some hundreds at a time, each with `path` and
+        `size`."""
         stream = self._obstore.list(self._once, prefix=prefix or None)
         while chunk := self._tried("list", lambda: next(stream, ()), again=again):
             yield chunk
 
     def directories(self, prefix: str, *, again: bool = True) -> Sequence[str]:
-        """The next parts of the keys that go on below a prefix, each with all before it."""
+        """Return the next parts of the keys that go on below a prefix, each with all before it."""
         listing = self._tried(
             "list",
             lambda: self._obstore.list_with_delimiter(self._once, prefix=prefix or None),
@@ -175,7 +176,7 @@ class Client:
             raise StoreError("truncated", f"{at} bytes came of {len(into)}")
 
     def _tried(self, kind: str, call: Callable[[], T], *, again: bool = True) -> T:
-        """The answer, or the last error; `again`: with retries, where they may help."""
+        """Return the answer, or the last error; `again`: with retries, where they may help."""
         began = time.monotonic()
         for attempt in range(self.place.retries + 1):
             self._count(kind)
@@ -215,7 +216,7 @@ def _store_error(error: BaseException) -> StoreError:
 
 
 def answer_of(error: BaseException) -> ServerAnswer:
-    """Our word for what a request ended with."""
+    """Return our word for what a request ended with."""
     text = str(error)[:_LOOKED_AT]
     code = _first(r"<Code>([A-Za-z]{1,60})</Code>", text)
     status = int(_first(r"status code: (\d{3})", text) or 0)
@@ -245,7 +246,7 @@ def _reason(error: BaseException, text: str, code: str, status: int) -> str:
 
 
 def _of_the_way(text: str) -> str:
-    """What went wrong before an answer came, or while it came."""
+    """Return what went wrong before an answer came, or while it came."""
     kind = _first(r"kind: (Timeout|Connect|Interrupted|Decode)", text)
     if kind == "Timeout" or "timed out" in text or "TimedOut" in text:
         return "timed-out"

@@ -98,8 +98,8 @@ class ObjectStore:
             self._there.add(ref.copy_id)
 
     def forget(self, ref: CopyRef) -> None:
-        """Nothing of a copy is to be left. What cannot be removed now is told, and removed with all
-        the rest at the end."""
+        """Remove all of a copy. What cannot be removed now is counted, and removed with all the
+        rest at the end."""
         with self._lock:
             self._there.discard(ref.copy_id)
         try:
