@@ -1,12 +1,12 @@
-"""One request, from arrival to record: the only place where a request's life is told.
+"""One request, from arrival to record: the only place that says what a request does.
 
 A life is a pure generator. It asks the cache what is resident, decides, and yields an effect
 ("read these copies", "write this one", "compute 3 ms"); it is sent back what happened and when.
 `bench/` performs effects with threads and real bytes, `sim/` charges them to models on a virtual
 clock. Between two yields the code runs alone.
 
-It must never look at a clock, draw a number, or wait for room while it holds pins: whoever holds
-something always runs to its end, so nobody waits for ever.
+It must never look at a clock, draw a number, or wait for room while it holds pins: what holds
+something always runs to its end, so nothing waits for ever.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -92,7 +92,7 @@ class World:
     stores: Gate  # --max-concurrent-allocs and in-flight bytes
     behind: Gate  # the bounded write-behind queue
     through: Through | None = None  # None: what is stored goes down when its tier makes room
-    ahead: Ahead | None = None  # None: nothing is brought up before somebody asks
+    ahead: Ahead | None = None  # None: nothing is brought up ahead
     announced: dict[Key, Token] = field(default_factory=dict)  # blocks in that queue
     groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0

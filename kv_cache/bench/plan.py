@@ -14,7 +14,7 @@ from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import OnLatencies
 from kv_cache.schedule.control import Watch
-from kv_cache.schedule.intake import OnArrival, nobody
+from kv_cache.schedule.intake import OnArrival, ignore_arrival
 
 
 class Together(Protocol):
@@ -59,7 +59,7 @@ class RunHooks:
 
     on_record: Callable[[RequestRecord], None] = _ignore
     on_op: Callable[[OpDone], None] = _ignore
-    on_arrival: OnArrival = nobody
+    on_arrival: OnArrival = ignore_arrival
     on_latencies: OnLatencies | None = None
     watch: Watch | None = None
     together: Together | None = None

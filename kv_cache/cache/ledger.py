@@ -5,8 +5,8 @@ after the delete has ended. `held` is free space that plans have claimed. Always
 
     used + held <= limit          (so capacity holds at every instant, in-flight bytes included)
 
-A plan that frees space takes what it freed into its own claim, so nobody can steal it between
-the delete and the write.
+A plan that frees space takes what it freed into its own claim, so that no other plan takes it
+between the delete and the write.
 """
 
 from dataclasses import dataclass

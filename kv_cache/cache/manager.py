@@ -152,8 +152,8 @@ class CacheManager:
     def end_read(self, ref: CopyRef, *, ok: bool) -> CopyRef | None:
         """Unpin. The answer is a copy that must be deleted now (and `end_drop`ped), or None.
 
-        A copy that could not be read is worthless: it leaves the index at once, and whoever
-        unpins it last deletes it.
+        A copy that could not be read is worthless: it leaves the index at once, and the
+        last to unpin it deletes it.
         """
         copy = self._copies.by_id[ref.copy_id]
         self._unpin(copy)
@@ -174,7 +174,7 @@ class CacheManager:
     ) -> Placement:
         """Plan room for as many of `blocks` as one plan can hold, in the fastest tier that can take
         them; the rest are `later`, or `wait` names what to await when nothing can be done yet.
-        `positions` tells where blocks stand in their sequence, of those that are part of one."""
+        `positions` says where blocks are in their sequence, of those that are part of one."""
         placement = Placement()
         todo: list[Block] = []
         seen: set[Key] = set()

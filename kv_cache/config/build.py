@@ -28,7 +28,7 @@ from kv_cache.schedule.admission import Gate
 from kv_cache.schedule.autoscale.autoscaler import Autoscaler
 from kv_cache.schedule.autoscale.rules import AutoscaleRules, ScaleMode
 from kv_cache.schedule.control import Control, Watch
-from kv_cache.schedule.intake import Intake, OnArrival, nobody
+from kv_cache.schedule.intake import Intake, OnArrival, ignore_arrival
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.opening import Trace
@@ -183,7 +183,7 @@ def is_recording(trace: Trace) -> bool:
     return first is not None and first.request is not None
 
 
-def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> Intake:
+def build_intake(config: Config, load: Load, on_arrival: OnArrival = ignore_arrival) -> Intake:
     """Users who wait for their answers bound the queue themselves: none of them is rejected."""
     offered = Offered()
     for blocks in load.populate:

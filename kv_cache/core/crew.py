@@ -43,7 +43,7 @@ class Crew:
     how: str  # they were started: "mpi" or "clients"
     wanted: int
     members: Sequence[Member]
-    planned_ns: int | None = None  # the instant at which all were told to open
+    planned_ns: int | None = None  # the instant at which all were to open
     ended_early: str | None = None  # why the run was ended for all, in words
 
     @property

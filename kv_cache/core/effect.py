@@ -68,7 +68,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """The accelerator is busy with this request for so long."""
+    """The accelerator is busy with this request for `duration_ns`."""
 
     duration_ns: int
 
@@ -86,7 +86,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Let `life` live in the background from now on; this request goes on at once."""
+    """Let `life` live in the background from now on; this request continues at once."""
 
     life: "Life"
 

@@ -1,8 +1,8 @@
 """The geometry of a model from its Hugging Face `config.json`.
 
-What decides the bytes of a token stands in keys that each family names anew: layers without a
-cache, states that do not grow, latents, indexers, layers with other heads. A file whose family is
-not in the tables here, or that has a key which tells of such and is not read, is refused: bytes
+What decides the bytes of a token is in keys that each family names anew: layers without a cache,
+states that do not grow, latents, indexers, layers with other heads. A file whose family is not in
+the tables here, or that has a key which concerns such layers and is not read, is refused: bytes
 that are silently wrong are worse than none.
 """
 
@@ -161,7 +161,7 @@ def _head_dim(hf: "_Hf") -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Hf:
-    """The keys of a `config.json`, for whoever wants numbers."""
+    """The keys of a `config.json`, to be read as numbers."""
 
     text: Mapping[str, Any]
     source: str

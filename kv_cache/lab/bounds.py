@@ -44,7 +44,7 @@ def next_uses(blocks: Ints) -> Ints:
 
 
 def leading(accesses: Accesses, missed: Flags) -> Flags:
-    """Return which accesses stand before the first miss of their request."""
+    """Return which accesses are before the first miss of their request."""
     before: Ints = np.cumsum(missed) - missed
     counts = np.diff(np.append(accesses.begins, accesses.lookups))
     clean: Flags = before == np.repeat(before[accesses.begins], counts)

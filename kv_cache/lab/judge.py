@@ -2,16 +2,15 @@
 
 A difference is shown, or it is not. Seeds are repeated, and two policies are told apart only where
 the intervals of their means do not overlap. One trace is one sample; its stretches, which every
-policy saw, stand in for others like it (batch means: Conway, "Some tactical problems in digital
+policy saw, represent others like it (batch means: Conway, "Some tactical problems in digital
 simulation", Management Science 10(1), 1963): two policies are told apart where the mean of their
 differences has an interval that leaves out 0. Stretches that follow one another are alike, and so
 count for fewer than they are.
 
-Whoever compares fifteen policies compares a hundred pairs, and finds differences that are chance's
-alone. So all intervals of a comparison hold together with the confidence that is told (Bonferroni).
-What is shown but smaller than `LEAST_DIFFERENCE` is no difference to whoever picks a policy. And
-where nearly every miss is the first access of its block, no policy could have done much: then there
-is no order, however small the intervals.
+Fifteen policies make a hundred pairs, some of which differ by chance alone. So all intervals of a
+comparison hold together with `CONFIDENCE` (Bonferroni). What is shown but smaller than
+`LEAST_DIFFERENCE` is too small to pick a policy by. And if nearly every miss is the first access of
+its block, no policy could have done much: then there is no order, however small the intervals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +30,10 @@ _MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOrder:
-    """`beaten_by` has for each policy those that are shown to be better. None where nobody is shown
-    to be better than anybody. It is no ranking: of three, the first may be shown to beat the last,
-    and the one between to be neither worse than the first nor better than the last. `why` says by
-    what the order is, or why there is none."""
+    """`beaten_by` has for each policy those that are shown to be better. None if none is shown to
+    be better than any. It is not a ranking: of three, the first may be shown to beat the last, and
+    the one between to be neither worse than the first nor better than the last. `why` says by what
+    the order is, or why there is none."""
 
     beaten_by: Mapping[str, Sequence[str]] | None
     why: str
@@ -60,7 +59,7 @@ def dominated(compulsory: float, misses: float) -> str | None:
     """Return why there is no order if most misses of the worst policy are first accesses; None if
     there may be one."""
     if not misses:
-        return "nobody misses anything"
+        return "there are no misses"
     if compulsory_share(compulsory, misses) is None:
         return None
     return f"first accesses are {100 * MOST_COMPULSORY:.0f} % of the worst one's misses, or more"
@@ -87,7 +86,7 @@ def _order(some: Sequence[Shares], apart: Apart, by: str) -> PolicyOrder:
         for row in some
     }
     if not any(beaten_by.values()):
-        return PolicyOrder(beaten_by=None, why=f"the {by} show nobody to be better")
+        return PolicyOrder(beaten_by=None, why=f"the {by} show none to be better")
     return PolicyOrder(beaten_by=beaten_by, why=f"by {by}, {100 * CONFIDENCE:.0f} %")
 
 

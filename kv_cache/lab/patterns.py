@@ -23,7 +23,7 @@ Chance = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """`pages` and `length` are what is taken where nobody says otherwise; fewer than `least` pages
+    """`pages` and `length` are what is taken by default; fewer than `least` pages
     are not this pattern."""
 
     about: str

@@ -43,7 +43,7 @@ _KINDS = dict.fromkeys(BOUNDS, "bound")
 class Rate:
     """By one of the two rules. `at_most`: no policy has more, and this one need not be reached.
     `ratios` are the hit ratios of each seed, where there are several; `dequant_s` is None where
-    nobody said what widening costs."""
+    what widening costs was not given."""
 
     hits: float
     hit_ratio: float

@@ -32,7 +32,7 @@ def knee(points: Iterable[CurvePoint]) -> CurvePoint | None:
 
 
 class Bottleneck(StrEnum):
-    """What stands in the way of more load."""
+    """What limits the load."""
 
     DEVICE_BANDWIDTH = "device-bandwidth"
     LATENCY = "latency"
@@ -47,18 +47,18 @@ class Limited:
 
 
 MOST_LATENESS = 0.05
-"""Of the promised latency: requests that come later than this by our own doing falsify the 95th
-percentile by more than capacity is told to."""
+"""Share of an SLO's limit: requests that come later than this by our own doing falsify the 95th
+percentile by more than the resolution of a capacity search."""
 MOST_CORES = 0.9
-"""Of the cores: above, a thread that has its data waits for a core often enough to show."""
+"""Share of the cores: above, a thread that has its data waits for a core often enough to show."""
 MOST_MEMORY_STALL = 0.1
-"""Of the time, some thread waited for memory to be freed (PSI "some"). What is stalled so pages
-in and out, and its latencies are not the storage's."""
+"""Share of the time in which some thread waited for memory to be freed (PSI "some"). What is
+stalled so pages in and out, and its latencies are not the storage's."""
 DEVICE_BUSY = 0.9
 """Utilisation is the share of time with anything in flight: a device below has idled, and did not
 limit. One above need not be full, as it may serve many at once; so the rate is looked at too."""
 NEAR_PEAK = 0.95
-"""Of the highest rate seen: repeated runs at one load differ by about as much."""
+"""Share of the highest rate seen: repeated runs at one load differ by about as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Pressure:
     """What one probe looked like. None is not known.
 
     `lateness_p99_ns` is from the intended instant until we had the request in our queue;
-    `limit_ns` the tightest promise. `peak_bytes_per_s` is the most that any probe moved to and
+    `limit_ns` the tightest SLO. `peak_bytes_per_s` is the most that any probe moved to and
     from storage, lower loads and higher ones.
     """
 
@@ -82,10 +82,10 @@ class Pressure:
 
 
 def limit_of(probe: Pressure) -> Limited:
-    """Return what limited the lowest load that missed its promises (or the highest that was run).
+    """Return what limited the lowest load that missed its SLOs (or the highest that was run).
 
     Our own faults come first, as no other number is the storage's while they last. What remains
-    when nothing is full is latency: single requests are too slow for their promise.
+    when nothing is full is latency: single requests are too slow for their SLO.
     """
     for look in (_client, _memory, _device):
         if why := look(probe):
@@ -99,7 +99,7 @@ def _client(p: Pressure) -> Limited | None:
         return Limited(
             by=Bottleneck.CLIENT,
             why=f"1 % of the requests came {ns_to_ms(late):.3g} ms late or more by the client's "
-            f"own doing, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms promised",
+            f"own doing, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms of the SLO",
         )
     if p.cores_used is not None and p.cores_used >= MOST_CORES * p.cores:
         return Limited(

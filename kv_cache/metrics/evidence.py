@@ -31,7 +31,7 @@ class Thresholds:
     least_compressed_ratio: float = 0.9
     most_duplicate_share: float = 0.01
     most_zero_share: float = 0.01
-    most_read_amplification: float = 0.0  # 0 = only told
+    most_read_amplification: float = 0.0  # 0 = only shown
     most_unfinished_share: float = 0.5
     most_rejected_share: float = 0.01
     least_ceiling_ratio: float = 1.5

@@ -18,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "kv_cache_"
 
 EDGES_NS = tuple(digit * 10**power for power in range(4, 11) for digit in (1, 2, 5))
-"""Upper ends of the buckets that are told, 10 us to 50 s; a value within 0.4 % above counts too."""
+"""Upper ends of the buckets that are exported, 10 us to 50 s; a value up to 0.4 % above counts."""
 
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
@@ -26,7 +26,7 @@ Sample = tuple[Labels, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric. Samples of a histogram are whole histograms in ns, told in seconds."""
+    """One metric. Samples of a histogram are whole histograms in ns, exported in seconds."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ def exposition(families: Iterable[Family]) -> str:
     return "".join(f"{line}\n" for family in families for line in family.lines())
 
 
-# --- what is told ----------------------------------------------------------------------------
+# --- what is exported ------------------------------------------------------------------------
 
 
 def about(info: Labels, doing: str) -> list[Family]:
@@ -231,7 +231,7 @@ def _levels(gauges: Gauges) -> Iterator[Family]:
 
 
 def _machine(window: Window) -> Iterator[Family]:
-    """Return what the kernel told of the time of the window; unknown ones are left out."""
+    """Return what the kernel says of the time of the window; unknown ones are left out."""
     for name, value in window.machine.items():
         if isinstance(value, int | float):
             yield _gauge(f"machine_{name}", f"{name} of the window, see docs/metrics.md", value)

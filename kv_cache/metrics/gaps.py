@@ -2,7 +2,7 @@
 
 A gap is a time in which no system call of the engine ended while some were in flight, and the byte
 counters of the device stood still. Its length is taken from the instants at which calls ended; the
-looks at the counters only say where bytes moved after all, and where nobody looked: what a late
+looks at the counters only say where bytes moved after all, and where none was taken: what a late
 look leaves unseen is no gap, but the harness's own lag (V25).
 """
 

@@ -5,7 +5,7 @@ distribution function of the beta, binomial and Student t distributions. It is c
 eight digits for up to ten million observations, so that the program needs no statistics library.
 
 Each interval holds what it says where the observations are independent. Latencies that follow one
-another are not; whoever has such gives fewer, effective counts (`schedule/probe`).
+another are not; give fewer, effective counts for those (`schedule/probe`).
 """
 
 from collections.abc import Sequence

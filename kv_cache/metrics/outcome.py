@@ -81,7 +81,7 @@ class RunOutcome:
     def accounting(self) -> dict[str, int]:
         """Where every submitted request ended: completed + failed + rejected + unfinished.
 
-        What ended after the window closed is unfinished, however it ended; it is told apart.
+        What ended after the window closed is unfinished, however it ended; it is counted apart.
         """
         outcomes = self.recorder.outcomes
         live = (Phase.WARMUP, Phase.MEASURE)

@@ -1,7 +1,7 @@
 """The verdict on a run: every rule's finding, and the worst of them.
 
 A pure function of evidence that the result carries, so that anybody who has the file can judge
-again. The evidence is gathered while the program runs; the rules stand in `metrics.rules`.
+again. The evidence is gathered while the program runs; the rules are in `metrics/rules/`.
 """
 
 from collections.abc import Iterator, Mapping

@@ -72,7 +72,7 @@ class Edges:
     """Where the phases meet. Unknown ends are None: then the earlier phase is still running."""
 
     populate_end_ns: int | None = None
-    precondition_end_ns: int | None = 0  # None while it goes on
+    precondition_end_ns: int | None = 0  # None while it is running
     measure_start_ns: int = 0
     measure_end_ns: int | None = None
 
@@ -227,7 +227,7 @@ class ReuseStats:
 
 
 class Recorder:
-    """The driver tells it every operation and every request, under its lock."""
+    """Counts of a run: the driver reports every operation and every request, under its lock."""
 
     def __init__(self, edges: Edges, meter: Meter | None = None) -> None:
         self.edges = edges

@@ -1,4 +1,4 @@
-"""What a class of requests is promised, and how a promise is written."""
+"""The SLOs of a class of requests, and how they are written."""
 
 import re
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def parse_slos(text: str) -> tuple[Slo, ...]:
     Raises `ConfigError` for what is not an SLO, and for two of the same latency.
     """
     if not text.strip():
-        raise ConfigError(f"the SLO is empty; write a promise such as {_EXAMPLE}")
+        raise ConfigError(f"the SLO is empty; write one such as {_EXAMPLE}")
     slos: dict[tuple[Qos, SloMeasure, float], Slo] = {}
     for part in text.split(","):
         slo = _slo(part.strip(), text)

@@ -6,7 +6,7 @@ line changes by at most 10 % of it. A fresh drive is steady by that rule too, as
 fresh. So the rule proves nothing by itself: rule V14 takes it only after a fill of `FILL_TIMES`
 the capacity under test.
 
-What is judged is the bandwidth of storage. p95 latencies of reads and writes are told beside it;
+What is judged is the bandwidth of storage. p95 latencies of reads and writes are shown beside it;
 in an open loop they are judged too, because bandwidth is then what the load asks for, however fast
 the device is.
 
@@ -133,7 +133,7 @@ def proof(
     most_range: float = MOST_RANGE,
     most_change: float = MOST_CHANGE,
 ) -> dict[str, Any] | None:
-    """Return what the rule finds in the last five rounds, as a result tells it; None of fewer.
+    """Return what the rule finds in the last five rounds, as a result has it; None of fewer.
 
     `steady` is the finding on everything judged: bandwidth, and in an open loop the latencies.
     `since_round` (from 1) is the round with which that first held.

@@ -126,9 +126,9 @@ def ratio(part: float, whole: float) -> float:
 
 
 def slos_met(end_to_end: Histogram, slos_ms: Mapping[str, float]) -> dict[str, Any]:
-    """Return each promised percentile of a class beside the actual one, where there are enough
-    values for it, and beside the share of requests that kept to it. The share is what is judged:
-    `met` is None where its interval holds what was promised, as there are too few requests to
+    """Return each percentile of a class that has an SLO beside the actual one, where there are
+    enough values for it, and beside the share of requests that kept to it. The share is what is
+    judged: `met` is None where its interval holds the target, as there are too few requests to
     say."""
     actual = latency_ms(end_to_end)
     return {

@@ -39,7 +39,7 @@ HISTOGRAMS: Mapping[str, tuple[str, str]] = {
 
 SECOND_COUNT = "n_"
 """Before a histogram's name: the name of its `stats()`, which is in ns or bytes."""
-_COUNTED_AGAIN_IN = {"us": NS_PER_US, "KiB": KIB}  # so many of them are one of the histogram's
+_COUNTED_AGAIN_IN = {"us": NS_PER_US, "KiB": KIB}  # how many of them are one of the histogram's
 
 MOST_MISSED, AT_THE_EDGES = 0.01, 50
 """Missing operations are remarked upon when they are more than this share of the device's, and more

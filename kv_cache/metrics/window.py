@@ -1,7 +1,7 @@
 """What happened between two ticks, and the series of it: percentiles of that time alone, not of
 the whole run so far.
 
-The driver tells the meter of every operation and request under its lock, and takes what was
+The driver reports every operation and request to the meter under its lock, and takes what was
 collected at each tick (`take`, under the lock too); what it means is worked out outside (`read`).
 An operation counts where it ended, with all its bytes.
 """
@@ -24,7 +24,7 @@ _PERCENTS = (50, 95, 99)
 class Latency:
     """Percentiles in ns, None where too few ended for one; `highest_ns` is exact. `rank95_ns` is
     the value at the rank of the p95 however few ended: what the autoscaler follows, which takes
-    the median of several windows. It is shown to nobody."""
+    the median of several windows. It is not shown."""
 
     count: int
     p50_ns: float | None
@@ -70,7 +70,7 @@ class ClassWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """How things stand at a tick. `submitted` counts from the beginning of the run. `users` is
+    """The state at a tick. `submitted` counts from the beginning of the run. `users` is
     None where the load is not made by users (a trace)."""
 
     users: int | None
@@ -94,7 +94,7 @@ class SaturationLevel(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """`machine` is what the machine said (`bench/monitor`); empty in virtual time. The level of
-    saturation is filled in by whoever follows it (`schedule/saturation`)."""
+    saturation is filled in by what follows it (`schedule/saturation`)."""
 
     start_ns: int
     end_ns: int
@@ -185,12 +185,12 @@ class Totals:
 
 
 OnLatencies = Callable[[int, int, Phase, Mapping[str, Histogram]], None]
-"""Told of each window from when to when (ns) it was, its phase, and its histograms by tag
+"""Called for each window with its begin and end (ns), its phase, and its histograms by tag
 (`latency_tag`), which hold until it returns."""
 
 
 def latency_tag(tier: str, kind: str) -> str:
-    """`storage.read.device`, `cpu.write.total`: which time is told of a tier's operations."""
+    """`storage.read.device`, `cpu.write.total`: which time of a tier's operations is shown."""
     return f"{tier}.{kind}.{'device' if tier == Tier.NVME.label else 'total'}"
 
 
@@ -442,7 +442,7 @@ def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-# --- as a result tells it --------------------------------------------------------------------
+# --- as a result has it ----------------------------------------------------------------------
 
 
 def window_row(window: Window) -> dict[str, Any]:

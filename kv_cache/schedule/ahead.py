@@ -1,7 +1,7 @@
-"""What is to be brought up before anybody asks: a short queue, and how many are on their way.
+"""What is to be brought up before a request asks for it: a short queue, and what is on its way.
 
-Nobody ever waits for it. Where more is wanted than the queue holds, the oldest wishes are given up:
-they are the least likely to come in time.
+No request ever waits for it. If more is wanted than the queue holds, the oldest wishes are given
+up: they are the least likely to come in time.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from kv_cache.core.block import Key
 from kv_cache.policy.prefetch import Prefetch
 
 QUEUE = 16
-"""So many requests' wishes may wait."""
+"""How many requests' wishes may wait."""
 
 
 class Ahead:

@@ -83,7 +83,7 @@ class SearchStep:
 class Ended(StrEnum):
     """What limits the answer from above."""
 
-    LIMIT = "limit"  # a load that misses a promise
+    LIMIT = "limit"  # a load that misses an SLO
     HIGHEST = "highest-load"  # no more was to be tried
     CLIENT = "client-bound"  # the client makes no more
     UNFINISHED = "unfinished"  # probes ran out, or the search was interrupted
@@ -91,12 +91,12 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityAnswer:
-    """`load` is the highest that kept its promises, 0 if none did.
+    """`load` is the highest that kept its SLOs, 0 if none did.
 
     The interval reaches from the highest load that passed with confidence, and below which none
     failed so (`low`, 0 if there is none), to the lowest that failed with confidence (`high`). It
     has no upper end where there is no such load, or the client was the limit: then the capacity is
-    at least `low`. `limited` is the promise that the load above the answer broke.
+    at least `low`. `limited` is the SLO that the load above the answer missed.
     """
 
     load: float

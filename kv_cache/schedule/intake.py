@@ -15,13 +15,13 @@ from kv_cache.workload.source import Source
 OnArrival = Callable[[Request], None]
 
 
-def nobody(request: Request) -> None:
-    """Nobody wants to be told what arrives."""
+def ignore_arrival(request: Request) -> None:
+    """Do nothing with what arrives."""
 
 
 class Intake:
     """`max_requests` (0 = no limit) counts submissions, and is exact. Where `users_wait` for their
-    answers, `queue_limit` must hold all of them, and goes on doing so when users come."""
+    answers, `queue_limit` must hold all of them, also when users are added."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Intake:
         max_requests: int,
         users_wait: bool = False,
         offered: Offered | None = None,
-        on_arrival: OnArrival = nobody,
+        on_arrival: OnArrival = ignore_arrival,
     ) -> None:
-        """`on_arrival` is told each request as its source asks it: its instant counts from
+        """`on_arrival` is called with each request as its source asks it: its instant counts from
         `begin`."""
         self._source = source
         self._queue = QosQueue(ageing_ns)
@@ -97,10 +97,10 @@ class Intake:
         return None if due_ns is None else due_ns + self._origin_ns
 
     def pump(self, now_ns: int) -> None:
-        """Let everything that is due arrive; on demand, nothing does before somebody is free.
+        """Let everything that is due arrive; on demand, nothing does before a worker is free.
 
-        Who is rejected is told when all have arrived: a user who asks again at once would be
-        rejected for ever.
+        Sources hear of rejected requests when all have arrived: a user who asks again at once would
+        be rejected for ever.
         """
         refused: list[Request] = []
         while (due_ns := self.wake_ns()) is not None and due_ns <= now_ns:

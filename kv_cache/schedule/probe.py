@@ -35,7 +35,7 @@ class ProbeCount(NamedTuple):
 
 
 Batch = Sequence[ProbeCount]
-"""One count for each promise, in their order."""
+"""One count for each SLO, in their order."""
 
 
 def counts_of(window: Window, slos: Sequence[Slo]) -> tuple[ProbeCount, ...]:
@@ -55,7 +55,7 @@ class ProbeStatus(StrEnum):
 LEAST_BATCHES = 5
 """Fewer say nothing about how alike their requests are, so nothing is decided on them."""
 MOST_BATCHES = 20
-"""Neighbours are put together until so many are left at most: what is alike across two short
+"""Neighbours are put together until at most this many are left: what is alike across two short
 batches must lie within one (Schmeiser, "Batch size effects", Operations Research 30, 1982: 10 to
 30 batches are enough, however long the run)."""
 
@@ -155,7 +155,7 @@ def judge(
     """Judge a probe that lasts for `longest` batches unless it is sure before. It may be called
     after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
     if not slos:
-        raise ValueError("a probe without a promise can be judged by nothing")
+        raise ValueError("a probe without an SLO cannot be judged")
     estimates = tuple(_estimate(p, [batch[i] for batch in batches]) for i, p in enumerate(slos))
     status = ProbeStatus.OPEN
     if len(batches) >= LEAST_BATCHES:

@@ -31,7 +31,7 @@ from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import OnLatencies
 from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.schedule.control import Watch
-from kv_cache.schedule.intake import OnArrival, nobody
+from kv_cache.schedule.intake import OnArrival, ignore_arrival
 from kv_cache.sim.drive import OnLeg, Simulation, unwatched
 from kv_cache.sim.io_workers import IoWorkers
 from kv_cache.sim.models import Devices, Model, TierModel
@@ -163,7 +163,7 @@ def simulate(
     on_record: Callable[[RequestRecord], None],
     on_op: Callable[[OpDone], None],
     on_leg: OnLeg = unwatched,
-    on_arrival: OnArrival = nobody,
+    on_arrival: OnArrival = ignore_arrival,
     stopped: Callable[[], bool] = lambda: False,
     slos: Sequence[Slo] | None = None,
     watch: Watch | None = None,

@@ -37,7 +37,7 @@ class Capability(Flag):
     NONE = 0
     DIRECT = auto()  # bypasses the page cache
     DURABLE = auto()  # committed data survives power loss
-    EMULATED = auto()  # stands in for hardware that is not there
+    EMULATED = auto()  # in place of hardware that is not there
     DATA = auto()  # keeps the bytes (the null store does not)
 
 
@@ -101,7 +101,7 @@ class Store(Protocol):
         """Return what the result says about this store."""
 
     def close(self) -> None:
-        """Give memory and descriptors back. Files are removed by whoever owns the directory."""
+        """Give memory and descriptors back. Files are removed by the owner of the directory."""
 
 
 _REASONS = {

@@ -2,7 +2,7 @@
 registered as pinned memory, so that copies run at the link's speed without a staging copy.
 
 Both libraries are extras and are imported only here; without either, or without a CUDA device,
-`find_devices` says why, and the caller stands a RAM buffer in for the GPU and marks it.
+`find_devices` says why, and the caller uses a RAM buffer instead of the GPU and marks it.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""RAM as a tier: one buffer, allocated and touched before the run. Also stands in for a GPU where
+"""RAM as a tier: one buffer, allocated and touched before the run. Also used instead of a GPU where
 there is none, and says so."""
 
 import threading

@@ -37,7 +37,7 @@ from kv_cache.tiers.buffers import Buffer
 Words = npt.NDArray[np.uint64]
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, so injective
-_WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words stand
+_WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words are
 _TINT = 0xD6E8FEB86659FD93
 _PLAIN = 2  # a word of a page that is no stamp
 _FARTHEST = 256  # pages of a small piece's place; a large one stays where huge pages begin

@@ -1,5 +1,5 @@
-"""Stores around stores: `Faulty` breaks what it is told to, to prove that errors are handled;
-`Throttled` is as slow as it is told to be."""
+"""Stores around stores: `Faulty` breaks what it is set to, to prove that errors are handled;
+`Throttled` is as slow as it is set."""
 
 import threading
 import time
@@ -80,7 +80,7 @@ class Faulty:
 
 
 class Throttled:
-    """`store` behind a link of so many bytes/s that reads and writes of all threads share, and
+    """`store` behind a link of a set rate (bytes/s) that reads and writes of all threads share, and
     that takes `latency_ns` for each call. A link that was idle has no credit.
 
     What the store itself takes is part of a call's time, not added to it.

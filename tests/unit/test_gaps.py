@@ -117,7 +117,7 @@ CASES = {
     "a slow device hangs": (evidence(9.0, call_ms=1400), Status.SUSPECT, "9.0 s"),
     "no counter, slow calls": (evidence(4.0, call_ms=300, counted=False), Status.PASS, "tell"),
     "no counter, a hang": (evidence(9.0, call_ms=300, counted=False), Status.SUSPECT, "tell"),
-    "nobody looked": (Evidence({"completeness": {"window_s": 1}}), Status.NOT_JUDGED, "nobody"),
+    "not looked": (Evidence({"completeness": {"window_s": 1}}), Status.NOT_JUDGED, "not looked at"),
     "no window": (evidence(9.0, window_s=0), Status.NOT_APPLICABLE, "nothing was measured"),
 }  # fmt: skip
 

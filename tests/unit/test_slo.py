@@ -65,7 +65,7 @@ def test_promises_read_back_as_they_were_written(made: list[Slo]) -> None:
         ("p95<50ms", "is not CLASS:pPERCENT"),
         ("interactive:ttft:p95:p99<50ms", "is not CLASS:pPERCENT"),
         ("interactive:p95<50ms,", "nothing on one side of a comma"),
-        ("", "the SLO is empty; write a promise such as"),
+        ("", "the SLO is empty; write one such as"),
         ("  ", "the SLO is empty"),
         ("batch:p95<5s,batch:response:p95.0<7s", "about the same as 'batch:p95<5000ms'; keep one"),
     ],

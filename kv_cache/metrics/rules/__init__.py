@@ -56,4 +56,4 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "V31": ("durability", of_files("V31", durability)),
 }
 """Every rule by its number. V7 to V10, V16, V17 and V20 are faults of a benchmark's making and
-not of a run; where this program avoids them stands in `docs/reference/passport.md`."""
+not of a run; how this program avoids them is in `docs/reference/passport.md`."""

@@ -66,7 +66,7 @@ def schedule(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if lag is None:
         yield nothing("nothing is asked by a schedule (closed loop)")
     elif not target:
-        yield unknown("no latency is promised that the lag could be compared with")
+        yield unknown("there is no SLO that the lag could be compared with")
     else:
         fact = f"p99 of the lag behind the schedule is {lag:.2f} ms"
         limit = t.most_schedule_lag_share * target

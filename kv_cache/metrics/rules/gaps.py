@@ -8,7 +8,7 @@ from kv_cache.metrics.gaps import LEAST_NS
 from kv_cache.metrics.judging import Look, Status, nothing, suspect, unknown, well
 
 _CALLS = {True: 2.0, False: 20.0}
-"""So many times as long as a system call a gap is at least, with a counter of the device and
+"""How many times as long as a system call a gap is at least, with a counter of the device and
 without. Where a device serves steadily, a call ends at least once in a call's time: after twice
 that, and no byte moved, one is missing. Where calls alone tell, it may be the next one's size."""
 
@@ -17,7 +17,7 @@ def gaps(e: Evidence, t: Thresholds) -> Iterator[Look]:
     """V29: storage stood still for too much of the window."""
     rows, window_s = e.rows("gaps.found"), e.number("completeness.window_s")
     if rows is None:
-        yield unknown("nobody looked whether storage stood still")
+        yield unknown("whether storage stood still was not looked at")
         return
     if not window_s:
         yield nothing("nothing was measured")

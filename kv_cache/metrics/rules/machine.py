@@ -27,7 +27,7 @@ def interposed_calls(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if disagreeing:
         yield invalid(
             f"{first_few(disagreeing)} of the C library do not do what the system call does{by}: "
-            "somebody fakes them; run without the preloaded library"
+            "they are faked; run without the preloaded library"
         )
     elif strangers:
         origins = [
@@ -71,7 +71,7 @@ def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     # Bytes written through the page cache are ours when the page is made and the device's when it
-    # is written back: their difference within a window is nobody's.
+    # is written back: their difference within a window belongs to none.
     kinds = ["read"] if moved(e, "write", cached=True) else ["read", "write"]
     counts = [e.number(f"foreign.{kind}_bytes") for kind in kinds]
     known = [nbytes for nbytes in counts if nbytes is not None]

@@ -132,7 +132,7 @@ def _cache_wanted(e: Evidence, kind: str) -> bool:
 
 
 def _mixed(e: Evidence) -> bool:
-    """Within one direction nobody can have asked for both."""
+    """Whether one direction used both, which cannot be configured."""
     return any(
         moved(e, kind, cached=True) and moved(e, kind, cached=False) for kind, _ in DIRECTIONS
     )
@@ -178,5 +178,5 @@ def _direct_in_fact(e: Evidence, t: Thresholds) -> Iterator[Look]:
     elif came > t.most_resident_share:
         yield suspect(
             f"{percent(came)} of {pages:.0f} sampled pages came into the page cache meanwhile, "
-            "though the loads came from the device: somebody else reads the files; stop it"
+            "though the loads came from the device: something else reads the files; stop it"
         )

@@ -30,7 +30,7 @@ from kv_cache.core.block import Key
 
 class Candidate(NamedTuple):
     """Content that would come into a tier. `depth` is its place in its sequence (0: the first, or
-    no part of one). `fresh`: it was just computed, a use that `used` has not told yet."""
+    no part of one). `fresh`: it was just computed, a use that `used` has not reported yet."""
 
     key: Key
     nbytes: int

@@ -58,7 +58,7 @@ class Autoscaler:
             )
         if mode is ScaleMode.QOS and not slos:
             raise ConfigError(
-                "--autoscaler-mode qos needs a class that is promised something; set a latency "
+                "--autoscaler-mode qos needs a class with an SLO; set a latency "
                 "target of a QoS class, or use --autoscaler-mode capacity"
             )
         self._rules, self._mode, self._slos = rules, mode, tuple(slos)

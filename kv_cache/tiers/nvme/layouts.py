@@ -123,7 +123,7 @@ class FilePerObject:
 
     def __init__(self, root: Path, *, rename: bool = True) -> None:
         self._rename = rename
-        self._writing: dict[int, int] = {}  # descriptors that nobody has closed, by copy
+        self._writing: dict[int, int] = {}  # open descriptors, by copy
         self._root = Root.with_shards(root)
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:

@@ -19,7 +19,7 @@ FSYNC_BATCH = 8
 
 
 class _Syncer:
-    """`never`; `object`: before an object is complete; `batch`: every so many objects at once, so
+    """`never`; `object`: before an object is complete; `batch`: every few objects at once, so
     that the last few of a run are only on the device when the store is closed."""
 
     def __init__(self, policy: str) -> None:
@@ -45,7 +45,7 @@ class _Syncer:
                 _sync([fd for _, fd in due])
 
     def forget(self, ref: CopyRef) -> None:
-        """A copy goes: nobody needs it on the device, and an open file would keep its space."""
+        """A copy goes: it is not needed on the device, and an open file would keep its space."""
         if self._policy != "batch":
             return
         with self._lock:
@@ -222,7 +222,7 @@ class _FileSink:
                 finally:
                     self._layout.abort(self._ref, self._spans)
         except StoreError as error:
-            if error.reason != "vanished":  # somebody else removed it: nothing is left, as wanted
+            if error.reason != "vanished":  # something else removed it: nothing is left, as wanted
                 raise
 
 

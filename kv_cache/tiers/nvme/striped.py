@@ -16,7 +16,7 @@ from kv_cache.tiers.base import Sink, Store, Tap
 class Striped:
     """`stores` with as many bytes each. A drive that is full gives its objects to the one with
     most room. That one takes the object also where it is larger than what is left of its share:
-    the caller only promises that there is room on all drives together, and what is left on each
+    the caller only guarantees that there is room on all drives together, and what is left on each
     would otherwise never add up to an object. (An arena has no more than its share.)"""
 
     tier = Tier.NVME

@@ -159,7 +159,7 @@ class _Ring:
         return vector
 
     def _takes_vectors(self, page: int) -> bool:
-        """Vectored requests from registered buffers came with Linux 6.15; nobody reads the page
+        """Vectored requests from registered buffers came with Linux 6.15; nothing reads the page
         that is written here."""
         fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -242,7 +242,7 @@ class _Ring:
             number = u.io_uring_cqe_get_data64(entry[0])
             try:
                 done = entry[0].res
-            except OSError as error:  # as the package tells a negative result
+            except OSError as error:  # as the package reports a negative result
                 done = -(error.errno or 0)
             u.io_uring_cqe_seen(self._ring, entry[0])
             self.in_flight -= 1
@@ -275,5 +275,5 @@ def _address(data: memoryview) -> int:
 
 
 def _memory_at(address: int, nbytes: int) -> memoryview:
-    """Return the bytes that somebody else keeps."""
+    """Return bytes that something else keeps."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

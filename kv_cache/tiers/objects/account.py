@@ -1,6 +1,6 @@
 """Who we are to the server: endpoint, region and keys, from where every S3 client looks for them.
 
-Keys are handed to the client and to nobody else: no message, result or log has them. What the
+Keys are handed to the client alone: no message, result or log has them. What the
 client finds by itself (web identity, the containers' and the instances' metadata) never passes
 through here.
 """
@@ -90,7 +90,7 @@ def _static(source: str, entries: Mapping[str, str]) -> Account:
     }
     if entries.get("aws_session_token"):
         options["session_token"] = entries["aws_session_token"].strip()
-    for name in ("access_key_id", "session_token"):  # they stand in headers: obstore would panic
+    for name in ("access_key_id", "session_token"):  # they are in headers: obstore would panic
         if name in options and not _KEY.fullmatch(str(options[name])):
             raise PlaceError(
                 f"the {name.replace('_', ' ')} for the object store ({source}) has a character "
@@ -125,7 +125,7 @@ def _profile(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parsed(path: Path) -> configparser.RawConfigParser:
-    """An error does not repeat what stands in the file."""
+    """Parse a file; an error does not repeat what is in it."""
     parser = configparser.RawConfigParser(default_section="", strict=False)
     try:
         parser.read_string(path.read_text())

@@ -48,7 +48,7 @@ class Client:
     """One bucket. Threads may share it."""
 
     def __init__(self, place: ObjectPlace, *, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Speaks to nobody yet. `stopped`: the run has ended, so nothing is tried again. Raises
+        """Connect to nothing yet. `stopped`: the run has ended, so nothing is tried again. Raises
         PlaceError where obstore or the keys are missing."""
         self._obstore = _library()
         self._errors = (self._obstore.exceptions.BaseError, OSError)

@@ -6,7 +6,7 @@ piece is copied once (the buffer is the caller's again when `write` returns). A 
 for each call, with a range.
 
 What there is, is known here: neither opening nor deleting asks the server first. An object that
-somebody else removed shows when it is read.
+something else removed shows when it is read.
 """
 
 import threading
@@ -85,7 +85,7 @@ class ObjectStore:
         }
 
     def close(self) -> None:
-        """Objects are removed by whoever owns the prefix; connections end with the client."""
+        """Objects are removed by the owner of the prefix; connections end with the client."""
 
     # --- for its sinks ----------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class _Upload:
         error: BaseException | None = None
         try:
             client.put_pieces(key, self._pieces(), nbytes)
-        except BaseException as failed:  # noqa: BLE001 - raised again by whoever feeds or finishes
+        except BaseException as failed:  # noqa: BLE001 - raised again by `feed` or `finish`
             error = failed
         with self._changed:
             self._error, self._over = error, True
