@@ -81,12 +81,6 @@ def steady_state(
     )
 
 
-def first_steady(values: Sequence[float]) -> int | None:
-    """Return the index of the value with which the rule first held; None if it never did."""
-    ends = range(ROUNDS, len(values) + 1)
-    return next((end - 1 for end in ends if _holds(steady_state(values[:end]))), None)
-
-
 def _holds(steadiness: Steadiness | None) -> bool:
     return steadiness is not None and steadiness.steady
 

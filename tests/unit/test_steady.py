@@ -19,7 +19,6 @@ from kv_cache.metrics.steady import (
     WindowSample,
     backlog_grows,
     bandwidth_drifts,
-    first_steady,
     proof,
     stationarity,
     steady_state,
@@ -35,6 +34,13 @@ def judged(values: Sequence[float]) -> Steadiness:
     found = steady_state(values)
     assert found is not None
     return found
+
+
+def first_steady(values: Sequence[float]) -> int | None:
+    """Return the index of the value with which the rule first held; None if it never did."""
+    ends = range(ROUNDS, len(values) + 1)
+    rounds = ((end - 1, steady_state(values[:end])) for end in ends)
+    return next((at for at, each in rounds if each is not None and each.steady), None)
 
 
 # --- the rule --------------------------------------------------------------------------------
