@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     Mutant(
         "a link that is too fast for its bus is fine",
-        "kv_cache/metrics/rules.py",
+        "kv_cache/metrics/rules/page_cache.py",
         "if rate is not None and rate > link * (1 + t.link_tolerance):",
         "if rate is not None and rate > 100 * link * (1 + t.link_tolerance):",
         (f"{UNIT}passport.py",),
@@ -242,7 +242,7 @@ MUTANTS = (
     Mutant(
         "a submission without its third option is complete",
         "kv_cache/mlperf/rules.py",
-        'yield _short(f"option_{option}", "was not run; all three options are wanted")',
+        'yield invalid("was not run; all three options are wanted", f"option_{option}")',
         "continue",
         (f"{INTEGRATION}submission_tree.py", f"{UNIT}submission.py"),
     ),

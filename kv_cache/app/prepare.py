@@ -15,7 +15,7 @@ from kv_cache.bench.endpoint import check_endpoint
 from kv_cache.bench.places import check_places
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.sizing import size_tiers
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import (
     Load,
     build_load,

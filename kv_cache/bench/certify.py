@@ -11,7 +11,7 @@ from typing import Any
 
 from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import open_run
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config
 from kv_cache.config.schema import overlay

@@ -26,11 +26,11 @@ from kv_cache.core.effect import (
     Transfer,
 )
 from kv_cache.core.kinds import Outcome
-from kv_cache.core.record import RequestRecord
+from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_S, s_to_ns
-from kv_cache.lifecycle import World, lifecycle, unstarted
+from kv_cache.lifecycle import World, lifecycle
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Bins, Gauges
 from kv_cache.schedule.intake import Intake

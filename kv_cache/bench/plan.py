@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_cache.bench.fill import Filled
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config
 from kv_cache.core.effect import OpDone
 from kv_cache.core.record import RequestRecord
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import OnLatencies
 from kv_cache.schedule.control import Watch
-from kv_cache.schedule.intake import OnArrival, nobody
+from kv_cache.schedule.intake import OnArrival, ignore_arrival
 
 
 class Together(Protocol):
@@ -45,7 +45,7 @@ class RunPlan:
     filled: Filled | None = None
     rounds: Load | None = None
     rehearse: bool = False
-    promises: Sequence[Promise] | None = None
+    slos: Sequence[Slo] | None = None
 
 
 def _ignore(_: object) -> None:
@@ -59,7 +59,7 @@ class RunHooks:
 
     on_record: Callable[[RequestRecord], None] = _ignore
     on_op: Callable[[OpDone], None] = _ignore
-    on_arrival: OnArrival = nobody
+    on_arrival: OnArrival = ignore_arrival
     on_latencies: OnLatencies | None = None
     watch: Watch | None = None
     together: Together | None = None

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from kv_cache.config.root import Config
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 
 if TYPE_CHECKING:
     from kv_cache.bench.run import RealRun
@@ -32,9 +32,9 @@ class Progress(Protocol):
         without both its note alone. `scale`: large numbers get k, M, G."""
 
     def run(
-        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+        self, config: Config, prefix: str = "", slos: Sequence[Slo] | None = None
     ) -> AbstractContextManager[Callable[["RealRun"], None]]:
-        """Show a real run, whose ticks call what the context gives. `promises`: those of the
+        """Show a real run, whose ticks call what the context gives. `slos`: those of the
         configuration's classes, if not given."""
 
 
@@ -55,7 +55,7 @@ class _Silent:
         return nullcontext(_NoBar())
 
     def run(
-        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+        self, config: Config, prefix: str = "", slos: Sequence[Slo] | None = None
     ) -> AbstractContextManager[Callable[["RealRun"], None]]:
         return nullcontext(_ignore)
 

@@ -23,7 +23,7 @@ from kv_cache.bench.sweep import Removed
 from kv_cache.bench.windows import Windows
 from kv_cache.config.build import policy_facts, tier_facts
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.tiers.base import Store
 from kv_cache.workload.digest import ScheduleDigest, schedule_digest
 
@@ -142,7 +142,7 @@ class RealRun(RunState):
             kernel=witness.kernel,
             witness={**witness.evidence(), "gaps": gaps},
             series=self.control.series,
-            promises=[str(promise) for promise in self.meter.promises],
+            slos=[str(slo) for slo in self.meter.slos],
             decisions=[decision_row(decision) for decision in self.control.decisions],
             standing=self.control.standing,
             preconditioning=phases.preconditioning,

@@ -20,7 +20,7 @@ class RunState:
         self.clock = MonotonicClock()
         self.phase = "starting"
         self.signals = Signals()
-        self.meter, self.control = build_control(config, plan.promises, hooks.watch)
+        self.meter, self.control = build_control(config, plan.slos, hooks.watch)
         self.meter.on_latencies = hooks.on_latencies
         self.recorder = Recorder(Edges(), self.meter)
         self.intake = self.serving = build_intake(config, plan.load, hooks.on_arrival)

@@ -21,7 +21,7 @@ from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.sizing import real_gpu
 from kv_cache.bench.sweep import Removed
 from kv_cache.bench.waits import answered
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import place_of, storage_places
 from kv_cache.core.errors import NoAnswerError, StoreError

@@ -17,15 +17,15 @@ from kv_cache.bench.probes.pagecache import PageCacheSampler, SampledPages
 from kv_cache.bench.pulse import Pulse
 from kv_cache.core.effect import (
     ABORTED,
-    Chunk,
     CopyRef,
     Delete,
+    IoChunk,
     Leg,
+    MetadataStep,
     Move,
     Op,
     OpDone,
     Read,
-    Step,
     Write,
 )
 from kv_cache.core.errors import StoreError
@@ -60,8 +60,8 @@ class _LegTimer:
         self._last_ns = self.started_ns
         self.device_ns = 0
         self.aside_ns = 0
-        self._chunks: list[Chunk] = []
-        self.steps: tuple[Step, ...] = ()
+        self._chunks: list[IoChunk] = []
+        self.steps: tuple[MetadataStep, ...] = ()
         self.sampled: SampledPages | None = None
         self.calling = False
         """Inside a call of the store, or that call has raised."""
@@ -86,7 +86,7 @@ class _LegTimer:
         began_ns = self._last_ns
         self.end_of_names()
         if nbytes:
-            self._chunks.append(Chunk(self._last_ns, nbytes))
+            self._chunks.append(IoChunk(self._last_ns, nbytes))
         if self.on_storage:
             self._pulse.ended(began_ns, self._last_ns)
 

@@ -39,7 +39,7 @@ from kv_cache.files.environment import Reader, filesystem
 from kv_cache.files.keep import keep
 from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
-from kv_cache.metrics.passport import found_below
+from kv_cache.metrics.passport import findings_below
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 
@@ -367,7 +367,7 @@ def _notes(found: Probed, environment: Mapping[str, Any]) -> Iterator[str]:
     device, counted = environment["device"], found.counted
     if device["name"] is None:
         yield f"no device accounts for what was moved: {device['reason']}"
-    yield from found_below(environment["drives"][0]["stack"])
+    yield from findings_below(environment["drives"][0]["stack"])
     for kind in ("read", "write"):
         claimed, process = counted[f"claimed_{kind}_bytes"], counted[f"process_{kind}_bytes"]
         if claimed and process is not None and abs(process / claimed - 1) > _ENOUGH:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kv_cache.cache.manager import CacheManager, TierSpec
+from kv_cache.cache.limits import TierSpec
+from kv_cache.cache.manager import CacheManager
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
 from kv_cache.config.policies import build_admission, build_ahead
@@ -20,15 +21,16 @@ from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
 from kv_cache.lifecycle import Through, World
 from kv_cache.metrics.outcome import TierFacts
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import Meter
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.policy.prefetch import PREFETCH
 from kv_cache.schedule.admission import Gate
-from kv_cache.schedule.autoscale import Autoscaler, AutoscaleRules, ScaleMode
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.rules import AutoscaleRules, ScaleMode
 from kv_cache.schedule.control import Control, Watch
-from kv_cache.schedule.intake import Intake, OnArrival, nobody
+from kv_cache.schedule.intake import Intake, OnArrival, ignore_arrival
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.opening import Trace
@@ -183,7 +185,7 @@ def is_recording(trace: Trace) -> bool:
     return first is not None and first.request is not None
 
 
-def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> Intake:
+def build_intake(config: Config, load: Load, on_arrival: OnArrival = ignore_arrival) -> Intake:
     """Users who wait for their answers bound the queue themselves: none of them is rejected."""
     offered = Offered()
     for blocks in load.populate:
@@ -204,11 +206,11 @@ def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> 
 
 
 def build_control(
-    config: Config, promises: Sequence[Promise] | None = None, watch: Watch | None = None
+    config: Config, slos: Sequence[Slo] | None = None, watch: Watch | None = None
 ) -> tuple[Meter, Control]:
     """What sees the windows of a run. `promises`: those of the classes, if not given; `watch` may
     end the measured window."""
-    kept = class_promises(config) if promises is None else tuple(promises)
+    kept = class_slos(config) if slos is None else tuple(slos)
     found = config.saturation_detection
     saturation = Saturation(
         SaturationRules(
@@ -225,10 +227,10 @@ def build_control(
     return Meter(kept), control
 
 
-def class_promises(config: Config) -> tuple[Promise, ...]:
+def class_slos(config: Config) -> tuple[Slo, ...]:
     """The P95 that each class is promised."""
     return tuple(
-        Promise(
+        Slo(
             qos=qos,
             percent=95.0,
             limit_ns=round(
@@ -239,7 +241,7 @@ def class_promises(config: Config) -> tuple[Promise, ...]:
     )
 
 
-def _autoscaler(config: Config, promises: Sequence[Promise]) -> Autoscaler | None:
+def _autoscaler(config: Config, slos: Sequence[Slo]) -> Autoscaler | None:
     given = config.autoscaler
     if not given.enabled:
         return None
@@ -255,7 +257,7 @@ def _autoscaler(config: Config, promises: Sequence[Promise]) -> Autoscaler | Non
         windows_per_sample=given.windows_per_sample,
     )
     mode = ScaleMode.CAPACITY if given.mode == "capacity" else ScaleMode.QOS
-    return Autoscaler(rules, mode, promises, config.run.num_users)
+    return Autoscaler(rules, mode, slos, config.run.num_users)
 
 
 def endless(config: Config) -> Config:

@@ -14,13 +14,12 @@ from typing import Any
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.core.units import ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
-from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
+from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval, coefficient_of_variation
 from kv_cache.metrics.summary import latency_ms
 from kv_cache.mlperf.rankfile import HISTOGRAMS, RankResult, pooled
 from kv_cache.mlperf.tree import Tree
 
 SCHEMA = "kv-cache-mlperf-summary/1"
-CONFIDENCE = 0.95
 
 SUMS = (
     "read_bandwidth_gbps",

@@ -5,7 +5,8 @@ from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.units import MISSING
-from kv_cache.mlperf.rules import Finding, Status
+from kv_cache.metrics.judging import Status
+from kv_cache.mlperf.rules import GRAVEST_FIRST, STATUS_WORDS, TreeFinding
 from kv_cache.view.markdown import safe
 
 MARK = "<!-- kv-cache mlperf summary"
@@ -15,7 +16,7 @@ Json = Mapping[str, Any]
 
 _MOST = 8  # of the reasons of one option
 _SIGNS = {
-    Status.FALLS_SHORT: "!",
+    Status.INVALID: "!",
     Status.NOT_JUDGED: "?",
     Status.PASS: " ",
     Status.NOT_APPLICABLE: "-",
@@ -199,22 +200,22 @@ def _reasons(told: Json) -> Iterator[str]:
 # --- the rules -------------------------------------------------------------------------------
 
 
-def check_text(findings: Sequence[Finding], summary: Json) -> str:
+def check_text(findings: Sequence[TreeFinding], summary: Json) -> str:
     """Each rule with what was seen; what falls short goes first."""
-    counts = {status: sum(f.status is status for f in findings) for status in Status}
-    told = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
-    word = "FALLS SHORT" if counts[Status.FALLS_SHORT] else "NOTHING FALLS SHORT"
+    counts = {status: sum(f.status is status for f in findings) for status in GRAVEST_FIRST}
+    told = ", ".join(f"{count} {STATUS_WORDS[status]}" for status, count in counts.items() if count)
+    word = "FALLS SHORT" if counts[Status.INVALID] else "NOTHING FALLS SHORT"
     lines = [f"check     {word} ({told})", *list(_head(summary))[1:], ""]
-    for status in Status:
+    for status in GRAVEST_FIRST:
         for finding in findings:
             if finding.status is status:
                 lines += _finding_lines(finding)
     return "\n".join(lines)
 
 
-def _finding_lines(finding: Finding) -> Iterator[str]:
+def _finding_lines(finding: TreeFinding) -> Iterator[str]:
     sign = _SIGNS[finding.status]
-    yield f"{sign} {finding.rule} ({finding.section}): {finding.status.value}"
+    yield f"{sign} {finding.rule} ({finding.section}): {STATUS_WORDS[finding.status]}"
     for look in finding.looks[:_MOST]:
         yield f"      {f'{look.where}: ' if look.where else ''}{look.says}"
     if finding.looks[_MOST:]:

@@ -14,8 +14,8 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.units import NS_PER_MS, ns_to_ms
 from kv_cache.metrics.curve import (
     DEVICE_BUSY,
+    Bottleneck,
     CurvePoint,
-    Limit,
     Limited,
     Pressure,
     knee,
@@ -24,7 +24,7 @@ from kv_cache.metrics.curve import (
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.recorder import RequestStats
-from kv_cache.metrics.slo import Measure, Promise
+from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result.chain import seal
@@ -32,16 +32,8 @@ from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
-from kv_cache.schedule.capacity import (
-    CapacityAnswer,
-    CapacitySearch,
-    Ended,
-    Judged,
-    Look,
-    ProbeVerdict,
-    SearchRules,
-    decided,
-)
+from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
+from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
 SCHEMA = "kv-cache-capacity/1"
 _KINDS = (OpKind.READ, OpKind.WRITE)
@@ -137,7 +129,7 @@ class Probe(NamedTuple):
     out, its row in the result, and what its passport found."""
 
     load: float
-    promises: Sequence[Promise]
+    slos: Sequence[Slo]
     verdict: ProbeVerdict
     row: Mapping[str, Any]
     pressure: Pressure  # with the probe's own rate as its peak
@@ -148,7 +140,7 @@ def probe_of(
     number: int,
     load: float,
     why: str,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     verdict: ProbeVerdict,
     outcome: RunOutcome,
     document: Mapping[str, Any],
@@ -156,10 +148,10 @@ def probe_of(
     """`document` is the result of the probe's run. Neither it nor the outcome is kept."""
     return Probe(
         load=load,
-        promises=promises,
+        slos=slos,
         verdict=verdict,
-        row=_row(number, load, why, promises, verdict, outcome, document[SECTION]),
-        pressure=_pressure(outcome, promises),
+        row=_row(number, load, why, slos, verdict, outcome, document[SECTION]),
+        pressure=_pressure(outcome, slos),
         findings=document[SECTION]["passport"]["rules"],
     )
 
@@ -167,22 +159,22 @@ def probe_of(
 def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
     """Whether the client's doing is why a load was not carried: requests came late, and would have
     kept their promise otherwise; or its cores were full while the device was not."""
-    missed = [look.promise for look in judged.looks if not look.kept]
+    missed = [estimate.slo for estimate in judged.estimates if not estimate.kept]
     if outcome.driver != "real-io" or not (missed or overloaded):
         return False
-    pressure = _pressure(outcome, missed or [look.promise for look in judged.looks])
-    if limit_of(pressure).by is not Limit.CLIENT:
+    pressure = _pressure(outcome, missed or [estimate.slo for estimate in judged.estimates])
+    if limit_of(pressure).by is not Bottleneck.CLIENT:
         return False
     late_ns = pressure.lateness_p99_ns or 0.0
-    kept = [_latency_ns(outcome, promise) - late_ns <= promise.limit_ns for promise in missed]
+    kept = [_latency_ns(outcome, slo) - late_ns <= slo.limit_ns for slo in missed]
     full = (pressure.utilisation or 0.0) < DEVICE_BUSY <= _cores_share(pressure)
     return full or (bool(missed) and all(kept))
 
 
-def _latency_ns(outcome: RunOutcome, promise: Promise) -> float:
-    stats = outcome.recorder.classes[promise.qos]
-    histogram = stats.ttft if promise.measure is Measure.TTFT else stats.response
-    return histogram.at_rank(promise.percent) or 0.0
+def _latency_ns(outcome: RunOutcome, slo: Slo) -> float:
+    stats = outcome.recorder.classes[slo.qos]
+    histogram = stats.ttft if slo.measure is SloMeasure.TTFT else stats.response
+    return histogram.at_rank(slo.percent) or 0.0
 
 
 def _cores_share(pressure: Pressure) -> float:
@@ -195,7 +187,7 @@ def capacity_document(
     *,
     search: CapacitySearch,
     rules: SearchRules,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     unit: str,
     probes: Sequence[Probe],
     seed: int,
@@ -227,7 +219,7 @@ def capacity_document(
         "status": _status(interrupted, death),
         "semantics_preset": config.semantics.preset,
         "seed": seed,
-        "slo": [str(promise) for promise in promises],
+        "slo": [str(slo) for slo in slos],
         "unit": unit,
         "rules": asdict(rules),
         "answer": {
@@ -253,7 +245,7 @@ def capacity_document(
         },
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
         "knee": None if found is None else {"load": found.load, "power": found.power},
-        **_verdict(answer, promises, probes, interrupted, death),
+        **_verdict(answer, slos, probes, interrupted, death),
         "probes": rows,
         "model": model_section(model, workload or {}),
         "config": to_mapping(config),
@@ -270,7 +262,7 @@ def _status(interrupted: str | None, death: str | None) -> str:
 
 def _verdict(
     answer: CapacityAnswer,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     probes: Sequence[Probe],
     interrupted: str | None,
     death: str | None,
@@ -291,17 +283,17 @@ def _verdict(
         reasons.append(
             "no load passed with confidence: too few requests ended in the probes; raise --probe"
         )
-    nobody = _nobody(answer, promises, deciding)
+    nobody = _nobody(answer, slos, deciding)
     reasons += [
         f"nobody of the {answer.load:g} users is {qos}: what was promised to that class was not "
         "put to the test"
         for qos in nobody
     ]
     silent = {
-        str(look.promise)
+        str(estimate.slo)
         for probe in deciding
-        for look in probe.verdict.judged.looks
-        if not look.ended
+        for estimate in probe.verdict.judged.estimates
+        if not estimate.ended
     }
     reasons += [f"no request of the class of {told} ended: it was not judged" for told in silent]
     words = {row["status"] for probe in deciding for row in probe.findings}
@@ -321,13 +313,11 @@ def _verdict(
     return {"verdict": verdict, "reasons": reasons}
 
 
-def _nobody(
-    answer: CapacityAnswer, promises: Sequence[Promise], deciding: Sequence[Probe]
-) -> list[Qos]:
+def _nobody(answer: CapacityAnswer, slos: Sequence[Slo], deciding: Sequence[Probe]) -> list[Qos]:
     """Classes with a promise that none of the users at the answer is of."""
     at_answer = [probe for probe in deciding if probe.load == answer.load]
-    wanted = dict.fromkeys(promise.qos for promise in promises)
-    there = {promise.qos for probe in at_answer for promise in probe.promises}
+    wanted = dict.fromkeys(slo.qos for slo in slos)
+    there = {slo.qos for probe in at_answer for slo in probe.slos}
     return [qos for qos in wanted if at_answer and qos not in there]
 
 
@@ -351,7 +341,7 @@ def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
     return limit_of(replace(nearest.pressure, peak_bytes_per_s=peak))
 
 
-def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
+def _pressure(outcome: RunOutcome, slos: Sequence[Slo]) -> Pressure:
     windows = outcome.series.of(Phase.MEASURE)
     evidence, rate = _means(windows), _storage_rate(outcome)
     ended = sum(c.ended for w in windows for c in w.classes.values())
@@ -363,7 +353,7 @@ def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
         cores_used=evidence.get("process_cores"),
         cores=evidence.get("cores") or 1.0,
         lateness_p99_ns=outcome.recorder.all.lateness.at_rank(99),
-        limit_ns=min((p.limit_ns for p in promises), default=1),
+        limit_ns=min((p.limit_ns for p in slos), default=1),
         rejected_share=rejected / ended if ended else 0.0,
         memory_stall_share=evidence.get("memory_pressure_some"),
     )
@@ -390,7 +380,7 @@ def _row(
     number: int,
     load: float,
     why: str,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     verdict: ProbeVerdict,
     outcome: RunOutcome,
     own: Mapping[str, Any],
@@ -406,7 +396,7 @@ def _row(
         "decided": decided(verdict.judged).value,
         "overloaded": verdict.overloaded,
         "client_bound": verdict.client_bound,
-        "promises": [_look(look) for look in verdict.judged.looks],
+        "promises": [_estimate(estimate) for estimate in verdict.judged.estimates],
         "seconds": seconds,
         "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
         "completed_per_s": per_second(recorder.all.completed, seconds),
@@ -415,7 +405,7 @@ def _row(
         "storage_write_bytes_per_s": _storage_rate(outcome, OpKind.WRITE),
         "response_ms": latency_ms(recorder.all.response),
         "classes": {
-            qos.value: _class(qos, recorder.classes[qos], windows, promises, seconds) for qos in Qos
+            qos.value: _class(qos, recorder.classes[qos], windows, slos, seconds) for qos in Qos
         },
         "users_by_class": {
             qos.value: users
@@ -433,17 +423,17 @@ def _row(
     }
 
 
-def _look(look: Look) -> dict[str, Any]:
-    interval = look.interval() if look.ended else None
+def _estimate(estimate: SloEstimate) -> dict[str, Any]:
+    interval = estimate.interval() if estimate.ended else None
     return {
-        "promise": str(look.promise),
-        "ended": look.ended,
-        "over": look.over,
-        "share": look.share,
+        "promise": str(estimate.slo),
+        "ended": estimate.ended,
+        "over": estimate.over,
+        "share": estimate.share,
         "low": None if interval is None else interval.low,
         "high": None if interval is None else interval.high,
-        "allowed": look.promise.allowed_share,
-        "inflation": look.inflation,
+        "allowed": estimate.slo.allowed_share,
+        "inflation": estimate.inflation,
     }
 
 
@@ -451,14 +441,14 @@ def _class(
     qos: Qos,
     stats: RequestStats,
     windows: Sequence[Window],
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     seconds: float,
 ) -> dict[str, Any]:
     """Goodput is of requests within every limit of their class, None where it has none. Which of
     several one missed is not kept, so those that missed most count: one promise is exact."""
     mine = [window.classes[qos] for window in windows]
     ended = sum(c.ended for c in mine)
-    over = [sum(c.over[i] for c in mine) for i, p in enumerate(promises) if p.qos is qos]
+    over = [sum(c.over[i] for c in mine) for i, p in enumerate(slos) if p.qos is qos]
     return {
         "ended": ended,
         "completed_per_s": per_second(stats.completed, seconds),

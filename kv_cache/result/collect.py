@@ -15,7 +15,7 @@ from kv_cache.core.kinds import Qos
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.pace import MEASURED
 from kv_cache.metrics.recorder import SAMPLE_LIMIT, RequestStats
-from kv_cache.metrics.rules_sample import NO_MEASUREMENT
+from kv_cache.metrics.rules.sample import NO_MEASUREMENT
 from kv_cache.metrics.summary import LATENCIES, notes
 from kv_cache.metrics.window import window_row
 from kv_cache.result.counted import (
@@ -120,7 +120,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "series": SeriesFacts(
             tick_s=config.monitor.tick_s,
             together=outcome.series.together,
-            promises=list(outcome.promises),
+            promises=list(outcome.slos),
             windows=plain([window_row(window) for window in outcome.series.windows]),
         ),
         "autoscaling": plain([dict(row) for row in outcome.decisions]),

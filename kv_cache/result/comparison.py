@@ -14,7 +14,7 @@ claimed only where it stands after Holm's correction over all metrics of all res
 (Scandinavian Journal of Statistics 6, 1979), which keeps the chance of even one false claim at 5 %.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, log, log1p, sqrt
@@ -27,16 +27,17 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase
 from kv_cache.core.text import as_json
 from kv_cache.metrics.intervals import (
+    CONFIDENCE,
     Interval,
     autocorrelation,
     mean_interval,
     ratio_interval,
     series_inflation,
 )
+from kv_cache.metrics.order import holm
 from kv_cache.result import trials
 from kv_cache.result.chain import fingerprint
 from kv_cache.result.metrics import (
-    CONFIDENCE,
     HIGHER,
     METRICS,
     Json,
@@ -515,24 +516,6 @@ def compare(inputs: Sequence[Input]) -> Comparison:
         differs=tuple(differences(inputs)),
         rows=tuple(pair.row(id(pair) in sure) for pair in pairs),
     )
-
-
-def holm(tests: Sequence[Callable[[float], bool]], alpha: float) -> set[int]:
-    """Which of the tests (each: does it reject at this level?) reject at a chance of `alpha` that
-    even one does so falsely.
-
-    Holm steps down from the smallest p value: the k-th smallest is held against alpha / (m - k + 1)
-    until one fails. The same without p values: all that reject at alpha / (m - rejected) are
-    rejected, until no more come.
-    """
-    rejected: set[int] = set()
-    while len(rejected) < len(tests):
-        level = alpha / (len(tests) - len(rejected))
-        now = rejected | {index for index, test in enumerate(tests) if test(level)}
-        if now == rejected:
-            break
-        rejected = now
-    return rejected
 
 
 # --- as JSON ---------------------------------------------------------------------------------

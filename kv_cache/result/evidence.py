@@ -12,8 +12,8 @@ from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.passport import judge
-from kv_cache.metrics.slo import parse_promises
-from kv_cache.metrics.steady import Sample, trends
+from kv_cache.metrics.slo import parse_slos
+from kv_cache.metrics.steady import WindowSample, trends
 from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
 from kv_cache.result.counted import EvidenceFacts, LedgerFacts
 from kv_cache.result.run import (
@@ -92,7 +92,7 @@ def _steady(run: CountedRun) -> dict[str, Any]:
         "proof": done.get("proof"),
         "stationarity": trends(
             [
-                Sample(
+                WindowSample(
                     start_s=window.start_s,
                     end_s=window.end_s,
                     nbytes=sum(
@@ -272,7 +272,7 @@ def _gaps(run: CountedRun) -> dict[str, Any] | None:
 def _limits_ms(run: CountedRun) -> list[float]:
     """The limits of SLOs whose class has requests."""
     given = run.facts.series.promises
-    slos = parse_promises(",".join(given)) if given else ()
+    slos = parse_slos(",".join(given)) if given else ()
     classes = run.facts.measured
     return [ns_to_ms(slo.limit_ns) for slo in slos if classes.of(slo.qos).completed]
 

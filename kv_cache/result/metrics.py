@@ -14,7 +14,6 @@ from kv_cache.core.units import AT_LEAST, GIB
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import geometric_mean
 
-CONFIDENCE = 0.95
 HIGHER, LOWER = "higher", "lower"
 
 Json = Mapping[str, Any]

@@ -35,7 +35,7 @@ from kv_cache.result.run import (
     totals,
 )
 from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
-from kv_cache.schedule.autoscale import Unit
+from kv_cache.schedule.autoscale.window_pool import Unit
 
 HIT_RATE_FLOOR = 0.30
 SLA_COMPLIANCE = 0.95

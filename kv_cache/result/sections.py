@@ -13,14 +13,14 @@ from msgspec.structs import asdict
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, RunMode, TierLabel
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.pace import MEASURED, Batch, Paced, headline, together
+from kv_cache.metrics.pace import MEASURED, Batch, MovedBytes, headline, together
 from kv_cache.metrics.summary import (
     LATENCIES,
     NETWORK,
-    kept_promises,
     latency_ms,
     ratio,
     size_numbers,
+    slos_met,
 )
 from kv_cache.result.counted import (
     Classes,
@@ -109,9 +109,7 @@ def _measured(runs: Sequence[CountedRun], classes: Classes) -> dict[str, Any]:
         **{
             qos.value: {
                 **request_section(runs, classes.of(qos), qos),
-                "promises": kept_promises(
-                    classes.of(qos).histogram_end_to_end, promised_ms(runs, qos)
-                ),
+                "promises": slos_met(classes.of(qos).histogram_end_to_end, slos_ms(runs, qos)),
             }
             for qos in Qos
         },
@@ -139,7 +137,7 @@ def _class_of(classes: Classes, qos: Qos | None) -> RequestCounts:
     return classes.together if qos is None else classes.of(qos)
 
 
-def promised_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:
+def slos_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:
     """The SLO of a class by percentile, as far as all runs have the same."""
     return common([targets_ms(run, qos) for run in runs]) or {}
 
@@ -227,10 +225,10 @@ def _headline(runs: Sequence[CountedRun]) -> dict[str, Any] | None:
     return headline(mode, *together([(run.window_s, paced(run, mode)) for run in runs]))
 
 
-def paced(run: CountedRun, mode: RunMode) -> Paced:
+def paced(run: CountedRun, mode: RunMode) -> MovedBytes:
     """How evenly storage moved what the ledger counted in the window."""
     pacing = run.facts.headline
-    return Paced(
+    return MovedBytes(
         nbytes=sum(total_bytes(run.ledger.window("storage", kind)) for kind in MEASURED[mode]),
         before_bytes=pacing.before_bytes,
         after_bytes=pacing.after_bytes,

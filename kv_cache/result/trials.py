@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from kv_cache import __version__
 from kv_cache.core.seed import Seed
-from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
+from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval, coefficient_of_variation
 from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.counted import Number
-from kv_cache.result.metrics import CONFIDENCE, HEADLINES, METRICS, Json, Metric
+from kv_cache.result.metrics import HEADLINES, METRICS, Json, Metric
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_cache.core.effect import Chunk, CopyRef, Leg
+from kv_cache.core.effect import CopyRef, IoChunk, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
 from kv_cache.sim.shared import ENGINE, SharedDevice
@@ -67,7 +67,7 @@ class Devices:
         others = [busy for end, busy in free if end > start]
         end = start + self._models[ref.tier].service_ns(kind, ref.nbytes, others)
         heapq.heappush(free, (end, kind))
-        chunk = Chunk(end, ref.nbytes)
+        chunk = IoChunk(end, ref.nbytes)
         return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, end, end - now_ns, (chunk,))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import (
     BACKGROUND_THREADS,
     Load,
@@ -27,11 +27,11 @@ from kv_cache.core.units import NS_PER_US, PAGE_BYTES, round_up, s_to_ns
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import OnLatencies
-from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.schedule.control import Watch
-from kv_cache.schedule.intake import OnArrival, nobody
+from kv_cache.schedule.intake import OnArrival, ignore_arrival
 from kv_cache.sim.drive import OnLeg, Simulation, unwatched
 from kv_cache.sim.io_workers import IoWorkers
 from kv_cache.sim.models import Devices, Model, TierModel
@@ -163,9 +163,9 @@ def simulate(
     on_record: Callable[[RequestRecord], None],
     on_op: Callable[[OpDone], None],
     on_leg: OnLeg = unwatched,
-    on_arrival: OnArrival = nobody,
+    on_arrival: OnArrival = ignore_arrival,
     stopped: Callable[[], bool] = lambda: False,
-    promises: Sequence[Promise] | None = None,
+    slos: Sequence[Slo] | None = None,
     watch: Watch | None = None,
     on_latencies: OnLatencies | None = None,
 ) -> RunOutcome:
@@ -175,7 +175,7 @@ def simulate(
     signals = Signals()
     world = build_world(config, specs, signals)
     intake = build_intake(config, load, on_arrival)
-    meter, control = build_control(config, promises, watch)
+    meter, control = build_control(config, slos, watch)
     meter.on_latencies = on_latencies
     recorder = Recorder(Edges(), meter)
     modelled = _Modelled(config, load, specs, seed)
@@ -215,7 +215,7 @@ def simulate(
         workload=load.source.describe(),
         seed=seed,
         series=control.series,
-        promises=[str(promise) for promise in meter.promises],
+        slos=[str(slo) for slo in meter.slos],
         decisions=[decision_row(decision) for decision in control.decisions],
         standing=control.standing,
     )

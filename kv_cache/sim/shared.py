@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from kv_cache.core.effect import Chunk, CopyRef, Leg
+from kv_cache.core.effect import CopyRef, IoChunk, Leg
 from kv_cache.core.kinds import OpKind
 from kv_cache.sim.profile import ProfileModel
 
@@ -176,6 +176,6 @@ class SharedDevice:
         leg = Leg(
             one.ref.tier, one.kind, ENGINE, one.ref.nbytes, one.asked_ns, now_ns,
             max(1, min(round(one.device_ns), now_ns - one.began_ns)),
-            (Chunk(now_ns, one.ref.nbytes),),
+            (IoChunk(now_ns, one.ref.nbytes),),
         )  # fmt: skip
         one.on_end(leg)

@@ -8,7 +8,7 @@ from typing import Any
 from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import NS_PER_MS
-from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.slo import parse_slos
 from kv_cache.result.capacity import CapacityFacts, FoundCapacity, JudgedSlo, ProbeFacts
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view.identity import origin_texts
@@ -329,7 +329,7 @@ def _over_load(
 def _limits(facts: CapacityFacts) -> list[Level]:
     """Of SLOs on a percentile that is drawn, in ms."""
     try:
-        slos = [slo for text in facts.slo for slo in parse_promises(text)]
+        slos = [slo for text in facts.slo for slo in parse_slos(text)]
     except UsageError as error:
         raise MisshapenError(f"slo: {error}") from None
     return [Level(name=str(slo), y=slo.limit_ns / NS_PER_MS) for slo in slos if slo.percent <= 99]

@@ -7,6 +7,7 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.format import as_text
 from kv_cache.core.kinds import OpKind
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.passport import VALID
 from kv_cache.result.comparison import (
     Comparison,
@@ -18,7 +19,7 @@ from kv_cache.result.comparison import (
     digest_text,
     require_all_comparable,
 )
-from kv_cache.result.metrics import CONFIDENCE, METRICS, Metric, number_at, value_at
+from kv_cache.result.metrics import METRICS, Metric, number_at, value_at
 from kv_cache.result.published import PublishedRun
 from kv_cache.view.identity import drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure

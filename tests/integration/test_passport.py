@@ -42,7 +42,7 @@ from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.run import open_run
 from kv_cache.cli.flags import parse
 from kv_cache.cli.verify import verify
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.files.machine import captured
@@ -407,7 +407,7 @@ class _OtherSink:
         self._write = write
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[MetadataStep]:
         return self._sink.steps
 
     def write(self, offset: int, data: memoryview) -> None:

@@ -21,6 +21,7 @@ from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.judging import Status
 from kv_cache.mlperf import rankfile
 from kv_cache.mlperf.aggregate import run_summary, summarize
 from kv_cache.mlperf.rankfile import (
@@ -36,7 +37,7 @@ from kv_cache.mlperf.rankfile import (
     UNEXPECTED,
     UNFINISHED,
 )
-from kv_cache.mlperf.rules import RULES, Status, check_tree
+from kv_cache.mlperf.rules import RULES, check_tree
 from kv_cache.mlperf.text import check_text, summary_text
 from kv_cache.mlperf.tree import Tree, read_tree
 from tests.submission import STAMP, Document, Edit, Made, consistent, make, real_result, resealed
@@ -184,7 +185,7 @@ def test_a_sequence_is_read_where_it_was_copied_to(whole: Made, tmp_path: Path) 
     tree = read_tree(copied)
     assert tree.flaws == ()
     assert tree.place.org is None
-    assert {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT} == set()
+    assert {f.rule for f in check_tree(tree) if f.status is Status.INVALID} == set()
 
 
 # --- what makes an option invalid --------------------------------------------------------------
@@ -574,7 +575,7 @@ def test_every_rule_is_broken_below() -> None:
 
 
 def short(tree: Tree) -> set[str]:
-    return {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT}
+    return {f.rule for f in check_tree(tree) if f.status is Status.INVALID}
 
 
 def test_nothing_falls_short_in_a_tree_that_keeps_all_rules(whole: Made) -> None:

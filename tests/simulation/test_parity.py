@@ -9,7 +9,7 @@ import pytest
 
 from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.run import open_run
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kv_cache.app.comparison import MARK, read_inputs
 from kv_cache.core.errors import UsageError
+from kv_cache.metrics.order import holm
 from kv_cache.result.chain import seal
 from kv_cache.result.comparison import (
     Comparison,
@@ -21,7 +22,6 @@ from kv_cache.result.comparison import (
     batches,
     compare,
     comparison_json,
-    holm,
 )
 from kv_cache.result.derive import SCHEMA
 from kv_cache.view.comparison import comparison_view

@@ -14,7 +14,7 @@ from kv_cache.bench.probe import Probed, _Done, summarise, table
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.profile import HEADER, Cell, Profile, Service, profile_text, read_profile
-from kv_cache.core.effect import Chunk, Leg
+from kv_cache.core.effect import IoChunk, Leg
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
@@ -326,7 +326,7 @@ def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000
     return [
         _Done(
             kind,
-            Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (Chunk(b, nbytes),)),
+            Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (IoChunk(b, nbytes),)),
         )
         for a, b in spans
     ]

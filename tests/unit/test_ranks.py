@@ -15,7 +15,8 @@ from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.units import GIB
 from kv_cache.crew.launched import rank_of
 from kv_cache.crew.per_rank import alone_note, apart, own_file
-from kv_cache.metrics.evidence import Evidence, Status, Thresholds
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Status
 from kv_cache.metrics.rules import RULES
 
 OPEN_MPI = {

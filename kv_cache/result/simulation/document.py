@@ -16,10 +16,10 @@ import numpy as np
 import orjson
 
 from kv_cache import __version__
-from kv_cache.metrics.intervals import bounded_interval
+from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval
 from kv_cache.result.chain import seal
 from kv_cache.result.run import SECTION
-from kv_cache.result.simulation.judge import CONFIDENCE, verdict, warnings
+from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
 from kv_cache.result.simulation.measures import numbers
 

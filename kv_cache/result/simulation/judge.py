@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.metrics.order import LEAST_SEEDS, compulsory_share
 from kv_cache.result.simulation.measures import (
     FINISHED_RATE,
     GOODPUT,
@@ -23,12 +25,8 @@ from kv_cache.result.simulation.measures import (
 
 Json = Mapping[str, Any]
 
-CONFIDENCE = 0.95
-LEAST_SEEDS = 3
 LEAST_ACTIVE = 0.5
 """Of the instances of each role: with fewer there is no verdict."""
-MOST_COMPULSORY = 0.9
-"""Of the misses of the variant with most of them: from here on caches have no order."""
 MOST_LOST = 0.01
 """Of the requests of any variant: if more were rejected or aborted, latencies have no order."""
 SAME_HITS = 0.01
@@ -111,8 +109,8 @@ def _compulsory(variants: Sequence[Json]) -> str | None:
     missed, compulsory = max(rows)
     if not missed:
         return "no block was missed"
-    share = compulsory / missed
-    if share < MOST_COMPULSORY:
+    share = compulsory_share(compulsory, missed)
+    if share is None:
         return None
     return f"{100 * share:.1f} % of the worst one's misses are first accesses, which no cache has"
 

@@ -36,7 +36,7 @@ def open_storage(
     rename: bool = True,
     arena_files: Sequence[Path] | None = None,
 ) -> NvmeStore:
-    """A store of at most `capacity_bytes` below the existing directory `root`.
+    """Return a store of at most `capacity_bytes` below the existing directory `root`.
 
     `write_engine` (the reads' where it is None) for connectors that write otherwise than they
     read. `rename`: files of layout `file` are written under a temporary name. `arena_files` are

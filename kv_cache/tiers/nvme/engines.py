@@ -194,7 +194,8 @@ ENGINES: Catalogue[Callable[[], Engine]] = Catalogue(
 
 
 def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
-    """The engine for `auto` or a name, and why it is not direct where `auto` had to give way.
+    """Return the engine for `auto` or a name, and why it is not direct where `auto` had to give
+    way.
 
     O_DIRECT may be refused at open (EINVAL on some FUSE and network mounts) or only at the
     transfer, so a page is really written and read back. Raises PlaceError.

@@ -1,17 +1,10 @@
-"""The rule on how much was measured: next to no data is no result."""
+"""V30: how much was measured. Next to no data is no result."""
 
 from collections.abc import Iterator, Mapping
 
 from kv_cache.core.kinds import RunMode
-from kv_cache.metrics.evidence import (
-    Evidence,
-    Look,
-    Thresholds,
-    invalid,
-    nothing,
-    suspect,
-    well,
-)
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Look, invalid, nothing, suspect, well
 
 _MEASURED: Mapping[str, tuple[str, ...]] = {
     RunMode.STANDARD: ("read", "write"),
@@ -19,7 +12,6 @@ _MEASURED: Mapping[str, tuple[str, ...]] = {
     RunMode.DECODE_ONLY: ("read",),
 }
 """What each mode asks of storage."""
-
 NO_MEASUREMENT = (
     "this run is declared to be no measurement (passport.measurement: false), and how much was "
     "measured is not judged"
@@ -50,19 +42,19 @@ def _judged(ended: Mapping[str, float], ranks: float, t: Thresholds) -> Iterator
     )
     if few:
         yield invalid(
-            f"only {_told(few)} ended in the window, where at least {t.least_operations:g}{of} are "
-            f"wanted: next to nothing was measured; {way}"
+            f"only {_operations(few)} ended in the window, where at least "
+            f"{t.least_operations:g}{of} are wanted: next to nothing was measured; {way}"
         )
     elif some:
         yield suspect(
-            f"only {_told(some)} ended in the window, under {t.enough_operations:g}{of}: too few "
-            f"for a p95, and a rate may be chance; {way}"
+            f"only {_operations(some)} ended in the window, under {t.enough_operations:g}{of}: "
+            f"too few for a p95, and a rate may be chance; {way}"
         )
     elif ended:
-        yield well(f"{_told(ended)} ended in the window")
+        yield well(f"{_operations(ended)} ended in the window")
 
 
-def _told(counts: Mapping[str, float]) -> str:
+def _operations(counts: Mapping[str, float]) -> str:
     return " and ".join(
         f"{count:.0f} storage {kind}{'' if count == 1 else 's'}" for kind, count in counts.items()
     )

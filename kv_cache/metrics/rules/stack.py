@@ -1,22 +1,14 @@
-"""Rules on what lies below the storage's file system: memory, what cannot be seen, and barriers.
+"""V27, V28 and V31: what is below the storage's file system: memory, what cannot be seen, barriers.
 
-They speak of what is below a block device. Storage that is itself a file system in RAM, FUSE,
+They are about what is below a block device. Storage that is itself a file system in RAM, FUSE,
 network or overlay has no block device, and V1 and V5 say so.
 """
 
 from collections.abc import Iterator, Sequence
 
 from kv_cache.core.units import human_bytes
-from kv_cache.metrics.evidence import (
-    Evidence,
-    Look,
-    Thresholds,
-    invalid,
-    nothing,
-    suspect,
-    unknown,
-    well,
-)
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
 
 _RAM, _UNSEEN, _DISK = "ram", "unseen", "disk"
 _SYNCING = ("object", "batch")
@@ -28,9 +20,9 @@ def memory_foot(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if not feet:
         yield unknown("what lies below the storage's file system is not known")
         return
-    found = dict.fromkeys(_memory(feet))  # a stripe has several feet below one loop
-    yield from found
-    if found:
+    in_memory = dict.fromkeys(_memory(feet))  # a stripe has several feet below one loop
+    yield from in_memory
+    if in_memory:
         return
     disks = [foot for foot in feet if foot.text("kind") == _DISK]
     if len(disks) < len(feet):
