@@ -29,10 +29,10 @@ from kv_cache.schedule.control import Control, Watch
 from kv_cache.schedule.intake import Intake, OnArrival, nobody
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.formats.surveying import facts as trace_facts
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.mapped import MappedBlocks, Told
 from kv_cache.workload.mix import Mix, Mixed
 from kv_cache.workload.offered import Offered

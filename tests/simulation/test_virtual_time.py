@@ -31,9 +31,9 @@ from kv_cache.schedule.intake import Intake
 from kv_cache.sim.drive import Simulation
 from kv_cache.sim.models import Devices, TierModel
 from kv_cache.sim.run import simulate
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import survey
+from kv_cache.workload.formats.trace_files import open_trace
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
 from kv_cache.workload.row_requests import AskingConfig

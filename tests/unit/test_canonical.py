@@ -22,9 +22,9 @@ from kv_cache.workload.formats.canonical import (
     read_header,
     row_line,
 )
-from kv_cache.workload.formats.iotrace import MAX_OBJECT_BYTES
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.trace_files import open_trace
+from kv_cache.workload.formats.values import MAX_OBJECT_BYTES
 from kv_cache.workload.samples import SAMPLES
 from tests.traces import ROOT
 

@@ -12,9 +12,9 @@ from kv_cache.cli import main
 from kv_cache.core.seed import Seed
 from kv_cache.workload.catalogue import SOURCES, markdown, text
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, survey
+from kv_cache.workload.formats.trace_files import Trace, open_trace
 from kv_cache.workload.samples import (
     SAMPLE_ROWS,
     SAMPLES,

@@ -8,9 +8,9 @@ import pytest
 
 from kv_cache.core.errors import TraceError
 from kv_cache.workload.formats.base import TimeUnit
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.surveying import Survey, doubts, facts, read
-from kv_cache.workload.formats.units import Pace, judged
+from kv_cache.workload.formats.time_units import Pace, judged
+from kv_cache.workload.formats.trace_files import open_trace
 
 MS, S = TimeUnit.MS, TimeUnit.S
 

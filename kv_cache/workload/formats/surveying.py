@@ -16,9 +16,9 @@ from kv_cache.core.errors import TraceError
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import Note, UnitFormat
-from kv_cache.workload.formats.opening import WAY_OUT, BadRow, Tally, Trace
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.units import Pace, Taken, judged
+from kv_cache.workload.formats.time_units import Pace, Taken, judged
+from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
 
 _HASH_STEP_BYTES = 1 << 20
 _PROGRESS_ROWS = 4096

@@ -1,12 +1,12 @@
 """Traces of I/O: the benchmark's own CSV, LMCache's calls, and block devices."""
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.lmcache import LEVEL, MAGIC, VERSION
-from kv_cache.workload.formats.msgpack import pack
 from kv_cache.workload.samples.draws import below, heavy, one_of
 
 # --- the benchmark's CSV ---
@@ -50,7 +50,7 @@ _CHUNK_TOKENS = 256
 def lmcache_bytes(seed: Seed, rows: int) -> bytes:
     """One server's calls for `rows` requests: look up the prompt's chunks, read what is there,
     reserve and write what is not."""
-    return b"".join(len(f).to_bytes(4) + f for f in map(pack, _frames(seed, rows)))
+    return b"".join(len(f).to_bytes(4) + f for f in map(_packed, _frames(seed, rows)))
 
 
 def _frames(seed: Seed, rows: int) -> Iterator[dict[str, object]]:
@@ -116,6 +116,27 @@ def _record(micros: int, call: str, chunks: list[bytes]) -> dict[str, object]:
         "qualname": _MANAGER + call,
         "args": {"keys": keys, "layout_desc": _LAYOUT} if sized else {"keys": keys},
     }
+
+
+def _packed(value: object) -> bytes:
+    """Return `value` as MessagePack, texts and numbers in few of its forms: the sample's bytes."""
+    if isinstance(value, int):
+        return bytes([value]) if 0 <= value < 0x80 else b"\xd3" + struct.pack(">q", value)
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, bytes):
+        return b"\xc6" + struct.pack(">I", len(value)) + value
+    if isinstance(value, str):
+        text = value.encode()
+        head = (
+            bytes([0xA0 | len(text)]) if len(text) < 32 else b"\xdb" + struct.pack(">I", len(text))
+        )
+        return head + text
+    if isinstance(value, dict):
+        pairs = b"".join(_packed(part) for pair in value.items() for part in pair)
+        return b"\xdf" + struct.pack(">I", len(value)) + pairs
+    assert isinstance(value, list), value
+    return b"\xdd" + struct.pack(">I", len(value)) + b"".join(map(_packed, value))
 
 
 # --- block devices ---
