@@ -9,7 +9,6 @@ is shared within these each model has for itself. A trace that names its models 
 the mix they are.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,9 +19,10 @@ from kv_cache.core.block import Block, content_key, salted_key
 from kv_cache.core.kinds import Lookup
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.mapped import Mapped
+from kv_cache.workload.popularity import weighted_place
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 _POINTS = 1 << 64
 
@@ -48,10 +48,9 @@ class Mix:
         self._salts = {name: content_key("model", name) for name in self._names}
 
     def drawn(self, name: str) -> str:
-        """The model of whatever has this name: the same one each time."""
+        """Return the model of this name: the same one each time."""
         point = int.from_bytes(self._seed.child(name).bits(8), "little") / _POINTS
-        place = bisect_right(self._ends, point * self._ends[-1])
-        return self._names[min(place, len(self._names) - 1)]
+        return self._names[weighted_place(self._ends, point)]
 
     def by_content(self, blocks: Sequence[Block]) -> str:
         """By the first block that ends behind the opening, or the last one there is."""

@@ -12,9 +12,9 @@ from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import PAGE_BYTES, round_up
-from kv_cache.workload.mapped import Mapped
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 OBJECT_TOKENS = 2048
 OBJECTS_PER_USER = 10

@@ -6,10 +6,10 @@ be shorter. After a request, by chance, one more is sent beside it: it reads the
 retrieved, and answers a question behind them. What of them is of use is `ChunkReuse`.
 """
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from heapq import nsmallest
 from itertools import accumulate, islice
 from random import Random
@@ -21,10 +21,12 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import PAGE_BYTES, round_up
+from kv_cache.workload.popularity import Popularity
 from kv_cache.workload.prepopulated import FILL_SHARE
 from kv_cache.workload.quota import Quota
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import SourceWrapper, StoredBlocks
 
 LARGE_HIDDEN_DIM = 8192
 LARGE_LAYERS = 64
@@ -140,9 +142,9 @@ class Library:
         return [size] * whole + ([rest] if rest else [])
 
 
-class Ingested(Collection[tuple[Block, ...]]):
+class Ingested(StoredBlocks):
     """What is stored of a library before the run: its first `count` documents, each chunk as if it
-    stood in front. Made anew by whoever asks: a library may be large."""
+    were in front."""
 
     def __init__(self, library: Library, count: int) -> None:
         self._library = library
@@ -156,10 +158,7 @@ class Ingested(Collection[tuple[Block, ...]]):
         for place in range(self._count):
             yield tuple(b for chunk in library.chunks(place) for b in library.blocks(chunk))
 
-    def __contains__(self, blocks: object) -> bool:
-        return any(blocks == each for each in self)
-
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Logical bytes, as they are counted when they are written."""
         return self._library.nbytes(self._count)
@@ -190,8 +189,7 @@ class Retriever:
         self._config = config
         self._seed = seed
         self.ingested = ingested
-        ranks = range(1, len(library) + 1) if config.zipf else ()
-        self._weights = list(accumulate(1 / rank for rank in ranks))
+        self._popularity = Popularity(len(library), 1.0 if config.zipf else None)
 
     def counts(self, request: Request) -> int:
         """How many requests this one is: itself, and what is asked beside it."""
@@ -248,15 +246,9 @@ class Retriever:
         return self._named(request).share() < self._config.probability
 
     def _retrieve(self, rng: Random) -> Sequence[Chunk]:
-        place = self._document(rng)
-        found = distinct(rng, self.library.chunks_of(place), self._config.top_k, self._config.zipf)
-        return [self.library.chunk(place, part) for part in found]
-
-    def _document(self, rng: Random) -> int:
-        if not self._weights:
-            return rng.randrange(len(self.library))
-        drawn = bisect_right(self._weights, rng.random() * self._weights[-1])
-        return min(drawn, len(self.library) - 1)
+        place = self._popularity.draw(rng)
+        parts = distinct(rng, self.library.chunks_of(place), self._config.top_k, self._config.zipf)
+        return [self.library.chunk(place, part) for part in parts]
 
     def _sequence(self, chunks: Sequence[Chunk]) -> tuple[Block, ...]:
         if self._config.reuse is ChunkReuse.INDEPENDENT:
@@ -279,16 +271,16 @@ def distinct(rng: Random, count: int, most: int, zipf: bool) -> list[int]:
     return [place for _, place in nsmallest(most, instants)]
 
 
-class Retrieving:
+class WithRetrievals(SourceWrapper):
     """`source`, and beside some of its requests one that retrieves, at the same intended instant.
 
-    Nobody waits for what was retrieved: the source learns of its own requests only. `most`: how
-    many requests are sent in all (0 = no limit), of which the source counts its own by
+    Nothing waits for a retrieval: the source learns of its own requests only. `most`: how many
+    requests are sent in all (0 = no limit), of which the source counts its own by
     `Retriever.counts`.
     """
 
     def __init__(self, source: Source, retriever: Retriever, most: int = 0) -> None:
-        self._source = source
+        super().__init__(source)
         self._retriever = retriever
         self._quota = Quota(self._retrievals(most), most) if most else None
         self._popped = 0
@@ -297,16 +289,8 @@ class Retrieving:
         self._unanswered = 0  # of those that retrieve
 
     @property
-    def on_demand(self) -> bool:
-        return self._source.on_demand
-
-    @property
     def exhausted(self) -> bool:
         return self._source.exhausted and self._beside is None and not self._unanswered
-
-    @property
-    def users(self) -> int | None:
-        return self._source.users
 
     def next_ns(self) -> int | None:
         return self._source.next_ns() if self._beside is None else self._beside.intended_ns
@@ -331,9 +315,6 @@ class Retrieving:
             self._unanswered -= 1
             return
         self._source.after(_numbered(request, number), finished_ns)
-
-    def resize(self, users: int, now_ns: int) -> None:
-        self._source.resize(users, now_ns)
 
     def plan(self) -> Iterator[Request]:
         number = 0

@@ -15,8 +15,8 @@ from kv_cache.core.block import Block, content_key, salted_key
 from kv_cache.core.kinds import Lookup
 from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
-from kv_cache.workload.mapped import Mapped
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 
 class Ranks:

@@ -43,7 +43,7 @@ from kv_cache.workload.rag import (
     LibraryConfig,
     RetrievalConfig,
     Retriever,
-    Retrieving,
+    WithRetrievals,
 )
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
@@ -275,7 +275,7 @@ def retriever(seed: Seed, reuse: ChunkReuse = ChunkReuse.INDEPENDENT) -> Retriev
 def retrieving(make: Make, reuse: ChunkReuse = ChunkReuse.INDEPENDENT) -> Make:
     def made(seed: Seed, most: int = 0) -> Source:
         what = retriever(seed, reuse)
-        return Retrieving(make(seed, most, what.counts), what, most)
+        return WithRetrievals(make(seed, most, what.counts), what, most)
 
     return made
 

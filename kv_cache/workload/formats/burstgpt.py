@@ -39,11 +39,11 @@ class BurstGpt(BareTimes, CsvFormat):
     )
 
     def cell_reader(self) -> Callable[..., Line]:
-        return _Rows(self.time_unit).row
+        return _Conversations(self.time_unit).row
 
 
-class _Rows:
-    """The rows of one file, with when each session was answered last."""
+class _Conversations:
+    """Rows of one file, with when each conversation was answered last."""
 
     def __init__(self, unit: TimeUnit) -> None:
         self._unit = unit

@@ -7,7 +7,7 @@ from random import Random
 
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.lmcache import LEVEL, MAGIC, VERSION
-from kv_cache.workload.samples.draws import below, heavy, one_of
+from kv_cache.workload.samples.draws import below, heavy, one_of, seconds
 
 # --- the benchmark's CSV ---
 
@@ -21,7 +21,7 @@ def iotrace_lines(seed: Seed, rows: int) -> Iterator[str]:
     micros, known = 1_700_000_000_000_000, list[tuple[str, int]]()
     for row in range(rows):
         micros += int(heavy(rng, 9_000, 10, 4_000_000))
-        now = f"{micros // 1_000_000}.{micros % 1_000_000:06}"
+        now = seconds(micros)
         choice = rng.random()
         if not known or choice < 0.35:
             key = f"user_{below(rng, 50):04}_turn_{row}"
