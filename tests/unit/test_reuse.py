@@ -20,7 +20,7 @@ from kv_cache.workload import reuse as module
 from kv_cache.workload.distribution import QUANTILES, Times, spread_of
 from kv_cache.workload.reuse import (
     FIRST,
-    NOBODY,
+    NEVER_AGAIN,
     Reuse,
     ReuseFigures,
     StackDistances,
@@ -56,7 +56,7 @@ def distances_by_a_list(stream: Sequence[int]) -> list[int]:
     stack: list[object] = []
     found = []
     for block in stream:
-        name: object = object() if block == NOBODY else block
+        name: object = object() if block == NEVER_AGAIN else block
         found.append(stack.index(name) if name in stack else FIRST)
         if name in stack:
             stack.remove(name)
@@ -68,7 +68,7 @@ def hits_of_lru(stream: Sequence[int], capacity: int) -> int:
     kept: OrderedDict[object, None] = OrderedDict()
     hits = 0
     for block in stream:
-        name: object = object() if block == NOBODY else block
+        name: object = object() if block == NEVER_AGAIN else block
         hits += name in kept
         kept[name] = None
         kept.move_to_end(name)
@@ -82,7 +82,7 @@ def streams(draw: st.DrawFn) -> list[int]:
     """Blocks numbered in the order in which they first appear, some of them asked for once."""
     names = draw(st.lists(st.one_of(st.just("once"), st.integers(0, 12)), max_size=80))
     numbers: dict[object, int] = {}
-    return [NOBODY if n == "once" else numbers.setdefault(n, len(numbers)) for n in names]
+    return [NEVER_AGAIN if n == "once" else numbers.setdefault(n, len(numbers)) for n in names]
 
 
 @given(streams(), st.lists(st.integers(1, 30), min_size=1))
