@@ -48,7 +48,7 @@ from kv_cache.workload.rag import Retriever, WithRetrievals
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
-from kv_cache.workload.row_requests import AskingConfig, History
+from kv_cache.workload.row_requests import History, RowRequestsConfig
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
@@ -457,7 +457,7 @@ def _replay(
     counts: Counts,
 ) -> TraceReplay | SessionReplay:
     work = config.workload
-    asking = AskingConfig(
+    requests = RowRequestsConfig(
         geometry=geometry,
         qos=_qos(config),
         trace_block_tokens=found.block_tokens,
@@ -471,14 +471,14 @@ def _replay(
     own, most = seed.child("trace"), config.run.max_requests
     if of.grouped:
         sessions = SessionsConfig(
-            asking=asking,
+            requests=requests,
             users=_asking(config),
             speedup=0 if paced else work.trace_speedup,
             cycles=work.replay_cycles,
         )
         return SessionReplay(trace.rows, sessions, own, facts, most, counts)
     replay = ReplayConfig(
-        asking=asking,
+        requests=requests,
         speedup=0 if paced or not of.timed else work.trace_speedup,
         arrival_scale=work.arrival_scale,
         cycles=work.replay_cycles,

@@ -1,6 +1,6 @@
 """Several models in one run: every conversation belongs to one of them.
 
-Two models share no block, whatever they are asked: each has keys of its own, and sizes of its own.
+Two models share no block, whatever they are asked: each has its own keys and sizes.
 Which model a conversation belongs to is drawn by weight from its name. Where requests share blocks
 by content alone (hash ids), it is drawn from a block instead, so that what a trace shares stays
 shared: those that have that block in common ask the same model. It is not the first, which may be
@@ -37,7 +37,7 @@ class Share:
 
 
 class Mix:
-    """Which model, and the same blocks of that model."""
+    """Chooses a model for a request, and changes blocks into those of that model."""
 
     def __init__(self, shares: Sequence[Share], seed: Seed, opening_tokens: int = 0) -> None:
         self._opening_tokens = opening_tokens
@@ -53,7 +53,7 @@ class Mix:
         return self._names[weighted_place(self._ends, point)]
 
     def by_content(self, blocks: Sequence[Block]) -> str:
-        """By the first block that ends behind the opening, or the last one there is."""
+        """Return the model of the first block that ends behind the opening, or else of the last."""
         left = self._opening_tokens
         for block in blocks:
             left -= block.tokens
@@ -62,7 +62,7 @@ class Mix:
         return self.drawn(block.key.hex())
 
     def blocks(self, blocks: Iterable[Block], model: str) -> tuple[Block, ...]:
-        """The same tokens as `model` keeps them."""
+        """Return the same tokens as `model` keeps them."""
         salt, geometry = self._salts[model], self.shares[model].geometry
         return tuple(
             Block(salted_key(b.key, salt), b.tokens, geometry.nbytes(b.tokens)) for b in blocks
@@ -73,15 +73,15 @@ class Mix:
         return {**asdict(model), "bytes_per_token": model.bytes_per_token}
 
     def weights(self) -> dict[str, float]:
-        """The share of each model: its weight in all weights."""
+        """Return the share of each model: its weight in all weights."""
         return {name: share.weight / self._ends[-1] for name, share in self.shares.items()}
 
 
 class Mixed(Mapped):
-    """`source`, asked of the models of a mix.
+    """`source`, its requests spread over the models of a mix.
 
     `trace_models`: the source's own names of models -> names in the mix. `prepopulated`: all
-    blocks are known by their content alone, whoever asks for them.
+    blocks are known by their content alone.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Mixed(Mapped):
         self._mix = mix
         self._trace_models = trace_models or {}
         self._prepopulated = prepopulated
-        self._asked: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()  # by model
         self._named = 0
 
     def pop(self, now_ns: int) -> Request:
-        asked = self._source.pop(now_ns)
-        request = self._change(asked)
-        self._asked[request.model] += 1
-        self._named += not self._prepopulated and asked.model in self._trace_models
+        original = self._source.pop(now_ns)
+        request = self._change(original)
+        self._requests[request.model] += 1
+        self._named += not self._prepopulated and original.model in self._trace_models
         return request
 
     def describe(self) -> Mapping[str, Any]:
@@ -114,7 +114,7 @@ class Mixed(Mapped):
                 {
                     "model": name,
                     "share": share,
-                    "requests": self._asked[name],
+                    "requests": self._requests[name],
                     **self._mix.geometry(name),
                 }
                 for name, share in shares.items()

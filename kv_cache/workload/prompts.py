@@ -1,8 +1,8 @@
-"""System prompts: how long they are, which are popular, and who begins with one.
+"""System prompts: how long they are, which are popular, and which requests begin with one.
 
-A prompt is stored once and loaded by whoever begins with it. Two limits, the reference's keys, say
-which prompts are kept so: one that is shorter than `min_tokens` is not, and of the others only the
-`max_entries` most popular are. Who begins with a prompt that is not kept computes it.
+A prompt is stored once and loaded by each request that begins with it. Two limits, the reference's
+keys, say which prompts are kept so: one that is shorter than `min_tokens` is not, and of the others
+only the `max_entries` most popular are. A prompt that is not kept is computed each time.
 """
 
 from collections.abc import Mapping
@@ -60,8 +60,8 @@ class Prompts:
         return Prompt(number, self.lengths[number], number in self._kept)
 
     def blocks(self, geometry: Geometry, prompt: Prompt) -> tuple[Block, ...]:
-        """What of it is stored for others: one object, or its whole blocks; nothing of one that is
-        not kept."""
+        """Return what of it is stored for others: one object, or its whole blocks; nothing of one
+        that is not kept."""
         if not prompt.kept:
             return ()
         if not geometry.block_tokens:
@@ -82,12 +82,12 @@ class Prompts:
 
 class Prompted(Mapped):
     """A trace's requests, a share of which begins with a shared prompt: sharing that the trace does
-    not have, for whoever asks for it.
+    not have.
 
-    What the trace shares stays shared: which prompt stands in front is drawn for a conversation, or
+    What the trace shares stays shared: which prompt is in front is drawn for a conversation, or
     for the first block where blocks are found by content (so that where all rows begin alike, all
-    have the same prompt or none has one). What stands behind a prompt attends over
-    it, so its blocks are others than without, and others behind each prompt. Only a prompt's whole
+    have the same prompt or none has one). What is behind a prompt attends over it,
+    so its blocks are others than without, and others behind each prompt. Only a prompt's whole
     blocks are put in front, and nothing of one that is not kept.
     """
 
@@ -99,19 +99,19 @@ class Prompted(Mapped):
         self._geometry = geometry
         self._probability = probability
         self._seed = seed
-        self._begun = 0
+        self._prompted = 0
 
     def pop(self, now_ns: int) -> Request:
-        asked = self._source.pop(now_ns)
-        request = self._change(asked)
-        self._begun += request is not asked
+        original = self._source.pop(now_ns)
+        request = self._change(original)
+        self._prompted += request is not original
         return request
 
     def describe(self) -> Mapping[str, Any]:
         return {
             **super().describe(),
             "trace_prompts": True,
-            "prompted_requests": self._begun,
+            "prompted_requests": self._prompted,
             "prompt_probability": self._probability,
             **self._prompts.describe(),
         }

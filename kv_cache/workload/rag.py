@@ -1,5 +1,5 @@
-"""Retrieval-augmented generation: documents that are stored before anybody asks, and requests that
-read some of their chunks.
+"""Retrieval-augmented generation: documents that are stored before the run, and requests that read
+some of their chunks.
 
 A document is cut into chunks, and a chunk into blocks of the run's geometry, the last of which may
 be shorter. After a request, by chance, one more is sent beside it: it reads the chunks that were
@@ -35,12 +35,12 @@ LARGE_LAYERS = 64
 class ChunkReuse(StrEnum):
     """When the stored state of a chunk is of use."""
 
-    INDEPENDENT = "independent"  # wherever it stands (CacheBlend, arXiv 2405.16444; EPIC)
+    INDEPENDENT = "independent"  # at any place (CacheBlend, arXiv 2405.16444; EPIC)
     PREFIX = "prefix"  # only behind the same chunks in the same order, as any prefix
 
 
 def is_large(model: ModelShape) -> bool:
-    """The reference's rule for which documents a model reads."""
+    """Return whether a model reads large documents, by the reference's rule."""
     return model.hidden_dim >= LARGE_HIDDEN_DIM or model.num_layers >= LARGE_LAYERS
 
 
@@ -88,7 +88,7 @@ class Library:
         return sum(self.chunks_of(place) for place in range(len(self)))
 
     def chunks_of(self, place: int) -> int:
-        """How many chunks the document at a place has."""
+        """Return how many chunks the document at a place has."""
         return -(-self._tokens[place] // self._config.chunk_tokens)
 
     def chunk(self, place: int, part: int) -> Chunk:
@@ -99,8 +99,8 @@ class Library:
         return (self.chunk(place, part) for part in range(self.chunks_of(place)))
 
     def blocks(self, chunk: Chunk, behind: Key | None = None) -> tuple[Block, ...]:
-        """A chunk's blocks; with the key of the last block before it, they are others than those of
-        the same chunk in front."""
+        """Return a chunk's blocks; with the key of the last block before it, they are others than
+        those of the same chunk in front."""
         name: tuple[str | int, ...] = ("document", chunk.document, chunk.part)
         if behind is not None:
             name = ("behind", behind.hex(), *name)
@@ -111,11 +111,11 @@ class Library:
         )
 
     def nbytes(self, documents: int, unit: int = 1) -> int:
-        """What the first documents take, each block rounded up to whole units."""
+        """Return the bytes of the first documents, each block rounded up to whole units."""
         return sum(self._bytes(place, unit) for place in range(documents))
 
     def fitting(self, capacity_bytes: int | None) -> int:
-        """How many documents, from the first, fit into tiers that may be filled with so much."""
+        """Return how many documents, from the first, fit into tiers of `capacity_bytes`."""
         if capacity_bytes is None:
             return len(self)
         sizes = accumulate(self._bytes(place, PAGE_BYTES) for place in range(len(self)))
@@ -123,7 +123,7 @@ class Library:
 
     @property
     def largest_block(self) -> Block:
-        """One of the size of the largest that there is."""
+        """A block of the largest size."""
         tokens = min(self._config.chunk_tokens, max(self._tokens))
         return self._config.geometry.block(b"", self._cuts(tokens)[0])
 
@@ -179,8 +179,8 @@ class RetrievalConfig:
 
 
 class Retriever:
-    """What is retrieved after which request: all of it drawn from the seed and that request's name,
-    so that it does not matter when it is asked."""
+    """Draws what is retrieved after a request from the seed and that request's name, so that it
+    does not matter when."""
 
     def __init__(
         self, library: Library, config: RetrievalConfig, seed: Seed, ingested: Ingested
@@ -192,12 +192,12 @@ class Retriever:
         self._popularity = Popularity(len(library), 1.0 if config.zipf else None)
 
     def counts(self, request: Request) -> int:
-        """How many requests this one is: itself, and what is asked beside it."""
-        return 1 + self._asked_beside(request)
+        """Return how many requests this one is: itself, and the retrieval beside it."""
+        return 1 + self._has_retrieval(request)
 
     def beside(self, request: Request) -> Request | None:
-        """What is asked beside a request, if anything is, under the number of that one."""
-        if not self._asked_beside(request):
+        """Return the retrieval beside a request, under that one's number; None if none goes."""
+        if not self._has_retrieval(request):
             return None
         rng = self._named(request).child("what").rng()
         chunks = self._retrieve(rng)
@@ -239,8 +239,8 @@ class Retriever:
     def _named(self, request: Request) -> Seed:
         return self._seed.child(request.user, request.conversation, request.turn)
 
-    def _asked_beside(self, request: Request) -> bool:
-        """An operation of an I/O trace is nobody's question."""
+    def _has_retrieval(self, request: Request) -> bool:
+        """Return whether a retrieval goes beside it: never beside an operation of an I/O trace."""
         if request.lookup is Lookup.OPERATION:
             return False
         return self._named(request).share() < self._config.probability
@@ -260,7 +260,8 @@ class Retriever:
 
 
 def distinct(rng: Random, count: int, most: int, zipf: bool) -> list[int]:
-    """At most `most` of `count` places, drawn one after the other, none twice, in that order.
+    """Return at most `most` of `count` places, drawn one after the other, none twice, in that
+    order.
 
     A place that is drawn with weight w is the first of all at the smallest of exponentially
     distributed instants of rate w (Efraimidis and Spirakis, 2006): one draw for each is enough.
@@ -329,7 +330,7 @@ class WithRetrievals(SourceWrapper):
         return {**self._source.describe(), **self._retriever.describe()}
 
     def _retrievals(self, most: int) -> Iterator[Request]:
-        """Those among the first of the plan, each under a name that no other has."""
+        """Yield the retrievals among the first requests of the plan, each under a unique name."""
         for request in islice(self.plan(), most):
             if request.retrieved:
                 yield replace(request, user=request.conversation)

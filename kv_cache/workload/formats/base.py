@@ -10,17 +10,17 @@ A format knows text and nothing else: no path, no compression, no policy about b
  3. `at_ns` counts from the first good row and is never negative. It is exact for what the file
     says in steps of 1 ns; anything finer is cut off.
  4. Rows keep the file's order. A time that goes back is taken as the previous row's time (so
-    `at_ns` never decreases), and is told to `note` as `Note.BACKWARD`.
+    `at_ns` never decreases), and is given to `note` as `Note.BACKWARD`.
  5. A header without the columns that are read is a `WrongHeaderError`: there is no row to skip,
     the whole file is something else.
  6. A row that is well formed but asks for nothing that can be replayed is left out by the format's
-    stated rule and told to `note` as `Note.FAILED`; it is not bad and sets no time.
+    stated rule and given to `note` as `Note.FAILED`; it is not bad and sets no time.
  7. Token counts are whole numbers; a prompt has at least 1, and neither exceeds `MAX_TOKENS`.
  8. A byte order mark, CRLF, blank lines and a missing last line end change nothing.
  9. `matches` says from the beginning of a file's text alone whether it looks like this format.
     No two formats of the table match the same text.
-10. In a format that is `grouped` all rows of a session stand together, each behind those that it
-    waits for, and `at_ns` counts from the session's first row. Sessions are told apart by
+10. In a format that is `grouped` all rows of a session are together, each behind those that it
+    waits for, and `at_ns` counts from the session's first row. Sessions differ in
     `session`, which is never used twice in a file; the replayer decides when each begins.
 11. Ids of a file are text of any kind, and only names: they are kept as they are (no path, no
     command is ever made of them), but one longer than `MAX_ID_CHARS` makes its row bad.
@@ -49,9 +49,9 @@ class Note(StrEnum):
     FAILED = "failed"  # left out: the trace says that this request failed
     BACKWARD = "backward"  # kept, at the previous row's time
     DUPLICATE = "duplicate"  # kept, under a name of its own: the file has used this id before
-    ORPHAN = "orphan"  # kept, waiting for nobody: what it follows is not there, or too far back
+    ORPHAN = "orphan"  # kept, waiting for no answer: what it follows is not there, or too far back
     EMPTY = "empty"  # a session of which no row is left
-    UNANSWERED = "unanswered"  # left out: the last that a person said, which nobody answered
+    UNANSWERED = "unanswered"  # left out: the last message of a person, which has no answer
     TOO_LONG = "too_long"  # left out: a turn behind the context that a session may have
     CUT = "cut"  # kept, with as many output tokens as an answer may have
     NO_BLOCKS = "no_blocks"  # left out: a request without prefix information, which others have
@@ -79,13 +79,13 @@ Noted = Callable[[int, Note], None]
 
 
 def ignore(line: int, note: Note) -> None:
-    """For a caller who counts nothing."""
+    """Take a note and count nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What whoever reads a trace decides: what counts tokens, how long a context and an answer may
-    be, and how many sessions of a grouped format are read (0 = all)."""
+    """How a trace is read: what counts tokens, how long a context and an answer may be, and how
+    many sessions of a grouped format are read (0 = all)."""
 
     tokens: Tokens = field(default_factory=Chars)
     max_context_tokens: int = MAX_TOKENS
@@ -115,12 +115,13 @@ class TraceFormat(Protocol):
         """See law 10."""
 
     def matches(self, head: str) -> bool:
-        """Whether a file that begins with `head` (its first 64 KiB of text) is of this format."""
+        """Return whether a file that begins with `head` (its first 64 KiB of text) is of this
+        format."""
 
     def rows(
         self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
     ) -> Iterator[TraceRow]:
-        """The good rows of one file; `lines` are (number from 1, text). See the laws."""
+        """Yield the good rows of one file; `lines` are (number from 1, text). See the laws."""
 
 
 @runtime_checkable
@@ -128,7 +129,7 @@ class TextFormat(TraceFormat, Protocol):
     """A format of texts, whose tokens have to be counted."""
 
     def configured(self, reading: Reading) -> TraceFormat:
-        """The same format, read so."""
+        """Return the same format with `reading`."""
 
 
 @runtime_checkable
@@ -137,10 +138,10 @@ class UnitFormat(TraceFormat, Protocol):
 
     @property
     def time_unit(self) -> TimeUnit:
-        """That of the format, as its authors write it, or of this reading."""
+        """The unit that the authors of the format use, or that of this reading."""
 
     def in_unit(self, unit: TimeUnit) -> TraceFormat:
-        """The same format, its times read in `unit`."""
+        """Return the same format, its times read in `unit`."""
 
 
 class RowError(ValueError):

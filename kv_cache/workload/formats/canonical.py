@@ -23,7 +23,7 @@ be absent (`FIELDS`):
 
 `trace convert` and `run --record` write it; see `header_line` and `row_line`. A row that is read
 and written again is the same row, but for its line number. There is one format of the table for
-each kind of trace (`LAYOUTS`), told apart by the header.
+each kind of trace (`LAYOUTS`), chosen by the header.
 """
 
 import json

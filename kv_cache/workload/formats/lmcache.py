@@ -1,6 +1,6 @@
 """LMCache's storage traces (`.lct`): the calls of its StorageManager.
 
-The file is binary: frames, each a length (4 bytes, big-endian) and so many bytes of MessagePack.
+The file is binary: frames, each a length (4 bytes, big-endian) and as many bytes of MessagePack.
 The first is the header: {"type": "header", "magic": b"LMCT", "format_version": 1, "level":
 "storage", ...}; each other one a record: {"type": "record", "t_mono": s since the recording began,
 "t_wall": s, "qualname": "...StorageManager.finish_write", "args": {...}}. Values of other types are
@@ -15,7 +15,7 @@ is one object and one row. The other calls (`reserve_write`, `submit_prefetch_ta
 prefetched`, leaving `read_prefetched_results`) reserve, ask ahead and release, and are passed over;
 the first two say how long objects are (`layout_desc`: shapes and dtypes), for all objects of one
 model, rank and group from there on. An object of which no call has said so is no row. A record of
-any other call is left out and counted. The level `events` (what a coordinator is told) is refused.
+any other call is left out and counted. The level `events` (messages to a coordinator) is refused.
 """
 
 import io
@@ -87,7 +87,7 @@ _DTYPE_BYTES: Mapping[str, int] = {
 
 
 def is_lct(head: bytes) -> bool:
-    """Whether a file that begins with these bytes (the first 64) is one of frames."""
+    """Return whether a file that begins with these bytes (the first 64) is one of frames."""
     return head[:1] == b"\0" and MAGIC in head[:HEAD_BYTES]
 
 

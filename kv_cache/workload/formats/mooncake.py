@@ -1,8 +1,8 @@
 """Mooncake's traces (FAST'25): JSON lines with content hashes.
 
 A line is {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}.
-Each id stands for 512 tokens of the prompt and for all before them; the last may be partly filled.
-The number of ids is taken as it stands and not compared with the prompt's length.
+Each id means 512 tokens of the prompt and for all before them; the last may be partly filled.
+The number of ids is taken as it is and not compared with the prompt's length.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Qwen-Bailian's traces (ATC'25): JSON lines with content hashes and links to the parent.
 
 A line is {"chat_id": 159, "parent_chat_id": 55, "timestamp": s, "input_length": tokens,
-"output_length": tokens, "type": "text", "turn": 2, "hash_ids": [...]}. Each id stands for 16
+"output_length": tokens, "type": "text", "turn": 2, "hash_ids": [...]}. Each id means 16
 tokens of the prompt (its last block may be partly filled) and means the same content throughout
 the file. `chat_id` names one request and not a conversation: a follow-up has an id of its own and
 names the request that it continues, -1 where it continues none. Source: the dataset's README

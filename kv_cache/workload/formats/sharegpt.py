@@ -6,17 +6,17 @@ A document or JSON lines; an item is one conversation, `{"id": ..., "conversatio
 parts of which those with `text` count. There are no times: a turn is asked when the one before it
 is answered.
 
-A row is one turn: all that was said since the last answer, and then the answer. The rules:
+A row is one turn: all messages since the last answer, and then the answer. The rules:
  - The tokens of texts are counted each by itself (`Reading.tokens`), without a chat template. A
    prompt has at least 1; a text that is empty has 0, as have tool calls and pictures.
- - What stands before the first message of a person belongs to the first prompt, also where a model
-   said it (a good third of ShareGPT begins so, cut out of longer conversations). A system message
+ - What is before the first message of a person belongs to the first prompt, also the messages of
+   a model (a good third of ShareGPT begins so, cut out of longer conversations). A system message
    belongs to the prompt behind it.
- - An answer that follows an answer was asked by nobody: it belongs to the next prompt.
- - What a person said last, and nobody answered, is left out (`Note.UNANSWERED`, one for each
-   conversation).
+ - An answer that follows an answer belongs to the next prompt.
+ - The last messages of a person, if they have no answer, are left out (`Note.UNANSWERED`, one for
+   each conversation).
  - An answer is at most `Reading.max_generation_tokens` long and is cut to that (`Note.CUT`).
- - Where a prompt with all that was said before it is longer than `Reading.max_context_tokens`, the
+ - If a prompt with its history is longer than `Reading.max_context_tokens`, the
    conversation ends before it; each turn from there on is a `Note.TOO_LONG`.
  - A conversation of which no turn is left, for whatever reason, is a `Note.EMPTY`.
  - A session is called `<id>#<item>`, as ids may be missing or repeat (`Note.DUPLICATE`); two

@@ -184,8 +184,8 @@ def _text(path: Path, number: int, raw: bytes) -> str:
     return text.rstrip("\r\n")
 
 
-def _not_text(path: Path, number: int, found: str) -> TraceError:
+def _not_text(path: Path, number: int, culprit: str) -> TraceError:
     return TraceError(
-        f"{path}: line {number} is not UTF-8 text (found {found}); give the CSV, JSON or JSONL "
+        f"{path}: line {number} is not UTF-8 text (found {culprit}); give the CSV, JSON or JSONL "
         "file itself, plain, .gz or .zst"
     )

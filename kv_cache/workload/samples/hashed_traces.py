@@ -75,7 +75,7 @@ def mooncake_lines(
     max_tokens: int = 32_000,
     turn_share: float = 0.45,
 ) -> Iterator[str]:
-    """Mooncake's JSON lines without line ends: 5 to 14 requests in each step of `step_ms`.
+    """Yield Mooncake's JSON lines without line ends: 5 to 14 requests in each step of `step_ms`.
 
     `turn_share` is the chance that a request is the next turn of an open session.
     """
@@ -151,7 +151,7 @@ class _QwenChats:
 
 
 def qwen_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """Qwen-Bailian's JSON lines: follow-ups that name their parent, bursts, steps of 1 ms."""
+    """Yield Qwen-Bailian's JSON lines: follow-ups that name their parent, bursts, steps of 1 ms."""
     rng = seed.rng()
     chats = _QwenChats(rng)
     at_ms = 0

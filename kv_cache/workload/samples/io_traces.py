@@ -15,7 +15,8 @@ _TOKEN_BYTES = 131_072  # llama3.1-8b, 16 bits
 
 
 def iotrace_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """Objects that are written once and read by later turns; some are demoted to storage."""
+    """Yield accesses to objects that are written once and read by later turns; some are demoted to
+    storage."""
     rng = seed.rng()
     yield "Timestamp,Operation,Object_Size_Bytes,Tier,Key,Phase"
     micros, known = 1_700_000_000_000_000, list[tuple[str, int]]()
@@ -48,8 +49,8 @@ _CHUNK_TOKENS = 256
 
 
 def lmcache_bytes(seed: Seed, rows: int) -> bytes:
-    """One server's calls for `rows` requests: look up the prompt's chunks, read what is there,
-    reserve and write what is not."""
+    """Return one server's calls for `rows` requests: look up the prompt's chunks, read what is
+    there, reserve and write what is not."""
     return b"".join(len(f).to_bytes(4) + f for f in map(_packed, _frames(seed, rows)))
 
 
@@ -78,7 +79,7 @@ def _frames(seed: Seed, rows: int) -> Iterator[dict[str, object]]:
 
 
 def _prompt(rng: Random, seed: Seed) -> list[bytes]:
-    """The chunks of one of 12 conversations that grow, all behind one system prompt."""
+    """Return the chunks of one of 12 conversations that grow, all behind one system prompt."""
     talk, length = below(rng, 12), 1 + int(heavy(rng, 3, 1, 8))
     names = [("system", 0), *((f"talk {talk}", n) for n in range(length))]
     return [seed.child(*name).bits(16) for name in names]
@@ -151,7 +152,7 @@ class _Io:
 
 
 def _ios(rng: Random, rows: int) -> Iterator[_Io]:
-    """Requests to a few hot extents and many cold ones, in bursts."""
+    """Yield requests to a few hot extents and many cold ones, in bursts."""
     micros = 0
     for _ in range(rows):
         micros += int(heavy(rng, 250, 1, 400_000))
@@ -163,7 +164,7 @@ def _ios(rng: Random, rows: int) -> Iterator[_Io]:
 
 
 def msr_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """MSR Cambridge's CSV, which has no header."""
+    """Yield MSR Cambridge's CSV, which has no header."""
     rng = seed.rng()
     for io in _ios(rng, rows):
         filetime = 128_166_372_003_061_629 + io.micros * 10
@@ -178,7 +179,7 @@ _RWBS = {"read": "R", "write": "WS", "trim": "D"}
 
 
 def blkparse_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """What blkparse prints: each I/O in its stages, then the summary."""
+    """Yield what blkparse prints: each I/O in its stages, then the summary."""
     rng = seed.rng()
     yield "Input file nvme0n1.blktrace.0 added"
     sequence = 0
@@ -206,7 +207,7 @@ _FILE = "/dev/nvme0n1"
 
 
 def fio3_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """fio's iolog with times."""
+    """Yield fio's iolog with times."""
     yield "fio version 3 iolog"
     yield f"0 {_FILE} add"
     yield f"12 {_FILE} open"
@@ -218,7 +219,7 @@ def fio3_lines(seed: Seed, rows: int) -> Iterator[str]:
 
 
 def fio2_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """fio's iolog without times, with waits."""
+    """Yield fio's iolog without times, with waits."""
     yield "fio version 2 iolog"
     yield f"{_FILE} add"
     yield f"{_FILE} open"

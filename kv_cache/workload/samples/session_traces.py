@@ -37,7 +37,8 @@ def _talk(rng: Random, number: int) -> list[tuple[str, str]]:
 
 
 def sharegpt_text(seed: Seed, rows: int) -> str:
-    """`rows` conversations in ShareGPT's form: one JSON list in one line, without its end."""
+    """Return `rows` conversations in ShareGPT's form: one JSON list in one line, without its
+    end."""
     rng = seed.rng()
     talks: list[dict[str, Any]] = []
     for number in range(rows):
@@ -50,7 +51,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
 def messages_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """`rows` conversations in OpenAI's form, one a line; some contents are lists of parts."""
+    """Yield `rows` conversations in OpenAI's form, one a line; some contents are lists of parts."""
     rng = seed.rng()
     for number in range(rows):
         messages = [
@@ -78,7 +79,7 @@ class _Agent:
         self.now_ms = begin_ms
 
     def nodes(self, turns: int, zero_ms: int) -> Iterator[dict[str, Any]]:
-        """Requests and sub-agents; `t` counts from `zero_ms`."""
+        """Yield requests and sub-agents; `t` counts from `zero_ms`."""
         think_ms = 0
         for turn in range(turns):
             node, api_ms = self._request(think_ms, zero_ms)
@@ -112,7 +113,7 @@ class _Agent:
         return node, api_ms
 
     def _helpers(self, zero_ms: int) -> Iterator[dict[str, Any]]:
-        """One or two sub-agents at the same time; this agent waits for both."""
+        """Yield one or two sub-agents at the same time; this agent waits for both."""
         begin_ms, end_ms = self.now_ms, self.now_ms
         for _ in range(1 + below(self._rng, 2)):
             helper = _Agent(self._rng, self._ids, 900, self._depth + 1, begin_ms)
@@ -123,7 +124,7 @@ class _Agent:
 
 
 def agentic_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """`rows` agent sessions, one a line: prompts that grow, sub-agents, think times."""
+    """Yield `rows` agent sessions, one a line: prompts that grow, sub-agents, think times."""
     for number in range(rows):
         child = seed.child(number)
         rng = child.rng()

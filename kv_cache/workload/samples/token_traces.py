@@ -16,7 +16,7 @@ _TICKS_PER_S = 10_000_000  # Azure's clock of 2023 has 100 ns ticks
 
 
 def burstgpt_lines(seed: Seed, rows: int, *, failed_share: float = 0.08) -> Iterator[str]:
-    """BurstGPT's CSV without line ends, the header first: bursty gaps in whole seconds.
+    """Yield BurstGPT's CSV without line ends, the header first: bursty gaps in whole seconds.
 
     `failed_share` is the chance that a request has no response.
     """
@@ -41,7 +41,8 @@ class _Talk:
 
 
 def burstgpt3_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """The third release's CSV: conversations whose prompts hold their history, and API calls."""
+    """Yield the third release's CSV: conversations whose prompts hold their history, and API
+    calls."""
     rng = seed.rng()
     yield (
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
@@ -82,7 +83,7 @@ def _next_talk(rng: Random, talks: list[_Talk], seed: Seed) -> _Talk:
 
 
 def azure_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """Azure's CSV without line ends, the header first: a service with about 5 requests/s."""
+    """Yield Azure's CSV without line ends, the header first: a service with about 5 requests/s."""
     rng = seed.rng()
     yield "TIMESTAMP,ContextTokens,GeneratedTokens"
     ticks = 0
@@ -110,7 +111,7 @@ def azure2024_lines(seed: Seed, rows: int) -> Iterator[str]:
 
 
 def splitwise_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """SplitwiseSim's CSV with all columns that its generator writes."""
+    """Yield SplitwiseSim's CSV with all columns that its generator writes."""
     rng = seed.rng()
     yield (
         "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
