@@ -31,10 +31,10 @@ class PublicTrace:
     name: str
     format: str
     licence: str
-    size: str
-    rows: str
-    sha256: str
     fetch: str
+    size: str = UNKNOWN
+    rows: str = UNKNOWN
+    sha256: str = UNPUBLISHED
 
 
 PUBLIC_TRACES = (
@@ -44,7 +44,6 @@ PUBLIC_TRACES = (
         licence="Apache-2.0",
         size="3,029,533 bytes",
         rows="12,031",
-        sha256=UNPUBLISHED,
         fetch=f"{_MOONCAKE}/conversation_trace.jsonl",
     ),
     PublicTrace(
@@ -53,7 +52,6 @@ PUBLIC_TRACES = (
         licence="Apache-2.0",
         size="4.4 MB",
         rows="23,608",
-        sha256=UNPUBLISHED,
         fetch=f"{_MOONCAKE}/toolagent_trace.jsonl",
     ),
     PublicTrace(
@@ -62,7 +60,6 @@ PUBLIC_TRACES = (
         licence="Apache-2.0",
         size="1,136,313 bytes",
         rows="3,993",
-        sha256=UNPUBLISHED,
         fetch=f"{_MOONCAKE}/synthetic_trace.jsonl",
     ),
     PublicTrace(
@@ -70,7 +67,6 @@ PUBLIC_TRACES = (
         format="qwen",
         licence="Apache-2.0",
         size="132,054,902 bytes",
-        rows=UNKNOWN,
         sha256="3d74974cebb7bccb69b1ca6ea210a44d9a3033443c0271ed015327284dea1aff",
         fetch=f"{_QWEN}/qwen_coder_blksz_16.jsonl",
     ),
@@ -79,7 +75,6 @@ PUBLIC_TRACES = (
         format="qwen",
         licence="Apache-2.0",
         size="27,901,454 bytes",
-        rows=UNKNOWN,
         sha256="41ac36d9d1b54d084eeb6b05e9d142ba9d02f8bf79cfc9fff418d8ab7cdee906",
         fetch=f"{_QWEN}/qwen_thinking_blksz_16.jsonl",
     ),
@@ -87,9 +82,6 @@ PUBLIC_TRACES = (
         name="Qwen-Bailian, A to customers and B to businesses (ATC'25)",
         format="qwen",
         licence="Apache-2.0",
-        size=UNKNOWN,
-        rows=UNKNOWN,
-        sha256=UNPUBLISHED,
         fetch="git clone https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon",
     ),
     PublicTrace(
@@ -116,7 +108,6 @@ PUBLIC_TRACES = (
         licence="CC-BY-4.0",
         size="about 220 MB",
         rows="5,344.0 thousand",
-        sha256=UNPUBLISHED,
         fetch=f"{_BURST}/BurstGPT_3.csv",
     ),
     PublicTrace(
@@ -125,7 +116,6 @@ PUBLIC_TRACES = (
         licence="CC-BY-4.0",
         size="320,117 bytes",
         rows="8,819",
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE}/AzureLLMInferenceTrace_code.csv",
     ),
     PublicTrace(
@@ -134,7 +124,6 @@ PUBLIC_TRACES = (
         licence="CC-BY-4.0",
         size="719,188 bytes",
         rows="19,366",
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE}/AzureLLMInferenceTrace_conv.csv",
     ),
     PublicTrace(
@@ -143,7 +132,6 @@ PUBLIC_TRACES = (
         licence="CC-BY-4.0",
         size="about 660 MB",
         rows="16,803,695 (counted)",
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE_2024}/AzureLLMInferenceTrace_code_1week.csv",
     ),
     PublicTrace(
@@ -151,8 +139,6 @@ PUBLIC_TRACES = (
         format="azure",
         licence="CC-BY-4.0",
         size="about 1.1 GB",
-        rows=UNKNOWN,
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE_2024}/AzureLLMInferenceTrace_conv_1week.csv",
     ),
     PublicTrace(
@@ -161,7 +147,6 @@ PUBLIC_TRACES = (
         licence="MIT",
         size="as asked for",
         rows="as asked for",
-        sha256=UNPUBLISHED,
         fetch="git clone https://github.com/Mutinifni/splitwise-sim && cd splitwise-sim && "
         "python generate_trace.py",
     ),
@@ -170,7 +155,6 @@ PUBLIC_TRACES = (
         format="sharegpt",
         licence="see its dataset card",
         size="672,837,942 bytes",
-        rows=UNKNOWN,
         sha256="35f0e213ce091ed9b9af2a1f0755e9d39f9ccec34ab281cd4ca60d70f6479ba4",
         fetch="curl -LO https://huggingface.co/datasets/anon8231489123/ShareGPT_Vicuna_unfiltered/"
         "resolve/main/ShareGPT_V3_unfiltered_cleaned_split.json",
@@ -179,17 +163,13 @@ PUBLIC_TRACES = (
         name="kv-cache-tester, sessions of coding agents",
         format="agentic",
         licence="Apache-2.0",
-        size=UNKNOWN,
         rows="one session a file, in `traces/`",
-        sha256=UNPUBLISHED,
         fetch="git clone https://github.com/callanjfox/kv-cache-tester",
     ),
     PublicTrace(
         name="MSR Cambridge block I/O, 36 volumes for a week (FAST'08)",
         format="msr",
         licence="SNIA Trace Data Files Download License",
-        size=UNKNOWN,
-        rows=UNKNOWN,
         sha256="MD5.txt beside the files",
         fetch="from a browser: http://iotta.snia.org/traces/block-io/388",
     ),

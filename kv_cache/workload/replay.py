@@ -20,6 +20,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, one
 from kv_cache.workload.row_requests import RowRequests, RowRequestsConfig, shorter
+from kv_cache.workload.source import answered_at_once
 
 MOST_HELD = 10_000
 MOST_ANSWERS = 100_000  # whose instants are remembered for rows that think after them
@@ -202,11 +203,9 @@ class TraceReplay:
     def plan(self) -> Iterator[Request]:
         """Walk the cycles in planned time: each begins where the one before had its last
         arrival."""
-        planned = TraceReplay(self._open, self._config, self._seed, {}, self._most, self._counts)
-        while planned.next_ns() is not None:
-            request = planned.pop(0)
-            planned.after(request, request.intended_ns)
-            yield request
+        yield from answered_at_once(
+            TraceReplay(self._open, self._config, self._seed, {}, self._most, self._counts)
+        )
 
     def describe(self) -> Mapping[str, Any]:
         return {

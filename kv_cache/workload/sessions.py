@@ -18,6 +18,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, Quota, one
 from kv_cache.workload.row_requests import RowRequests, RowRequestsConfig, shorter
+from kv_cache.workload.source import answered_at_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +163,7 @@ class SessionReplay:
 
     def plan(self) -> Iterator[Request]:
         """Walk the sessions, each answered at once: the order that `most` and the digest go by."""
-        planned = SessionReplay(self._open, self._config, self._seed, {})
-        while planned.next_ns() is not None:
-            request = planned.pop(0)
-            planned.after(request, request.intended_ns)
-            yield request
+        yield from answered_at_once(SessionReplay(self._open, self._config, self._seed, {}))
 
     def describe(self) -> Mapping[str, Any]:
         return {

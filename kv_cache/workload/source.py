@@ -46,3 +46,11 @@ class Source(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """Return what the result says about this workload: names, counts, applied rules."""
+
+
+def answered_at_once(source: Source) -> Iterator[Request]:
+    """Walk a source, each request answered at its intended instant."""
+    while source.next_ns() is not None:
+        request = source.pop(0)
+        source.after(request, request.intended_ns)
+        yield request

@@ -23,6 +23,7 @@ from kv_cache.workload.prompts import Prompts
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.quota import Counts, Quota, one
 from kv_cache.workload.sizing import Geometry
+from kv_cache.workload.source import answered_at_once
 
 MAX_STREAM_TOKENS = 131_072
 """A conversation that grows beyond this context (Llama 3.1's) starts anew."""
@@ -259,11 +260,7 @@ class SyntheticUsers:
     def plan(self) -> Iterator[Request]:
         """Walk the requests, each answered at once: the order that `max_requests` and the digest go
         by."""
-        planned = SyntheticUsers(replace(self._config, closed=False), self._seed)
-        while True:
-            request = planned.pop(0)
-            planned.after(request, 0)
-            yield request
+        yield from answered_at_once(SyntheticUsers(replace(self._config, closed=False), self._seed))
 
     def describe(self) -> Mapping[str, Any]:
         return {

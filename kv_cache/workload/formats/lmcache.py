@@ -7,7 +7,7 @@ The first is the header: {"type": "header", "magic": b"LMCT", "format_version": 
 wrapped as {"__t__": type, "v": value}. Sources: lmcache/v1/mp_observability/trace/format.py and
 codecs.py, docs/source/mp/tracing_and_debugging.rst of LMCache/LMCache.
 
-A format reads text, so `FramesAsText` turns each frame into one line of JSON (bytes in hex); the
+A format reads text, so `frame_lines` turns each frame into one line of JSON (bytes in hex); the
 line's number is the frame's. A frame that is no value, or is cut, becomes a line that is no row.
 
 Rule: `finish_write` wrote its keys, and entering `read_prefetched_results` read its keys: each key
@@ -18,7 +18,6 @@ model, rank and group from there on. An object of which no call has said so is n
 any other call is left out and counted. The level `events` (messages to a coordinator) is refused.
 """
 
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -105,29 +104,10 @@ def frame_texts(stream: BinaryIO) -> Iterator[str]:
         yield _as_text(frame)
 
 
-class FramesAsText(io.RawIOBase):
-    """The text of a file of frames, one line each. Closes what it reads from."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._texts = frame_texts(stream)
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        if not self._ready:
-            text = next(self._texts, None)
-            self._ready = memoryview(b"" if text is None else f"{text}\n".encode())
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+def frame_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield each frame as one line."""
+    for line in frame_texts(stream):
+        yield f"{line}\n".encode()
 
 
 def _as_text(frame: bytes) -> str:

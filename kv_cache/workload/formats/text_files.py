@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 
 from kv_cache.core.errors import TraceError
 from kv_cache.installing import install_hint
+from kv_cache.workload.formats.chunk_stream import ChunkStream
 from kv_cache.workload.formats.lmcache import HEAD_BYTES as LCT_HEAD_BYTES
-from kv_cache.workload.formats.lmcache import FramesAsText, is_lct
+from kv_cache.workload.formats.lmcache import frame_lines, is_lct
 
 # The longest row of any trace is a few hundred KiB; a file without line ends must not fill memory.
 MAX_LINE_BYTES = 16 << 20
@@ -92,7 +93,7 @@ def _open_bytes(path: Path) -> BinaryIO:
     except BaseException:
         stream.close()
         raise
-    return io.BufferedReader(FramesAsText(stream)) if binary else stream
+    return io.BufferedReader(ChunkStream(frame_lines(stream), stream)) if binary else stream
 
 
 def _unpacked(path: Path) -> io.BufferedReader:
@@ -104,67 +105,46 @@ def _unpacked(path: Path) -> io.BufferedReader:
         # gzip owns the file it opens by name, so that closing one closes both.
         return io.BufferedReader(gzip.open(path, "rb"))
     if magic == _ZSTD_MAGIC:
-        return io.BufferedReader(_Unzstd(path, raw))
+        try:
+            library = _zstandard(path)
+        except TraceError:
+            raw.close()
+            raise
+        return io.BufferedReader(ChunkStream(_unzstd(raw, library), raw))
     return raw
 
 
-class _Unzstd(io.RawIOBase):
-    """The unpacked bytes of a zstd file, all its frames.
+def _zstandard(path: Path) -> Any:
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError:
+        raise TraceError(
+            f"{path}: packed with zstd, which needs the package `zstandard`: "
+            f"{install_hint('zstd')}, or unpack the file first with `zstd -d`"
+        ) from None
+
+
+def _unzstd(packed: BinaryIO, library: Any) -> Iterator[bytes]:
+    """Yield the unpacked bytes of a zstd file, all its frames.
 
     The library's own reader stops without a word where the file is cut, which would make a
     shorter trace of a broken download; here that is an `OSError`, as is anything else it refuses.
     """
-
-    def __init__(self, path: Path, packed: BinaryIO) -> None:
-        self._packed = packed
+    # The largest window that the format's own tool writes (--long=31).
+    decompressor = library.ZstdDecompressor(max_window_size=1 << 31)
+    frame = decompressor.decompressobj()
+    inside = False
+    while step := frame.unused_data or packed.read(_ZSTD_STEP_BYTES):
+        if frame.eof:
+            frame = decompressor.decompressobj()
         try:
-            self._zstd = importlib.import_module("zstandard")
-        except ImportError:
-            packed.close()
-            raise TraceError(
-                f"{path}: packed with zstd, which needs the package `zstandard`: "
-                f"{install_hint('zstd')}, or unpack the file first with `zstd -d`"
-            ) from None
-        self._frame = self._new_frame()
-        self._inside = False
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        while not self._ready:
-            step = self._frame.unused_data or self._packed.read(_ZSTD_STEP_BYTES)
-            if not step:
-                return self._end()
-            self._ready = memoryview(self._unpacked(step))
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._packed.close()
-        super().close()
-
-    def _new_frame(self) -> Any:
-        # The largest window that the format's own tool writes (--long=31).
-        return self._zstd.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-
-    def _unpacked(self, step: bytes) -> bytes:
-        if self._frame.eof:
-            self._frame = self._new_frame()
-        try:
-            unpacked: bytes = self._frame.decompress(step)
-        except self._zstd.ZstdError as problem:
+            unpacked: bytes = frame.decompress(step)
+        except library.ZstdError as problem:
             raise OSError(f"not valid zstd: {problem}") from None
-        self._inside = not self._frame.eof
-        return unpacked
-
-    def _end(self) -> int:
-        if self._inside:
-            raise OSError("the zstd file ends before its data does")
-        return 0
+        inside = not frame.eof
+        yield unpacked
+    if inside:
+        raise OSError("the zstd file ends before its data does")
 
 
 def _text(path: Path, number: int, raw: bytes) -> str:
