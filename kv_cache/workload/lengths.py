@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 from kv_cache.core.errors import ConfigError
 
@@ -37,6 +37,8 @@ class Law:
     """A distribution. `below` is the share under a value, `cdf` the share up to it."""
 
     __slots__ = ()
+    NAME: ClassVar[str]
+    KEYS: ClassVar[tuple[str, ...]] = ()
 
     def draw(self, rng: Random) -> float:
         return self.quantile(rng.random())
@@ -57,12 +59,16 @@ class Law:
 
     def as_config(self) -> dict[str, Any]:
         """Return the keys of a law in section `lengths` of a configuration."""
-        raise NotImplementedError
+        numbers = {key: _short(getattr(self, key)) for key in self.KEYS}
+        return {"law": self.NAME, **numbers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Law):
     """Always the same value."""
+
+    NAME = "fixed"
+    KEYS = ("value",)
 
     value: float
 
@@ -81,14 +87,14 @@ class Fixed(Law):
     def below(self, value: float) -> float:
         return float(value > self.value)
 
-    def as_config(self) -> dict[str, Any]:
-        return {"law": "fixed", "value": _short(self.value)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform(Law):
     """From `low` to `high`. `steps`: only whole numbers, both ends with the same share as the
     others; otherwise any number."""
+
+    NAME = "uniform"
+    KEYS = ("low", "high")
 
     low: float
     high: float
@@ -123,14 +129,13 @@ class Uniform(Law):
     def _count(self) -> float:
         return self.high - self.low + 1
 
-    def as_config(self) -> dict[str, Any]:
-        return {"law": "uniform", "low": _short(self.low), "high": _short(self.high)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormal(Law):
     """A normal distribution of the logarithm, with mean `mu` and standard deviation `sigma`, of
     which what lies outside `low` to `high` is not drawn (truncated, not moved to the ends)."""
+
+    NAME = "lognormal"
 
     mu: float
     sigma: float
@@ -206,13 +211,16 @@ class LogNormal(Law):
             keys["low"] = self.low
         if self.high < math.inf:
             keys["high"] = self.high
-        return {"law": "lognormal", **{name: _short(value) for name, value in keys.items()}}
+        return {"law": self.NAME, **{name: _short(value) for name, value in keys.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zipf(Law):
     """Values `low`, `low + step`, ... up to `high`; the k-th of them has a share in proportion to
     k^-exponent. An exponent of 0 gives all the same share."""
+
+    NAME = "zipf"
+    KEYS = ("exponent", "low", "high", "step")
 
     exponent: float
     low: int
@@ -254,16 +262,12 @@ class Zipf(Law):
     def _value(self, rank: int) -> int:
         return self.low + self.step * rank
 
-    def as_config(self) -> dict[str, Any]:
-        return {
-            "law": "zipf", "exponent": _short(self.exponent), "low": self.low, "high": self.high,
-            "step": self.step,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Empirical(Law):
     """The samples' own law: `values[i]` at the share `quantiles[i]`, straight lines in between."""
+
+    NAME = "empirical"
 
     quantiles: tuple[float, ...]
     values: tuple[float, ...]
@@ -309,7 +313,7 @@ class Empirical(Law):
 
     def as_config(self) -> dict[str, Any]:
         return {
-            "law": "empirical",
+            "law": self.NAME,
             "quantiles": list(self.quantiles),
             "values": [_short(value) for value in self.values],
         }
@@ -483,10 +487,6 @@ def _require_range(low: float, high: float, *, endless: bool = False) -> None:
 
 
 LAWS: Mapping[str, type[Law]] = {
-    "fixed": Fixed,
-    "uniform": Uniform,
-    "lognormal": LogNormal,
-    "zipf": Zipf,
-    "empirical": Empirical,
+    law.NAME: law for law in (Fixed, Uniform, LogNormal, Zipf, Empirical)
 }
 """By the name that a configuration gives them."""

@@ -1,8 +1,8 @@
-"""The public traces that are read: whose they are, under which licence, and where to get them.
+"""The public traces that can be read: who publishes them, under which licence, and where to get them.
 
 The project does not redistribute them. Sizes, rows and hashes are what their publishers say, or
-where "(counted)" stands what users of a file have counted; where nobody says anything, "not known"
-or "not published" stands here. `datasets/README.md` has the same table; a test compares.
+with "(counted)" what users of a file have counted; otherwise "not known" or "not published".
+`datasets/README.md` has the same table; a test compares.
 """
 
 from collections.abc import Sequence

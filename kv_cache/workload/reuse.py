@@ -437,7 +437,7 @@ class _Residence:
         return gaps_ns
 
     def alone(self, at_ns: int, count: int, nbytes: int) -> None:
-        """Blocks that are asked for once stay for the whole window."""
+        """Add blocks that are asked for once; they stay for the whole window."""
         for window_ns, sums in zip(self._windows_ns, self._sums, strict=True):
             sums[0] += float(window_ns) * count
             sums[1] += float(window_ns) * nbytes

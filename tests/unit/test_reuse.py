@@ -16,8 +16,9 @@ from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
 from kv_cache.core.units import NS_PER_S
+from kv_cache.metrics.histogram import bucket_of
 from kv_cache.workload import reuse as module
-from kv_cache.workload.distribution import QUANTILES, Times, spread_of
+from kv_cache.workload.distribution import QUANTILES, Times, buckets_of, spread_of
 from kv_cache.workload.reuse import (
     FIRST,
     NEVER_AGAIN,
@@ -301,6 +302,11 @@ def test_percentiles_are_values_at_the_rank(values: list[int]) -> None:
         assert getattr(found, f"p{percent}") == ordered[rank - 1]
     assert (found.total, found.least, found.most) == (sum(values), ordered[0], ordered[-1])
     assert len(found.quantiles) == len(QUANTILES)
+
+
+@given(st.lists(st.integers(0, 2**53), min_size=1))
+def test_times_have_the_buckets_of_a_histogram(values: list[int]) -> None:
+    assert buckets_of(np.array(values, np.int64)).tolist() == [bucket_of(v) for v in values]
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=300))

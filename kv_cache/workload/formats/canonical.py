@@ -56,26 +56,6 @@ from kv_cache.workload.formats.values import (
 
 SCHEMA = "kv-cache-trace/1"
 
-# As a row's line calls them -> as `TraceRow` does.
-FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "at_ns": "at_ns",
-        "prompt": "prompt_tokens",
-        "output": "output_tokens",
-        "ids": "hash_ids",
-        "block": "block_tokens",
-        "session": "session",
-        "name": "name",
-        "after": "after",
-        "think_ns": "think_ns",
-        "adds": "adds",
-        "scope": "scope",
-        "model": "model",
-        "nbytes": "nbytes",
-        "reads": "reads",
-        "request": "request",
-    }
-)
 _REQUIRED = ("at_ns", "prompt")
 
 
@@ -122,7 +102,7 @@ def row_line(row: TraceRow, header: Header) -> str:
     absent = {**TraceRow._field_defaults, "output_tokens": 0}
     absent["block_tokens"] = 0 if row.hash_ids is None else header.block_tokens
     stated = {}
-    for key, name in FIELDS.items():
+    for key, (name, _) in FIELDS.items():
         value = getattr(row, name)
         if key in _REQUIRED or value != absent[name]:
             stated[key] = encode_request(value) if key == "request" else value
@@ -249,7 +229,10 @@ def _row(header: Header, line: str) -> TraceRow:
     unknown = next((key for key in stated if key not in FIELDS), None)
     if unknown is not None:
         raise RowError(f"expected the fields {', '.join(FIELDS)}, found {shown(unknown)}")
-    values = {FIELDS[key]: _CHECKS[key](key, value) for key, value in stated.items()}
+    values = {}
+    for key, value in stated.items():
+        name, check = FIELDS[key]
+        values[name] = check(key, value)
     values.setdefault("output_tokens", 0)
     if "hash_ids" in values:
         values.setdefault("block_tokens", header.block_tokens)
@@ -338,25 +321,26 @@ def _word(words: type[StrEnum], name: str, value: object) -> StrEnum:
 _tokens = partial(integer, most=MAX_TOKENS)
 _nbytes = partial(integer, most=MAX_OBJECT_BYTES)
 
-_CHECKS: Mapping[str, Callable[[str, Any], Any]] = MappingProxyType(
+FIELDS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = MappingProxyType(
     {
-        "at_ns": integer,
-        "prompt": lambda name, value: tokens(name, number(name, value), 1),
-        "output": lambda name, value: tokens(name, number(name, value), 0),
-        "ids": _ids,
-        "block": _tokens,
-        "session": text,
-        "name": text,
-        "after": _names,
-        "think_ns": integer,
-        "adds": flag,
-        "scope": text,
-        "model": text,
-        "nbytes": _nbytes,
-        "reads": flag,
-        "request": lambda name, value: decode_request(value),
+        "at_ns": ("at_ns", integer),
+        "prompt": ("prompt_tokens", lambda name, value: tokens(name, number(name, value), 1)),
+        "output": ("output_tokens", lambda name, value: tokens(name, number(name, value), 0)),
+        "ids": ("hash_ids", _ids),
+        "block": ("block_tokens", _tokens),
+        "session": ("session", text),
+        "name": ("name", text),
+        "after": ("after", _names),
+        "think_ns": ("think_ns", integer),
+        "adds": ("adds", flag),
+        "scope": ("scope", text),
+        "model": ("model", text),
+        "nbytes": ("nbytes", _nbytes),
+        "reads": ("reads", flag),
+        "request": ("request", lambda name, value: decode_request(value)),
     }
 )
+"""A field of a row's line -> its name in `TraceRow`, and its check."""
 
 _FILLED_IN = ("offered_blocks", "offered_tokens", "cycle")
 _REQUEST: Mapping[str, Any] = MappingProxyType(
