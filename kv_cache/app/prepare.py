@@ -46,9 +46,9 @@ from kv_cache.files.recording import (
 from kv_cache.files.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
 from kv_cache.view.sheets import check_target
-from kv_cache.workload.formats.opening import Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, doubts, read, require_usable, survey
+from kv_cache.workload.formats.trace_files import Trace, open_trace
 from kv_cache.workload.row_requests import History
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
 from kv_cache.files.writing import write_atomically
 from kv_cache.installing import install_hint
-from kv_cache.workload.catalogue import markdown, text
+from kv_cache.workload.public_traces import markdown, text
 from kv_cache.workload.samples import SAMPLE_SEED, SAMPLES, sample_bytes
 
 MOST_ROWS = 1_000_000

@@ -46,9 +46,9 @@ from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
-from kv_cache.workload.formats.opening import Tally, Trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, doubts
+from kv_cache.workload.formats.trace_files import Tally, Trace
 from kv_cache.workload.stats import Sessions, Stream
 
 log = logging.getLogger("kv_cache")

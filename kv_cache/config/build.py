@@ -33,11 +33,10 @@ from kv_cache.schedule.control import Control, Watch
 from kv_cache.schedule.intake import Intake, OnArrival, ignore_arrival
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.formats.surveying import facts as trace_facts
-from kv_cache.workload.mapped import MappedBlocks, Told
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.mix import Mix, Mixed
 from kv_cache.workload.offered import Offered
 from kv_cache.workload.paced import Pace, Paced
@@ -49,14 +48,15 @@ from kv_cache.workload.prepopulated import (
 from kv_cache.workload.prompts import Prompted
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.quota import Counts, one
-from kv_cache.workload.rag import Retriever, Retrieving
+from kv_cache.workload.rag import Retriever, WithRetrievals
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
-from kv_cache.workload.row_requests import AskingConfig, History
+from kv_cache.workload.row_requests import History, RowRequestsConfig
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Described, MappedBlocks
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
 
 BACKGROUND_THREADS = 8  # that store what was written behind, and populate
@@ -117,7 +117,9 @@ def _placed(config: Config, load: Load, mix: Mix | None, ranks: Ranks | None) ->
         source = Ranked(source, ranks)
     populate = MappedBlocks(load.populate, kept, times)
     if load.retriever is not None:
-        source = Told(source, lambda: {"rag_bytes": None, "rag_ingested_bytes": populate.nbytes})
+        source = Described(
+            source, lambda: {"rag_bytes": None, "rag_ingested_bytes": populate.nbytes}
+        )
     return replace(load, source=source, populate=populate)
 
 
@@ -162,9 +164,9 @@ def _one_model(
         # Outermost: what is retrieved comes along with what the pace has let come, and the
         # documents are the same whatever else is renamed.
         return Load(
-            source=Told(source, retriever.describe)
+            source=Described(source, retriever.describe)
             if recorded
-            else Retrieving(source, retriever, _planned(config)),
+            else WithRetrievals(source, retriever, _planned(config)),
             geometry=geometry,
             sessions=sessions,
             populate=retriever.ingested,
@@ -175,7 +177,7 @@ def _one_model(
     wanted = users * OBJECTS_PER_USER
     swapped: Source = Prepopulated(source, objects, seed.child("prepopulated"), wanted)
     if recorded:  # it asks for objects that were swapped already
-        swapped = Told(source, swapped.describe)
+        swapped = Described(source, swapped.describe)
     return Load(source=swapped, geometry=geometry, populate=objects, sessions=sessions)
 
 
@@ -469,7 +471,7 @@ def _replay(
     counts: Counts,
 ) -> TraceReplay | SessionReplay:
     work = config.workload
-    asking = AskingConfig(
+    requests = RowRequestsConfig(
         geometry=geometry,
         qos=_qos(config),
         trace_block_tokens=found.block_tokens,
@@ -483,14 +485,14 @@ def _replay(
     own, most = seed.child("trace"), config.run.max_requests
     if of.grouped:
         sessions = SessionsConfig(
-            asking=asking,
+            requests=requests,
             users=_asking(config),
             speedup=0 if paced else work.trace_speedup,
             cycles=work.replay_cycles,
         )
         return SessionReplay(trace.rows, sessions, own, facts, most, counts)
     replay = ReplayConfig(
-        asking=asking,
+        requests=requests,
         speedup=0 if paced or not of.timed else work.trace_speedup,
         arrival_scale=work.arrival_scale,
         cycles=work.replay_cycles,

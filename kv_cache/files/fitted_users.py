@@ -23,8 +23,8 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.surveying import Survey
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.lengths import (
     QUANTILES,
     Fit,

@@ -17,8 +17,9 @@ from kv_cache.core.request import Request
 from kv_cache.files.records import LineWriter, packing, require_own_name
 from kv_cache.workload.formats import canonical
 from kv_cache.workload.formats.base import MAX_ID_CHARS, RowError
-from kv_cache.workload.formats.opening import Trace, open_lines
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.text_files import open_lines
+from kv_cache.workload.formats.trace_files import Trace
 
 FLAG = "--record"
 

@@ -19,7 +19,7 @@ from kv_cache.core.errors import PlaceError, TraceError
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.text import to_json
 from kv_cache.installing import install_hint
-from kv_cache.workload.formats.opening import open_lines
+from kv_cache.workload.formats.text_files import open_lines
 
 PARTIAL = ".partial"
 _FLUSH_S = 0.2

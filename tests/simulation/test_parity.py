@@ -24,8 +24,8 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.run import simulate
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.null import NullStore
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.surveying import survey
+from kv_cache.workload.formats.trace_files import open_trace
 
 SEED = 5
 Decision = tuple[Any, ...]

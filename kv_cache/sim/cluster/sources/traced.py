@@ -15,9 +15,9 @@ from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.content import Content
 from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.replay import Due, Links, earliest_ns, linked, paced
-from kv_cache.workload.row_requests import Courses
-from kv_cache.workload.sessions import RowAsk, RowSession, rows_before
+from kv_cache.workload.replay import AwaitedAnswers, Due, earliest_ns, linked, paced
+from kv_cache.workload.row_requests import Continuations
+from kv_cache.workload.sessions import PlannedRow, RowSession, rows_before
 
 _BULK = 1024
 
@@ -61,8 +61,8 @@ class TracedRows:
         self._content = content
         self._scale = _Scale(arrival_scale=work.arrival_scale)
         self._arrivals = None if timed else arrivals(work.rate_per_s, seed)
-        self._courses = Courses()
-        self._links: Links[_Entry] = Links()
+        self._courses = Continuations()
+        self._links: AwaitedAnswers[_Entry] = AwaitedAnswers()
         self._asked: dict[int, _Entry] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
@@ -114,7 +114,7 @@ class TracedSessions:
         self._users = work.concurrency
         self._arrivals = arrivals(work.rate_per_s, seed)
         self._content = content
-        self._courses = Courses()
+        self._courses = Continuations()
         self._read = 0
         self._asked: dict[int, tuple[RowSession, int]] = {}
 
@@ -126,7 +126,7 @@ class TracedSessions:
             while ready and ready[0][0] <= session.begin_ns:
                 yield self._pop(ready)
             for at_ns, index in session.first():
-                heappush(ready, (at_ns, session.asks[index].ordinal, session, index))
+                heappush(ready, (at_ns, session.planned[index].ordinal, session, index))
         while ready:
             yield self._pop(ready)
 
@@ -135,7 +135,7 @@ class TracedSessions:
     ) -> Sequence[ClusterRequest]:
         session, index = self._asked.pop(request.number)
         if answered:
-            self._content.answered(session.asks[index].row.session)
+            self._content.answered(session.planned[index].row.session)
         freed = [(session, *free) for free in session.answered(index, ended_ns)]
         if self._users and not session.left:
             for follower in islice(self._begin(ended_ns), 1):
@@ -147,13 +147,13 @@ class TracedSessions:
             at_ns = now_ns if self._users else next(self._arrivals)
             yield RowSession(at_ns, self._asks(list(rows)))
 
-    def _asks(self, rows: list[TraceRow]) -> list[RowAsk]:
+    def _asks(self, rows: list[TraceRow]) -> list[PlannedRow]:
         named: dict[str, int] = {}
         requests = []
         for index, row in enumerate(rows):
             goes_on = self._courses.goes_on(row)
             before = rows_before(row, index, named)
-            requests.append(RowAsk(row, goes_on, self._read, row.at_ns, row.think_ns, before))
+            requests.append(PlannedRow(row, goes_on, self._read, row.at_ns, row.think_ns, before))
             self._read += 1
             if row.name is not None:
                 named[row.name] = index
@@ -166,7 +166,7 @@ class TracedSessions:
         return self._ask(session, at_ns, index)
 
     def _ask(self, session: RowSession, at_ns: int, index: int) -> ClusterRequest:
-        request = session.asks[index]
+        request = session.planned[index]
         self._asked[request.ordinal] = (session, index)
         meant = self._content.of(request.row, request.ordinal, goes_on=request.goes_on)
         return ClusterRequest(request.ordinal, meant.session, meant.turn, at_ns, *meant[2:])

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from kv_cache.core.seed import Seed
-from kv_cache.workload.samples.draws import below, heavy, one_of
+from kv_cache.workload.samples.draws import NewIds, below, heavy, one_of
 
 # --- conversations ---
 
@@ -23,26 +23,27 @@ def _text(rng: Random, median_words: float, most: float) -> str:
 
 
 def _talk(rng: Random, number: int) -> list[tuple[str, str]]:
-    """(who, text) of one conversation; a few are odd, as in the published files."""
-    said = []
+    """Return (who, text) of each message; a few are odd, as in the published files."""
+    messages = []
     if number % 12 == 5:
-        said.append(("system", _text(rng, 30, 120)))
+        messages.append(("system", _text(rng, 30, 120)))
     if number % 6 == 2:  # cut out of a longer conversation: a model speaks first
-        said.append(("gpt", _text(rng, 90, 400)))
+        messages.append(("gpt", _text(rng, 90, 400)))
     for _ in range(1 + int(heavy(rng, 2.5, 0, 12))):
-        said += [("human", _text(rng, 18, 300)), ("gpt", _text(rng, 70, 500))]
+        messages += [("human", _text(rng, 18, 300)), ("gpt", _text(rng, 70, 500))]
     if number % 9 == 4:
-        said.append(("human", _text(rng, 18, 300)))
-    return [] if number % 25 == 13 else said
+        messages.append(("human", _text(rng, 18, 300)))
+    return [] if number % 25 == 13 else messages
 
 
 def sharegpt_text(seed: Seed, rows: int) -> str:
-    """`rows` conversations in ShareGPT's form: one JSON list in one line, without its end."""
+    """Return `rows` conversations in ShareGPT's form: one JSON list in one line, without its
+    end."""
     rng = seed.rng()
     talks: list[dict[str, Any]] = []
     for number in range(rows):
-        said = [{"from": who, "value": text} for who, text in _talk(rng, number)]
-        talks.append({"id": f"{seed.child(number).bits(4).hex()}_0", "conversations": said})
+        messages = [{"from": who, "value": text} for who, text in _talk(rng, number)]
+        talks.append({"id": f"{seed.child(number).bits(4).hex()}_0", "conversations": messages})
     return json.dumps(talks, ensure_ascii=False)
 
 
@@ -50,7 +51,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
 def messages_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """`rows` conversations in OpenAI's form, one a line; some contents are lists of parts."""
+    """Yield `rows` conversations in OpenAI's form, one a line; some contents are lists of parts."""
     rng = seed.rng()
     for number in range(rows):
         messages = [
@@ -66,24 +67,10 @@ _BLOCK_TOKENS = 64
 _MODELS = ("claude-opus-4-5", "claude-haiku-4-5")
 
 
-class _Ids:
-    """Hash ids of one session: they count from 1."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def more(self, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-        """An id for each whole block of a prompt that begins with `ids`."""
-        missing = max(0, tokens // _BLOCK_TOKENS - len(ids))
-        begin = self._last + 1
-        self._last += missing
-        return (*ids, *range(begin, begin + missing))
-
-
 class _Agent:
-    """One agent's requests: the prompt grows by the answer and by what a tool has found."""
+    """One agent's requests: the prompt grows by the answer and a tool's result."""
 
-    def __init__(self, rng: Random, ids: _Ids, system: int, depth: int, begin_ms: int) -> None:
+    def __init__(self, rng: Random, ids: NewIds, system: int, depth: int, begin_ms: int) -> None:
         self._rng = rng
         self._ids = ids
         self._depth = depth
@@ -92,7 +79,7 @@ class _Agent:
         self.now_ms = begin_ms
 
     def nodes(self, turns: int, zero_ms: int) -> Iterator[dict[str, Any]]:
-        """Requests and sub-agents; `t` counts from `zero_ms`."""
+        """Yield requests and sub-agents; `t` counts from `zero_ms`."""
         think_ms = 0
         for turn in range(turns):
             node, api_ms = self._request(think_ms, zero_ms)
@@ -105,7 +92,7 @@ class _Agent:
 
     def _request(self, think_ms: int, zero_ms: int) -> tuple[dict[str, Any], int]:
         rng = self._rng
-        self._hashes = self._ids.more(self._hashes, self._prompt)
+        self._hashes = self._ids.cover(self._hashes, self._prompt // _BLOCK_TOKENS)
         answer = int(heavy(rng, 260, 8, 3_000))
         api_ms = 900 + answer * 18
         node = {
@@ -126,7 +113,7 @@ class _Agent:
         return node, api_ms
 
     def _helpers(self, zero_ms: int) -> Iterator[dict[str, Any]]:
-        """One or two sub-agents at the same time; this agent waits for both."""
+        """Yield one or two sub-agents at the same time; this agent waits for both."""
         begin_ms, end_ms = self.now_ms, self.now_ms
         for _ in range(1 + below(self._rng, 2)):
             helper = _Agent(self._rng, self._ids, 900, self._depth + 1, begin_ms)
@@ -137,11 +124,11 @@ class _Agent:
 
 
 def agentic_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """`rows` agent sessions, one a line: prompts that grow, sub-agents, think times."""
+    """Yield `rows` agent sessions, one a line: prompts that grow, sub-agents, think times."""
     for number in range(rows):
         child = seed.child(number)
         rng = child.rng()
-        agent = _Agent(rng, _Ids(), system=3_000, depth=0, begin_ms=0)
+        agent = _Agent(rng, NewIds(1), system=3_000, depth=0, begin_ms=0)
         nodes = list(agent.nodes(2 + int(heavy(rng, 6, 0, 30)), 0))
         yield json.dumps(
             {

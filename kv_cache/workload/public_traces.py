@@ -1,8 +1,8 @@
-"""The public traces that are read: whose they are, under which licence, and where to get them.
+"""The public traces that can be read: who publishes them, under which licence, and where to get them.
 
 The project does not redistribute them. Sizes, rows and hashes are what their publishers say, or
-where "(counted)" stands what users of a file have counted; where nobody says anything, "not known"
-or "not published" stands here. `datasets/README.md` has the same table; a test compares.
+with "(counted)" what users of a file have counted; otherwise "not known" or "not published".
+`datasets/README.md` has the same table; a test compares.
 """
 
 from collections.abc import Sequence
@@ -25,74 +25,66 @@ _QWEN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class PublicTrace:
     """One published file, or a set of them. `sha256` is of the whole original."""
 
     name: str
     format: str
     licence: str
-    size: str
-    rows: str
-    sha256: str
     fetch: str
+    size: str = UNKNOWN
+    rows: str = UNKNOWN
+    sha256: str = UNPUBLISHED
 
 
-SOURCES = (
-    Source(
+PUBLIC_TRACES = (
+    PublicTrace(
         name="Mooncake, conversation (FAST'25)",
         format="mooncake",
         licence="Apache-2.0",
         size="3,029,533 bytes",
         rows="12,031",
-        sha256=UNPUBLISHED,
         fetch=f"{_MOONCAKE}/conversation_trace.jsonl",
     ),
-    Source(
+    PublicTrace(
         name="Mooncake, tool and agent (FAST'25)",
         format="mooncake",
         licence="Apache-2.0",
         size="4.4 MB",
         rows="23,608",
-        sha256=UNPUBLISHED,
         fetch=f"{_MOONCAKE}/toolagent_trace.jsonl",
     ),
-    Source(
+    PublicTrace(
         name="Mooncake, synthetic (FAST'25)",
         format="mooncake",
         licence="Apache-2.0",
         size="1,136,313 bytes",
         rows="3,993",
-        sha256=UNPUBLISHED,
         fetch=f"{_MOONCAKE}/synthetic_trace.jsonl",
     ),
-    Source(
+    PublicTrace(
         name="Qwen-Bailian, coder (ATC'25)",
         format="qwen",
         licence="Apache-2.0",
         size="132,054,902 bytes",
-        rows=UNKNOWN,
         sha256="3d74974cebb7bccb69b1ca6ea210a44d9a3033443c0271ed015327284dea1aff",
         fetch=f"{_QWEN}/qwen_coder_blksz_16.jsonl",
     ),
-    Source(
+    PublicTrace(
         name="Qwen-Bailian, thinking (ATC'25)",
         format="qwen",
         licence="Apache-2.0",
         size="27,901,454 bytes",
-        rows=UNKNOWN,
         sha256="41ac36d9d1b54d084eeb6b05e9d142ba9d02f8bf79cfc9fff418d8ab7cdee906",
         fetch=f"{_QWEN}/qwen_thinking_blksz_16.jsonl",
     ),
-    Source(
+    PublicTrace(
         name="Qwen-Bailian, A to customers and B to businesses (ATC'25)",
         format="qwen",
         licence="Apache-2.0",
-        size=UNKNOWN,
-        rows=UNKNOWN,
-        sha256=UNPUBLISHED,
         fetch="git clone https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon",
     ),
-    Source(
+    PublicTrace(
         name="BurstGPT, first two months",
         format="burstgpt",
         licence="CC-BY-4.0",
@@ -101,7 +93,7 @@ SOURCES = (
         sha256="4bb3783693d0a435686fbfc885615d2349bd067239079fa4b749f2e679e12122",
         fetch=f"{_BURST}/BurstGPT_1.csv",
     ),
-    Source(
+    PublicTrace(
         name="BurstGPT, second two months",
         format="burstgpt",
         licence="CC-BY-4.0",
@@ -110,86 +102,74 @@ SOURCES = (
         sha256="44bf5942b03fca42c01a226a545ad3a750ec62688faecd67b6831c56a8928bf7",
         fetch=f"{_BURST}/BurstGPT_2.csv",
     ),
-    Source(
+    PublicTrace(
         name="BurstGPT, 110 further days with sessions",
         format="burstgpt",
         licence="CC-BY-4.0",
         size="about 220 MB",
         rows="5,344.0 thousand",
-        sha256=UNPUBLISHED,
         fetch=f"{_BURST}/BurstGPT_3.csv",
     ),
-    Source(
+    PublicTrace(
         name="Azure LLM inference 2023, code",
         format="azure",
         licence="CC-BY-4.0",
         size="320,117 bytes",
         rows="8,819",
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE}/AzureLLMInferenceTrace_code.csv",
     ),
-    Source(
+    PublicTrace(
         name="Azure LLM inference 2023, conversation",
         format="azure",
         licence="CC-BY-4.0",
         size="719,188 bytes",
         rows="19,366",
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE}/AzureLLMInferenceTrace_conv.csv",
     ),
-    Source(
+    PublicTrace(
         name="Azure LLM inference 2024, one week, code",
         format="azure",
         licence="CC-BY-4.0",
         size="about 660 MB",
         rows="16,803,695 (counted)",
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE_2024}/AzureLLMInferenceTrace_code_1week.csv",
     ),
-    Source(
+    PublicTrace(
         name="Azure LLM inference 2024, one week, conversation",
         format="azure",
         licence="CC-BY-4.0",
         size="about 1.1 GB",
-        rows=UNKNOWN,
-        sha256=UNPUBLISHED,
         fetch=f"{_AZURE_2024}/AzureLLMInferenceTrace_conv_1week.csv",
     ),
-    Source(
+    PublicTrace(
         name="SplitwiseSim (made by its script from Azure 2023)",
         format="splitwise",
         licence="MIT",
         size="as asked for",
         rows="as asked for",
-        sha256=UNPUBLISHED,
         fetch="git clone https://github.com/Mutinifni/splitwise-sim && cd splitwise-sim && "
         "python generate_trace.py",
     ),
-    Source(
+    PublicTrace(
         name="ShareGPT V3, unfiltered",
         format="sharegpt",
         licence="see its dataset card",
         size="672,837,942 bytes",
-        rows=UNKNOWN,
         sha256="35f0e213ce091ed9b9af2a1f0755e9d39f9ccec34ab281cd4ca60d70f6479ba4",
         fetch="curl -LO https://huggingface.co/datasets/anon8231489123/ShareGPT_Vicuna_unfiltered/"
         "resolve/main/ShareGPT_V3_unfiltered_cleaned_split.json",
     ),
-    Source(
+    PublicTrace(
         name="kv-cache-tester, sessions of coding agents",
         format="agentic",
         licence="Apache-2.0",
-        size=UNKNOWN,
         rows="one session a file, in `traces/`",
-        sha256=UNPUBLISHED,
         fetch="git clone https://github.com/callanjfox/kv-cache-tester",
     ),
-    Source(
+    PublicTrace(
         name="MSR Cambridge block I/O, 36 volumes for a week (FAST'08)",
         format="msr",
         licence="SNIA Trace Data Files Download License",
-        size=UNKNOWN,
-        rows=UNKNOWN,
         sha256="MD5.txt beside the files",
         fetch="from a browser: http://iotta.snia.org/traces/block-io/388",
     ),
@@ -199,17 +179,17 @@ _HEADINGS = ("trace", "format", "licence", "size", "rows", "SHA-256", "how to fe
 
 
 def markdown() -> str:
-    """The table as it stands in `datasets/README.md`."""
+    """Return the table of `datasets/README.md`."""
     lines = [_markdown(_HEADINGS), _markdown(["---"] * len(_HEADINGS))]
-    for source in SOURCES:
-        sha256 = f"`{source.sha256}`" if len(source.sha256) == 64 else source.sha256
-        fetch = source.fetch if source.fetch.startswith("from ") else f"`{source.fetch}`"
-        lines.append(_markdown((*_facts(source), sha256, fetch)))
+    for trace in PUBLIC_TRACES:
+        sha256 = f"`{trace.sha256}`" if len(trace.sha256) == 64 else trace.sha256
+        fetch = trace.fetch if trace.fetch.startswith("from ") else f"`{trace.fetch}`"
+        lines.append(_markdown((*_facts(trace), sha256, fetch)))
     return "\n".join(lines) + "\n"
 
 
-def _facts(source: Source) -> tuple[str, ...]:
-    return (source.name, source.format, source.licence, source.size, source.rows)
+def _facts(trace: PublicTrace) -> tuple[str, ...]:
+    return (trace.name, trace.format, trace.licence, trace.size, trace.rows)
 
 
 def _markdown(cells: Sequence[str]) -> str:
@@ -217,14 +197,14 @@ def _markdown(cells: Sequence[str]) -> str:
 
 
 def text() -> str:
-    """The table for a terminal: a line of facts for each trace, and how to fetch it below."""
-    heads = _HEADINGS[: len(_facts(SOURCES[0]))]
-    rows = [heads, *map(_facts, SOURCES)]
+    """Return the table for a terminal: a line of facts a trace, and how to fetch it below."""
+    heads = _HEADINGS[: len(_facts(PUBLIC_TRACES[0]))]
+    rows = [heads, *map(_facts, PUBLIC_TRACES)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_padded(heads, widths)]
-    for source in SOURCES:
-        lines += [_padded(_facts(source), widths), f"    SHA-256 {source.sha256}"]
-        lines.append(f"    {source.fetch}")
+    for trace in PUBLIC_TRACES:
+        lines += [_padded(_facts(trace), widths), f"    SHA-256 {trace.sha256}"]
+        lines.append(f"    {trace.fetch}")
     return "\n".join(lines) + "\n"
 
 

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from kv_cache.core.seed import Seed
-from kv_cache.workload.samples.draws import below, heavy, one_of
+from kv_cache.workload.samples.draws import NewIds, below, heavy, one_of
 
 _MOONCAKE_TOKENS = 512
 _QWEN_TOKENS = 16
@@ -21,37 +21,38 @@ class _Talk:
     """One conversation: the prompt so far, and the ids of its blocks."""
 
     tokens: int
-    asked_ms: int = 0
-    answered: int = 0
-    ids: list[int] = field(default_factory=list)
+    sent_ms: int = 0
+    answer: int = 0
+    ids: tuple[int, ...] = (0,)  # of a system prompt that all conversations share
 
 
 class _Chats:
-    """Sessions that go on or begin. Ids count up in the order in which contents first appear."""
+    """Conversations that go on or begin."""
 
     def __init__(self, rng: Random, max_tokens: int, turn_share: float) -> None:
         self._rng = rng
         self._max_tokens = max_tokens
         self._turn_share = turn_share
         self._open: list[_Talk] = []
-        self._next_id = 1  # 0 is the first block of all: a system prompt that they share
+        self._new_ids = NewIds(1)
 
-    def turn(self, now_ms: int) -> tuple[int, int, list[int]]:
-        """Prompt tokens, output tokens and ids of the next request."""
+    def turn(self, now_ms: int) -> tuple[int, int, tuple[int, ...]]:
+        """Return prompt tokens, output tokens and ids of the next request."""
         session = self._continued(now_ms) or self._begun()
-        self._cover(session)
-        session.asked_ms = now_ms
-        session.answered = int(heavy(self._rng, 350, 1, 2000))
-        return session.tokens, session.answered, session.ids
+        # The block at the prompt's end, which is partly filled, has an id too.
+        session.ids = self._new_ids.cover(session.ids, -(-session.tokens // _MOONCAKE_TOKENS))
+        session.sent_ms = now_ms
+        session.answer = int(heavy(self._rng, 350, 1, 2000))
+        return session.tokens, session.answer, session.ids
 
     def _continued(self, now_ms: int) -> _Talk | None:
         if not self._open or self._rng.random() >= self._turn_share:
             return None
         place = int(self._rng.random() * len(self._open))
         session = self._open[place]
-        if session.asked_ms == now_ms:  # nobody reads an answer within the step it was asked in
+        if session.sent_ms == now_ms:  # an answer is not read within the step of its request
             return None
-        tokens = session.tokens + session.answered + int(heavy(self._rng, 600, 8, 16_000))
+        tokens = session.tokens + session.answer + int(heavy(self._rng, 600, 8, 16_000))
         if tokens > self._max_tokens:
             del self._open[place]
             return None
@@ -61,15 +62,9 @@ class _Chats:
         return session
 
     def _begun(self) -> _Talk:
-        session = _Talk(int(heavy(self._rng, 5_000, 600, self._max_tokens)), ids=[0])
+        session = _Talk(int(heavy(self._rng, 5_000, 600, self._max_tokens)))
         self._open.append(session)
         return session
-
-    def _cover(self, session: _Talk) -> None:
-        """An id for each block of the prompt, the partly filled one at its end included."""
-        missing = -(-session.tokens // _MOONCAKE_TOKENS) - len(session.ids)
-        session.ids = [*session.ids, *range(self._next_id, self._next_id + missing)]
-        self._next_id += missing
 
 
 def mooncake_lines(
@@ -80,7 +75,7 @@ def mooncake_lines(
     max_tokens: int = 32_000,
     turn_share: float = 0.45,
 ) -> Iterator[str]:
-    """Mooncake's JSON lines without line ends: 5 to 14 requests in each step of `step_ms`.
+    """Yield Mooncake's JSON lines without line ends: 5 to 14 requests in each step of `step_ms`.
 
     `turn_share` is the chance that a request is the next turn of an open session.
     """
@@ -118,15 +113,15 @@ class _Chat:
 
 
 class _QwenChats:
-    """Ids count up in the order in which contents first appear; the system prompt has the first."""
+    """Requests that continue another one or begin; the system prompt has the first ids."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._open: list[_Chat] = []
-        self._next_id = _QWEN_SYSTEM_BLOCKS
+        self._new_ids = NewIds(_QWEN_SYSTEM_BLOCKS)
 
     def next(self, chat: int) -> tuple[_Chat, int]:
-        """The next request, and whose it continues (-1 = nobody's)."""
+        """Return the next request, and the chat that it continues (-1 = none)."""
         parent = self._continued()
         if parent is None:
             system = self._rng.random() < 0.7
@@ -136,33 +131,27 @@ class _QwenChats:
             # Only whole blocks keep their content when the prompt goes on behind them.
             known = parent.ids[: parent.prompt // _QWEN_TOKENS]
             prompt = parent.prompt + parent.answer + int(heavy(self._rng, 60, 2, 900))
-        found = _Chat(
+        request = _Chat(
             chat=chat,
             turn=parent.turn + 1 if parent else 1,
             prompt=prompt,
             answer=int(heavy(self._rng, 160, 1, 900)),
-            ids=self._covering(prompt, known),
+            ids=self._new_ids.cover(known, -(-prompt // _QWEN_TOKENS)),
         )
         if prompt < 4_000:
-            self._open.append(found)
-        return found, parent.chat if parent else -1
+            self._open.append(request)
+        return request, parent.chat if parent else -1
 
     def _continued(self) -> _Chat | None:
         if not self._open or self._rng.random() >= 0.5:
             return None
         place = below(self._rng, len(self._open))
-        # Some answers are asked for again, so that two requests continue the same one.
+        # A few stay, so that two requests continue the same one.
         return self._open[place] if self._rng.random() < 0.1 else self._open.pop(place)
-
-    def _covering(self, prompt: int, known: tuple[int, ...]) -> tuple[int, ...]:
-        missing = -(-prompt // _QWEN_TOKENS) - len(known)
-        begin = self._next_id
-        self._next_id += missing
-        return (*known, *range(begin, begin + missing))
 
 
 def qwen_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """Qwen-Bailian's JSON lines: follow-ups that name their parent, bursts, steps of 1 ms."""
+    """Yield Qwen-Bailian's JSON lines: follow-ups that name their parent, bursts, steps of 1 ms."""
     rng = seed.rng()
     chats = _QwenChats(rng)
     at_ms = 0

@@ -1,76 +1,61 @@
-"""Trace files: finding them, opening them, telling their format, walking them as one trace.
+"""Trace files: finding them, recognising their format, walking them as one trace.
 
 Most formats are lines; those that are documents (`TraceFormat.document`) are given parts of text,
 since a document may be one line of any length.
 
 A trace is walked twice: once before the run by `surveying.read`, so that a file that cannot be used
-is refused before anything is written, and once by whoever replays it. No walk keeps rows, and the
-counters of a walk belong to the caller (`Tally`).
+is refused before anything is written, and once by the replay. No walk keeps rows, and the counters
+of a walk belong to the caller (`Tally`).
 
-Whatever is wrong with a file is a `TraceError` that names the file, the line where there is one,
-and what would help.
+What is wrong with a file is a `TraceError` that names the file, the line where there is one, and
+what would help.
 """
 
-import codecs
 import glob
-import gzip
-import importlib
-import io
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from kv_cache.core.errors import TraceError, did_you_mean
-from kv_cache.installing import install_hint
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import (
     BrokenDocumentError,
     Note,
     Reading,
-    Seen,
     TextFormat,
     TimeUnit,
     TraceFormat,
     UnitFormat,
     WrongHeaderError,
-    shown,
 )
-from kv_cache.workload.formats.lmcache import HEAD_BYTES as LCT_HEAD_BYTES
-from kv_cache.workload.formats.lmcache import FramesAsText, is_lct
+from kv_cache.workload.formats.ids import SeenIds
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.text_files import open_lines, open_parts
+from kv_cache.workload.formats.values import shown
 
 AUTO = "auto"
 SUFFIXES = (".csv", ".jsonl", ".json", ".lct")
 PACKED = (".gz", ".zst")
 HEAD_BYTES = 64 << 10
-# The longest row anybody has is a few hundred KiB; a file without line ends must not fill memory.
-MAX_LINE_BYTES = 16 << 20
-PART_BYTES = 256 << 10
 FIRST_BAD = 5
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_STEP_BYTES = 16 << 10
-_HASH_STEP_BYTES = 1 << 20
+WAY_OUT = "Correct the file, or leave such rows out with --skip-bad-rows"
+
 _LFS_POINTER = "version https://git-lfs"
-_UNREADABLE = (OSError, EOFError, zlib.error)
-_PROGRESS_ROWS = 4096
 
 
 # --- which files ---
 
 
 def find_files(path: str) -> tuple[Path, ...]:
-    """The files that `path` names, in the order in which they are replayed.
+    """Return the files that `path` names, in the order in which they are replayed.
 
     A file is itself. A directory is its own *.csv, *.jsonl and *.json files, packed (.gz, .zst)
     or not, by name; hidden ones and directories below are left out. Anything else with `*` or `?`
-    is a pattern, also by name. Raises `TraceError` where that gives no file.
+    is a pattern, also by name. Raises `TraceError` if that gives no file.
     """
     if not path:
         raise TraceError("a trace's path is empty; give a file, a directory or a pattern")
@@ -91,14 +76,14 @@ def find_files(path: str) -> tuple[Path, ...]:
 
 
 def _in_directory(place: Path) -> tuple[Path, ...]:
-    found = tuple(sorted(p for p in place.iterdir() if _is_trace_name(p.name) and p.is_file()))
-    if not found:
+    files = tuple(sorted(p for p in place.iterdir() if _is_trace_name(p.name) and p.is_file()))
+    if not files:
         raise TraceError(
             f"{place}: the directory holds no trace: expected files named "
             f"{', '.join('*' + s for s in SUFFIXES)} (also with .gz or .zst); "
             "give the file itself if it has another name"
         )
-    return found
+    return files
 
 
 def _is_trace_name(name: str) -> bool:
@@ -110,8 +95,8 @@ def _is_trace_name(name: str) -> bool:
 
 def _by_pattern(path: str) -> tuple[Path, ...]:
     # Brackets are part of the name: the rule knows * and ? only.
-    found = sorted(glob.glob(path.replace("[", "[[]")))
-    files = tuple(p for p in map(Path, found) if p.is_file())
+    matches = sorted(glob.glob(path.replace("[", "[[]")))
+    files = tuple(p for p in map(Path, matches) if p.is_file())
     if not files:
         raise TraceError(f"{path}: no file matches this pattern; check it with `ls`")
     return files
@@ -126,176 +111,11 @@ def _regular(place: Path) -> Path:
     return place
 
 
-# --- text from bytes ---
-
-
-def open_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, text without its end) of each line; gzip and zstd are unpacked.
-
-    Raises `TraceError` naming the line where the file cannot be read or unpacked, is not UTF-8
-    text, or has a line over 16 MiB. Packing is told by the first bytes, not by the name.
-    """
-    number = 0
-    try:
-        with _open_bytes(path) as stream:
-            limited = partial(stream.readline, MAX_LINE_BYTES + 1)
-            for number, raw in enumerate(iter(limited, b""), 1):
-                yield number, _text(path, number, raw)
-    except _UNREADABLE as problem:
-        raise _unreadable(path, number, problem) from None
-
-
-def open_parts(path: Path) -> Iterator[tuple[int, str]]:
-    """(number of the line at which it begins, text) of each part; gzip and zstd are unpacked.
-
-    A part is about 256 KiB and may begin and end anywhere, also within a line. Raises `TraceError`
-    where the file cannot be read or unpacked or is not UTF-8 text.
-    """
-    line = 1
-    try:
-        with _open_bytes(path) as stream:
-            decoder = codecs.getincrementaldecoder("utf-8")()
-            while raw := stream.read(PART_BYTES):
-                text = _part(path, line, decoder, raw)
-                yield line, text.removeprefix("\ufeff") if line == 1 else text
-                line += text.count("\n")
-            _part(path, line, decoder, b"")
-    except _UNREADABLE as problem:
-        raise _unreadable(path, line - 1, problem) from None
-
-
-def _part(path: Path, line: int, decoder: codecs.IncrementalDecoder, raw: bytes) -> str:
-    """What `raw` adds to the text; without any, the text ends here."""
-    try:
-        text = decoder.decode(raw, final=not raw)
-    except UnicodeDecodeError as problem:
-        # The decoder puts what was left of the part before in front of this one.
-        bad: bytes = problem.object
-        at = line + bad.count(b"\n", 0, problem.start)
-        raise _not_text(path, at, f"byte 0x{bad[problem.start]:02x}") from None
-    nul = text.find("\0")
-    if nul >= 0:
-        raise _not_text(path, line + text.count("\n", 0, nul), "a NUL byte")
-    return text
-
-
-def _unreadable(path: Path, number: int, problem: Exception) -> TraceError:
-    where = f"after line {number}: " if number else ""
-    return TraceError(f"{path}: cannot be read: {where}{problem}")
-
-
-def _open_bytes(path: Path) -> BinaryIO:
-    """The unpacked bytes; those of LMCache's binary traces as lines of text."""
-    stream = _unpacked(path)
-    try:
-        binary = is_lct(stream.peek(LCT_HEAD_BYTES))
-    except BaseException:
-        stream.close()
-        raise
-    return io.BufferedReader(FramesAsText(stream)) if binary else stream
-
-
-def _unpacked(path: Path) -> io.BufferedReader:
-    raw = path.open("rb")
-    magic = raw.read(4)
-    raw.seek(0)
-    if magic.startswith(_GZIP_MAGIC):
-        raw.close()
-        # gzip owns the file it opens by name, so that closing one closes both.
-        return io.BufferedReader(gzip.open(path, "rb"))
-    if magic == _ZSTD_MAGIC:
-        return io.BufferedReader(_Unzstd(path, raw))
-    return raw
-
-
-class _Unzstd(io.RawIOBase):
-    """The unpacked bytes of a zstd file, all its frames.
-
-    The library's own reader stops without a word where the file is cut, which would make a
-    shorter trace of a broken download; here that is an `OSError`, as is anything else it refuses.
-    """
-
-    def __init__(self, path: Path, packed: BinaryIO) -> None:
-        self._packed = packed
-        try:
-            self._zstd = importlib.import_module("zstandard")
-        except ImportError:
-            packed.close()
-            raise TraceError(
-                f"{path}: packed with zstd, which needs the package `zstandard`: "
-                f"{install_hint('zstd')}, or unpack the file first with `zstd -d`"
-            ) from None
-        self._frame = self._new_frame()
-        self._inside = False
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        while not self._ready:
-            step = self._frame.unused_data or self._packed.read(_ZSTD_STEP_BYTES)
-            if not step:
-                return self._end()
-            self._ready = memoryview(self._unpacked(step))
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._packed.close()
-        super().close()
-
-    def _new_frame(self) -> Any:
-        # The largest window that the format's own tool writes (--long=31).
-        return self._zstd.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-
-    def _unpacked(self, step: bytes) -> bytes:
-        if self._frame.eof:
-            self._frame = self._new_frame()
-        try:
-            unpacked: bytes = self._frame.decompress(step)
-        except self._zstd.ZstdError as problem:
-            raise OSError(f"not valid zstd: {problem}") from None
-        self._inside = not self._frame.eof
-        return unpacked
-
-    def _end(self) -> int:
-        if self._inside:
-            raise OSError("the zstd file ends before its data does")
-        return 0
-
-
-def _text(path: Path, number: int, raw: bytes) -> str:
-    if len(raw) > MAX_LINE_BYTES:
-        raise TraceError(
-            f"{path}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a "
-            "file with one row a line"
-        )
-    if number == 1:
-        raw = raw.removeprefix(codecs.BOM_UTF8)
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as problem:
-        raise _not_text(path, number, f"byte 0x{raw[problem.start]:02x}") from None
-    if "\0" in text:
-        raise _not_text(path, number, "a NUL byte")
-    return text.rstrip("\r\n")
-
-
-def _not_text(path: Path, number: int, found: str) -> TraceError:
-    return TraceError(
-        f"{path}: line {number} is not UTF-8 text (found {found}); give the CSV, JSON or JSONL "
-        "file itself, plain, .gz or .zst"
-    )
-
-
 # --- which format ---
 
 
 def detect(path: Path, wanted: str = AUTO) -> TraceFormat:
-    """The format named `wanted`, or with 'auto' the one that the file's beginning looks like.
+    """Return the format named `wanted`, or with 'auto' the one that the file looks like.
 
     Raises `TraceError` for an unknown name, and with 'auto' for a file that is empty or looks
     like no format.
@@ -313,13 +133,13 @@ def _by_content(path: Path) -> TraceFormat:
     head = _head(path)
     if not head.strip():
         raise _empty(path)
-    found = [of for of in TRACE_FORMATS.values() if of.matches(head)]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    formats = [of for of in TRACE_FORMATS.values() if of.matches(head)]
+    if len(formats) == 1:
+        return formats[0]
+    if formats:
         raise TraceError(
-            f"{path}: looks like {' and '.join(of.name for of in found)}; say with --trace-format "
-            "which it is"
+            f"{path}: looks like {' and '.join(of.name for of in formats)}; say with "
+            "--trace-format which it is"
         )
     begins = head.strip().splitlines()[0]
     if begins.startswith(_LFS_POINTER):
@@ -334,7 +154,7 @@ def _by_content(path: Path) -> TraceFormat:
 
 
 def _head(path: Path) -> str:
-    """The first 64 KiB of text, which may end anywhere; a file is refused as by `open_parts`."""
+    """Return the first 64 KiB of text, which may end anywhere. Raises as `open_parts`."""
     parts: list[str] = []
     size = 0
     for _, text in open_parts(path):
@@ -353,7 +173,7 @@ def _empty(path: Path) -> TraceError:
 
 
 class BadRow(NamedTuple):
-    """One line (or item of a document) that is not a row, or has one that is none."""
+    """One line that is not a row, or one item of a document that holds one."""
 
     file: str
     line: int
@@ -366,11 +186,11 @@ class BadRow(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What one walk met that is not a good row; it belongs to whoever walks."""
+    """What one walk met that is not a good row; it belongs to the caller of the walk."""
 
     bad_rows: int = 0
     first_bad: list[BadRow] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)  # by what a `Note` is called
+    notes: Counter[str] = field(default_factory=Counter)  # by the value of a `Note`
 
     def bad(self, row: BadRow) -> None:
         self.bad_rows += 1
@@ -390,20 +210,20 @@ class Trace:
     skip_bad_rows: bool = False
     reading: Reading = field(default_factory=Reading)
     time_unit: TimeUnit | None = None
-    """What its times count, where they are bare numbers and not what the format says."""
+    """What its times count, if they are bare numbers in another unit than the format says."""
     unfit: Callable[[TraceRow], str | None] | None = None
-    """Why a good row cannot be asked of this run, where it cannot: then it is a bad one."""
+    """Returns why this run cannot replay a good row, which is then a bad one; None if it can."""
 
     @property
     def format(self) -> TraceFormat:
-        """How the files are read: the table's format, told what `reading` says."""
+        """The table's format, configured by `time_unit` or `reading`."""
         of = TRACE_FORMATS[self.format_name]
         if self.time_unit is not None and isinstance(of, UnitFormat):
             return of.in_unit(self.time_unit)
         return of.configured(self.reading) if isinstance(of, TextFormat) else of
 
     def reading_facts(self) -> dict[str, Any]:
-        """For the result: what counted the tokens and cut the sessions, where something did."""
+        """Return for the result what counted the tokens and cut the sessions, if anything did."""
         facts: dict[str, Any] = {}
         if isinstance(TRACE_FORMATS[self.format_name], TextFormat):
             facts["tokens"] = dict(self.reading.tokens.facts)
@@ -414,7 +234,7 @@ class Trace:
         return facts
 
     def rows(self, tally: Tally | None = None) -> Iterator[TraceRow]:
-        """A fresh walk over the good rows, streamed; counts into `tally`.
+        """Walk the good rows, streamed; counts into `tally`.
 
         The first row of a later file has the instant of the last row before it, since files do
         not say how far apart they are (sessions of a grouped format have their own times anyway).
@@ -426,7 +246,7 @@ class Trace:
         return self._walk(counts, counts.bad if self.skip_bad_rows else _refuse)
 
     def every_row(self, tally: Tally) -> Iterator[TraceRow]:
-        """The same walk, but bad rows are counted and passed over whatever `skip_bad_rows` says."""
+        """Walk as `rows`, but count and pass over bad rows whatever `skip_bad_rows` says."""
         return self._walk(tally, tally.bad)
 
     def _walk(self, tally: Tally, bad: Callable[[BadRow], None]) -> Iterator[TraceRow]:
@@ -449,24 +269,24 @@ class Trace:
                 bad(BadRow(str(path), row.line, reason, what))
 
     def _sessions(self, files: Iterator[Iterator[TraceRow]], tally: Tally) -> Iterator[TraceRow]:
-        """As many sessions as are wanted. One that is called as one of an earlier file gets a name
-        of its own: it is another session, and its local ids are others."""
+        """Yield the first `max_sessions` sessions. One with the name of a session of an earlier
+        file gets a name of its own: it is another session, and its local ids are others."""
         most, begun = self.reading.max_sessions, 0
-        seen = Seen() if len(self.files) > 1 else None
+        seen = SeenIds() if len(self.files) > 1 else None
         for number, rows in enumerate(files, 1):
-            given: str | None = None
+            stated: str | None = None
             name = ""
             for row in rows:
-                if row.session != given:
+                if row.session != stated:
                     begun += 1
                     if most and begun > most:
                         return
-                    given = name = row.session or ""
+                    stated = name = row.session or ""
                     if seen is not None and seen.before(name):
                         tally.note(row.line, Note.DUPLICATE)
-                        name = _unused(seen, name, number)
-                scope = name if row.scope == given else row.scope
-                yield row if name == given else row._replace(session=name, scope=scope)
+                        name = seen.unused(name, f"@{number}")
+                scope = name if row.scope == stated else row.scope
+                yield row if name == stated else row._replace(session=name, scope=scope)
 
 
 def _one_after_the_other(files: Iterator[Iterator[TraceRow]]) -> Iterator[TraceRow]:
@@ -478,12 +298,6 @@ def _one_after_the_other(files: Iterator[Iterator[TraceRow]]) -> Iterator[TraceR
             yield row._replace(at_ns=at_ns) if begin_ns else row
 
 
-def _unused(seen: Seen, name: str, file: int) -> str:
-    while seen.before(name := f"{name}@{file}"):
-        pass
-    return name
-
-
 def open_trace(
     path: str,
     wanted: str = AUTO,
@@ -492,20 +306,20 @@ def open_trace(
     reading: Reading | None = None,
     time_unit: str = AUTO,
 ) -> Trace:
-    """The trace that `path` names (`find_files`), in the format `wanted` (`detect`), its times in
-    `time_unit` (auto: see `surveying.read`).
+    """Return the trace that `path` names (`find_files`), in the format `wanted` (`detect`), its
+    times in `time_unit` (auto: see `surveying.read`).
 
-    Raises `TraceError` where there is no file, no format, or files of several formats, and for a
-    unit that the format has no use for.
+    Raises `TraceError` for no file, no format, or files of several formats, and for a unit that
+    the format has no use for.
     """
     files = find_files(path)
     first = detect(files[0], wanted)
     for other in files[1:]:
-        found = detect(other, wanted)
-        if found.name != first.name:
+        other_format = detect(other, wanted)
+        if other_format.name != first.name:
             raise TraceError(
                 f"{path}: holds traces of several formats ({files[0].name}: {first.name}, "
-                f"{other.name}: {found.name}); give files of one format"
+                f"{other.name}: {other_format.name}); give files of one format"
             )
     if reading is not None and reading.max_sessions and not first.grouped:
         raise TraceError(
@@ -545,7 +359,7 @@ def _file_rows(
 
 
 def _not_empty(path: Path, texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines or parts of a file; one that has nothing but space is refused."""
+    """Yield the lines or parts of a file; one that has nothing but space is refused."""
     for text in texts:
         if text[1].strip():
             # What is blank before it is dropped here: no format reads it.
@@ -555,6 +369,3 @@ def _not_empty(path: Path, texts: Iterator[tuple[int, str]]) -> Iterator[tuple[i
 
 def _refuse(row: BadRow) -> None:
     raise TraceError(f"{row}. {WAY_OUT}")
-
-
-WAY_OUT = "Correct the file, or leave such rows out with --skip-bad-rows"

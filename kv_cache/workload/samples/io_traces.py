@@ -1,13 +1,13 @@
 """Traces of I/O: the benchmark's own CSV, LMCache's calls, and block devices."""
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.lmcache import LEVEL, MAGIC, VERSION
-from kv_cache.workload.formats.msgpack import pack
-from kv_cache.workload.samples.draws import below, heavy, one_of
+from kv_cache.workload.samples.draws import below, heavy, one_of, seconds
 
 # --- the benchmark's CSV ---
 
@@ -15,13 +15,14 @@ _TOKEN_BYTES = 131_072  # llama3.1-8b, 16 bits
 
 
 def iotrace_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """Objects that are written once and read by later turns; some are demoted to storage."""
+    """Yield accesses to objects that are written once and read by later turns; some are demoted to
+    storage."""
     rng = seed.rng()
     yield "Timestamp,Operation,Object_Size_Bytes,Tier,Key,Phase"
     micros, known = 1_700_000_000_000_000, list[tuple[str, int]]()
     for row in range(rows):
         micros += int(heavy(rng, 9_000, 10, 4_000_000))
-        now = f"{micros // 1_000_000}.{micros % 1_000_000:06}"
+        now = seconds(micros)
         choice = rng.random()
         if not known or choice < 0.35:
             key = f"user_{below(rng, 50):04}_turn_{row}"
@@ -48,9 +49,9 @@ _CHUNK_TOKENS = 256
 
 
 def lmcache_bytes(seed: Seed, rows: int) -> bytes:
-    """One server's calls for `rows` requests: look up the prompt's chunks, read what is there,
-    reserve and write what is not."""
-    return b"".join(len(f).to_bytes(4) + f for f in map(pack, _frames(seed, rows)))
+    """Return one server's calls for `rows` requests: look up the prompt's chunks, read what is
+    there, reserve and write what is not."""
+    return b"".join(len(f).to_bytes(4) + f for f in map(_packed, _frames(seed, rows)))
 
 
 def _frames(seed: Seed, rows: int) -> Iterator[dict[str, object]]:
@@ -78,7 +79,7 @@ def _frames(seed: Seed, rows: int) -> Iterator[dict[str, object]]:
 
 
 def _prompt(rng: Random, seed: Seed) -> list[bytes]:
-    """The chunks of one of 12 conversations that grow, all behind one system prompt."""
+    """Return the chunks of one of 12 conversations that grow, all behind one system prompt."""
     talk, length = below(rng, 12), 1 + int(heavy(rng, 3, 1, 8))
     names = [("system", 0), *((f"talk {talk}", n) for n in range(length))]
     return [seed.child(*name).bits(16) for name in names]
@@ -118,6 +119,27 @@ def _record(micros: int, call: str, chunks: list[bytes]) -> dict[str, object]:
     }
 
 
+def _packed(value: object) -> bytes:
+    """Return `value` as MessagePack, texts and numbers in few of its forms: the sample's bytes."""
+    if isinstance(value, int):
+        return bytes([value]) if 0 <= value < 0x80 else b"\xd3" + struct.pack(">q", value)
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, bytes):
+        return b"\xc6" + struct.pack(">I", len(value)) + value
+    if isinstance(value, str):
+        text = value.encode()
+        head = (
+            bytes([0xA0 | len(text)]) if len(text) < 32 else b"\xdb" + struct.pack(">I", len(text))
+        )
+        return head + text
+    if isinstance(value, dict):
+        pairs = b"".join(_packed(part) for pair in value.items() for part in pair)
+        return b"\xdf" + struct.pack(">I", len(value)) + pairs
+    assert isinstance(value, list), value
+    return b"\xdd" + struct.pack(">I", len(value)) + b"".join(map(_packed, value))
+
+
 # --- block devices ---
 
 
@@ -130,7 +152,7 @@ class _Io:
 
 
 def _ios(rng: Random, rows: int) -> Iterator[_Io]:
-    """Requests to a few hot extents and many cold ones, in bursts."""
+    """Yield requests to a few hot extents and many cold ones, in bursts."""
     micros = 0
     for _ in range(rows):
         micros += int(heavy(rng, 250, 1, 400_000))
@@ -142,7 +164,7 @@ def _ios(rng: Random, rows: int) -> Iterator[_Io]:
 
 
 def msr_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """MSR Cambridge's CSV, which has no header."""
+    """Yield MSR Cambridge's CSV, which has no header."""
     rng = seed.rng()
     for io in _ios(rng, rows):
         filetime = 128_166_372_003_061_629 + io.micros * 10
@@ -157,7 +179,7 @@ _RWBS = {"read": "R", "write": "WS", "trim": "D"}
 
 
 def blkparse_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """What blkparse prints: each I/O in its stages, then the summary."""
+    """Yield what blkparse prints: each I/O in its stages, then the summary."""
     rng = seed.rng()
     yield "Input file nvme0n1.blktrace.0 added"
     sequence = 0
@@ -185,7 +207,7 @@ _FILE = "/dev/nvme0n1"
 
 
 def fio3_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """fio's iolog with times."""
+    """Yield fio's iolog with times."""
     yield "fio version 3 iolog"
     yield f"0 {_FILE} add"
     yield f"12 {_FILE} open"
@@ -197,7 +219,7 @@ def fio3_lines(seed: Seed, rows: int) -> Iterator[str]:
 
 
 def fio2_lines(seed: Seed, rows: int) -> Iterator[str]:
-    """fio's iolog without times, with waits."""
+    """Yield fio's iolog without times, with waits."""
     yield "fio version 2 iolog"
     yield f"{_FILE} add"
     yield f"{_FILE} open"

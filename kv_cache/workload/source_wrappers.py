@@ -1,4 +1,4 @@
-"""A source around a source: the same arrivals, each request changed on its way."""
+"""Sources around a source: the same arrivals, with another instant or each request changed."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -9,9 +9,8 @@ from kv_cache.core.request import Request
 from kv_cache.workload.source import Source
 
 
-class Mapped:
-    """Whoever derives from it says in `_change` what becomes of a request: a pure function, which
-    keeps its number and its instant."""
+class SourceWrapper:
+    """`source` unchanged; a subclass says what differs."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -32,7 +31,7 @@ class Mapped:
         return self._source.next_ns()
 
     def pop(self, now_ns: int) -> Request:
-        return self._change(self._source.pop(now_ns))
+        return self._source.pop(now_ns)
 
     def after(self, request: Request, finished_ns: int) -> None:
         self._source.after(request, finished_ns)
@@ -41,17 +40,28 @@ class Mapped:
         self._source.resize(users, now_ns)
 
     def plan(self) -> Iterator[Request]:
-        return map(self._change, self._source.plan())
+        return self._source.plan()
 
     def describe(self) -> Mapping[str, Any]:
         return self._source.describe()
+
+
+class Mapped(SourceWrapper):
+    """`source`, with each request changed by `_change`: a pure function, which keeps the request's
+    number and instant."""
+
+    def pop(self, now_ns: int) -> Request:
+        return self._change(self._source.pop(now_ns))
+
+    def plan(self) -> Iterator[Request]:
+        return map(self._change, self._source.plan())
 
     def _change(self, request: Request) -> Request:
         raise NotImplementedError
 
 
-class Told(Mapped):
-    """`source` unchanged; `facts` are put over what it says of itself."""
+class Described(SourceWrapper):
+    """`source`, with `facts` added to what it says of itself."""
 
     def __init__(self, source: Source, facts: Callable[[], Mapping[str, Any]]) -> None:
         super().__init__(source)
@@ -60,13 +70,21 @@ class Told(Mapped):
     def describe(self) -> Mapping[str, Any]:
         return {**super().describe(), **self._facts()}
 
-    def _change(self, request: Request) -> Request:
-        return request
+
+class StoredBlocks(Collection[tuple[Block, ...]]):
+    """What is stored before the first request, made anew by each walk: there may be much of it."""
+
+    def __contains__(self, blocks: object) -> bool:
+        return any(blocks == each for each in self)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Logical bytes, as they are counted when they are written."""
+        return sum(block.nbytes for blocks in self for block in blocks)
 
 
-class MappedBlocks(Collection[tuple[Block, ...]]):
-    """What is stored before anybody asks, each of `base` changed into `times` others. Made anew by
-    whoever asks: there may be many."""
+class MappedBlocks(StoredBlocks):
+    """`base`, each of it changed into `times` others."""
 
     def __init__(
         self,
@@ -84,11 +102,3 @@ class MappedBlocks(Collection[tuple[Block, ...]]):
     def __iter__(self) -> Iterator[tuple[Block, ...]]:
         for blocks in self._base:
             yield from self._change(blocks)
-
-    def __contains__(self, blocks: object) -> bool:
-        return any(blocks == each for each in self)
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Logical bytes, as they are counted when they are written."""
-        return sum(block.nbytes for blocks in self for block in blocks)

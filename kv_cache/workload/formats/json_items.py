@@ -11,15 +11,16 @@ What spoils the document itself (its text ends before it does, or goes on behind
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
-from kv_cache.workload.formats.base import BrokenDocumentError, shown
+from kv_cache.workload.formats.base import BrokenDocumentError
+from kv_cache.workload.formats.line_formats import AROUND
+from kv_cache.workload.formats.values import shown
 
 MAX_ITEM_CHARS = 64 << 20
 
 _SPACE = re.compile(r"[ \t\r\n\ufeff]*")
-_BLANK = " \t\r\n\ufeff"
 _STRUCTURE = re.compile(r'["\[\]{}]')
 _SCALAR = re.compile(r'[^,:\[\]{}" \t\r\n\ufeff]*')
 _HEAD_TOKEN = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?|[\[\]{}"]', re.DOTALL)
@@ -36,19 +37,18 @@ class Item(NamedTuple):
 
 
 class _Extent:
-    """Finds the end of one list, object or string, part by part: every character is looked at once,
-    however the text is cut."""
+    """Finds the end of one list, object or string part by part, each character read once."""
 
     __slots__ = ("_depth", "_escaped", "_inside")
 
     def __init__(self) -> None:
         self._depth = 0
         self._inside = False  # a string
-        self._escaped = False  # the next part begins with what a backslash stands before
+        self._escaped = False  # the part ended with a backslash
 
     def end(self, text: str, at: int) -> int:
-        """The place behind the value if it ends in `text`, else -1. `at` is where the value begins,
-        or 0 in every later part of it."""
+        """Return the place behind the value if it ends in `text`, else -1. `at` is where the value
+        begins, or 0 in every later part of it."""
         while True:
             if self._inside:
                 at = self._string_end(text, at)
@@ -57,14 +57,13 @@ class _Extent:
                 self._inside = False
                 if not self._depth:
                     return at
-            found = _STRUCTURE.search(text, at)
-            if found is None:
+            token = _STRUCTURE.search(text, at)
+            if token is None:
                 return -1
-            at = found.end()
-            char = found[0]
-            if char == '"':
+            at = token.end()
+            if token[0] == '"':
                 self._inside = True
-            elif char in "[{":
+            elif token[0] in "[{":
                 self._depth += 1
             else:
                 self._depth -= 1
@@ -72,16 +71,12 @@ class _Extent:
                     return at
 
     def _string_end(self, text: str, at: int) -> int:
-        begin = at + self._escaped
+        at += self._escaped
         self._escaped = False
-        at = begin
         while True:
             quote = text.find('"', at)
-            stop = quote if quote >= 0 else len(text)
-            run = stop
-            while run > begin and text[run - 1] == "\\":
-                run -= 1
-            escaped = bool((stop - run) % 2)
+            rest = text[at:] if quote < 0 else text[at:quote]
+            escaped = (len(rest) - len(rest.rstrip("\\"))) % 2 == 1
             if quote < 0:
                 self._escaped = escaped
                 return -1
@@ -110,27 +105,29 @@ class Cursor:
         return self._line + self._text.count("\n", 0, self._at)
 
     def peek(self) -> str:
-        """The next character that is not space; "" at the end of the text."""
+        """Return the next character that is not space; "" at the end of the text."""
         while True:
-            found = _SPACE.match(self._text, self._at)
-            self._at = found.end() if found else self._at
+            self._at = _end(_SPACE, self._text, self._at)
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
                 return ""
 
     def value(self) -> str:
-        """The text of the value that begins here; the cursor stands behind it."""
+        """Return the text of the value that begins here, and go behind it."""
         first = self.peek()
         if first and first in '"[{':
-            return self._joined(self._bracketed())
-        text = self._joined(self._scalar())
-        if not text:
+            text = self._up_to(_Extent().end)
+            if text is None:
+                self._refuse("")
+            return text
+        scalar = self._up_to(_scalar_end, may_end=True)
+        if not scalar:
             self._refuse("expected a value")
-        return text
+        return scalar
 
     def elements(self) -> Iterator[str]:
-        """The text of each element of the list that begins here."""
+        """Yield the text of each element of the list that begins here."""
         self.take("[", "a list")
         if self.peek() == "]":
             self.take("]", "")
@@ -141,8 +138,8 @@ class Cursor:
                 return
 
     def members(self) -> Iterator[str]:
-        """Each key of the object that begins here; the cursor stands at its value, which whoever
-        asks takes before the next key."""
+        """Yield each key of the object that begins here; the cursor is at its value, which the
+        caller takes before the next key."""
         self.take("{", "an object")
         if self.peek() == "}":
             self.take("}", "")
@@ -157,27 +154,27 @@ class Cursor:
                 return
 
     def lines(self) -> Iterator[str]:
-        """The rest of the text line by line, without blank ones."""
+        """Yield the rest of the text line by line, without blank ones."""
         while self._at < len(self._text) or self._more():
-            text = self._joined(self._line_pieces()).strip(_BLANK)
-            if text:
-                yield text
+            line = self._up_to(_line_end, may_end=True) or ""
+            if line := line.strip(AROUND):
+                yield line
 
     def take(self, chars: str, wanted: str) -> str:
-        """The next character that is not space, which has to be one of `chars`."""
-        found = self.peek()
-        if not found or found not in chars:
+        """Take the next character that is not space, which has to be one of `chars`."""
+        char = self.peek()
+        if not char or char not in chars:
             self._refuse(f"expected {wanted}")
         self._at += 1
-        return found
+        return char
 
     def finish(self) -> None:
-        """Nothing but space may follow."""
+        """Refuse a document that goes on behind its end."""
         if self.peek():
             self._refuse("expected nothing more, as the document ends before this")
 
     def at_line_end(self) -> bool:
-        """Whether only space is left of this line."""
+        """Return whether only space is left of this line."""
         while True:
             rest = self._text[self._at :].lstrip(" \t\r")
             if rest:
@@ -186,75 +183,61 @@ class Cursor:
                 return True
 
     def _more(self) -> bool:
-        """Goes on to the next part that is not empty."""
+        """Go on to the next part that is not empty; False if there is none."""
         for line, text in self._parts:
             if text:
                 self._line, self._text, self._at = line, text, 0
                 return True
         return False
 
-    def _bracketed(self) -> Iterator[str]:
-        extent = _Extent()
-        end = extent.end(self._text, self._at)
-        while end < 0:
-            yield self._rest()
-            if not self._more():
-                self._refuse("")
-            end = extent.end(self._text, 0)
-        yield self._up_to(end)
-
-    def _scalar(self) -> Iterator[str]:
-        """A number, true, false, null, or what stands in their place."""
-        while True:
-            found = _SCALAR.match(self._text, self._at)
-            end = found.end() if found else self._at
-            ended = end < len(self._text)
-            yield self._up_to(end)
-            if ended or not self._more():
-                return
-
-    def _line_pieces(self) -> Iterator[str]:
-        while True:
-            end = self._text.find("\n", self._at)
-            if end >= 0:
-                yield self._up_to(end + 1)
-                return
-            yield self._rest()
-            if not self._more():
-                return
-
-    def _joined(self, pieces: Iterator[str]) -> str:
-        held: list[str] = []
+    def _up_to(self, end_in: Callable[[str, int], int], *, may_end: bool = False) -> str | None:
+        """Return the text up to where `end_in` says (-1 = in a later part), and go there; None if
+        the document ends before, unless it `may_end`."""
+        pieces: list[str] = []
         size = 0
-        for piece in pieces:
-            held.append(piece)
+        while True:
+            end = end_in(self._text, self._at)
+            piece = self._text[self._at : end if end >= 0 else None]
+            self._at += len(piece)
+            pieces.append(piece)
             size += len(piece)
             if size > MAX_ITEM_CHARS:
                 raise BrokenDocumentError(
                     f"{self._place()} a value is longer than {MAX_ITEM_CHARS >> 20} Mi characters; "
                     "expected are conversations or sessions, each much shorter"
                 )
-        return "".join(held)
-
-    def _rest(self) -> str:
-        return self._up_to(len(self._text))
-
-    def _up_to(self, end: int) -> str:
-        text = self._text[self._at : end]
-        self._at = end
-        return text
+            if end >= 0:
+                return "".join(pieces)
+            if not self._more():
+                return "".join(pieces) if may_end else None
 
     def _place(self) -> str:
         return f"line {self.line}, in item {self.item}," if self.item else f"line {self.line}"
 
     def _refuse(self, wanted: str) -> NoReturn:
-        rest = self._text[self._at : self._at + 200].strip(_BLANK)
+        rest = self._text[self._at : self._at + 200].strip(AROUND)
         if not rest:
             raise BrokenDocumentError(
                 f"the document ends before its data does ({self._place().rstrip(',')}); it was cut "
                 "short: fetch or unpack it again"
             )
         raise BrokenDocumentError(f"{self._place()} {wanted}, found {shown(rest)}")
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return where a match that may be empty ends."""
+    match = pattern.match(text, at)
+    return match.end() if match else at
+
+
+def _scalar_end(text: str, at: int) -> int:
+    """Return the end of a number, true, false, null, or what is in their place."""
+    end = _end(_SCALAR, text, at)
+    return end if end < len(text) else -1
+
+
+def _line_end(text: str, at: int) -> int:
+    return text.find("\n", at) + 1 or -1
 
 
 def _key(text: str) -> str:
@@ -269,9 +252,9 @@ def _key(text: str) -> str:
 
 
 def items(cursor: Cursor) -> Iterator[Item]:
-    """The elements of a top-level list; or top-level objects, one behind the other or one a line.
+    """Yield the elements of a top-level list; or top-level objects, in a row or one a line.
 
-    They are one a line where the first of them is: then a line that is no JSON spoils itself alone.
+    They are one a line if the first of them is: then a line that is not JSON spoils itself alone.
     """
     first = cursor.peek()
     if first == "[":
@@ -287,7 +270,7 @@ def items(cursor: Cursor) -> Iterator[Item]:
 
 
 def further_items(cursor: Cursor, *, one_line: bool) -> Iterator[Item]:
-    """The objects behind the first one, which the cursor has just left; see `items`."""
+    """Yield the objects behind the first one, which the cursor has just left; see `items`."""
     if one_line and cursor.at_line_end():
         yield from _numbered(cursor, cursor.lines(), 2)
     else:
@@ -312,22 +295,22 @@ def _numbered(cursor: Cursor, texts: Iterator[str], first: int) -> Iterator[Item
 
 
 def key_paths(head: str) -> frozenset[tuple[str, ...]]:
-    """The keys in the beginning of a document, each with those that it stands under; lists add
-    nothing. Keys in texts do not count, and the text may be cut anywhere."""
-    if not head.lstrip(_BLANK).startswith(("{", "[")):
+    """Return the keys in the beginning of a document, each with those above it; lists add nothing.
+    Keys in texts do not count, and the text may be cut anywhere."""
+    if not head.lstrip(AROUND).startswith(("{", "[")):
         return frozenset()
     paths: set[tuple[str, ...]] = set()
     stack: list[tuple[str, ...]] = []
     key: tuple[str, ...] = ()
-    for found in _HEAD_TOKEN.finditer(head):
-        token = found[0]
+    for match in _HEAD_TOKEN.finditer(head):
+        token = match[0]
         if token == '"':  # a string that the cut has left open
             break
         if token in ("{", "["):
             stack.append(key)
         elif token in ("}", "]"):
             key = stack.pop() if stack else ()
-        elif found[2] is not None and stack:
-            key = (*stack[-1], found[1][1:-1])
+        elif match[2] is not None and stack:
+            key = (*stack[-1], match[1][1:-1])
             paths.add(key)
     return frozenset(paths)

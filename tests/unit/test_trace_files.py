@@ -17,20 +17,18 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import TraceError, UsageError
 from kv_cache.installing import install_hint
-from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats import opening as opening_module
+from kv_cache.workload.formats import TRACE_FORMATS, text_files
 from kv_cache.workload.formats.base import Reading
-from kv_cache.workload.formats.opening import (
+from kv_cache.workload.formats.surveying import Survey, require_usable, survey
+from kv_cache.workload.formats.text_files import open_lines, open_parts
+from kv_cache.workload.formats.trace_files import (
     BadRow,
     Tally,
     Trace,
     detect,
     find_files,
-    open_lines,
-    open_parts,
     open_trace,
 )
-from kv_cache.workload.formats.surveying import Survey, require_usable, survey
 from kv_cache.workload.samples import SAMPLES, sample_bytes
 from tests.traces import real_trace
 
@@ -186,7 +184,7 @@ def test_what_is_not_text_is_refused_with_its_line(
 def test_a_file_without_line_ends_does_not_fill_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening_module, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "t.json"
     path.write_bytes(b"[" * (3 << 20))
     with pytest.raises(TraceError, match="line 1 is longer than 1 MiB"):
@@ -207,7 +205,7 @@ def test_a_directory_or_a_file_gone_is_a_trace_error(tmp_path: Path) -> None:
 def test_parts_joined_are_the_text_and_say_where_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, size: int
 ) -> None:
-    monkeypatch.setattr(opening_module, "PART_BYTES", size)
+    monkeypatch.setattr(text_files, "PART_BYTES", size)
     text = '[{"a": "\xe9\u20ac\U0001f600"},\r\n\n3,\n "\u2028"]\n'
     path = tmp_path / f"t.json{suffix}"
     path.write_bytes(packed(path, ("\ufeff" + text).encode()))
@@ -230,7 +228,7 @@ def test_parts_joined_are_the_text_and_say_where_they_begin(
 def test_a_part_that_is_not_text_is_refused_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, says: str
 ) -> None:
-    monkeypatch.setattr(opening_module, "PART_BYTES", size)
+    monkeypatch.setattr(text_files, "PART_BYTES", size)
     path = tmp_path / "t.json"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=rf"t\.json: {says}"):

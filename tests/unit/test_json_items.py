@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.errors import TraceError
-from kv_cache.workload.formats import parts as parts_module
+from kv_cache.workload.formats import json_items as parts_module
 from kv_cache.workload.formats.base import BrokenDocumentError
-from kv_cache.workload.formats.parts import Cursor, items, key_paths
+from kv_cache.workload.formats.json_items import Cursor, items, key_paths
 
 TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\{}[],:\n\ud83d\ude00'))
 SCALAR = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | TEXT
