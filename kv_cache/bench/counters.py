@@ -5,7 +5,6 @@ moved reached the device, and whether somebody else moved bytes too.
 """
 
 import os
-import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 import psutil
 
-from kv_cache.bench.cache_dir import nearest_existing
+from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.procfs import parse_pairs, text_of
 from kv_cache.core.units import KIB
 
@@ -104,10 +103,7 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         host_total_s=total_s,
         network_rx_bytes=sum(nic.bytes_recv for nic in network),
         network_tx_bytes=sum(nic.bytes_sent for nic in network),
-        # getrusage's maximum survives exec: it can be that of the program that started us.
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-        if peak is None
-        else peak,
+        peak_rss_bytes=_peak_rss_bytes() if peak is None else peak,
         rss_bytes=rss,
     )
 
@@ -147,6 +143,13 @@ def added_up(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
     if not all(rows):
         return {}
     return {name: sum(row[name] for row in rows) for name in (rows[0] if rows else ())}
+
+
+def _peak_rss_bytes() -> int:
+    """Ask getrusage, whose maximum survives exec: it can be that of the program that started us."""
+    import resource  # here: only Linux has /proc, and modules are imported anywhere
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 
 def _int(value: str | None) -> int | None:

@@ -7,7 +7,6 @@ and their spread is told, because on a machine that is shared no single pass can
 Nothing is measured where it would be no measurement: where there is no room for such arrays.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.memory import available_ram_bytes, usable_bytes
 from kv_cache.bench.procfs import text_of
 from kv_cache.core.units import MIB, human_bytes
@@ -48,7 +48,7 @@ class NotCopied:
 
 def measure_copies(stop: Callable[[], bool] = lambda: False) -> Copied | NotCopied:
     """About two seconds."""
-    threads = len(os.sched_getaffinity(0))
+    threads = usable_cpus()
     each = max(_LEAST_BYTES, _CACHES * _last_level_cache_bytes()) // threads
     each = -(-each // MIB) * MIB
     needed, room = 2 * each * threads, usable_bytes(available_ram_bytes())

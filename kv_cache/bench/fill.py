@@ -24,8 +24,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.cache_dir import nearest_existing, obtainable_bytes
+from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.counters import device_of, read_counters
+from kv_cache.bench.linux import usable_cpus
+from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.procfs import text_of
 from kv_cache.bench.waits import ANSWER_S, ThreadStillness, all_still, answered
 from kv_cache.core.block import content_key
@@ -33,7 +35,7 @@ from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes
+from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes, whole_pages
 from kv_cache.metrics.steady import FILL_TIMES
 from kv_cache.tiers.base import Span
 from kv_cache.tiers.buffers import Buffer, aligned_bytes
@@ -177,12 +179,8 @@ def _plan(size_bytes: int, capacities: Sequence[int]) -> tuple[int, list[int]]:
     that is less. Whole pages."""
     whole = sum(capacities)
     size = min(size_bytes or whole, whole)
-    areas = [_pages(size * each // max(1, whole)) for each in capacities]
-    return _pages(size_bytes or FILL_TIMES * sum(areas)), areas
-
-
-def _pages(nbytes: int) -> int:
-    return nbytes // PAGE_BYTES * PAGE_BYTES
+    areas = [whole_pages(size * each // max(1, whole)) for each in capacities]
+    return whole_pages(size_bytes or FILL_TIMES * sum(areas)), areas
 
 
 def _file_systems(
@@ -275,7 +273,7 @@ class _Fill:
         self._area = sum(areas)
         self._engines = "+".join(sorted({engine.name for engine, _ in chosen}))
         self._note = next((note for _, note in chosen if note), None)
-        each = -(-(threads or len(os.sched_getaffinity(0))) // len(directories))
+        each = -(-(threads or usable_cpus()) // len(directories))
         self._parts: list[_DriveFill] = []
         for directory, (engine, _), area in zip(directories, chosen, areas, strict=True):
             for length in _cut(area, each):
@@ -289,7 +287,7 @@ class _Fill:
             directory=directory,
             engine=engine,
             length=length,
-            quota=_pages(self._wanted * length // self._area),
+            quota=whole_pages(self._wanted * length // self._area),
         )
 
     # --- the whole of it ---------------------------------------------------------------------

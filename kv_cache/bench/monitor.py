@@ -20,7 +20,6 @@ from kv_cache.core.units import KIB, NS_PER_MS, NS_PER_S, NS_PER_US
 
 _IDLE = (3, 4)  # the columns `idle` and `iowait` of /proc/stat; both do nothing
 _OWN = 8  # columns; the two behind them, of guests, are in `user` and `nice` already
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # its unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,4 +201,4 @@ def _busy_ns(stat: str) -> int | None:
         return None
     ticks = [int(word) for word in words[1:]]
     busy = sum(n for column, n in enumerate(ticks[:_OWN]) if column not in _IDLE)
-    return busy * NS_PER_S // _TICKS_PER_S
+    return busy * NS_PER_S // os.sysconf("SC_CLK_TCK")

@@ -6,30 +6,27 @@ The functions only look; they raise `PlaceError` and create nothing.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kv_cache.bench.bucket import check_bucket
-from kv_cache.bench.cache_dir import (
-    check_cache_dir,
-    check_space,
-    free_bytes,
-    nearest_existing,
-    obtainable_bytes,
-)
+from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.fill import check_fill
+from kv_cache.bench.linux import require_linux
 from kv_cache.bench.memory import check_ram, check_ram_of_ranks
+from kv_cache.bench.path_checks import check_cache_dir, free_bytes, nearest_existing
 from kv_cache.bench.sizing import ram_parts
 from kv_cache.config.root import Config
+from kv_cache.config.sections import TiersConfig
 from kv_cache.config.storage_targets import Place, storage_places
 from kv_cache.core.errors import PlaceError
-from kv_cache.core.units import MIB, PAGE_BYTES, gib_to_bytes
+from kv_cache.core.units import GIB, MIB, gib_to_bytes, human_bytes, whole_pages
 from kv_cache.tiers.objects import ObjectPlace
 
 
 def check_places(config: Config, ranks_here: int = 1) -> int:
     """Check everything that can be known to fail before anything is written, and return the bytes
     of the storage tier. `ranks_here`: how many runs like this one begin on this machine at the
-    same time. Raises PlaceError."""
+    same time. Raises UsageError."""
+    require_linux()
     places = storage_places(config)
     _check_apart(places)
     directories = [place for place in places if isinstance(place, Path)]
@@ -61,56 +58,69 @@ def drive_capacities(config: Config, places: Sequence[Place]) -> list[int]:
     system share what is free there; buckets have no end. Raises PlaceError for more than there is
     space for."""
     directories = [place for place in places if isinstance(place, Path)]
+    capacity = config.tiers.storage_bytes
     if not directories:
-        return _shares(gib_to_bytes(config.tiers.storage_capacity_gib), len(places))
-    on = [os.stat(nearest_existing(directory)).st_dev for directory in directories]
-    wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
-    if not wanted:
-        free = [_free_bytes(directory, config) for directory in directories]
-        return [_pages(n // on.count(place)) for n, place in zip(free, on, strict=True)]
-    capacities = _shares(wanted, len(directories))
-    for directory, place in zip(directories, on, strict=True):
-        here = (n for n, other in zip(capacities, on, strict=True) if other == place)
-        check_space(directory, sum(here), config.tiers.reclaim)
+        return _shares(capacity or 0, len(places))
+    devices = [_device(directory) for directory in directories]
+    if capacity is None:
+        free = [_share_of_free(directory, config.tiers) for directory in directories]
+        return [whole_pages(n // devices.count(at)) for n, at in zip(free, devices, strict=True)]
+    capacities = _shares(capacity, len(directories))
+    for directory, device in zip(directories, devices, strict=True):
+        here = (n for n, other in zip(capacities, devices, strict=True) if other == device)
+        check_space(directory, sum(here), config.tiers)
     return capacities
 
 
-def room_wanted(config: Config) -> list[dict[str, Any]]:
+def check_space(path: Path, wanted_bytes: int, tiers: TiersConfig) -> None:
+    """Refuse a run that wants more than is free below `path`, or will be when it begins."""
+    free = obtainable_bytes(path, tiers.reclaim)
+    if wanted_bytes <= free:
+        return
+    fits_gib = int(tiers.share_of_free(free) / GIB * 100) / 100
+    # 0 is not offered: to the option it means "what is free", which would be next to nothing.
+    fit = f"--storage-capacity-gb {fits_gib:g} would fit" if fits_gib else "nothing would fit"
+    raise PlaceError(
+        f"cache directory {path}: the run wants {human_bytes(wanted_bytes)} there, but "
+        f"{human_bytes(free)} are free; {fit}, or name a larger place with --cache-dir"
+    )
+
+
+def wanted_space(config: Config) -> list[dict[str, str | int]]:
     """List the bytes wanted in each directory of the storage tier, in plain values that runs which
     begin together can add up: each by itself only knows that there is room for one. Empty if the
     run takes its share of what is free."""
     directories = [place for place in storage_places(config) if isinstance(place, Path)]
-    wanted = gib_to_bytes(config.tiers.storage_capacity_gib)
-    if not wanted or not directories:
+    capacity = config.tiers.storage_bytes
+    if capacity is None or not directories:
         return []
-    rows = []
-    for directory, capacity in zip(directories, _shares(wanted, len(directories)), strict=True):
-        free = free_bytes(directory)
-        rows.append(
-            {
-                "directory": str(directory),
-                "device": os.stat(nearest_existing(directory)).st_dev,
-                "wanted_bytes": capacity,
-                "free_bytes": free,
-                "dead_bytes": max(0, obtainable_bytes(directory, config.tiers.reclaim) - free),
-            }
-        )
-    return rows
+    capacities = _shares(capacity, len(directories))
+    return [_row(*pair, config.tiers) for pair in zip(directories, capacities, strict=True)]
 
 
-def _shares(wanted: int, drives: int) -> list[int]:
+def _row(directory: Path, wanted_bytes: int, tiers: TiersConfig) -> dict[str, str | int]:
+    free = free_bytes(directory)
+    return {
+        "directory": str(directory),
+        "device": _device(directory),
+        "wanted_bytes": wanted_bytes,
+        "free_bytes": free,
+        "dead_bytes": max(0, obtainable_bytes(directory, tiers.reclaim) - free),
+    }
+
+
+def _device(directory: Path) -> int:
+    return os.stat(nearest_existing(directory)).st_dev
+
+
+def _shares(nbytes: int, drives: int) -> list[int]:
     """Divide into whole pages; the first drive takes what is left over."""
-    each = _pages(wanted // drives)
-    return [wanted - each * (drives - 1), *[each] * (drives - 1)]
+    each = whole_pages(nbytes // drives)
+    return [nbytes - each * (drives - 1), *[each] * (drives - 1)]
 
 
-def _pages(nbytes: int) -> int:
-    return nbytes // PAGE_BYTES * PAGE_BYTES
-
-
-def _free_bytes(directory: Path, config: Config) -> int:
-    obtainable = obtainable_bytes(directory, config.tiers.reclaim)
-    capacity = _pages(int(obtainable * config.tiers.free_share))
+def _share_of_free(directory: Path, tiers: TiersConfig) -> int:
+    capacity = tiers.share_of_free(obtainable_bytes(directory, tiers.reclaim))
     if capacity < MIB:
         raise PlaceError(
             f"cache directory {directory}: the file system is full; give another --cache-dir"

@@ -17,7 +17,6 @@ from typing import Any
 
 from kv_cache.bench.owner import OWNER_NAME
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_TOLD = 3  # in a line on stderr; the result names all
 _SHARD = re.compile(r"[0-9a-f]{2}")
 
@@ -26,7 +25,8 @@ log = logging.getLogger("kv_cache")
 
 def open_directory(name: str | Path, parent: int | None = None) -> int:
     """A descriptor of a directory that is no symbolic link. Raises OSError."""
-    return os.open(name, _DIRECTORY, dir_fd=parent)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=parent)
 
 
 def is_at(fd: int, name: str | Path, parent: int | None = None) -> bool:

@@ -186,7 +186,7 @@ class CacheManager:
         self._next_copy_id = 0
         self._next_version = 0
         self._motion = 0  # reads, writes, demotions and deletes that have begun and not ended
-        self._room_wanted = False
+        self._wanted_space = False
         self.dropped_last_copies = 0  # evictions after which a block is in no tier
         self.lost_bytes = 0  # bytes of last copies that failed verification or demotion
         self.prefetches = Prefetches()
@@ -350,7 +350,7 @@ class CacheManager:
         if not todo:
             return placement
         if self._motion:
-            self._room_wanted = True
+            self._wanted_space = True
             placement.wait = ROOM
         else:  # nothing will change by waiting: what is left is stranded or bound by the rules
             placement.nowhere += self._turn_away(todo, asked, placement, waits=False)
@@ -758,8 +758,8 @@ class CacheManager:
     def _changed(self, *refs: CopyRef) -> None:
         for ref in refs:
             self.signals.fire(("copy", ref.copy_id))
-        if self._room_wanted:
-            self._room_wanted = False
+        if self._wanted_space:
+            self._wanted_space = False
             self.signals.fire(ROOM)
 
     def _plan_most(self, index: int, blocks: Sequence[Block]) -> tuple[_Draft, int] | None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.app.twin_prediction import Foresight, foresee
-from kv_cache.bench.cache_dir import nearest_existing
 from kv_cache.bench.interrupts import Interrupts, interrupts
+from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.places import drive_capacities
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.flags import parse
@@ -25,7 +25,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.text import as_json
-from kv_cache.core.units import GIB, PAGE_BYTES
+from kv_cache.core.units import GIB
 from kv_cache.files.keep import keep
 from kv_cache.files.machine import captured
 from kv_cache.result.document import build_result
@@ -114,7 +114,7 @@ def _virtual(invocation: Invocation, config: Config) -> Invocation:
 def _room(config: Config) -> int | None:
     """Bytes that a run would take where nobody says how many: those that are free in its cache
     directory, if that is here, else those of the profile's drive; None = as configured."""
-    if config.tiers.storage_capacity_gib or config.sim.profile is None:
+    if config.tiers.storage_bytes is not None or config.sim.profile is None:
         return None
     places = storage_places(config)
     if config.tiers.cache_dir is not None and all(
@@ -124,7 +124,7 @@ def _room(config: Config) -> int | None:
     storage = read_machine(config.sim.profile).storage
     if storage is None or storage.capacity_bytes is None:
         return None
-    return int(storage.capacity_bytes * config.tiers.free_share) // PAGE_BYTES * PAGE_BYTES
+    return config.tiers.share_of_free(storage.capacity_bytes)
 
 
 def _predict(job: Job, foresight: Foresight, caught: Interrupts) -> int:

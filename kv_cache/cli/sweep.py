@@ -7,7 +7,6 @@ runs are spread over the other ranks through `mpi4py.futures`.
 """
 
 import argparse
-import fcntl
 import hashlib
 import logging
 import os
@@ -37,8 +36,8 @@ from kv_cache.app.sweep_document import (
     sweep_document,
     sweep_text,
 )
-from kv_cache.bench.cache_dir import check_name
 from kv_cache.bench.interrupts import Interrupts, interrupts
+from kv_cache.bench.path_checks import check_name
 from kv_cache.bench.places import check_places
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cli.parsing import CommandParser
@@ -483,13 +482,16 @@ def _locked(place: Path) -> Iterator[None]:
         raise PlaceError(f"--results-dir {place}: it cannot be written ({reason})") from None
     with file:
         try:
+            import fcntl  # here: Windows has none
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PlaceError(
                 f"--results-dir {place}: another sweep works there; wait for it, or name another"
             ) from None
-        except OSError as error:  # a file system without locks
-            log.warning("--results-dir %s cannot be locked (%s)", place, error.strerror)
+        except (ModuleNotFoundError, OSError) as error:  # a file system without locks
+            reason = getattr(error, "strerror", None) or str(error)
+            log.warning("--results-dir %s cannot be locked (%s)", place, reason)
         yield
 
 

@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from urllib.parse import urlsplit
 import psutil
 
 import kv_cache
+from kv_cache.bench.linux import usable_cpus
+from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.core.errors import PlaceError
 from kv_cache.core.mounts import Mount, mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
@@ -255,7 +258,7 @@ def _cpu(reader: Reader) -> dict[str, Any]:
         "model": model,
         "logical_cores": os.cpu_count(),
         "physical_cores": physical,
-        "usable_cores": len(os.sched_getaffinity(0)),
+        "usable_cores": usable_cpus(),
         "governor": reader.text(
             "cpu.governor", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", optional=True
         ),
@@ -291,6 +294,10 @@ def selected(text: str | None) -> str | None:
 
 
 def _limits() -> dict[str, Any]:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return {"nofile_soft": None, "nofile_hard": None}
     soft, hard = (
         None if value == resource.RLIM_INFINITY else value
         for value in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -309,10 +316,13 @@ def _variables() -> dict[str, str]:
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     """The file system that `cache_dir` is on or will be created on."""
     found: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
+    if not hasattr(os, "statvfs"):
+        reader.note("filesystem", f"{sys.platform} has no statvfs")
+        return found
     try:
-        path = _nearest_existing(cache_dir)
+        path = str(nearest_existing(cache_dir))
         number, space = os.stat(path).st_dev, os.statvfs(path)
-    except (OSError, ValueError) as err:
+    except (OSError, PlaceError) as err:
         reader.note("filesystem", err)
         return found
     found["total_bytes"] = space.f_blocks * space.f_frsize
@@ -330,18 +340,10 @@ def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     }
 
 
-def _nearest_existing(path: Path) -> str:
-    """A resolved path; `bench.cache_dir` has the same for its own use, and knows nothing of us."""
-    real = os.path.realpath(path)
-    while not os.path.exists(real):
-        real = os.path.dirname(real)
-    return real
-
-
 def _device_behind(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     try:
-        number = os.stat(_nearest_existing(cache_dir)).st_dev
-    except (OSError, ValueError) as err:
+        number = os.stat(nearest_existing(cache_dir)).st_dev
+    except (OSError, PlaceError) as err:
         reader.note("device", err)
         return dict.fromkeys(DEVICE_KEYS) | {"reason": str(err)}
     return block_device(reader, os.major(number), os.minor(number))

@@ -5,7 +5,6 @@ can be faulted in, and only asked about. Works for descriptors opened with O_DIR
 """
 
 import ctypes
-import fcntl
 import itertools
 import mmap
 import os
@@ -55,6 +54,8 @@ def libc() -> ctypes.CDLL:
 
 def is_direct(fd: int) -> bool:
     """Whether the descriptor is in O_DIRECT mode now (it can be set and cleared while open)."""
+    import fcntl  # here: only Linux has it
+
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.procfs import cgroup_directories, text_of
 from kv_cache.core.units import NS_PER_US, ns_to_s
 
@@ -67,7 +68,7 @@ def usable_cores(root: Path = Path("/")) -> float:
     """Cores that this process may use: those it may run on, or less where a cgroup sets a quota."""
     version, directories = _directories(root, "cpu")
     quotas = (_quota(root / name.lstrip("/"), version) for name in directories)
-    allowed = float(len(os.sched_getaffinity(0)))
+    allowed = float(usable_cpus())
     return min([allowed, *(quota for quota in quotas if quota is not None)])
 
 
