@@ -19,9 +19,14 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
-
-from kv_cache.bench.owner import OWNER_NAME, Life, life_of, may_be_removed, run_identity
+from kv_cache.bench.owner import (
+    OWNER_NAME,
+    Life,
+    life_of,
+    may_be_removed,
+    parse_record,
+    run_identity,
+)
 from kv_cache.bench.sweep import Removed
 from kv_cache.core.effect import VANISHED
 from kv_cache.core.errors import PlaceError, StoreError
@@ -160,15 +165,11 @@ class RunPrefix:
     def _owner(self, directory: str) -> dict[str, Any] | None:
         """None where there is no proof that it is a run's of ours."""
         try:
-            owner = orjson.loads(self._client.get(self.path.key(f"{directory}/{OWNER_NAME}")))
+            return parse_record(self._client.get(self.path.key(f"{directory}/{OWNER_NAME}")))
         except StoreError as error:
             if error.reason == VANISHED:
                 return None
             raise
-        except orjson.JSONDecodeError:
-            return None
-        ours = isinstance(owner, dict) and owner.get("program") == "kv-cache"
-        return owner if ours and type(owner.get("pid")) is int else None
 
     def _write_owner(self, *, kept: bool) -> None:
         record = {**run_identity(self._run), "kept": kept}

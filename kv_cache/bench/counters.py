@@ -6,7 +6,7 @@ moved reached the device, and whether somebody else moved bytes too.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -14,11 +14,9 @@ from typing import Any, Self
 import psutil
 
 from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
 from kv_cache.bench.procfs import parse_pairs, text_of
 from kv_cache.core.units import KIB
-
-SECTOR_BYTES = 512
-"""The unit of /proc/diskstats, whatever the device's own."""
 
 _LEVELS = frozenset({"device", "peak_rss_bytes", "rss_bytes"})
 
@@ -74,13 +72,12 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
 def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters:
     """The counters now; `devices` as `device_of` names them, each once; their counts add up. None
     given = no device is counted. `disks`: those at the feet of the stack, likewise."""
-    io = parse_pairs(_text("/proc/self/io"))
+    io = _pairs("/proc/self/io")
     process, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
     total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
-    stats = _text("/proc/diskstats") if devices or disks else ""
-    disk, foot = (added_up([parse_diskstats(stats, d) for d in each]) for each in (devices, disks))
-    status = parse_pairs(_text("/proc/self/status"))
+    disk, foot = (_total(each) for each in (devices, disks))
+    status = _pairs("/proc/self/status")
     rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
     return Counters(
         process_read_bytes=_int(io.get("read_bytes")),
@@ -89,13 +86,13 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         rchar=_int(io.get("rchar")),
         wchar=_int(io.get("wchar")),
         device="+".join(devices) or None,
-        device_read_bytes=disk.get("read_bytes"),
-        device_write_bytes=disk.get("write_bytes"),
-        device_reads=disk.get("reads"),
-        device_writes=disk.get("writes"),
-        device_io_ms=disk.get("io_ms"),
-        foot_read_bytes=foot.get("read_bytes"),
-        foot_write_bytes=foot.get("write_bytes"),
+        device_read_bytes=disk and disk.read_bytes,
+        device_write_bytes=disk and disk.write_bytes,
+        device_reads=disk and disk.reads,
+        device_writes=disk and disk.writes,
+        device_io_ms=disk and disk.busy_ms,
+        foot_read_bytes=foot and foot.read_bytes,
+        foot_write_bytes=foot and foot.write_bytes,
         process_cpu_ns=time.process_time_ns(),
         process_user_s=process.user,
         process_system_s=process.system,
@@ -117,32 +114,13 @@ def device_of(path: Path) -> str | None:
     number = os.stat(nearest_existing(path)).st_dev
     link = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
     name = os.path.basename(os.path.realpath(link)) if os.path.exists(link) else ""
-    return name if parse_diskstats(_text("/proc/diskstats"), name) else None
+    return name if read_diskstats([name]) else None
 
 
-def parse_diskstats(text: str, device: str) -> dict[str, int]:
-    """reads, read_bytes, writes, write_bytes and io_ms of one device; empty when it is not there.
-
-    Columns: kernel documentation, admin-guide/iostats.rst.
-    """
-    for line in text.splitlines():
-        columns = line.split()
-        if columns[2:3] == [device]:
-            return {
-                "reads": int(columns[3]),
-                "read_bytes": int(columns[5]) * SECTOR_BYTES,
-                "writes": int(columns[7]),
-                "write_bytes": int(columns[9]) * SECTOR_BYTES,
-                "io_ms": int(columns[12]),
-            }
-    return {}
-
-
-def added_up(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of several devices' counters; empty where one of them has none."""
-    if not all(rows):
-        return {}
-    return {name: sum(row[name] for row in rows) for name in (rows[0] if rows else ())}
+def _total(devices: Sequence[str]) -> DiskStats | None:
+    """Add up what the devices counted; None if there are none, or one of them has no counters."""
+    stats = read_diskstats(devices)
+    return None if stats is None else added_up(stats.values())
 
 
 def _peak_rss_bytes() -> int:
@@ -161,6 +139,6 @@ def _kib(value: str | None) -> int | None:
     return None if value is None else int(value.split()[0]) * KIB
 
 
-def _text(path: str) -> str:
-    """Empty where the kernel was built without the file or hides it."""
-    return text_of(Path(path)) or ""
+def _pairs(path: str) -> dict[str, str]:
+    """Parse a file of /proc; empty if the kernel was built without it or hides it."""
+    return parse_pairs(text_of(Path(path)) or "")

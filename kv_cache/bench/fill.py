@@ -29,7 +29,7 @@ from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.procfs import text_of
-from kv_cache.bench.waits import ANSWER_S, ThreadStillness, all_still, answered
+from kv_cache.bench.waits import ANSWER_S, IoThreads, answered
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
@@ -329,18 +329,16 @@ class _Fill:
             threading.Thread(target=self._work, args=(part,), name="fill", daemon=True)
             for part in self._parts
         ]
-        left, watched = 0, dict[threading.Thread, ThreadStillness]()
         try:
             for worker in workers:
                 worker.start()
-                watched[worker] = ThreadStillness(os.getpid(), worker.native_id or 0)
-                left += 1
+            threads, left = IoThreads(workers, self._answer_s), len(workers)
             while left and not self._over():
                 left -= self._ended.acquire(timeout=_TICK_S)
                 done = self._written()
                 rows.see(time.monotonic() - began_s, done)
                 progress(done)
-                self._require_answer([watched[each] for each in workers if each.is_alive()])
+                self._require_answer(threads)
         finally:
             self._abort.set()
             deadline = time.monotonic() + _GRACE_S
@@ -353,13 +351,14 @@ class _Fill:
             raise self._errors[0]
         progress(self._written())
 
-    def _require_answer(self, watched: Sequence[ThreadStillness]) -> None:
-        if all_still(watched, self._answer_s):
-            self.silent = True
-            raise NoAnswerError(
-                f"the device did not answer: {len(watched)} writes of the fill in "
-                f"{', '.join(map(str, self._directories))} have not moved for {self._answer_s:g} s"
+    def _require_answer(self, threads: IoThreads) -> None:
+        try:
+            threads.require_answer(
+                f"writes of the fill in {', '.join(map(str, self._directories))}"
             )
+        except NoAnswerError:
+            self.silent = True
+            raise
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._abort.is_set()

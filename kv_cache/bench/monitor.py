@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
+from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
 from kv_cache.bench.probes.pressure import RESOURCES, read_pressure
 from kv_cache.bench.probes.throttles import usable_cores
 from kv_cache.bench.procfs import parse_pairs, text_of
@@ -150,20 +150,20 @@ def _devices(
     if not moved or any(_backwards(stats) for stats in moved):
         return {f"device_{name}": None for name in _OF_DEVICES}
     seconds = passed_ns / NS_PER_S
-    total = {name: sum(getattr(stats, name) for stats in moved) for name in DiskStats.__slots__}
+    total = added_up(moved)
     return {
         "device_utilisation": min(
             1.0, max(stats.busy_ms for stats in moved) * NS_PER_MS / passed_ns
         ),
-        "device_in_flight": total["in_flight"],
-        "device_queue_depth": total["waiting_ms"] * NS_PER_MS / passed_ns,
-        "device_read_iops": total["reads"] / seconds,
-        "device_write_iops": total["writes"] / seconds,
-        "device_read_ms": total["read_ms"] / total["reads"] if total["reads"] else None,
-        "device_write_ms": total["write_ms"] / total["writes"] if total["writes"] else None,
-        "device_read_bytes_per_s": total["read_bytes"] / seconds,
-        "device_write_bytes_per_s": total["write_bytes"] / seconds,
-        "device_merged": total["reads_merged"] + total["writes_merged"],
+        "device_in_flight": total.in_flight,
+        "device_queue_depth": total.waiting_ms * NS_PER_MS / passed_ns,
+        "device_read_iops": total.reads / seconds,
+        "device_write_iops": total.writes / seconds,
+        "device_read_ms": total.read_ms / total.reads if total.reads else None,
+        "device_write_ms": total.write_ms / total.writes if total.writes else None,
+        "device_read_bytes_per_s": total.read_bytes / seconds,
+        "device_write_bytes_per_s": total.write_bytes / seconds,
+        "device_merged": total.reads_merged + total.writes_merged,
     }
 
 

@@ -23,21 +23,21 @@ part of it that lies inside.
 """
 
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.transfer import Mover, Verify
-from kv_cache.bench.waits import ANSWER_S, ThreadStillness, all_still, answered
+from kv_cache.bench.waits import ANSWER_S, IoThreads, answered
 from kv_cache.config.profile import QUANTILES, Burst, Cell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
@@ -139,13 +139,6 @@ class Probed:
     failures: int = 0
 
 
-class _Done(NamedTuple):
-    """One operation that went well."""
-
-    kind: OpKind
-    leg: Leg
-
-
 class _Objects:
     """The copies of one size: those that nobody has read since they were written, the others, and
     free places."""
@@ -222,7 +215,7 @@ class StorageProbe:
         self._done_steps = 0
         self._ids = 0
         self._switch_interval_s = sys.getswitchinterval()
-        self.found = Probed()
+        self.probed = Probed()
         _, refused = choose_engine("auto", root)
         if refused is not None:
             raise PlaceError(
@@ -268,10 +261,10 @@ class StorageProbe:
         moved = {OpKind.READ: 0, OpKind.WRITE: 0}
         for at, nbytes in enumerate(sorted(self._plan.sizes, reverse=True)):
             self._one_size(nbytes, moved, whole=at == 0)
-        self.found.cells.sort(key=lambda c: (c.object_bytes, c.concurrency, c.read_share))
-        self.found.store = dict(self._store.describe())
+        self.probed.cells.sort(key=lambda c: (c.object_bytes, c.concurrency, c.read_share))
+        self.probed.store = dict(self._store.describe())
         counted = read_counters(devices) - before
-        self.found.counted = {
+        self.probed.counted = {
             "claimed_read_bytes": moved[OpKind.READ],
             "claimed_write_bytes": moved[OpKind.WRITE],
             "process_read_bytes": counted.process_read_bytes,
@@ -279,7 +272,7 @@ class StorageProbe:
             "device_read_bytes": counted.device_read_bytes,
             "device_write_bytes": counted.device_write_bytes,
         }
-        return self.found
+        return self.probed
 
     def _one_size(self, nbytes: int, moved: dict[OpKind, int], *, whole: bool) -> None:
         """`whole`: all of the arena is written, and not only as much as is soon read."""
@@ -321,7 +314,7 @@ class StorageProbe:
             return None if pair is None else Write(pair[1], Cause.POPULATE)
 
         _, errors = self._together(_FILL_THREADS, job, objects, moved)
-        self.found.failures += len(errors)
+        self.probed.failures += len(errors)
         self._done_steps += 2
 
     def _measure(
@@ -360,7 +353,7 @@ class StorageProbe:
         deletes: list[list[int]] = [[] for _ in range(concurrency)]
         done, errors = self._together(concurrency, job, objects, moved)
         if errors:
-            self.found.failures += len(errors)
+            self.probed.failures += len(errors)
             reasons = ", ".join(sorted(set(errors)))
             self._refuse(nbytes, concurrency, step, f"{len(errors)} operations failed: {reasons}")
             return
@@ -371,12 +364,12 @@ class StorageProbe:
             nbytes,
             read_share=share,
             repeated=step == "repeated",
-            deletes=[took for mine in deletes for took in mine],
+            deletes=list(chain.from_iterable(deletes)),
         )
         if cell is None:
             self._refuse(nbytes, concurrency, step, "threads had too few objects to work at once")
         else:
-            self.found.cells.append(cell)
+            self.probed.cells.append(cell)
 
     def _bursts(self, objects: _Objects, nbytes: int, moved: dict[OpKind, int]) -> None:
         """Several at the same instant, some times; nothing where there are too few objects."""
@@ -393,7 +386,7 @@ class StorageProbe:
             if whole:
                 mean_ns = sum(map(sum, whole)) / (len(whole) * count)
                 last_ns = sum(map(max, whole)) / len(whole)
-                self.found.bursts.append(
+                self.probed.bursts.append(
                     Burst(
                         object_bytes=nbytes,
                         concurrency=count,
@@ -427,8 +420,8 @@ class StorageProbe:
             return ops[thread]
 
         done, errors = self._together(len(ops), job, objects, moved) if ops else ([], [])
-        self.found.failures += len(errors)
-        return [one.leg.device_ns for mine in done for one in mine]
+        self.probed.failures += len(errors)
+        return [leg.device_ns for legs in done for leg in legs]
 
     def _together(
         self,
@@ -436,10 +429,10 @@ class StorageProbe:
         job: Callable[[int, int], Op | None],
         objects: _Objects,
         moved: dict[OpKind, int],
-    ) -> tuple[list[list[_Done]], list[str]]:
+    ) -> tuple[list[list[Leg]], list[str]]:
         """Let so many threads do what `job` says until it says nothing: what each has done, in
         order, and the reasons of what failed."""
-        done: list[list[_Done]] = [[] for _ in range(threads)]
+        done: list[list[Leg]] = [[] for _ in range(threads)]
         errors: list[str] = []
 
         def work(thread: int) -> None:
@@ -455,7 +448,7 @@ class StorageProbe:
                 elif isinstance(op, Read):
                     objects.read(op.copy)
                 if ended.ok:
-                    done[thread].append(_Done(ended.legs[0].kind, ended.legs[0]))
+                    done[thread].append(ended.legs[0])
                 elif ended.error is not None:
                     errors.append(ended.error)
 
@@ -463,24 +456,20 @@ class StorageProbe:
         for worker in workers:
             worker.start()
         self._join(workers)
-        for one in (d for mine in done for d in mine):
-            moved[one.kind] += one.leg.nbytes
-            self.found.verified_objects += one.kind is OpKind.READ
+        for leg in chain.from_iterable(done):
+            moved[leg.kind] += leg.nbytes
+            self.probed.verified_objects += leg.kind is OpKind.READ
         return done, errors
 
     def _join(self, workers: Sequence[threading.Thread]) -> None:
-        """Wait for all. Raises NoAnswerError once none of those that go on has moved for long."""
-        watched = {each: ThreadStillness(os.getpid(), each.native_id or 0) for each in workers}
-        while left := [worker for worker in workers if worker.is_alive()]:
+        """Wait for all. Raises NoAnswerError once none of those left has moved for long."""
+        threads = IoThreads(workers, ANSWER_S)
+        while left := threads.alive:
             left[0].join(_LOOK_S)
-            if all_still([watched[each] for each in left], ANSWER_S):
-                raise NoAnswerError(
-                    f"the device did not answer: {len(left)} operations in {self._root} have "
-                    f"stood still for {ANSWER_S:g} s"
-                )
+            threads.require_answer(f"operations in {self._root}")
 
     def _refuse(self, nbytes: int, concurrency: int, step: str, reason: str) -> None:
-        self.found.refused.append(
+        self.probed.refused.append(
             RefusedCell(object_bytes=nbytes, concurrency=concurrency, step=step, reason=reason)
         )
 
@@ -492,7 +481,7 @@ class StorageProbe:
 
 
 def summarise(
-    done: Sequence[Sequence[_Done]],
+    done: Sequence[Sequence[Leg]],
     nbytes: int,
     *,
     read_share: float,
@@ -501,22 +490,22 @@ def summarise(
 ) -> Cell | None:
     """One point of the grid from what each thread did; None where they were never all at work, or
     one kind that should be there was not counted."""
-    if any(len(mine) < 2 for mine in done):
+    if any(len(legs) < 2 for legs in done):
         return None
-    from_ns = max(mine[0].leg.finished_ns for mine in done)
-    until_ns = min(mine[-1].leg.finished_ns for mine in done)
+    from_ns = max(legs[0].finished_ns for legs in done)
+    until_ns = min(legs[-1].finished_ns for legs in done)
     if until_ns <= from_ns:
         return None
-    counted = [one for mine in done for one in mine[1:]]
-    reads = _service([d.leg.device_ns for d in counted if d.kind is OpKind.READ])
-    writes = _service([d.leg.device_ns for d in counted if d.kind is OpKind.WRITE])
+    counted = [leg for legs in done for leg in legs[1:]]
+    reads = _service([leg.device_ns for leg in counted if leg.kind is OpKind.READ])
+    writes = _service([leg.device_ns for leg in counted if leg.kind is OpKind.WRITE])
     if (read_share > 0 and reads is None) or (read_share < 1 and writes is None):
         return None
     inside = busy_ns = 0.0
-    for one in (d for mine in done for d in mine):
-        part = _part_inside(one.leg, from_ns, until_ns)
-        inside += part * one.leg.nbytes
-        busy_ns += part * one.leg.device_ns
+    for leg in chain.from_iterable(done):
+        part = _part_inside(leg, from_ns, until_ns)
+        inside += part * leg.nbytes
+        busy_ns += part * leg.device_ns
     return Cell(
         object_bytes=nbytes,
         concurrency=len(done),
@@ -595,12 +584,4 @@ def _size(nbytes: int) -> str:
 
 def refusals(probed: Probed) -> list[Mapping[str, Any]]:
     """List the refused cells for the profile."""
-    return [
-        {
-            "object_bytes": one.object_bytes,
-            "concurrency": one.concurrency,
-            "step": one.step,
-            "reason": one.reason,
-        }
-        for one in probed.refused
-    ]
+    return [asdict(cell) for cell in probed.refused]

@@ -60,6 +60,28 @@ def all_still(watched: Sequence[ThreadStillness], patience_s: float) -> bool:
     return bool(watched) and min([each.look() for each in watched]) >= patience_s
 
 
+class IoThreads:
+    """Threads of this process that do I/O, from when they have begun."""
+
+    def __init__(self, threads: Sequence[threading.Thread], patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._stillness = {t: ThreadStillness(os.getpid(), t.native_id or 0) for t in threads}
+
+    @property
+    def alive(self) -> list[threading.Thread]:
+        return [thread for thread in self._stillness if thread.is_alive()]
+
+    def require_answer(self, what: str) -> None:
+        """Raise NoAnswerError, which names `what` they do, once none of those that are still alive
+        has run for too long."""
+        left = self.alive
+        if all_still([self._stillness[thread] for thread in left], self._patience_s):
+            raise NoAnswerError(
+                f"the device did not answer: {len(left)} {what} have stood still for "
+                f"{self._patience_s:g} s"
+            )
+
+
 def answered(what: str, call: Callable[[], T], patience_s: float) -> T:
     """Return or raise what `call` does. Raises NoAnswerError, saying that `what` did not come to
     its end, once it has stood still for `patience_s`; its thread is left behind."""
