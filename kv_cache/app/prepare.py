@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kv_cache.app.run_directory import new_run_directory
 from kv_cache.bench.endpoint import check_endpoint
 from kv_cache.bench.path_checks import check_name, check_output_file, check_results_dir
-from kv_cache.bench.places import check_places
 from kv_cache.bench.progress import SILENT, Progress
-from kv_cache.bench.sizing import size_tiers
+from kv_cache.bench.storage_room import check_places
+from kv_cache.bench.tier_sizes import size_tiers
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.machine import read_machine

@@ -35,7 +35,7 @@ from kv_cache.bench.owner import (
     run_identity,
 )
 from kv_cache.bench.path_checks import check_cache_dir, free_bytes, resolve
-from kv_cache.bench.sweep import Removed, Sweep, is_at, open_directory
+from kv_cache.bench.removal import Removal, Removed, is_at, open_directory
 from kv_cache.config.storage_targets import temporary_place
 from kv_cache.core.errors import PlaceError
 
@@ -89,14 +89,14 @@ class CacheDir:
     @classmethod
     def temporary(cls, *, run: str) -> Self:
         """A fresh directory where the system keeps temporary files, removed at the end."""
-        _sweep_temporary(run)
+        _remove_dead_temporary(run)
         with _as_place_error("a temporary cache directory"):
             directory = tempfile.mkdtemp(prefix=_TEMPORARY, dir=temporary_place())
             path = Path(os.path.realpath(directory))
         try:
             cache_dir = cls(path, run=run)
         except BaseException:
-            Sweep().empty_dir(path)
+            Removal().empty_dir(path)
             raise
         cache_dir._created.append(path)
         return cache_dir
@@ -114,17 +114,17 @@ class CacheDir:
         if self._closed:
             return Removed()
         self._closed = True
-        sweep = Sweep()
+        removal = Removal()
         try:
             if keep:
                 # Where this fails half-way the owner file is not valid: the objects stay as well.
-                with sweep.tolerated(self._objects / OWNER_NAME):
+                with removal.tolerated(self._objects / OWNER_NAME):
                     self._write_owner(kept=True)
             elif self._objects_fd is not None and self._cache_fd is not None:
-                sweep.run_dir(self._objects_fd, self._objects, self._cache_fd)
+                removal.run_dir(self._objects_fd, self._objects, self._cache_fd)
         finally:
-            self._give_back(sweep)
-        return sweep.removed
+            self._give_back(removal)
+        return removal.removed
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +145,7 @@ class CacheDir:
                 self._make_objects(cache)
         except BaseException:
             self._closed = True
-            self._give_back(Sweep())
+            self._give_back(Removal())
             raise
 
     def _take_lock(self) -> int:
@@ -182,7 +182,7 @@ class CacheDir:
                 self._created.append(path)
 
     def _remove_leftovers(self, cache: int) -> None:
-        sweep, device = Sweep(), os.fstat(cache).st_dev
+        removal, device = Removal(), os.fstat(cache).st_dev
         for name, fd in _owned_dirs(cache):
             owner = _owner(fd)
             if owner is None or owner.get("kept"):
@@ -191,8 +191,8 @@ class CacheDir:
                 # Its lock does not reach us, or was deleted by hand; its objects may be in use.
                 here = life_of(owner, device=device) is Life.ALIVE
                 raise PlaceError((_in_use if here else _in_use_elsewhere)(self.path, owner))
-            sweep.run_dir(fd, self.path / name, cache)
-        self.leftovers = sweep.removed
+            removal.run_dir(fd, self.path / name, cache)
+        self.leftovers = removal.removed
 
     def _make_objects(self, cache: int) -> None:
         name = self._objects.name
@@ -205,7 +205,7 @@ class CacheDir:
         try:
             self._write_owner(kept=False)
         except BaseException:
-            Sweep().run_dir(self._objects_fd, self._objects, cache)
+            Removal().run_dir(self._objects_fd, self._objects, cache)
             raise
 
     def _write_owner(self, *, kept: bool) -> None:
@@ -222,16 +222,16 @@ class CacheDir:
         finally:
             os.close(fd)
 
-    def _give_back(self, sweep: Sweep) -> None:
+    def _give_back(self, removal: Removal) -> None:
         if self._lock is not None and self._cache_fd is not None:
-            with sweep.tolerated(self.path / LOCK_NAME):
+            with removal.tolerated(self.path / LOCK_NAME):
                 _unlock(self._lock, self._cache_fd)
         fds = [fd for fd in (self._objects_fd, self._cache_fd) if fd is not None]
         self._lock = self._objects_fd = self._cache_fd = None
         for fd in fds:
             os.close(fd)
         for directory in reversed(self._created):
-            sweep.empty_dir(directory)
+            removal.empty_dir(directory)
 
 
 @contextmanager
@@ -365,7 +365,7 @@ def _owner(directory: int) -> dict[str, Any] | None:
         os.close(fd)
 
 
-def _sweep_temporary(run: str) -> None:
+def _remove_dead_temporary(run: str) -> None:
     """Remove the temporary cache directories of dead runs: those that hold nothing alive of ours
     and something dead."""
     for path in temporary_place().glob(f"{_TEMPORARY}*"):
@@ -375,4 +375,4 @@ def _sweep_temporary(run: str) -> None:
             CacheDir(path, run=run).close()
         except (OSError, PlaceError):
             continue  # somebody else's, or in use: not ours to remove
-        Sweep().empty_dir(path)
+        Removal().empty_dir(path)

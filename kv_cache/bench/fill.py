@@ -14,10 +14,9 @@ It must never leave a file behind that it made, nor remove one that it did not.
 import errno
 import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -29,11 +28,12 @@ from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.procfs import text_of
-from kv_cache.bench.waits import ANSWER_S, IoThreads, answered
+from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
 from kv_cache.core.kinds import Tier
+from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes, whole_pages
 from kv_cache.metrics.steady import FILL_TIMES
@@ -63,7 +63,7 @@ log = logging.getLogger("kv_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillRow:
+class FillInterval:
     """One interval of a fill: bytes written between two instants, in seconds since it began."""
 
     start_s: float
@@ -98,7 +98,7 @@ class Filled:
     threads: int
     discard: bool | None
     device_write_bytes: int | None
-    rows: tuple[FillRow, ...]
+    rows: tuple[FillInterval, ...]
 
     @property
     def complete(self) -> bool:
@@ -224,7 +224,7 @@ class _DriveFill:
 class _Rows:
     """Bandwidth over time, of bounded number."""
 
-    rows: list[FillRow] = field(default_factory=list)
+    rows: list[FillInterval] = field(default_factory=list)
     every_s: float = _ROW_S
     _start_s: float = 0.0
     _bytes: int = 0
@@ -232,7 +232,7 @@ class _Rows:
     def see(self, now_s: float, nbytes: int, *, last: bool = False) -> None:
         if now_s - self._start_s < self.every_s and not (last and nbytes > self._bytes):
             return
-        row = FillRow(start_s=self._start_s, end_s=now_s, bytes=nbytes - self._bytes)
+        row = FillInterval(start_s=self._start_s, end_s=now_s, bytes=nbytes - self._bytes)
         if self.rows and now_s - self._start_s < self.every_s / 2:  # a scrap at the end
             row = _joined([self.rows.pop(), row])
         self.rows.append(row)
@@ -242,9 +242,9 @@ class _Rows:
             self.every_s *= 2
 
 
-def _joined(rows: Sequence[FillRow]) -> FillRow:
+def _joined(rows: Sequence[FillInterval]) -> FillInterval:
     nbytes = sum(row.bytes for row in rows)
-    return FillRow(start_s=rows[0].start_s, end_s=rows[-1].end_s, bytes=nbytes)
+    return FillInterval(start_s=rows[0].start_s, end_s=rows[-1].end_s, bytes=nbytes)
 
 
 class _Fill:
@@ -303,7 +303,9 @@ class _Fill:
         counted = None if None in names else moved.device_write_bytes
         return self._filled(seconds, tuple(rows.rows), counted)
 
-    def _filled(self, seconds: float, rows: tuple[FillRow, ...], counted: int | None) -> Filled:
+    def _filled(
+        self, seconds: float, rows: tuple[FillInterval, ...], counted: int | None
+    ) -> Filled:
         known = [discards(directory) for directory in self._directories]
         places = {os.stat(each).st_dev: _size_of(each) for each in self._directories}
         return Filled(
@@ -468,27 +470,9 @@ def _place_error(directory: Path, written: int, error: OSError | StoreError) -> 
 
 def discards(directory: Path) -> bool | None:
     """Whether deleting files there tells the drive that their blocks are free (mount option
-    `discard`); None where no mount is found."""
-    mounts = text_of(Path("/proc/self/mountinfo"))
-    options = None if mounts is None else mount_options(mounts, os.path.realpath(directory))
-    if options is None:
+    `discard`); None if no mount holds it."""
+    mounts = parse_mounts(text_of(Path("/proc/self/mountinfo")) or "")
+    mount = mount_of(os.path.realpath(directory), "", mounts)
+    if mount is None:
         return None
-    return any(option == "discard" or option.startswith("discard=") for option in options)
-
-
-def mount_options(mountinfo: str, path: str) -> list[str] | None:
-    """The options of the deepest mount above `path`, the file system's own among them; of two on
-    one point the later. Takes the text of /proc/self/mountinfo (proc(5))."""
-    options_at: Mapping[str, list[str]] = {
-        _unescaped(left[4]): f"{left[5]},{right[-1]}".split(",")
-        for line in mountinfo.splitlines()
-        for left, right in [tuple(half.split() for half in line.partition(" - ")[::2])]
-        if len(left) > 5 and right
-    }
-    above = [point for point in options_at if Path(path).is_relative_to(point)]
-    return options_at[max(above, key=len)] if above else None
-
-
-def _unescaped(text: str) -> str:
-    """Blanks and such stand as octal numbers there."""
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
+    return any(o == "discard" or o.startswith("discard=") for o in mount.all_options)

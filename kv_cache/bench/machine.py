@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kv_cache.bench.answers import Answers
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
-from kv_cache.bench.plan import RunHooks, RunPlan
-from kv_cache.bench.state import RunState
+from kv_cache.bench.run_plan import RunHooks, RunPlan
+from kv_cache.bench.run_state import RunState
+from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.stores import (
     Opening,
     RunDirectories,
@@ -58,7 +58,7 @@ class RunMachine:
 
 
 def open_machine(
-    plan: RunPlan, hooks: RunHooks, state: RunState, answers: Answers, opening: Opening
+    plan: RunPlan, hooks: RunHooks, state: RunState, answers: StorageAnswers, opening: Opening
 ) -> RunMachine:
     """Open all that a run needs; what is opened puts its closing on `opening.closing`."""
     config = plan.config

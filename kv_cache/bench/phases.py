@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from kv_cache.bench.machine import RunMachine
-from kv_cache.bench.plan import RunPlan, Together
-from kv_cache.bench.state import RunState
-from kv_cache.bench.windows import TICK_S, Windows
+from kv_cache.bench.run_plan import RunPlan, Together
+from kv_cache.bench.run_state import RunState
+from kv_cache.bench.windows import TICK_S, WindowCutter
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
@@ -40,7 +40,7 @@ class Phases:
         plan: RunPlan,
         state: RunState,
         machine: RunMachine,
-        windows: Windows,
+        windows: WindowCutter,
         together: Together | None,
     ) -> None:
         self._config, self._plan = plan.config, plan

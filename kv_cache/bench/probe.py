@@ -36,8 +36,8 @@ from typing import Any, Self
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
+from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.bench.transfer import Mover, Verify
-from kv_cache.bench.waits import ANSWER_S, IoThreads, answered
 from kv_cache.config.profile import QUANTILES, Burst, Cell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write

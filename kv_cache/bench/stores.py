@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kv_cache.bench.answers import Answers
-from kv_cache.bench.bucket import RunPrefix
 from kv_cache.bench.cache_dir import CacheDir
 from kv_cache.bench.fill import Filled, fill
-from kv_cache.bench.places import drive_capacities
-from kv_cache.bench.plan import RunPlan
-from kv_cache.bench.sizing import real_gpu
-from kv_cache.bench.sweep import Removed
-from kv_cache.bench.waits import answered
+from kv_cache.bench.removal import Removed
+from kv_cache.bench.run_plan import RunPlan
+from kv_cache.bench.run_prefix import RunPrefix
+from kv_cache.bench.stillness import answered
+from kv_cache.bench.storage_answers import StorageAnswers
+from kv_cache.bench.storage_room import drive_capacities
+from kv_cache.bench.tier_sizes import real_gpu
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import place_of, storage_places
@@ -74,7 +74,7 @@ class RunStores:
     store_buffers: BufferPool
 
 
-def open_directories(plan: RunPlan, answers: Answers, closing: ExitStack) -> RunDirectories:
+def open_directories(plan: RunPlan, answers: StorageAnswers, closing: ExitStack) -> RunDirectories:
     config = plan.config
     directories = RunDirectories(
         answers.call(
@@ -90,18 +90,19 @@ def open_directories(plan: RunPlan, answers: Answers, closing: ExitStack) -> Run
 
 
 def _release(
-    drive: CacheDir | RunPrefix, keep: bool, directories: RunDirectories, answers: Answers
+    drive: CacheDir | RunPrefix, keep: bool, directories: RunDirectories, answers: StorageAnswers
 ) -> None:
     if answers.silence is None:
         with suppress(NoAnswerError):
             removed = answers.call(
                 f"removing the cache files in {drive.path}", lambda: drive.close(keep=keep)
             )
-            directories.left_behind.extend(removed.told().left)
+            removed.log_left()
+            directories.left_behind.extend(removed.left)
 
 
 def open_stores(
-    plan: RunPlan, directories: RunDirectories, answers: Answers, opening: "Opening"
+    plan: RunPlan, directories: RunDirectories, answers: StorageAnswers, opening: "Opening"
 ) -> RunStores:
     """Open a store for each tier, with `opening.wrap` around it."""
     return _Opener(plan, directories, answers, opening).open()
@@ -118,7 +119,7 @@ class Opening:
 
 class _Opener:
     def __init__(
-        self, plan: RunPlan, directories: RunDirectories, answers: Answers, opening: Opening
+        self, plan: RunPlan, directories: RunDirectories, answers: StorageAnswers, opening: Opening
     ) -> None:
         self._config, self._plan = plan.config, plan
         self._drives = directories.drives
@@ -203,7 +204,7 @@ class _Opener:
         return store
 
 
-def _close(store: Store, answers: Answers) -> None:
+def _close(store: Store, answers: StorageAnswers) -> None:
     """Close a store. What storage has to say now is too late for the result, and no reason to
     leave files."""
     if answers.silence is not None:
@@ -251,7 +252,7 @@ def fill_drives(
 
 
 def _close_drive(drive: CacheDir) -> None:
-    drive.close().told()
+    drive.close().log_left()
 
 
 def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:

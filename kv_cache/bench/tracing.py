@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kv_cache.bench.bpftrace_program import ATTACHED, CLOSE, OPEN, kernel_number, missing, program
 from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
 from kv_cache.bench.procfs import text_of
-from kv_cache.bench.tracing_program import ATTACHED, CLOSE, OPEN, kernel_number, missing, program
 from kv_cache.metrics.tracing import READ, WRITE, Traced, parse
 
 ATTACH_S = 20.0

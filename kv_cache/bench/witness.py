@@ -16,14 +16,14 @@ import numpy as np
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.probes import foreign, interposed, throttles
+from kv_cache.bench.probes.counter_watch import CounterWatch
 from kv_cache.bench.probes.lag import LagCanary, in_ms
 from kv_cache.bench.probes.link import link_of
 from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.probes.pagecache import PageCacheSampler
-from kv_cache.bench.probes.sample import examine
+from kv_cache.bench.probes.payload_pages import examine
 from kv_cache.bench.probes.stack import stack_of
-from kv_cache.bench.probes.still import StillWatch
-from kv_cache.bench.pulse import Pulse
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.config.passport import PassportConfig
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
@@ -47,7 +47,7 @@ class Witness:
         *,
         siblings: Sequence[int] = (),
         servers: Sequence[str] = (),
-        pulse: Pulse | None = None,
+        pulse: StoreCalls | None = None,
     ) -> None:
         """`siblings` are processes that belong to us, as other ranks of one run do: what they move
         is nobody else's. `servers`: the URLs of object stores, where storage is no directory.
@@ -63,9 +63,9 @@ class Witness:
         self._stack = stack_of(directories)
         self.page_cache = PageCacheSampler(config.sample_every)
         self._canary = LagCanary()
-        self._pulse = pulse or Pulse()
+        self._pulse = pulse or StoreCalls()
         accounted = self._devices if self._accounted else ()
-        self._still = StillWatch(clock, self._stack.disks or accounted)
+        self._still = CounterWatch(clock, self._stack.disks or accounted)
         self._settled_s = 0.0
         self._payload: Mapping[str, Any] = {}
 

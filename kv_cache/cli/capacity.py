@@ -16,8 +16,8 @@ from typing import Any
 
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.bench.interrupts import Interrupts, interrupts
-from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.cli.flags import own_and_rest, parse
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.printing import print_unwritten

@@ -11,8 +11,8 @@ from typing import Any
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.app.run import fill_first, load_of_rounds
 from kv_cache.bench.interrupts import Interrupts, interrupts
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cli.flags import parse
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress

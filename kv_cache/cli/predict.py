@@ -13,8 +13,8 @@ from kv_cache.app.prepare import Job, prepare
 from kv_cache.app.twin_prediction import Foresight, foresee
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.path_checks import nearest_existing
-from kv_cache.bench.places import drive_capacities
-from kv_cache.bench.sizing import size_tiers
+from kv_cache.bench.storage_room import drive_capacities
+from kv_cache.bench.tier_sizes import size_tiers
 from kv_cache.cli.flags import parse
 from kv_cache.cli.printing import print_json, print_unwritten
 from kv_cache.cli.progress import TerminalProgress

@@ -28,7 +28,7 @@ from kv_cache.bench.probe import (
     table,
 )
 from kv_cache.bench.progress import Bar
-from kv_cache.bench.waits import ANSWER_S, answered
+from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress

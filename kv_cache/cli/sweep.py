@@ -38,8 +38,8 @@ from kv_cache.app.sweep_document import (
 )
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.path_checks import check_name
-from kv_cache.bench.places import check_places
-from kv_cache.bench.sizing import size_tiers
+from kv_cache.bench.storage_room import check_places
+from kv_cache.bench.tier_sizes import size_tiers
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress

@@ -19,8 +19,8 @@ from typing import Any
 from kv_cache import __version__
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.owner import this_host
-from kv_cache.bench.places import wanted_space
 from kv_cache.bench.run import RealRun
+from kv_cache.bench.storage_room import wanted_space
 from kv_cache.config.root import Config
 from kv_cache.core.crew import is_own
 from kv_cache.core.errors import ConfigError, PlaceError

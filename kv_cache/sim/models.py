@@ -13,7 +13,7 @@ from typing import Protocol
 from kv_cache.core.effect import Chunk, CopyRef, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
-from kv_cache.sim.shared import ENGINE, SharedDevice
+from kv_cache.sim.shared_device import ENGINE, SharedDevice
 
 
 class Model(Protocol):

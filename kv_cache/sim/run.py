@@ -35,8 +35,8 @@ from kv_cache.schedule.intake import OnArrival, nobody
 from kv_cache.sim.drive import OnLeg, Simulation, unwatched
 from kv_cache.sim.io_workers import IoWorkers
 from kv_cache.sim.models import Devices, Model, TierModel
-from kv_cache.sim.profile import ProfileModel
-from kv_cache.sim.shared import ENGINE, SharedDevice
+from kv_cache.sim.profile_model import ProfileModel
+from kv_cache.sim.shared_device import ENGINE, SharedDevice
 from kv_cache.workload.digest import schedule_digest
 
 PLANNED_REQUESTS = 4096

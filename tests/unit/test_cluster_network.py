@@ -18,13 +18,13 @@ from kv_cache.config.schema import from_mapping
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.fair import FairShare
+from kv_cache.sim.cluster.event_loop import ARRIVES, Loop
+from kv_cache.sim.cluster.fair_share import FairShare
 from kv_cache.sim.cluster.links import LinkPath, MeasuredDevice, NetworkLink
-from kv_cache.sim.cluster.loop import ARRIVES, Loop
 from kv_cache.sim.cluster.network import Network
 from kv_cache.sim.cluster.topology import ClusterTopology
 from kv_cache.sim.cluster.transfer import NetworkTransfer
-from kv_cache.sim.profile import OutsideProfileError, ProfileModel
+from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 
 MB = 10**6
 Done = list[Any]

@@ -20,7 +20,7 @@ from kv_cache.bench.path_checks import (
     free_bytes,
     nearest_existing,
 )
-from kv_cache.bench.places import check_space
+from kv_cache.bench.storage_room import check_space
 from kv_cache.config.sections import TiersConfig
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB

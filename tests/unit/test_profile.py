@@ -20,7 +20,7 @@ from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.sim.profile import OutsideProfileError, ProfileModel
+from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
 from tests.cli import small
 from tests.results import numbers

@@ -348,8 +348,7 @@ def _shown(path: str) -> str:
 
 
 def _without_barrier(mount: Mount) -> bool:
-    words = f"{mount.options},{mount.super_options}".split(",")
-    return any(_NO_BARRIER.fullmatch(word) for word in words)
+    return any(_NO_BARRIER.fullmatch(option) for option in mount.all_options)
 
 
 def _known(name: str, table: Mapping[re.Pattern[str], str]) -> str | None:

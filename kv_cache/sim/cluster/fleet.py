@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from itertools import islice
 
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.inflight import Flight
+from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.prefix_match import held, match
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Loads
-from kv_cache.sim.cluster.stack import held, match
 
 
 class _RouterView:

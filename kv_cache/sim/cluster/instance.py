@@ -16,13 +16,13 @@ from heapq import heappop, heappush
 
 from kv_cache.sim.cluster.compute import ComputeModel, pairs_of
 from kv_cache.sim.cluster.counts import MOST_GAPS, ClusterCounts
+from kv_cache.sim.cluster.event_loop import STEPS
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, Flight, Hold
-from kv_cache.sim.cluster.loop import STEPS
-from kv_cache.sim.cluster.rules import Rules
-from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, blocks_of
-from kv_cache.sim.cluster.stack import PrefixPart, match
-from kv_cache.sim.cluster.waiting import WaitingQueue
+from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
+from kv_cache.sim.cluster.prefix_match import PrefixPart, match
+from kv_cache.sim.cluster.scheduler_rules import Rules
+from kv_cache.sim.cluster.segments import BlockPool, blocks_of
+from kv_cache.sim.cluster.waiting_queue import WaitingQueue
 
 
 class InstanceEvents(ABC):
@@ -188,12 +188,11 @@ class Instance:
             return self._take_transfer(flight)
         return self._take_prompt(flight)
 
-    def _make_room(self, blocks: int, more: int = 0) -> list[BlockExtent] | None:
-        """Room for who is admitted, that leaves the next block to each of those who decode, and
-        `more`: else they would be preempted for who comes, and come again, for ever."""
-        pool = self.pool
+    def _has_room(self, blocks: int, more: int = 0) -> bool:
+        """Whether a flight can be admitted and each that decodes still gets its next block, and
+        `more`: else they would be preempted for the one admitted, and come again, for ever."""
         spare = 0 if self.rules.reserve_all else self.decoding + more
-        return pool.make_room(blocks) if blocks + spare <= pool.available else None
+        return blocks + spare <= self.pool.available
 
     def _next_order(self) -> int:
         self._orders += 1
@@ -213,13 +212,12 @@ class Instance:
                 if part.tier:
                     below += part.end - part.start
         private = self._taken_at_once(flight, shared) - shared
-        evicted = self._make_room(below + max(0, private))
+        room = below + max(0, private)
+        evicted = pool.make_room(room) if self._has_room(room) else None
         if evicted is None:
-            for part in parts:
-                part.pool.unpin(part.segment)
+            _unpin(parts)
             return False
-        self._orders += 1
-        flight.order = self._orders
+        flight.order = self._next_order()
         hold = flight.hold = Hold(pool)
         hold.shared = shared
         if private > 0:
@@ -273,10 +271,8 @@ class Instance:
             pool.pin(part.segment)
         shared = sum(part.end - part.start for part in parts)
         private = self._reserved(flight) - shared
-        evicted = self._make_room(private)
-        if evicted is None:
-            for part in parts:
-                pool.unpin(part.segment)
+        if not (self._has_room(private) and self._storage.take(pool, private)):
+            _unpin(parts)
             return False
         for part in reversed(parts):
             pool.hit(part.segment)
@@ -284,24 +280,17 @@ class Instance:
         hold = flight.landing = Hold(pool)
         hold.pins = [part.segment for part in parts]
         hold.shared = shared
-        pool.take(private)
         hold.private = private
-        if evicted:
-            self._storage.evicted(pool, evicted)
         flight.sent = shared * rules.block_tokens
         return True
 
     def _take_swapped(self, flight: Flight) -> bool:
         blocks = flight.swapped
-        evicted = self._make_room(blocks, 1)
-        if evicted is None:
+        if not (self._has_room(blocks, 1) and self._storage.take(self.pool, blocks)):
             return False
         flight.order = self._next_order()
         flight.hold = Hold(self.pool)
-        self.pool.take(blocks)
         flight.hold.private = blocks
-        if evicted:
-            self._storage.evicted(self.pool, evicted)
         flight.loads += 1
         self._events.swap_in(self, flight)
         return True
@@ -381,18 +370,13 @@ class Instance:
         need = -(-tokens // self.rules.block_tokens) - hold.shared - hold.private
         if need <= 0:
             return True
-        while True:
-            evicted = self.pool.make_room(need)
-            if evicted is not None:
-                self.pool.take(need)
-                hold.private += need
-                if evicted:
-                    self._storage.evicted(self.pool, evicted)
-                return True
+        while not self._storage.take(self.pool, need):
             victim = self._youngest()
             if victim is None or victim.order <= flight.order:
                 return False
             self._preempt(victim)
+        hold.private += need
+        return True
 
     def store_prompt(self, flight: Flight, *, computed: bool = True) -> None:
         """What is computed, or was sent, becomes content: the whole blocks of the sequence so
@@ -632,12 +616,8 @@ class Instance:
             return 0
         need = self._growth(steps)
         if need:
-            pool = self.pool
-            evicted = pool.make_room(need)
-            assert evicted is not None, "a run of steps began without memory for it"
-            pool.take(need)
-            if evicted:
-                self._storage.evicted(pool, evicted)
+            taken = self._storage.take(self.pool, need)
+            assert taken, "a run of steps began without memory for it"
         return need
 
     def _preempt_for_growth(self) -> None:
@@ -683,6 +663,11 @@ class Instance:
         decoding = [f for f in self.members if f.phase == DECODE]
         assert len(decoding) == self.decoding, "the decoding sequences do not add up"
         assert sum(self._slacks.values()) == (0 if self.rules.reserve_all else self.decoding)
+
+
+def _unpin(parts: Sequence[PrefixPart]) -> None:
+    for part in parts:
+        part.pool.unpin(part.segment)
 
 
 def _order(flight: Flight) -> int:

@@ -10,7 +10,7 @@ from math import ceil
 
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import MIB, NS_PER_S
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 
 class MeasuredDevice:

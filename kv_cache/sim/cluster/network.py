@@ -20,9 +20,9 @@ from typing import Any
 
 from kv_cache.config.scenario import NetworkSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.fair import FairShare
+from kv_cache.sim.cluster.event_loop import ENDS, Action, Loop
+from kv_cache.sim.cluster.fair_share import FairShare
 from kv_cache.sim.cluster.links import LinkPath, MeasuredDevice, NetworkLink
-from kv_cache.sim.cluster.loop import ENDS, Action, Loop
 from kv_cache.sim.cluster.transfer import NetworkTransfer
 
 

@@ -13,6 +13,20 @@ from dataclasses import dataclass, field
 
 from kv_cache.config.scenario import Scenario
 
+REQUEST_COLUMNS = (
+    "number", "arrival_ns", "queue_ns", "ttft_ns", "tpot_ns", "e2e_ns", "prompt_tokens",
+    "output_tokens", "hit_tokens", "instance", "decoder",
+)  # fmt: skip
+"""Columns of `Requests`, which have an entry for each measured request that finished."""
+
+INSTANCE_COUNTS = (
+    "requests", "finished", "prefill_tokens", "decode_tokens", "busy_ns", "preemptions",
+)  # fmt: skip
+"""What an instance counts, by the names of `Instances` too."""
+
+POOL_COUNTS = ("stored", "evicted", "dropped", "not_stored", "prefetch_wasted", "admitted")
+"""What a pool counts, by the names of `ClusterTierFacts` too."""
+
 
 def _ns() -> "array[int]":
     return array("q")

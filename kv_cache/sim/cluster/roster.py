@@ -8,7 +8,7 @@ from kv_cache.sim.cluster.compute import ComputeModel, make_compute
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.instance import Instance, InstanceEvents
-from kv_cache.sim.cluster.rules import rules_of
+from kv_cache.sim.cluster.scheduler_rules import rules_of
 
 
 class Roster:

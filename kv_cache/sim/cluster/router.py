@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kv_cache.config.scenario import RouterSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.inflight import Flight
+from kv_cache.sim.cluster.flight import Flight
 
 
 class Fleet(Protocol):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
-from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 
 
 class BlockExtent(NamedTuple):
@@ -64,12 +64,12 @@ class BlockPool:
         "not_stored",
         "peak",
         "pinned",
+        "prefetch_wasted",
         "private",
         "refused",
         "stored",
         "tier",
         "vertex",
-        "wasted",
         "watch",
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ class BlockPool:
         block_bytes: int,
         chain: PrefixChain,
         eviction: MakeEviction,
-        watch: "Watch",
+        watch: "TierWatch",
         admission: Admission | None = None,
     ) -> None:
         self.tier = tier
@@ -93,7 +93,8 @@ class BlockPool:
         self.chain = chain
         self.watch = watch
         self.cached = self.private = self.pinned = 0
-        self.peak = self.stored = self.evicted = self.dropped = self.not_stored = self.wasted = 0
+        self.peak = self.stored = self.evicted = self.dropped = self.not_stored = 0
+        self.prefetch_wasted = 0
         self.admission = admission
         self.admitted = 0
         self.refused: Counter[str] = Counter()  # by reason
@@ -213,9 +214,7 @@ class BlockPool:
         """Make `blocks` that are free private."""
         self.private += blocks
         self.watch.total += blocks
-        used = self.cached + self.private
-        if used > self.peak:
-            self.peak = used
+        self._note_peak()
 
     def give(self, blocks: int) -> None:
         self.private -= blocks
@@ -243,7 +242,7 @@ class BlockPool:
             segment.pins = 1
             self.pinned += blocks
         self._policy.insert(self._item(segment))
-        self._grown()
+        self._note_peak()
         return segment
 
     def hit(self, segment: Segment) -> None:
@@ -358,7 +357,7 @@ class BlockPool:
         end = segment.end
         segment.end -= blocks
         self.cached -= blocks
-        self._wasted(segment, blocks)
+        self._count_wasted(segment, blocks)
         self._policy.shrink(self._item(segment))
         return BlockExtent(segment.node, segment.end, end)
 
@@ -373,19 +372,19 @@ class BlockPool:
         else:
             segments.remove(segment)
         self.cached -= blocks
-        self._wasted(segment, blocks)
+        self._count_wasted(segment, blocks)
 
-    def _wasted(self, segment: Segment, blocks: int) -> None:
+    def _count_wasted(self, segment: Segment, blocks: int) -> None:
         if segment.fetched:
-            self.wasted += blocks
+            self.prefetch_wasted += blocks
 
-    def _grown(self) -> None:
+    def _note_peak(self) -> None:
         used = self.cached + self.private
         if used > self.peak:
             self.peak = used
 
 
-class Watch:
+class TierWatch:
     """What all pools of one tier tell: who has which node, for routers, and how much there is."""
 
     __slots__ = ("holders", "total")

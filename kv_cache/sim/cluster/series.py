@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, TRANSFER
+from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER
 from kv_cache.sim.cluster.outcome import ClusterSeries
 
 if TYPE_CHECKING:

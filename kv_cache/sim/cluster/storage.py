@@ -13,17 +13,17 @@ from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.core.units import GIB
 from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.network import Network
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.segments import (
     BlockExtent,
     BlockPool,
     Segment,
-    Watch,
+    TierWatch,
     become_ready,
     blocks_of,
 )
-from kv_cache.sim.cluster.stack import match
 from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 
 TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
@@ -46,7 +46,7 @@ class ClusterStorage:
         self._block_bytes = block_bytes
         self.tiers = tuple(t for t in TIERS[1:] if getattr(scenario.tiers, t).capacity_gib > 0)
         self.pools: dict[tuple[str, int], BlockPool] = {}
-        self.watches = {name: Watch() for name in TIERS}
+        self.watches = {name: TierWatch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
         self._below: dict[BlockPool, BlockPool | None] = {}
         self._counts = False  # whether any pool goes by uses
@@ -111,6 +111,19 @@ class ClusterStorage:
         """Links from a vertex to a pool that is written."""
         device = self._topology.device(TIERS[pool.tier], pool.index, "write")
         return (*self._topology.path(vertex, pool.vertex), device)
+
+    # --- room for running sequences ---------------------------------------------------------
+
+    def take(self, pool: BlockPool, blocks: int) -> bool:
+        """Take private blocks of a pool; what has to leave for them goes down. False: there can be
+        no room, and nothing was done."""
+        evicted = pool.make_room(blocks)
+        if evicted is None:
+            return False
+        pool.take(blocks)
+        if evicted:
+            self.evicted(pool, evicted)
+        return True
 
     # --- content going down ----------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from kv_cache.sim.cluster.links import LinkPath as LinkPath
 from kv_cache.sim.cluster.links import MeasuredDevice
 from kv_cache.sim.cluster.links import NetworkLink as NetworkLink
 from kv_cache.sim.cluster.paths import MOST_VERTICES, CheapestPaths, Edge
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 TIERS = ("dram", "rack_pool", "nvme", "remote")
 

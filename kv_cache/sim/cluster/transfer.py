@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from kv_cache.sim.cluster.event_loop import Action
 from kv_cache.sim.cluster.links import LinkPath
-from kv_cache.sim.cluster.loop import Action
 
 
 class NetworkTransfer:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from kv_cache.core.request import Request
-from kv_cache.sim.cluster.chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.row_requests import MOST_CONVERSATIONS
 
@@ -101,12 +101,10 @@ class Content:
             before = ROOT
         elif history.answered and prompt >= spoken and history.answer_leaf != _NO_ANSWER:
             before = history.answer_leaf
-        history.leaf = self._grown(before, prompt)
-        history.answer_leaf = self._grown(history.leaf, prompt + output - 1)
+        chain, size = self._chain, self._size
+        history.leaf = chain.grown(before, prompt // size)
+        history.answer_leaf = chain.grown(history.leaf, (prompt + output - 1) // size)
         history.prompt, history.output, history.answered = prompt, row.output_tokens, False
-
-    def _grown(self, node: int, tokens: int) -> int:
-        return self._chain.fresh(node, tokens // self._size - self._chain.end(node))
 
     def _hashed(self, row: TraceRow, hash_ids: tuple[int | str, ...]) -> int:
         """The prompt's whole blocks: those of the ids, and behind them what has none."""
@@ -126,9 +124,9 @@ class Content:
         chain, tokens, node = self._chain, 0, ROOT
         for block in request.blocks:
             tokens += block.tokens
-            node = chain.named(node, block.key, tokens // self._size - chain.end(node))
+            node = chain.grown_by(node, block.key, tokens // self._size)
         tokens += request.tail_tokens
-        node = chain.fresh(node, tokens // self._size - chain.end(node))
+        node = chain.grown(node, tokens // self._size)
         history = self._history(request.conversation, number)
         history.turns += 1
         output = max(1, request.output_tokens)

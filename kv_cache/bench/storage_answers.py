@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.pulse import Pulse
-from kv_cache.bench.waits import answered
+from kv_cache.bench.stillness import answered
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import Place, storage_places
 from kv_cache.core.errors import NoAnswerError
@@ -20,9 +20,9 @@ from kv_cache.core.units import NS_PER_S, s_to_ns
 T = TypeVar("T")
 
 
-class Answers:
+class StorageAnswers:
     def __init__(self, config: Config, clock: MonotonicClock) -> None:
-        self.pulse = Pulse()
+        self.pulse = StoreCalls()
         self.patience_s = config.run.answer_s
         self.directories: list[Place] = []
         """Where the storage tier really is, once it is open."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.sim.cluster.compute import Rates, Roofline
-from kv_cache.sim.cluster.inflight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
 from kv_cache.sim.cluster.segments import BlockPool, Segment
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A measured device as a model: what `kv-cache.py probe` found, asked for any point in between.
+"""A measured device as a model: the grid of `kv-cache.py probe`, and any point in between.
 
 Between the points of the measured grid the service time is a straight line of its logarithm over
 the logarithm of the object's size and of the concurrency, and a straight line over the share of
@@ -18,11 +18,14 @@ system calls. It follows from how many operations were in flight on average.
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp, log
+from typing import Generic, TypeVar
 
 from kv_cache.config.profile import QUANTILES, Cell, Profile
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import human_bytes
+
+Value = TypeVar("Value")
 
 
 class OutsideProfileError(UsageError):
@@ -54,6 +57,22 @@ class _Curve:
         return _between(self._times[at - 1], self._times[at], part)
 
 
+class _BySize(Generic[Value]):
+    """Values of the object sizes that were measured, asked for by any size."""
+
+    def __init__(self, values: Mapping[int, Value]) -> None:
+        self._values = values
+        self._nearest: dict[int, Value] = {}
+
+    def nearest(self, nbytes: int) -> Value | None:
+        """Return the value of the nearest size, by ratio; None if none was measured."""
+        value = self._nearest.get(nbytes)
+        if value is None and self._values:
+            size = min(self._values, key=lambda size: (abs(log(size / nbytes)), size))
+            value = self._nearest[nbytes] = self._values[size]
+        return value
+
+
 Curves = dict[float, dict[int, _Curve]]
 """By share of reads, then by concurrency."""
 
@@ -73,10 +92,8 @@ class ProfileModel:
         self._curves = {kind: _curves(_means(fresh, kind)) for kind in _KINDS}
         self._totals = {kind: _curves(_with_host(fresh, kind)) for kind in _KINDS}
         self._removals = _removals(fresh)
-        self._even = {kind: _evenness(profile, kind, self) for kind in _KINDS}
-        self._nearest_even: dict[tuple[OpKind, int], float] = {}
-        self._spreads = _spreads(fresh)
-        self._nearest: dict[tuple[OpKind, int], tuple[float, ...]] = {}
+        self._evenness = {kind: _BySize(_evenness(profile, kind, self)) for kind in _KINDS}
+        self._shapes = {kind: _BySize(_shapes(fresh, kind)) for kind in _KINDS}
 
     def service_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> int:
         """Mean time of one operation inside system calls, with `concurrency` of them in flight
@@ -94,24 +111,14 @@ class ProfileModel:
     def evenness(self, kind: OpKind, nbytes: int) -> float:
         """1 where all that is in flight goes on at the same pace, 0 where a device serves in the
         order in which it was asked; by the burst of the nearest size, 0 where none was measured."""
-        even = self._even[kind]
-        if not even:
-            return 0.0
-        if (value := self._nearest_even.get((kind, nbytes))) is None:
-            nearest = min(even, key=lambda size: (abs(log(size / nbytes)), size))
-            value = self._nearest_even[kind, nbytes] = even[nearest]
-        return value
+        evenness = self._evenness[kind].nearest(nbytes)
+        return 0.0 if evenness is None else evenness
 
     def spread(self, kind: OpKind, nbytes: int, part: float) -> float:
         """How many times the mean an operation takes, alone, that is longer than a `part` of all:
         by the quantiles of the nearest size that was measured; 1 where there are none."""
-        shapes = self._spreads.get(kind)
-        if not shapes:
-            return 1.0
-        if (shape := self._nearest.get((kind, nbytes))) is None:
-            nearest = min(shapes, key=lambda size: (abs(log(size / nbytes)), size))
-            shape = self._nearest[kind, nbytes] = shapes[nearest]
-        return _quantile(shape, part)
+        shape = self._shapes[kind].nearest(nbytes)
+        return 1.0 if shape is None else _quantile(shape, part)
 
     def depth(self, smallest: int, largest: int) -> int:
         """The highest concurrency up to which both kinds were measured for all sizes from
@@ -124,20 +131,14 @@ class ProfileModel:
                 break
             deepest = concurrency
         if not deepest or any(min(group) > 1 for group in groups):
-            size = smallest if self._covered(smallest, 1) is False else largest
+            size = largest if self.covers(smallest) else smallest
             raise self._outside(OpKind.READ, size, 1)
         return deepest
 
-    def _covered(self, nbytes: int, concurrency: int) -> bool:
-        return all(
-            concurrency in group and group[concurrency].covers(nbytes)
-            for kind in self._curves.values()
-            for group in kind.values()
-        )
-
     def covers(self, nbytes: int) -> bool:
         """Whether nothing has to be extrapolated for objects of this size, one at a time."""
-        return self._covered(nbytes, 1)
+        groups = (group for kind in self._curves.values() for group in kind.values())
+        return all(1 in group and group[1].covers(nbytes) for group in groups)
 
     def _time(
         self, curves: Curves, kind: OpKind, nbytes: int, concurrency: float, read_share: float
@@ -266,20 +267,16 @@ def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int
     return evenness
 
 
-def _spreads(cells: Sequence[Cell]) -> dict[OpKind, dict[int, tuple[float, ...]]]:
+def _shapes(cells: Sequence[Cell], kind: OpKind) -> dict[int, tuple[float, ...]]:
     """For operations that were alone, by size: the quantiles over the mean, such that their own
     mean is 1. What waiting for others adds is the model's to say."""
-    shapes: dict[OpKind, dict[int, tuple[float, ...]]] = {}
+    shapes = {}
     for cell in cells:
-        if cell.concurrency > 1:
-            continue
-        for kind in _KINDS:
-            service = cell.of(kind)
-            if service is None or not service.quantiles_ns or 0 < cell.read_share < 1:
-                continue
+        service = cell.of(kind)
+        alone = cell.concurrency == 1 and not 0 < cell.read_share < 1
+        if alone and service is not None and service.quantiles_ns:
             mean_ns = _mean_of(service.quantiles_ns)
-            shape = tuple(time / mean_ns for time in service.quantiles_ns)
-            shapes.setdefault(kind, {})[cell.object_bytes] = shape
+            shapes[cell.object_bytes] = tuple(time / mean_ns for time in service.quantiles_ns)
     return shapes
 
 

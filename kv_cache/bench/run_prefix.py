@@ -27,7 +27,7 @@ from kv_cache.bench.owner import (
     parse_record,
     run_identity,
 )
-from kv_cache.bench.sweep import Removed
+from kv_cache.bench.removal import Removed
 from kv_cache.core.effect import VANISHED
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.text import to_json

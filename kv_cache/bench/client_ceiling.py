@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config

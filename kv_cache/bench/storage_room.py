@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kv_cache.bench.bucket import check_bucket
 from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.fill import check_fill
 from kv_cache.bench.linux import require_linux
 from kv_cache.bench.memory import check_ram, check_ram_of_ranks
 from kv_cache.bench.path_checks import check_cache_dir, free_bytes, nearest_existing
-from kv_cache.bench.sizing import ram_parts
+from kv_cache.bench.run_prefix import check_bucket
+from kv_cache.bench.tier_sizes import ram_parts
 from kv_cache.config.root import Config
 from kv_cache.config.sections import TiersConfig
 from kv_cache.config.storage_targets import Place, storage_places

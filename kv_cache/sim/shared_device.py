@@ -21,7 +21,7 @@ from math import inf
 
 from kv_cache.core.effect import Chunk, CopyRef, Leg
 from kv_cache.core.kinds import OpKind
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 At = Callable[[int, Callable[[], None]], None]
 OnEnd = Callable[[Leg], None]

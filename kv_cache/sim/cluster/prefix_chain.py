@@ -38,6 +38,14 @@ class PrefixChain:
         assert self.blocks[node] == blocks, "one content has two lengths"
         return node
 
+    def grown(self, node: int, blocks: int) -> int:
+        """A fresh run behind `node`, up to `blocks` of the whole sequence."""
+        return self.fresh(node, blocks - self.end(node))
+
+    def grown_by(self, node: int, name: object, blocks: int) -> int:
+        """The run of that content behind `node`, up to `blocks` of the whole sequence."""
+        return self.named(node, name, blocks - self.end(node))
+
     def end(self, node: int) -> int:
         """Blocks of the whole sequence that ends with `node`."""
         return self.depth[node] + self.blocks[node]

@@ -18,7 +18,7 @@ _SECTORS = (2, 6, 13)
 the third came with Linux 4.18."""
 
 
-class StillWatch:
+class CounterWatch:
     """Looks from `start` to `stop`."""
 
     def __init__(

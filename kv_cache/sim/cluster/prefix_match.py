@@ -7,7 +7,7 @@ must never decide who computes: it finds, and moves content between pools.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.draws import DrawStream, ZipfDraws, gaps_ns, lengths, spans_ns
 
@@ -49,7 +49,7 @@ class _Dialogue:
         self.tokens = tokens
 
 
-class Talks:
+class Dialogues:
     """`reasoning`: tokens that each later turn adds beside its own new ones."""
 
     def __init__(
@@ -102,9 +102,9 @@ class Talks:
         """The turn of `talk` whose prompt has `tokens`, those behind `before` its own."""
         plan, turn, size = talk.plan, talk.turn, self._size
         output = plan.outputs[turn]
-        leaf = self._grown(before, tokens // size)
+        leaf = self._chain.grown(before, tokens // size)
         if turn + 1 < len(plan.prompts):
-            answer_leaf = self._grown(leaf, (tokens + output - 1) // size)
+            answer_leaf = self._chain.grown(leaf, (tokens + output - 1) // size)
             talk.tokens, talk.leaf, talk.answer_leaf = tokens, leaf, answer_leaf
         else:
             answer_leaf = _LAST
@@ -112,10 +112,6 @@ class Talks:
         return ClusterRequest(
             plan.number + turn, plan.session, turn, at_ns, tokens, output, leaf, answer_leaf
         )
-
-    def _grown(self, node: int, blocks: int) -> int:
-        """A run of its own behind `node`, up to `blocks` of the sequence."""
-        return self._chain.fresh(node, blocks - self._chain.end(node))
 
     def _opening(self, plan: _SessionPlan) -> tuple[int, int]:
         """What is shared before the first turn: the node, and tokens with a session's own context,
@@ -134,7 +130,7 @@ class Talks:
         return node, tokens if work.documents else tokens + work.context_tokens
 
     def _shared(self, node: int, name: tuple[str, int], tokens: int) -> int:
-        return self._chain.named(node, name, tokens // self._size - self._chain.end(node))
+        return self._chain.grown_by(node, name, tokens // self._size)
 
 
 def _plans(work: WorkloadSection, seed: Seed) -> Iterator[_SessionPlan]:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
+from kv_cache.sim.cluster.event_loop import ENDS, Loop
 from kv_cache.sim.cluster.links import LinkPath, NetworkLink
-from kv_cache.sim.cluster.loop import ENDS, Loop
 from kv_cache.sim.cluster.transfer import NetworkTransfer
 
 Handler = Callable[[NetworkTransfer], None]

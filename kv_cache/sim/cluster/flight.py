@@ -4,10 +4,10 @@ The phases are those of serving engines: queued, prefill, transfer, decode; load
 prefill. A flight only remembers; instances and the cluster decide.
 """
 
-from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.prefix_match import missing
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready, blocks_of
-from kv_cache.sim.cluster.stack import missing
 
 QUEUED, PREFILL, TRANSFER, DECODE, ENDED = range(5)
 

@@ -25,7 +25,7 @@ class Call(Protocol):
     def so_far(self, now_ns: int) -> Leg: ...
 
 
-class Pulse:
+class StoreCalls:
     """Written by the threads that perform operations, read by whoever watches."""
 
     def __init__(self) -> None:
