@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kv_cache.bench.owner import (
@@ -49,8 +48,8 @@ _TEMPORARY = "kv_cache_"
 
 
 def obtainable_bytes(path: Path, reclaim: str | None = None) -> int:
-    """Free bytes, and those of dead runs' objects in the cache directory `path`: the next run
-    removes them before it begins, those of the host `reclaim` as well."""
+    """Return the free bytes and those of dead runs' objects in the cache directory `path`. The next
+    run removes these before it begins, also those of the host `reclaim`."""
     real = resolve(path, str(path))
     if not real.is_dir():
         return free_bytes(path)
@@ -88,7 +87,7 @@ class CacheDir:
 
     @classmethod
     def temporary(cls, *, run: str) -> Self:
-        """A fresh directory where the system keeps temporary files, removed at the end."""
+        """Return a fresh directory where the system keeps temporary files, removed at the end."""
         _remove_dead_temporary(run)
         with _as_place_error("a temporary cache directory"):
             directory = tempfile.mkdtemp(prefix=_TEMPORARY, dir=temporary_place())
@@ -129,12 +128,7 @@ class CacheDir:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> None:
@@ -244,7 +238,8 @@ def _as_place_error(where: str) -> Iterator[None]:
 
 
 def _lock(cache: int, cache_dir: Path) -> int:
-    """The descriptor of the lock file, locked. FileNotFoundError when its directory is gone."""
+    """Lock the lock file; return its descriptor. Raises FileNotFoundError if its directory is
+    gone."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(LOCK_NAME, flags, 0o644, dir_fd=cache)
@@ -280,7 +275,8 @@ def _unlock(fd: int, cache: int) -> None:
 
 
 def _refuse_foreign_lock(fd: int, file: Path) -> None:
-    """An empty one is a run's that died before it wrote; one with other content is not ours."""
+    """Refuse a lock file that is not ours. An empty one is left by a run that died before it
+    wrote."""
     content = os.pread(fd, RECORD_BYTES, 0)
     if content.strip(b"\0") and parse_record(content) is None:
         raise PlaceError(f"{file}: it exists and is not a lock file of ours; move it away")
@@ -316,14 +312,14 @@ def _in_use_elsewhere(cache_dir: Path, owner: dict[str, Any]) -> str:
 
 
 def _write_record(fd: int, record: dict[str, Any]) -> None:
-    """One write that the next reader sees whole or, after a kill between the calls, not at all."""
+    """Write the record at once: the next reader sees all of it or, after a kill, nothing."""
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(record).encode() + b"\n", 0)
 
 
 def _owned_dirs(cache: int) -> Iterator[tuple[str, int]]:
-    """The subdirectories of runs in an open cache directory: name, and a descriptor until the
-    next."""
+    """Yield each run's subdirectory of an open cache directory: its name, and a descriptor that is
+    open until the next."""
     with os.scandir(cache) as entries:
         runs = [e for e in entries if e.name.startswith(RUN_PREFIX)]
         names = sorted(entry.name for entry in runs if entry.is_dir(follow_symlinks=False))
@@ -366,8 +362,8 @@ def _owner(directory: int) -> dict[str, Any] | None:
 
 
 def _remove_dead_temporary(run: str) -> None:
-    """Remove the temporary cache directories of dead runs: those that hold nothing alive of ours
-    and something dead."""
+    """Remove the temporary cache directories of dead runs: those that hold a dead run's files and
+    no run of ours that is alive."""
     for path in temporary_place().glob(f"{_TEMPORARY}*"):
         try:
             if not any(True for _ in _leftovers(path)):

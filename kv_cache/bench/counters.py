@@ -70,8 +70,8 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
 
 
 def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters:
-    """The counters now; `devices` as `device_of` names them, each once; their counts add up. None
-    given = no device is counted. `disks`: those at the feet of the stack, likewise."""
+    """Read the counters now. `devices`, named as by `device_of`, each once, are added up; none
+    means that no device is counted. `disks`: those at the feet of the stack, likewise."""
     io = _pairs("/proc/self/io")
     process, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
@@ -106,7 +106,8 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
 
 
 def device_of(path: Path) -> str | None:
-    """The name in /proc/diskstats of the disk or partition that holds `path` (or will hold it).
+    """Return the name in /proc/diskstats of the disk or partition that holds `path` (or will hold
+    it).
 
     None where the file system has no block device of its own: tmpfs, overlay, FUSE, network,
     btrfs. Raises PlaceError when the path cannot be looked at.
@@ -135,7 +136,7 @@ def _int(value: str | None) -> int | None:
 
 
 def _kib(value: str | None) -> int | None:
-    """`1234 kB` in bytes."""
+    """Convert `1234 kB` to bytes."""
     return None if value is None else int(value.split()[0]) * KIB
 
 

@@ -47,7 +47,7 @@ class NotCopied:
 
 
 def measure_copies(stop: Callable[[], bool] = lambda: False) -> Copied | NotCopied:
-    """About two seconds."""
+    """Measure for about two seconds."""
     threads = usable_cpus()
     each = max(_LEAST_BYTES, _CACHES * _last_level_cache_bytes()) // threads
     each = -(-each // MIB) * MIB
@@ -73,7 +73,7 @@ def measure_copies(stop: Callable[[], bool] = lambda: False) -> Copied | NotCopi
 
 
 def _rate(pairs: list[tuple["np.ndarray", "np.ndarray"]]) -> float:
-    """Bytes/s of copying each pair by a thread of its own, all at the same time."""
+    """Return bytes/s of copying each pair by a thread of its own, all at the same time."""
     gate = threading.Barrier(len(pairs) + 1)
 
     def copy(source: "np.ndarray", target: "np.ndarray") -> None:
@@ -92,7 +92,7 @@ def _rate(pairs: list[tuple["np.ndarray", "np.ndarray"]]) -> float:
 
 
 def _last_level_cache_bytes() -> int:
-    """0 where the kernel does not say."""
+    """Return the size of the last-level cache; 0 if the kernel does not say."""
     sizes = [0]
     for file in _CACHE_SIZES.glob("index*/size"):
         text = (text_of(file) or "").strip()

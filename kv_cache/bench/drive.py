@@ -13,6 +13,7 @@ from typing import Any
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.transfer import Mover
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import (
     Await,
     Compute,
@@ -38,10 +39,6 @@ from kv_cache.schedule.queue import Queued
 
 OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
-
-
-def _ignore(_: object) -> None:
-    """Nobody is told."""
 
 
 _LONGEST_WAIT_S = 0.5  # nobody waits longer without looking around
@@ -178,7 +175,7 @@ class Drive:
             self._intake, self._open = intake, False
             if self._users is not None:
                 intake.resize(self._users, 0)
-            self._told = self._on_record if told else _ignore
+            self._told = self._on_record if told else ignore
 
     def resize(self, workers: int, users: int | None) -> None:
         """So many workers from now on and, where users make the load, so many users. A worker who

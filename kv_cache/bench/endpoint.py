@@ -34,11 +34,11 @@ def check_endpoint(host: str, port: int) -> None:
 
 
 class Endpoint:
-    """Listens from when it is made until it is closed. `tells` may be changed at any time."""
+    """Listens from its creation until it is closed. `render` may be changed at any time."""
 
-    def __init__(self, host: str, port: int, tells: Text) -> None:
+    def __init__(self, host: str, port: int, render: Text) -> None:
         """Raises PlaceError."""
-        self.tells = tells
+        self.render = render
         self._server = _bound(host, port)
         self._server.text = self._text
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """Nobody is answered any more; whoever is being answered is left behind."""
+        """Stop answering; clients that are being answered are left behind."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -72,7 +72,7 @@ class Endpoint:
         with self._lock:
             now = time.monotonic()
             if self._last is None or now - self._last[0] >= FRESH_S:
-                self._last = now, self.tells().encode()
+                self._last = now, self.render().encode()
             return self._last[1]
 
 

@@ -175,8 +175,8 @@ def fill(
 
 
 def _plan(size_bytes: int, capacities: Sequence[int]) -> tuple[int, list[int]]:
-    """Bytes to write in all, and the area in each directory: its capacity, or its share of a size
-    that is less. Whole pages."""
+    """Return the bytes to write in all, and the area in each directory: its capacity, or its share
+    of a smaller size. Whole pages."""
     whole = sum(capacities)
     size = min(size_bytes or whole, whole)
     areas = [whole_pages(size * each // max(1, whole)) for each in capacities]
@@ -186,7 +186,8 @@ def _plan(size_bytes: int, capacities: Sequence[int]) -> tuple[int, list[int]]:
 def _file_systems(
     areas: Sequence[int], directories: Sequence[Path]
 ) -> Iterator[tuple[int, int, int, Path]]:
-    """Of each file system: its size, what is free, what of the area lies there, a directory."""
+    """Yield for each file system: its size, its free bytes, the bytes of the area on it, a
+    directory."""
     shares: dict[int, int] = {}
     for directory, area in zip(directories, areas, strict=True):
         place = os.stat(nearest_existing(directory)).st_dev
@@ -205,7 +206,7 @@ def _size_of(path: Path) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _DriveFill:
-    """One thread's file: so long, and so many bytes to write to it. `written` is the thread's."""
+    """One thread's file: its length, and the bytes to write to it. `written` is the thread's."""
 
     number: int
     directory: Path
@@ -281,7 +282,7 @@ class _Fill:
         self._parts[0].quota += wanted - sum(part.quota for part in self._parts)
 
     def _part(self, directory: Path, engine: Engine, length: int) -> _DriveFill:
-        """A file of this length, and its share of the bytes to write."""
+        """Return a file of this length, and its share of the bytes to write."""
         return _DriveFill(
             number=len(self._parts),
             directory=directory,
@@ -428,8 +429,8 @@ class _Fill:
 
 
 def _allocate(part: _DriveFill) -> None:
-    """A full disk is known before the first byte. Without O_DIRECT: where a file system cannot
-    allocate, the C library writes a byte to each block instead."""
+    """Allocate the file, so that a full disk is known before the first byte. Without O_DIRECT: if a
+    file system cannot allocate, the C library writes a byte to each block instead."""
     part.path.parent.mkdir(exist_ok=True)
     fd = os.open(part.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     status = os.fstat(fd)
@@ -441,7 +442,7 @@ def _allocate(part: _DriveFill) -> None:
 
 
 def _cut(area: int, most: int) -> list[int]:
-    """Lengths of the files of an area: of about one size, none below a block."""
+    """Return the lengths of an area's files: all about one size, none below a block."""
     pages, count = area // PAGE_BYTES, max(1, min(most, area // BLOCK_BYTES))
     ends = [pages * part // count * PAGE_BYTES for part in range(count + 1)]
     return [end - begin for begin, end in pairwise(ends) if end > begin]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.exits import Exit
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
@@ -47,13 +48,13 @@ class Stop(threading.Event):
 
 
 class Interrupts:
-    """The first signal that came. `stop` is set by it; whoever has to do something at once sets
-    `on_signal`, which must not take a lock that the main thread may hold."""
+    """The first signal that came. It sets `stop` and calls `on_signal`, for what has to happen at
+    once; that must not take a lock that the main thread may hold."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.stop = Stop()
-        self.on_signal: Callable[[], None] = _nothing
+        self.on_signal: Callable[[], None] = ignore
 
     @property
     def name(self) -> str | None:
@@ -70,7 +71,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Within it a signal only leaves a note, so that what was made can be removed in peace."""
+    """Only note signals while the context lasts, so that files can be removed in peace."""
     caught = Interrupts()
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -89,7 +90,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 
 def taken_over() -> list[signal.Signals]:
-    """The signals to take over: all, but for a SIGHUP that `nohup` has set to be ignored."""
+    """Return the signals to take over: all, except a SIGHUP that `nohup` has set to be ignored."""
     ignored = _HANGUP is not None and signal.getsignal(_HANGUP) is signal.SIG_IGN
     return [number for number in EXITS if number is not _HANGUP or not ignored]
 
@@ -106,7 +107,3 @@ def drop_dead_terminal() -> None:
                 nowhere = os.open(os.devnull, os.O_RDWR)
                 os.dup2(nowhere, fd)
                 os.close(nowhere)
-
-
-def _nothing() -> None:
-    """Nothing listens."""

@@ -34,8 +34,8 @@ class _Look:
 
 
 class MachineMonitor:
-    """`sample` once a tick, always from the same thread; the first tells of the time since this
-    was made."""
+    """`sample` once a tick, always from the same thread; the first sample covers the time since the
+    creation."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class MachineMonitor:
 
 
 def gpu_used_bytes(numbers: Sequence[int]) -> Callable[[], int | None] | None:
-    """Asks for the memory in use, by anybody, on these CUDA devices together, through the library
-    that the GPU tier has imported already; None where it has imported none."""
+    """Return a function that returns the memory in use on these CUDA devices together, through the
+    library that the GPU tier has imported already; None if it has imported none."""
     libraries = {"torch": _torch_used, "cupy": _cupy_used}
     imported = next((name for name in libraries if name in sys.modules), None)
     if imported is None or not numbers:
@@ -120,7 +120,7 @@ def _cupy_used(cupy: Any, number: int) -> int:
 
 
 def _sum(values: Iterable[int]) -> int | None:
-    """None where the driver refuses; a run does not end for that."""
+    """Add the values up; None if the driver refuses, as a run does not end for that."""
     try:
         return sum(values)
     except RuntimeError:
@@ -168,7 +168,7 @@ def _devices(
 
 
 def _backwards(moved: DiskStats) -> bool:
-    """The device was taken away, and one of the same name came."""
+    """Whether a counter ran backwards: the device was taken away, and one of the same name came."""
     return any(getattr(moved, name) < 0 for name in DiskStats.__slots__ if name != "in_flight")
 
 

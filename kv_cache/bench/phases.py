@@ -187,7 +187,8 @@ class Phases:
         self._witness.close_window()
 
     def _wait_for_others(self) -> None:
-        """Until all open together, the windows are those of a warm-up without requests."""
+        """Wait until all open together; until then the windows are those of a warm-up without
+        requests."""
         if self._together is None:
             return
         self._state.phase, self._state.recorder.edges.measure_start_ns = "waiting", _NOT_YET_NS
@@ -205,7 +206,7 @@ class Phases:
             log.warning("--enable-latency-tracing: %s", reason)
 
     def _end_tracing(self) -> None:
-        """After a signal nothing waits until bpftrace has printed."""
+        """End tracing; after a signal nothing waits until bpftrace has printed."""
         tracer = self._machine.tracer
         if tracer is None:
             return
@@ -259,8 +260,8 @@ class Phases:
 
 
 def _round_of(windows: Sequence[Window]) -> Round:
-    """A p95 is the median of the windows', as percentiles do not add up, where the round has enough
-    operations for one."""
+    """Summarise the windows of a round. Its p95 is the median of the windows', as percentiles do
+    not add up; None if there are too few operations for one."""
     sides = {
         kind: [w.ops[Tier.NVME, kind] for w in windows if (Tier.NVME, kind) in w.ops]
         for kind in (OpKind.READ, OpKind.WRITE)

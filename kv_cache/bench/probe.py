@@ -112,7 +112,8 @@ class ProbePlan:
 
 
 def objects_needed(concurrency: int) -> int:
-    """Count the objects that give every thread something unread to read, and room to write."""
+    """Count the objects that give every thread something unread to read, and room to
+    write."""
     return (LEAST_PER_THREAD + 1) * concurrency
 
 
@@ -140,8 +141,8 @@ class Probed:
 
 
 class _Objects:
-    """The copies of one size: those that nobody has read since they were written, the others, and
-    free places."""
+    """The copies of one size: those not read since they were written, the others, and free
+    places."""
 
     def __init__(self, nbytes: int, places: int, random: Random, first_id: int) -> None:
         self._nbytes = nbytes
@@ -190,7 +191,7 @@ class _Objects:
             self.used.append(ref)
 
     def lost(self) -> None:
-        """A copy could not be written: its place is free."""
+        """Free the place of a copy that could not be written."""
         with self._lock:
             self._places += 1
 
@@ -255,7 +256,7 @@ class StorageProbe:
             answered(f"closing files in {self._root}", self._store.close, ANSWER_S)
 
     def run(self) -> Probed:
-        """Everything of the plan, or until `stop`."""
+        """Measure everything of the plan, or until `stop`."""
         devices = [name for name in (device_of(self._root),) if name is not None]
         before = read_counters(devices)
         moved = {OpKind.READ: 0, OpKind.WRITE: 0}
@@ -275,7 +276,7 @@ class StorageProbe:
         return self.probed
 
     def _one_size(self, nbytes: int, moved: dict[OpKind, int], *, whole: bool) -> None:
-        """`whole`: all of the arena is written, and not only as much as is soon read."""
+        """Measure one size. `whole`: write all of the arena, and not only what is soon read."""
         places = self._plan.capacity_bytes // nbytes
         objects = _Objects(nbytes, places, self._random, self._ids)
         self._fill(objects, nbytes, moved, whole=whole)
@@ -298,7 +299,7 @@ class StorageProbe:
     def _fill(
         self, objects: _Objects, nbytes: int, moved: dict[OpKind, int], *, whole: bool
     ) -> None:
-        """Objects for the first step, at least as many as any step needs."""
+        """Write objects for the first step, at least as many as any step needs."""
         self._say(f"{human_bytes(nbytes)}: writing data")
         until_ns = self._clock.now_ns() + s_to_ns(2 * self._plan.step_s)
         needed = objects_needed(max(self._plan.concurrencies))
@@ -372,7 +373,8 @@ class StorageProbe:
             self.probed.cells.append(cell)
 
     def _bursts(self, objects: _Objects, nbytes: int, moved: dict[OpKind, int]) -> None:
-        """Several at the same instant, some times; nothing where there are too few objects."""
+        """Begin several operations at the same instant, a few times; do nothing if there are too
+        few objects."""
         within = [c for c in self._plan.concurrencies if 1 < c <= BURST_CONCURRENCY]
         if not within or self._stop.is_set():
             return
@@ -399,7 +401,7 @@ class StorageProbe:
     def _burst(
         self, objects: _Objects, kind: OpKind, count: int, moved: dict[OpKind, int]
     ) -> list[int]:
-        """One round: how long each took, in the device."""
+        """Do one round; return how long each operation took in the device."""
         ops: list[Op] = []
         for _ in range(count):
             if kind is OpKind.READ:
@@ -430,8 +432,8 @@ class StorageProbe:
         objects: _Objects,
         moved: dict[OpKind, int],
     ) -> tuple[list[list[Leg]], list[str]]:
-        """Let so many threads do what `job` says until it says nothing: what each has done, in
-        order, and the reasons of what failed."""
+        """Let N threads perform what `job` returns until it returns None. Returns what each has
+        done, in order, and the reasons of what failed."""
         done: list[list[Leg]] = [[] for _ in range(threads)]
         errors: list[str] = []
 
@@ -488,8 +490,8 @@ def summarise(
     repeated: bool,
     deletes: Sequence[int] = (),
 ) -> Cell | None:
-    """One point of the grid from what each thread did; None where they were never all at work, or
-    one kind that should be there was not counted."""
+    """Compute one point of the grid from what each thread did; None if they were never all at work,
+    or one kind that should be there was not counted."""
     if any(len(legs) < 2 for legs in done):
         return None
     from_ns = max(legs[0].finished_ns for legs in done)
@@ -547,7 +549,7 @@ _COLUMNS = (
 
 
 def table(probed: Probed) -> str:
-    """The grid for a person: one line a size and concurrency."""
+    """Format the grid for people: one line for each size and concurrency."""
     points: dict[tuple[int, int], dict[str, Cell]] = {}
     for cell in probed.cells:
         step = {0.0: "write", 0.5: "mixed", 1.0: "first"}.get(cell.read_share, "other")

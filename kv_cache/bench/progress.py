@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from kv_cache.config.root import Config
+from kv_cache.core.callbacks import ignore
 from kv_cache.metrics.slo import Promise
 
 if TYPE_CHECKING:
@@ -57,11 +58,7 @@ class _Silent:
     def run(
         self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
     ) -> AbstractContextManager[Callable[["RealRun"], None]]:
-        return nullcontext(_ignore)
-
-
-def _ignore(_: object) -> None:
-    """Nobody looks."""
+        return nullcontext(ignore)
 
 
 SILENT: Progress = _Silent()

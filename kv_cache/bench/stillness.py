@@ -34,7 +34,7 @@ class ThreadStillness:
         where there is no such thread."""
 
     def look(self) -> float:
-        """Seconds for which the kernel has not once switched to the thread."""
+        """Return seconds for which the kernel has not once switched to the thread."""
         fields = self._fields()
         self.state = fields.get("State", "")[:1]
         seen = tuple(fields.get(f"{kind}_ctxt_switches", "") for kind in _KINDS)

@@ -57,7 +57,7 @@ class StorageAnswers:
         return len(self.pulse.waiting(self._clock.now_ns()))
 
     def are_missing(self) -> bool:
-        """Whether storage has let all operations that it holds stand still for too long."""
+        """Whether none of the operations that storage holds has moved for too long."""
         if self.silence is not None:
             return True
         waiting = self.pulse.waiting(self._clock.now_ns())

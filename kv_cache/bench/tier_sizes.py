@@ -36,7 +36,7 @@ def real_gpu(config: Config) -> bool:
 
 
 def ram_parts(config: Config) -> Mapping[str, int]:
-    """Bytes of RAM that a run takes, by what takes them."""
+    """Return the bytes of RAM that a run takes, by what takes them."""
     gpu = gib_to_bytes(config.tiers.gpu_gib) * config.tiers.num_gpus
     pool = (config.io.load_buffers + config.io.store_buffers) * config.io.buffer_mib * MIB
     return {
@@ -49,13 +49,11 @@ def ram_parts(config: Config) -> Mapping[str, int]:
 def size_tiers(
     config: Config, ranks_here: int = 1, *, available: int | None = None
 ) -> tuple[Config, tuple[str, ...]]:
-    """The configuration with the sizes of its tiers, and what is to be said of them.
-
-    Sizes that nobody gave are the reference's (16 GiB of GPU memory a card, 32 GiB of CPU memory)
-    in virtual time and where there is RAM for them. Else the GPU tier is left out, if it would be
-    emulated in RAM, and the CPU tier takes up to `SHARE` of what may be used. `available` None asks
-    the system; of several ranks on a machine each counts on its part of all the RAM.
-    """
+    """Return the configuration with the sizes of its tiers, and warnings about them. Sizes that are
+    not set are the reference's (16 GiB of GPU memory a card, 32 GiB of CPU memory) in virtual time
+    and if there is RAM for them. Else the GPU tier is left out, if it would be emulated in RAM, and
+    the CPU tier takes up to `SHARE` of what may be used. `available` None asks the system; of
+    several ranks on a machine each counts on its part of all the RAM."""
     tiers = config.tiers
     sized = replace(config, tiers=_as_the_reference(config))
     if config.run.virtual_time or sized.tiers == tiers:
@@ -84,7 +82,7 @@ def size_tiers(
 
 
 def _as_the_reference(config: Config) -> TiersConfig:
-    """The reference's sizes where none are given, within the limits of the site."""
+    """Set the reference's sizes if none are set, within the limits of the site."""
     tiers, limits = config.tiers, config.validation_limits
     gpu, cpu = tiers.gpu_mem_gib, tiers.cpu_mem_gib
     return replace(
@@ -109,12 +107,13 @@ def _smaller(config: Config, given: Config, usable: int) -> Config:
 
 
 def _part_of_all(ranks: int) -> int:
-    """Not of what is left: another rank may have taken its own already."""
+    """Return one rank's part of all RAM, not of what is left: another rank may have taken its own
+    already."""
     return int(psutil.virtual_memory().total) // ranks
 
 
 def _fill_buffers(config: Config) -> int:
-    """Bytes that a fill takes: it ends before the run's own are taken."""
+    """Return bytes that a fill takes: it ends before the run's own are taken."""
     if not config.precondition.enabled:
         return 0
     return (config.precondition.threads or os.cpu_count() or 1) * 4 * MIB

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from kv_cache.bench.bpftrace_program import ATTACHED, CLOSE, OPEN, kernel_number, missing, program
@@ -56,12 +55,7 @@ class Tracer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end((signal.SIGKILL,))
 
     def start(self) -> str | None:
@@ -176,8 +170,8 @@ class Tracer:
 
 
 def why_not(devices: Sequence[str]) -> str | None:
-    """Why these devices cannot be traced here, as one sentence, as far as it shows before trying;
-    None = nothing is known against it."""
+    """Return why these devices cannot be traced here, as one sentence, as far as it shows before
+    trying; None = nothing is known against it."""
     if not devices:
         return "the storage tier lies on no block device that the kernel counts"
     if os.geteuid() != 0:
@@ -189,8 +183,8 @@ def why_not(devices: Sequence[str]) -> str | None:
 
 
 def request_devices(device: str, sysfs: Path = Path("/sys")) -> list[str]:
-    """Where the requests of a device are seen: those of a partition at its disk, those of a device
-    that is made of others (mapper, RAID) at its parts."""
+    """Return where the requests of a device are seen: those of a partition at its disk, those of a
+    device that is made of others (mapper, RAID) at its parts."""
     directory = (sysfs / "class/block" / device).resolve()
     parts = sorted(path.name for path in directory.glob("slaves/*"))
     if parts:
@@ -221,7 +215,7 @@ def _mortal() -> list[str]:
 
 
 def _seeing_tracepoints() -> list[str]:
-    """The start of a command that sees them, where this process does not."""
+    """Return the start of a command that sees them, where this process does not."""
     if any(Path(root, "events/block").is_dir() for root in _TRACEFS):
         return []
     mount = f'mount -t tracefs tracefs {_TRACEFS[0]} && exec "$@"'
@@ -229,7 +223,7 @@ def _seeing_tracepoints() -> list[str]:
 
 
 def _tracepoints() -> tuple[set[str], str | None]:
-    """Their names, `block:block_rq_issue`; or why they cannot be seen."""
+    """Return their names, `block:block_rq_issue`; or why they cannot be seen."""
     look = f"cd {_TRACEFS[0]}/events 2>/dev/null || cd {_TRACEFS[1]}/events || exit; "
     listed = subprocess.run(
         [*_seeing_tracepoints(), "sh", "-c", look + "ls -d block/block_* syscalls/sys_*"],
@@ -251,8 +245,8 @@ def _version() -> str | None:
 
 
 def _content(fd: int) -> str:
-    """All that was written so far. Opened anew, as the child shares the offset of `fd`, and read
-    by no system call that is traced."""
+    """Return all that was written so far. Opened anew, as the child shares the offset of `fd`, and
+    read by no system call that is traced."""
     return Path(f"/proc/self/fd/{fd}").read_text(errors="replace")
 
 

@@ -99,7 +99,7 @@ class _LegTimer:
         self._last_ns = now_ns
 
     def leg(self, nbytes: int) -> Leg:
-        """The whole leg, which ends here."""
+        """Return the whole leg, which ends here."""
         if self.calling and self.on_storage:  # the call failed, and so it ended too
             self._pulse.ended(self._last_ns, self._clock.now_ns())
         self._pulse.leave(self)

@@ -173,14 +173,14 @@ class Witness:
         return {"run": asdict(run), "window": asdict(window)}
 
     def gaps(self, start_ns: int, end_ns: int) -> dict[str, Any]:
-        """Times in a window in which storage stood still. The counters are those of the disks at
-        the feet, else of the devices above, if all of storage lies on such."""
+        """Return times in a window in which storage stood still. The counters are those of the
+        disks at the feet, else of the devices above, if all of storage lies on such."""
         silences = self._pulse.silences(self._clock.now_ns())
         gaps = find_gaps(silences, self._still.stretches(), start_ns, end_ns)
         return {"counted": self._still.counted, "found": gap_rows(gaps, start_ns)}
 
     def evidence(self) -> dict[str, Any]:
-        """The sections that only the machine can fill."""
+        """Return the sections that only the machine can fill."""
         window = self._closed - self._opened
         link = _link(self._config, self._devices if self._accounted else ())
         wall_s, monotonic_ns = (
@@ -220,7 +220,7 @@ def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, i
 
 
 def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:
-    """What all devices together can carry, where it is given or all of them tell."""
+    """Return what all devices together can carry, where it is given or all of them tell."""
     if config.link_gbytes_per_s:
         return config.link_gbytes_per_s * 1e9, "passport.link_gbytes_per_s"
     links = [link_of(device) for device in devices]

@@ -36,7 +36,8 @@ class TierModel:
     servers: int = 1
 
     def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int:
-        """Time on one server: latency plus bytes over that server's share of the bandwidth."""
+        """Return time on one server: latency plus bytes over that server's share of the
+        bandwidth."""
         if kind is OpKind.READ:
             latency, rate = self.read_latency_ns, self.read_bytes_per_s
         else:
@@ -72,5 +73,5 @@ class Devices:
 
 
 def asked(ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
-    """One side of an operation of which nobody knows yet how long it takes."""
+    """Return one side of an operation whose duration is not known yet."""
     return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())

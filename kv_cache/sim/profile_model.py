@@ -44,8 +44,8 @@ class _Curve:
         return self.sizes[0] <= nbytes <= self.sizes[-1]
 
     def log_ns(self, nbytes: int) -> float:
-        """Inside; outside, smaller objects take what the smallest does, and larger ones have the
-        largest's bandwidth."""
+        """Interpolate; outside, smaller objects take what the smallest does, and larger ones have
+        the largest's bandwidth."""
         if nbytes <= self.sizes[0]:
             return self._times[0]
         if nbytes > self.sizes[-1]:
@@ -96,32 +96,33 @@ class ProfileModel:
         self._shapes = {kind: _BySize(_shapes(fresh, kind)) for kind in _KINDS}
 
     def service_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> int:
-        """Mean time of one operation inside system calls, with `concurrency` of them in flight
-        (itself included), of which `read_share` are reads. Raises OutsideProfileError."""
+        """Return mean time of one operation inside system calls, with `concurrency` of them in
+        flight (itself included), of which `read_share` are reads. Raises OutsideProfileError."""
         return round(self._time(self._curves[kind], kind, nbytes, concurrency, read_share))
 
     def total_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> float:
-        """The same with the host's share: how long a thread is busy with it."""
+        """Return the same with the host's share: how long a thread is busy with it."""
         return self._time(self._totals[kind], kind, nbytes, concurrency, read_share)
 
     def removal_ns(self, nbytes: int) -> int:
-        """Mean time of a delete; 0 where none was measured."""
+        """Return mean time of a delete; 0 where none was measured."""
         return 0 if self._removals is None else round(exp(self._removals.log_ns(nbytes)))
 
     def evenness(self, kind: OpKind, nbytes: int) -> float:
-        """1 where all that is in flight goes on at the same pace, 0 where a device serves in the
-        order in which it was asked; by the burst of the nearest size, 0 where none was measured."""
+        """Return 1 if all that is in flight proceeds at the same pace, 0 if the device serves in
+        the order in which it was asked; by the burst of the nearest size, 0 if none was
+        measured."""
         evenness = self._evenness[kind].nearest(nbytes)
         return 0.0 if evenness is None else evenness
 
     def spread(self, kind: OpKind, nbytes: int, part: float) -> float:
-        """How many times the mean an operation takes, alone, that is longer than a `part` of all:
-        by the quantiles of the nearest size that was measured; 1 where there are none."""
+        """Return how many times the mean an operation takes, alone, that is longer than a `part` of
+        all: by the quantiles of the nearest size that was measured; 1 where there are none."""
         shape = self._shapes[kind].nearest(nbytes)
         return 1.0 if shape is None else _quantile(shape, part)
 
     def depth(self, smallest: int, largest: int) -> int:
-        """The highest concurrency up to which both kinds were measured for all sizes from
+        """Return the highest concurrency up to which both kinds were measured for all sizes from
         `smallest` to `largest` bytes. Raises OutsideProfileError where there is none."""
         groups = [curves for kind in self._curves.values() for curves in kind.values()]
         deepest = 0
@@ -181,7 +182,7 @@ class ProfileModel:
         )
 
     def _extents(self) -> Iterator[str]:
-        """`256 KiB to 80.0 MiB at concurrency 1 to 16`, for each range of sizes."""
+        """Yield `256 KiB to 80.0 MiB at concurrency 1 to 16`, for each range of sizes."""
         ranges: dict[tuple[int, int], list[int]] = {}
         for kind in self._curves.values():
             for group in kind.values():
@@ -207,8 +208,8 @@ def _means(cells: Sequence[Cell], kind: OpKind) -> Points:
 
 
 def _with_host(cells: Sequence[Cell], kind: OpKind) -> Points:
-    """A thread is busy with an operation for `concurrency / in_flight` of its time in the device;
-    where it made room by a delete, that took its part."""
+    """Yield times with the host's share. A thread is busy with an operation for `concurrency /
+    in_flight` of its time in the device; if it made room by a delete, that took its part."""
     for cell, mean_ns in _means(cells, kind):
         reads = cell.reads.mean_ns if cell.reads is not None else 0
         writes = cell.writes.mean_ns if cell.writes is not None else 0
@@ -230,7 +231,7 @@ def _curves(points: Points) -> Curves:
 
 
 def _removals(cells: Sequence[Cell]) -> _Curve | None:
-    """Deletes by size, whatever else was in flight."""
+    """Build the curve of deletes by size, whatever else was in flight."""
     sums: dict[int, list[tuple[int, int]]] = {}
     for cell in cells:
         if cell.deletes is not None:
@@ -247,8 +248,8 @@ def _removals(cells: Sequence[Cell]) -> _Curve | None:
 
 
 def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int, float]:
-    """By size, how far the mean of a burst lies from that of a device in order, on the way to that
-    of one where all end together."""
+    """Compute by size how far the mean of a burst is from that of a device in order, on the way to
+    that of one where all end together."""
     evenness = {}
     share = 1.0 if kind is OpKind.READ else 0.0
     for burst in profile.bursts:
@@ -268,8 +269,8 @@ def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int
 
 
 def _shapes(cells: Sequence[Cell], kind: OpKind) -> dict[int, tuple[float, ...]]:
-    """For operations that were alone, by size: the quantiles over the mean, such that their own
-    mean is 1. What waiting for others adds is the model's to say."""
+    """Compute by size, for operations that were alone, the quantiles over the mean, such that their
+    own mean is 1. What waiting for others adds is the model's to say."""
     shapes = {}
     for cell in cells:
         service = cell.of(kind)
@@ -284,7 +285,7 @@ _PARTS = (0.0, *(percent / 100 for percent in QUANTILES), 1.0)
 
 
 def _quantile(shape: Sequence[float], part: float) -> float:
-    """Straight lines between the quantiles, level beyond the first and the last."""
+    """Interpolate between the quantiles, level beyond the first and the last."""
     at = bisect_left(_PARTS, part)
     if at == 0:
         return shape[0]
@@ -302,7 +303,7 @@ def _mean_of(quantiles: Sequence[int]) -> float:
 
 
 def _neighbours(values: Sequence[float], value: float) -> tuple[float, float]:
-    """The measured values on both sides; the same twice where it was measured itself."""
+    """Return the measured values on both sides; the same twice where it was measured itself."""
     at = bisect_left(values, value)
     return (values[at], values[at]) if values[at] == value else (values[at - 1], values[at])
 

@@ -77,7 +77,7 @@ class SharedDevice:
         """Operations that were in the device or waited for it, at most."""
 
     def bind(self, at: At) -> None:
-        """`at` calls an action at an instant of the virtual clock."""
+        """Set the clock: `at` calls an action at an instant of it."""
         self._at = at
 
     def ask(self, ref: CopyRef, kind: OpKind, now_ns: int, on_end: OnEnd) -> None:
@@ -115,7 +115,7 @@ class SharedDevice:
         self._waiting = kept
 
     def _spend(self, now_ns: int) -> None:
-        """What was done since the last look, at the pace that was set then."""
+        """Account for what was done since the last look, at the pace that was set then."""
         passed = now_ns - self._since_ns
         self._since_ns = now_ns
         if not passed:
@@ -125,7 +125,8 @@ class SharedDevice:
             one.device_ns += passed * self._time_of(one)[1]
 
     def _time_of(self, one: _Going, *, alone: bool = False) -> tuple[float, float]:
-        """Its mean time as things are, or alone, and the part of it inside the device."""
+        """Return an operation's mean time as things are, or alone, and the part of it inside the
+        device."""
         depth, reads = len(self._going), self._count[OpKind.READ]
         if alone:
             depth, reads = 1, int(one.kind is OpKind.READ)

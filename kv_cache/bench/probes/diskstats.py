@@ -46,7 +46,8 @@ _COUNTERS = tuple(field.name for field in fields(DiskStats) if field.name != "in
 
 
 def read_diskstats(devices: Sequence[str], root: Path = Path("/")) -> dict[str, DiskStats] | None:
-    """By device; None where one of them is not there, as the others alone would mislead."""
+    """Read the counters by device; None if one of them is missing, as the others alone would
+    mislead."""
     stats = parse(text_of(root / "proc/diskstats") or "", devices) if devices else {}
     return stats if stats and len(stats) == len(set(devices)) else None
 

@@ -58,7 +58,7 @@ _RTLD_DI_LINKMAP = 2
 
 
 def look(directory: Path | None = None) -> dict[str, Any]:
-    """The section `interposed` of a passport's evidence.
+    """Return the section `interposed` of a passport's evidence.
 
     `directory` is where a temporary file without a name is written, synced and dropped (256 KiB
     to 16 MiB: not inside a window whose bytes are counted); None writes nothing. `disagreeing`
@@ -85,12 +85,13 @@ def executable() -> str:
 
 
 def is_c_library(path: str) -> bool:
-    """By the file's name: glibc, musl and their loaders."""
+    """Whether a file is glibc, musl or one of their loaders, by its name."""
     return _C_LIBRARY.fullmatch(os.path.basename(path)) is not None
 
 
 def foreign_symbols(symbols: Mapping[str, str], program: str) -> list[str]:
-    """The calls that neither the C library nor the program itself (linked statically) provides."""
+    """Return the calls that neither the C library nor the program itself (linked statically)
+    provides."""
     return sorted(
         name for name, path in symbols.items() if path != program and not is_c_library(path)
     )
@@ -177,7 +178,7 @@ def _object_at(loader: ctypes.CDLL, address: int) -> str | None:
 
 
 def _loaded_objects(loader: ctypes.CDLL) -> Iterator[str]:
-    """All but the executable, in the order in which the loader looks for a name."""
+    """Yield all but the executable, in the order in which the loader looks for a name."""
     program = loader.dlopen(None, _RTLD_LAZY_NOLOAD)
     first = ctypes.POINTER(_Loaded)()
     try:
@@ -195,7 +196,8 @@ def _loaded_objects(loader: ctypes.CDLL) -> Iterator[str]:
 
 
 def _canaries(directory: Path | None) -> tuple[list[str] | None, list[str] | None, str | None]:
-    """Who disagrees on a bad descriptor and on a real file, and why one was not tried."""
+    """Return the calls that disagree on a bad descriptor and on a real file, and why one was not
+    tried."""
     numbers = _NUMBERS.get(platform.machine())
     if numbers is None:
         return None, None, f"the system calls of {platform.machine()} have no number here"
@@ -213,7 +215,7 @@ def _canaries(directory: Path | None) -> tuple[list[str] | None, list[str] | Non
 
 
 def on_a_bad_descriptor(numbers: Mapping[str, int]) -> list[str]:
-    """The calls that do not refuse a descriptor that cannot exist just as the kernel does.
+    """Return the calls that do not refuse a descriptor that cannot exist just as the kernel does.
 
     Where a kernel lacks a call (ENOSYS) or a sandbox forbids it, both say so and agree.
     """
@@ -225,7 +227,8 @@ def on_a_bad_descriptor(numbers: Mapping[str, int]) -> list[str]:
 
 
 def on_a_real_file(numbers: Mapping[str, int], directory: Path) -> list[str] | None:
-    """The calls that do not have the effect on a file's pages that their bare system call has.
+    """Return the calls that do not have the effect on a file's pages that their bare system call
+    has.
 
     None where the bare calls have none either, so that nothing can be compared (memory file
     systems, some network ones). Raises OSError where the file cannot be written.
@@ -276,7 +279,7 @@ def _library_calls() -> Mapping[str, Callable[[int], None]]:
 
 
 def _raw(numbers: Mapping[str, int], name: str, fd: int) -> None:
-    """The system call, past the library's function of its name. Raises OSError."""
+    """Make the system call, past the library's function of its name. Raises OSError."""
     more = (0, 0, os.POSIX_FADV_DONTNEED) if name == "posix_fadvise" else ()
     values = [ctypes.c_long(value) for value in (numbers[name], fd, *more)]
     if libc().syscall(*values) != 0:
@@ -318,5 +321,5 @@ def libraries(maps: str | None) -> list[str] | None:
 
 
 def _is_file(name: str) -> bool:
-    """Not `[vdso]`, shared memory or an anonymous file."""
+    """Whether a mapping is of a file: not `[vdso]`, shared memory or an anonymous file."""
     return name.startswith("/") and not name.startswith(("/memfd:", "/dev/", "/SYSV"))

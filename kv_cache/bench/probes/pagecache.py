@@ -39,7 +39,7 @@ class PageStates:
 
 @cache
 def libc() -> ctypes.CDLL:
-    """The C library as the program sees it, interposed functions included. Calls release the
+    """Return the C library as the program sees it, interposed functions included. Calls release the
     interpreter lock. Raises OSError in a statically linked Python."""
     library = ctypes.CDLL(None, use_errno=True)
     address, size = ctypes.c_void_p, ctypes.c_size_t
@@ -85,7 +85,8 @@ def page_states(fd: int, offset: int, nbytes: int) -> PageStates | None:
 
 
 def _file_system(fd: int) -> int | None:
-    """Its magic number, the first word of a `struct statfs` (at most 120 bytes long)."""
+    """Return the file system's magic number, the first word of a `struct statfs` (at most 120
+    bytes)."""
     status = (ctypes.c_ulong * 32)()
     return None if libc().fstatfs(fd, ctypes.byref(status)) else status[0] & 0xFFFFFFFF
 
@@ -130,7 +131,7 @@ class PageCacheSampler:
         self._descriptors = {True: 0, False: 0}
 
     def before(self, spans: Sequence[Span]) -> SampledPages | None:
-        """The state before a load, if it is this one's turn and the kernel tells."""
+        """Look before a load; None if it is not this load's turn, or the kernel does not say."""
         if next(self._turn) % self._every:
             return None
         resident = _resident(spans)
@@ -140,7 +141,7 @@ class PageCacheSampler:
         return SampledPages(pages, resident, all(is_direct(span.fd) for span in spans))
 
     def after(self, sampled: SampledPages, spans: Sequence[Span]) -> None:
-        """The same load has ended well."""
+        """Look after the same load, which has ended well."""
         resident = _resident(spans)
         if resident is None:
             return
@@ -152,7 +153,7 @@ class PageCacheSampler:
             self._descriptors[sampled.direct] += 1
 
     def section(self) -> dict[str, Any]:
-        """The section `page_cache` of the evidence."""
+        """Return the section `page_cache` of the evidence."""
         with self._lock:
             return {
                 "sampled_objects": self._objects,

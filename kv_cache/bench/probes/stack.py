@@ -110,8 +110,8 @@ def stack_of(
     *,
     here: Callable[[str], bool | None] = is_here,
 ) -> Stack:
-    """The stack below these directories, or where they will be made. `root` is where /proc and
-    /sys are; `here` says whether a URL's host is this machine."""
+    """Return the stack below these directories, or where they will be made. `root` is where /proc
+    and /sys are; `here` says whether a URL's host is this machine."""
     walk = _Walk(root, here)
     feet = [foot for directory in directories for foot in walk.file(directory, _Way((), ()))]
     return Stack(
@@ -159,7 +159,7 @@ class _Walk:
     # --- files ---------------------------------------------------------------------------------
 
     def file(self, path: Path, way: _Way) -> Iterator[Foot]:
-        """Feet of the file system that holds `path`."""
+        """Yield feet of the file system that holds `path`."""
         real, number = self._look_up(path)
         mount = mount_of(real, number, self._mounts)
         if mount is None:
@@ -180,8 +180,9 @@ class _Walk:
             yield way.unseen("this file system has no block device of this machine")
 
     def _look_up(self, path: Path) -> tuple[str, str]:
-        """The path without symbolic links, or its nearest ancestor that is there, and the number
-        of its device. A recorded tree has no such files: there the path stands as it is."""
+        """Return the path without symbolic links, or its nearest ancestor that exists, and the
+        number of its device. A recorded tree has no such files: there the path is taken as it
+        is."""
         if self._root != Path("/") or "\0" in str(path):
             return str(path), ""
         real = os.path.realpath(path)
@@ -194,7 +195,7 @@ class _Walk:
         return real, f"{os.major(number)}:{os.minor(number)}"
 
     def _btrfs(self, mount: Mount, way: _Way) -> Iterator[Foot]:
-        """All devices of the file system that the mount's source is one of."""
+        """Yield all devices of the file system that the mount's source is one of."""
         source = Path(mount.source).name
         for directory in sorted((self._root / "sys/fs/btrfs").glob("*/devices")):
             members = sorted(path.name for path in directory.iterdir())
@@ -208,7 +209,7 @@ class _Walk:
     # --- devices -------------------------------------------------------------------------------
 
     def device(self, name: str, way: _Way) -> Iterator[Foot]:
-        """Feet of a block device."""
+        """Yield feet of a block device."""
         way = way.down(name)
         directory = self._sysfs(name)
         if directory is None:
@@ -259,7 +260,8 @@ class _Walk:
             yield from self.file(Path(path), way)
 
     def _changes_bytes(self, name: str, own: Path, members: Sequence[str]) -> Iterator[str]:
-        """Why bytes of the members do not add up to those of the device; nothing if they do."""
+        """Yield why bytes of the members do not add up to those of the device; nothing if they
+        do."""
         level = (text_of(own / "md/level") or "").strip()
         uuid = text_of(own / "dm/uuid")
         if level:
@@ -273,14 +275,15 @@ class _Walk:
             yield f"{name} is a logical volume with parts (mirror, RAID, thin, cache or snapshot)"
 
     def _is_part_of_volume(self, name: str) -> bool:
-        """LVM makes plain volumes of physical ones, and all others of hidden volumes."""
+        """Whether a device is a hidden volume: LVM makes plain volumes of physical ones, and all
+        others of these."""
         directory = self._sysfs(name)
         return directory is not None and (text_of(directory / "dm/uuid") or "").startswith("LVM-")
 
     # --- NVMe ----------------------------------------------------------------------------------
 
     def _disk(self, own: Path, way: _Way) -> Iterator[Foot]:
-        """A disk, unless it is an NVMe namespace that lies beyond a fabric."""
+        """Yield a disk or, for an NVMe namespace beyond a fabric, what it ends on."""
         controllers = [_controller(path) for path in controllers_of(own)]
         fabrics = [c for c in controllers if c is not None and text_of(c / "transport") != "pcie\n"]
         if not fabrics:
@@ -300,7 +303,7 @@ class _Walk:
             yield from self._file_or_device(backing, way)
 
     def _elsewhere(self, controller: Path) -> str | None:
-        """Why the target cannot be looked into; None where it is on this machine."""
+        """Return why the target cannot be looked into; None where it is on this machine."""
         transport = (text_of(controller / "transport") or "").strip()
         address = _TRADDR.search(text_of(controller / "address") or "")
         if transport == "loop":
@@ -322,7 +325,7 @@ class _Walk:
         return os.path.basename(os.path.realpath(link)) if link.exists() else None
 
     def _node(self, path: str) -> str | None:
-        """The block device whose node this is."""
+        """Return the block device whose node this is."""
         if self._root == Path("/"):
             try:
                 status = os.stat(path)
@@ -336,7 +339,7 @@ class _Walk:
 
 
 def _path_in(path: Path) -> str | None:
-    """The text of a file that holds paths: bytes, decoded as Python decodes those that it opens."""
+    """Read a file that holds paths: bytes, decoded as Python decodes those that it opens."""
     try:
         return os.fsdecode(path.read_bytes()).rstrip("\n")
     except OSError:
@@ -361,5 +364,5 @@ def _scsi_debug(own: Path) -> str | None:
 
 
 def _controller(path: Path) -> Path | None:
-    """The NVMe controller at or above a directory of sysfs."""
+    """Return the NVMe controller at or above a directory of sysfs."""
     return next((p for p in (path, *path.parents) if (p / "transport").exists()), None)

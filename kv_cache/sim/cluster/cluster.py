@@ -10,6 +10,7 @@ same scenario gives the same outcome in every process.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kv_cache.config.scenario import Scenario
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.event_loop import ARRIVES, ENDS
@@ -59,8 +60,8 @@ class Cluster(InstanceEvents):
         self._seen = bytearray(1)
         self._arrivals: Iterator[ClusterRequest] = iter(())
         self.alive: dict[int, Flight] = {}
-        self.on_finish: Callable[[Flight], None] = _ignore_flight
-        self.on_measuring: Callable[[], None] = _ignore
+        self.on_finish: Callable[[Flight], None] = ignore
+        self.on_measuring: Callable[[], None] = ignore
 
     def _build_routers(self, seed: Seed) -> None:
         section, roster = self.scenario.router, self.roster
@@ -161,7 +162,7 @@ class Cluster(InstanceEvents):
             self.storage.prefetch(instance.tiers, flight.path)
 
     def _is_too_large(self, flight: Flight, need: int) -> bool:
-        """Whether nobody can prefill it, or nobody can decode it; no mixed one can."""
+        """Whether no instance can prefill it, or none can decode it; no mixed one can."""
         prompt = -(-flight.request.prompt_tokens // self.block_tokens)
         most = self._most_of
         return need > most.get("decode", 0) or prompt > most.get("prefill", 0)
@@ -270,7 +271,7 @@ class Cluster(InstanceEvents):
             )  # fmt: skip
 
     def _await(self, flight: Flight, segment: Segment) -> None:
-        """Somebody else is loading it here: be told when it is there."""
+        """Wait for a segment that another flight is loading here."""
         flight.loads += 1
         if segment.waiters is None:
             segment.waiters = []
@@ -486,7 +487,7 @@ class Cluster(InstanceEvents):
             self.roster.used[flight.decoder].waiting.withdraw(flight)
 
     def estimated_work(self) -> Iterator[int]:
-        """What the routers think waits at each instance, for prefill and for decode."""
+        """Yield the work that the routers expect at each instance, for prefill and for decode."""
         for side in (self.prefill_side, self.decode_side):
             yield from side.loads.work
             yield from side.loads.prefill
@@ -567,11 +568,3 @@ class Cluster(InstanceEvents):
         flight.swapped = 0
         instance.join(flight)
         instance.nudge()
-
-
-def _ignore() -> None:
-    """Nothing listens."""
-
-
-def _ignore_flight(_flight: Flight) -> None:
-    """Nothing listens."""

@@ -87,7 +87,7 @@ class FairShare:
         return found_ns + sum(link.latency_ns for link in path)
 
     def rates(self) -> dict[int, float]:
-        """Bytes per ns of each transfer under way, by its number."""
+        """Return bytes per ns of each transfer under way, by its number."""
         return {n: flow.rate for flows in self._on.values() for n, flow in flows.items()}
 
     def _join(self, flow: _Flow) -> None:
@@ -131,7 +131,7 @@ class FairShare:
             self._share([flow], [])
 
     def _together(self, flow: _Flow, seen: set[int]) -> tuple[list[_Flow], list[NetworkLink]]:
-        """All that share links with it, directly or through others, in a fixed order."""
+        """Return all that share links with it, directly or through others, in a fixed order."""
         flows, links = [flow], dict.fromkeys(flow.links)
         seen.add(flow.transfer.number)
         waiting = list(flow.links)
@@ -190,7 +190,7 @@ class FairShare:
                     count[link] -= 1
 
     def _end(self, argument: tuple[int, list[_Flow]]) -> None:
-        """Those of a settlement whose end has come, if it still stands."""
+        """Let those flows of a settlement go that end now, if it has not been replaced."""
         piece, flows = argument
         if flows[0].piece != piece:
             return

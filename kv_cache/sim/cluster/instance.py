@@ -136,7 +136,7 @@ class Instance:
         self.waiting.add(flight, first=first)
 
     def nudge(self) -> None:
-        """Somebody may want in: end a run of decode steps at the next step."""
+        """End a run of decode steps at the next step, as a flight may be admitted."""
         if not self.busy:
             self.kick()
         elif self._run_steps and (self._joining or len(self.members) < self.max_seqs):
@@ -181,7 +181,7 @@ class Instance:
             self._events.admitted(self, flight)
 
     def _take(self, flight: Flight) -> bool:
-        """Memory for the next one; False: there is none."""
+        """Take memory for the next flight; False: there is none."""
         if flight.swapped:
             return self._take_swapped(flight)
         if flight.decoder == self.number != flight.home:
@@ -199,7 +199,8 @@ class Instance:
         return self._orders
 
     def _take_prompt(self, flight: Flight) -> bool:
-        """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
+        """Take memory for a prompt: the prefix that is here, and what the reservation says; begin
+        its loads."""
         rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
         below = shared = 0
@@ -244,8 +245,8 @@ class Instance:
             self.prefilling.append(flight)
 
     def _taken_at_once(self, flight: Flight, found: int) -> int:
-        """Blocks that a prompt must have to be admitted: without a reservation, those of the first
-        chunk."""
+        """Return the blocks that a prompt must have to be admitted: without a reservation, those of
+        the first chunk."""
         rules = self.rules
         if rules.reserve_prompt or not rules.chunked:
             return self._reserved(flight)
@@ -253,14 +254,14 @@ class Instance:
         return -(-min(flight.target, tokens) // rules.block_tokens)
 
     def _reserved(self, flight: Flight) -> int:
-        """Blocks that a reservation takes, with those that are found: of the answer too, where it
-        is given."""
+        """Return the blocks that a reservation takes, with those that are here: of the answer too,
+        if it is reserved."""
         answers = self.rules.reserve_all and self.role != "prefill"
         tokens = flight.stored_tokens if answers else flight.target
         return -(-tokens // self.rules.block_tokens)
 
     def _take_transfer(self, flight: Flight) -> bool:
-        """Memory at the decode side; blocks that are here already need not be sent."""
+        """Take memory at the decode side; blocks that are here already need not be sent."""
         rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
         if flight.path:
@@ -364,7 +365,7 @@ class Instance:
         self.kick()
 
     def _secure(self, flight: Flight, tokens: int) -> bool:
-        """Memory for the first `tokens` of a flight, taken from younger ones if need be."""
+        """Take memory for the first `tokens` of a flight, from younger ones if need be."""
         hold = flight.hold
         assert hold is not None
         need = -(-tokens // self.rules.block_tokens) - hold.shared - hold.private
@@ -379,7 +380,7 @@ class Instance:
         return True
 
     def store_prompt(self, flight: Flight, *, computed: bool = True) -> None:
-        """What is computed, or was sent, becomes content: the whole blocks of the sequence so
+        """Make content of what is computed, or was sent: the whole blocks of the sequence so
         far."""
         hold = flight.hold
         if not flight.path or hold is None:
@@ -390,7 +391,7 @@ class Instance:
         self._share(hold, flight.path, depth, computed=computed)
 
     def store_answer(self, flight: Flight) -> None:
-        """The whole blocks of prompt and answer become content."""
+        """Make content of the whole blocks of prompt and answer."""
         leaf = flight.request.answer_leaf
         hold = flight.hold
         if leaf < 0 or hold is None:
@@ -399,7 +400,7 @@ class Instance:
         self._share(hold, path, self._fabric.chain.end(leaf), computed=True)
 
     def _share(self, hold: Hold, path: tuple[int, ...], depth: int, *, computed: bool) -> None:
-        """Private blocks become segments, as far as the same content is not here already."""
+        """Turn private blocks into segments, as far as the same content is not here already."""
         pool = self.pool
         extents = hold.share(path, self._fabric.chain, depth)
         self._counts.new_blocks += blocks_of(extents)
@@ -464,7 +465,7 @@ class Instance:
                 self.grown -= 1
 
     def _growth(self, steps: int) -> int:
-        """Blocks that all who decode need for so many more steps."""
+        """Return the blocks that all who decode need for `steps` more steps."""
         block, now = self.rules.block_tokens, self.steps
         total = 0
         for key, count in self._slacks.items():
@@ -493,13 +494,13 @@ class Instance:
         loop.at(loop.now_ns + self.step_ns, STEPS, self._run_done, self._epoch)
 
     def _forget_stale(self) -> None:
-        """Entries of who was preempted."""
+        """Drop the entries of preempted flights."""
         finishing = self.finishing
         while finishing[0][3].ticket != finishing[0][2]:
             heappop(finishing)
 
     def _fitting(self, steps: int) -> int:
-        """The most steps, up to `steps`, for which there is memory."""
+        """Return the most steps, up to `steps`, for which there is memory."""
         if self.rules.reserve_all:
             return steps
         pool = self.pool
@@ -589,8 +590,8 @@ class Instance:
         self._last_out_ns = now
 
     def next_end_ns(self) -> int:
-        """How long it takes until the next answer ends, if nobody joins; where none has begun, how
-        long that of the oldest will take."""
+        """Return the time until the next answer ends, if none joins; if none has begun, the time
+        that the oldest will take."""
         if not self.decoding:
             oldest = next(iter(self.members), None)
             if oldest is None:
@@ -611,7 +612,7 @@ class Instance:
         self.grown = self._grow(1)
 
     def _grow(self, steps: int) -> int:
-        """Take the blocks that all who decode need for so many steps."""
+        """Take the blocks that all who decode need for `steps` steps."""
         if self.rules.reserve_all:
             return 0
         need = self._growth(steps)

@@ -24,14 +24,14 @@ class PrefixChain:
         self._names: dict[tuple[int, object], int] = {}
 
     def fresh(self, parent: int, blocks: int) -> int:
-        """A run whose content nobody else ever has."""
+        """Add a run whose content is unique."""
         self.parent.append(parent)
         self.blocks.append(blocks)
         self.depth.append(self.depth[parent] + self.blocks[parent])
         return len(self.parent) - 1
 
     def named(self, parent: int, name: object, blocks: int) -> int:
-        """The run of that content behind `parent`: the same for the same name."""
+        """Return the run of that content behind `parent`: the same for the same name."""
         node = self._names.get((parent, name))
         if node is None:
             node = self._names[parent, name] = self.fresh(parent, blocks)
@@ -39,15 +39,15 @@ class PrefixChain:
         return node
 
     def grown(self, node: int, blocks: int) -> int:
-        """A fresh run behind `node`, up to `blocks` of the whole sequence."""
+        """Add a fresh run behind `node`, up to `blocks` of the whole sequence."""
         return self.fresh(node, blocks - self.end(node))
 
     def grown_by(self, node: int, name: object, blocks: int) -> int:
-        """The run of that content behind `node`, up to `blocks` of the whole sequence."""
+        """Return the run of that content behind `node`, up to `blocks` of the whole sequence."""
         return self.named(node, name, blocks - self.end(node))
 
     def end(self, node: int) -> int:
-        """Blocks of the whole sequence that ends with `node`."""
+        """Return blocks of the whole sequence that ends with `node`."""
         return self.depth[node] + self.blocks[node]
 
     def path(self, node: int) -> tuple[int, ...]:

@@ -29,11 +29,11 @@ class Roster:
             self._capacities.extend(array("q", (blocks,)) * group.count)
 
     def capacity_of(self, number: int) -> int:
-        """Blocks of an instance's HBM."""
+        """Return blocks of an instance's HBM."""
         return self._capacities[number]
 
     def compute_of(self, number: int) -> ComputeModel:
-        """The compute model of an instance, shared by its group."""
+        """Return the compute model of an instance, shared by its group."""
         name = self._fabric.topology.group_of(number)
         compute = self._computes.get(name)
         if compute is None:

@@ -62,7 +62,7 @@ class Sampler:
             self._totals[name] = total
 
     def _join(self) -> None:
-        """Twice the interval: keep the points on its grid, with what was counted before them."""
+        """Double the interval: keep the points on its grid, with what was counted before them."""
         series = self.series
         series.interval_ns *= 2
         interval, columns = series.interval_ns, series.columns
@@ -80,7 +80,7 @@ class Sampler:
 
 
 def _guess_ns(scenario: Scenario, points: int) -> int:
-    """So many points over the time that the arrivals take, where that is known."""
+    """Divide the time that the arrivals take, if it is known, into `points`."""
     workload = scenario.workload
     if not workload.rate_per_s or workload.concurrency:
         return NS_PER_MS

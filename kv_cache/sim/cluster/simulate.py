@@ -88,7 +88,7 @@ def _simulate(
 
 
 def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) -> None:
-    """Until nothing is left to do, with a check every now and then."""
+    """Run until nothing is left to do, with a check every now and then."""
     every = cluster.scenario.watch.check_every
     batch = min(every or _BATCH, _BATCH)
     unchecked = 0
@@ -122,7 +122,8 @@ class _Collector:
         self._base_refused: dict[tuple[str, int], Counter[str]] = {}
 
     def measuring(self) -> None:
-        """The first measured request arrives: what has been counted so far is warm-up."""
+        """Begin to measure, as the first measured request arrives: what was counted so far is
+        warm-up."""
         cluster = self._cluster
         if not cluster.scenario.workload.warmup_requests:
             return
@@ -158,7 +159,8 @@ class _Collector:
             requests.good += 1
 
     def _pack(self) -> None:
-        """A list takes values quickly, and an array keeps them in little."""
+        """Move the latest rows into an array: a list takes values quickly, and an array keeps them
+        in little."""
         self._rows.extend(array("q", self._latest))
         self._latest.clear()
 

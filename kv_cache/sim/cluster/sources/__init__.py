@@ -17,8 +17,8 @@ from kv_cache.sim.cluster.sources.traced import TracedRows, TracedSessions
 def build_source(
     scenario: Scenario, chain: PrefixChain, opened: TraceWork | None = None
 ) -> RequestSource:
-    """The source that a scenario names; what it shares is in `chain`. `opened` is the scenario's
-    trace, where it asks by one."""
+    """Return the source that a scenario names; what it shares is in `chain`. `opened` is the
+    scenario's trace, where it asks by one."""
     work, size = scenario.workload, scenario.model.block_tokens
     seed = Seed(scenario.seed).child("cluster", "asks")
     if work.source == "trace":

@@ -7,6 +7,7 @@ nothing. Nothing is known of an answer in a trace with hash ids, so it has no no
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kv_cache.core.request import Request
@@ -28,18 +29,17 @@ class Meant(NamedTuple):
     answer_leaf: int
 
 
+@dataclass(slots=True, eq=False)
 class _History:
     """The last prompt and answer of a session."""
 
-    __slots__ = ("answer_leaf", "answered", "id", "leaf", "output", "prompt", "turns")
-
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.turns = 0
-        self.prompt = self.output = 0
-        self.leaf = ROOT
-        self.answer_leaf = _NO_ANSWER
-        self.answered = False
+    id: int
+    turns: int = 0
+    prompt: int = 0
+    output: int = 0
+    leaf: int = ROOT
+    answer_leaf: int = _NO_ANSWER
+    answered: bool = False
 
 
 class Content:
@@ -56,8 +56,8 @@ class Content:
         self._known: OrderedDict[str, _History] = OrderedDict()
 
     def of(self, row: TraceRow, number: int, *, goes_on: bool) -> Meant:
-        """The content of the row that is asked as request `number`, when it is asked. An answer has
-        at least one token: prefill gives it."""
+        """Return the content of the row that is asked as request `number`, when it is asked. An
+        answer has at least one token: prefill gives it."""
         output = max(1, row.output_tokens)
         if row.request is not None:
             return self._recorded(row.request, number)
@@ -76,7 +76,7 @@ class Content:
         return Meant(history.id, turn, history.prompt, output, history.leaf, history.answer_leaf)
 
     def answered(self, session: str | None) -> None:
-        """The last prompt of a session got its answer."""
+        """Note that the last prompt of a session got its answer."""
         history = None if session is None else self._known.get(session)
         if history is not None:
             history.answered = True
@@ -92,8 +92,8 @@ class Content:
         return history
 
     def _say(self, history: _History, row: TraceRow, output: int) -> None:
-        """The next turn of a session. A prompt that is shorter than the one before cannot contain
-        it: the context was cut, and what follows is content of its own."""
+        """Add the next turn of a session. A prompt that is shorter than the one before cannot
+        contain it: the context was cut, and what follows is content of its own."""
         spoken = history.prompt + history.output
         prompt = spoken + row.prompt_tokens if row.adds else row.prompt_tokens
         before = history.leaf
@@ -107,7 +107,8 @@ class Content:
         history.prompt, history.output, history.answered = prompt, row.output_tokens, False
 
     def _hashed(self, row: TraceRow, hash_ids: tuple[int | str, ...]) -> int:
-        """The prompt's whole blocks: those of the ids, and behind them what has none."""
+        """Return the node of the prompt's whole blocks: those of the ids, and behind them those
+        without."""
         chain, per, left = self._chain, self._blocks_of_id, row.prompt_tokens // self._size
         node = ROOT
         for name in hash_ids:

@@ -89,7 +89,7 @@ class TracedRows:
         return tuple(self._ask(free) for free in freed)
 
     def _due(self) -> Iterator[tuple[int, Due]]:
-        """Each row, and an instant before which neither it nor any behind it is due."""
+        """Yield each row, and an instant before which neither it nor any behind it is due."""
         if self._arrivals is not None:
             for at_ns, row in zip(self._arrivals, self._rows, strict=False):
                 yield at_ns, Due(at_ns, row)
@@ -119,7 +119,8 @@ class TracedSessions:
         self._asked: dict[int, tuple[RowSession, int]] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
-        """Several rows of a session may wait for nobody, and come later than the next beginning."""
+        """Begin sessions. Several rows of one may wait for no answer, and come later than the next
+        beginning."""
         ready: list[tuple[int, int, RowSession, int]] = []
         begun = islice(self._begin(), self._users or None)
         for session in begun:
@@ -173,7 +174,7 @@ class TracedSessions:
 
 
 def arrivals(rate_per_s: float, seed: Seed) -> Iterator[int]:
-    """The instants of a Poisson process, without end."""
+    """Yield the instants of a Poisson process, without end."""
     stream = DrawStream(seed.child("gaps"))
     at_ns = 0
     while True:
