@@ -163,7 +163,9 @@ class CacheDir:
             self._cache_fd = cache
             _write_record(self._lock, run_identity(self._run))
             return cache
-        raise PlaceError(f"cache directory {self.path}: somebody keeps removing it; name another")
+        raise PlaceError(
+            f"cache directory {self.path}: another process keeps removing it; name another"
+        )
 
     def _make_dirs(self) -> None:
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -171,7 +173,7 @@ class CacheDir:
             try:
                 os.mkdir(path)
             except FileExistsError:
-                continue  # made by somebody else meanwhile, who also removes it
+                continue  # made by another process meanwhile, which also removes it
             if path not in self._created:
                 self._created.append(path)
 
@@ -195,7 +197,9 @@ class CacheDir:
         if os.listdir(self._objects_fd):
             os.close(self._objects_fd)
             self._objects_fd = None
-            raise PlaceError(f"cache directory {self.path}: somebody replaces what is made there")
+            raise PlaceError(
+                f"cache directory {self.path}: another process replaces what is made there"
+            )
         try:
             self._write_owner(kept=False)
         except BaseException:
@@ -246,7 +250,7 @@ def _lock(cache: int, cache_dir: Path) -> int:
         try:
             _flock(fd, cache_dir)
             # A run that ends removes its lock file. Who opened that file before now holds a lock
-            # that nobody else will ever see, and has to begin again with the new file.
+            # that no other run will ever see, and has to begin again with the new file.
             if is_at(fd, LOCK_NAME, cache):
                 _refuse_foreign_lock(fd, cache_dir / LOCK_NAME)
                 return fd
@@ -370,5 +374,5 @@ def _remove_dead_temporary(run: str) -> None:
                 continue
             CacheDir(path, run=run).close()
         except (OSError, PlaceError):
-            continue  # somebody else's, or in use: not ours to remove
+            continue  # another's, or in use: not ours to remove
         Removal().empty_dir(path)

@@ -1,7 +1,7 @@
 """What the kernel counted: bytes of this process and of the device, beside what we counted.
 
 Two snapshots around a run, subtracted, show whether the bytes that the program claims to have
-moved reached the device, and whether somebody else moved bytes too.
+moved reached the device, and whether others moved bytes too.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Copies between two arrays that are each several times the last-level cache, so that what is measured
 is memory. A byte counts once: it is read once and written once. The median of the passes counts,
-and their spread is told, because on a machine that is shared no single pass can be believed.
+and their spread is reported, because on a machine that is shared no single pass can be believed.
 
 Nothing is measured where it would be no measurement: where there is no room for such arrays.
 """
@@ -22,7 +22,7 @@ from kv_cache.bench.procfs import text_of
 from kv_cache.core.units import MIB, human_bytes
 
 PASSES = 9
-_CACHES = 4  # an array is so many times the last-level cache
+_CACHES = 4  # an array is N times the last-level cache
 _LEAST_BYTES = 256 * MIB
 _CACHE_SIZES = Path("/sys/devices/system/cpu/cpu0/cache")
 

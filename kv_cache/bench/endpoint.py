@@ -1,8 +1,8 @@
-"""Metrics for whoever scrapes them while a run goes on (`--metrics-port`): a small HTTP server on a
+"""Metrics for scraping during a run (`--metrics-port`): a small HTTP server on a
 thread of its own, which ends with the run.
 
 It never takes the run's lock. However often it is asked, it looks at the run at most every
-quarter of a second, so that nobody can slow a run down by asking.
+quarter of a second, so that asking cannot slow a run down.
 """
 
 import errno
@@ -137,8 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return 200, CONTENT_TYPE, self.server.text()
         except Exception:
-            log.exception("the metrics could not be told")
-            return 500, "text/plain", b"the metrics could not be told, see the log\n"
+            log.exception("the metrics could not be rendered")
+            return 500, "text/plain", b"the metrics could not be rendered, see the log\n"
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug("metrics: %s", format % args)

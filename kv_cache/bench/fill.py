@@ -84,7 +84,7 @@ class Filled:
 
     `device_write_bytes` is the kernel's count for all drives; None where one of them has none.
     `discard`: whether the file system hands deleted blocks back to the drive, which undoes the
-    fill when its files are removed; None where no mount tells.
+    fill when its files are removed; None if no mount holds it.
     """
 
     wanted_bytes: int
@@ -150,7 +150,7 @@ def fill(
     """Write `size_bytes` (0 = twice the capacity) to files in existing directories that are ours,
     at most `capacities[i]` of each at a time; remove the files, however it ends.
 
-    `threads` 0 is one for each core. `progress` is told the bytes written so far, a few times a
+    `threads` 0 is one for each core. `progress` gets the bytes written so far, a few times a
     second. `stop` ends it early, without an error. Raises PlaceError when the disk is full or
     fails, and NoAnswerError, with nothing removed, once all writes have stood still for `answer_s`.
     """
@@ -163,7 +163,7 @@ def fill(
         writing.remove()
         for directory, there in zip(directories, existed, strict=True):
             if not there:
-                with suppress(OSError):  # somebody else's file is in it by now
+                with suppress(OSError):  # another's file is in it by now
                     os.rmdir(directory / "00")
 
     try:
@@ -374,7 +374,7 @@ class _Fill:
                     if (status.st_dev, status.st_ino) == part.created:  # else it is not ours
                         os.unlink(part.path)
                 except FileNotFoundError:
-                    pass  # somebody else was quicker: it is gone, as wished
+                    pass  # another process was quicker: it is gone, as wished
                 except OSError as error:  # its directory's owner tries again
                     log.warning("%s could not be removed: %s", part.path, error.strerror)
 

@@ -44,7 +44,7 @@ class RunMachine:
     drive: Drive
 
     def resize(self, users: int) -> None:
-        """Serve so many users from now on, with the workers that they need."""
+        """Serve `users` from now on, with the workers that they need."""
         self.drive.resize(workers(self.config, users), users)
 
     def buffer_facts(self) -> Mapping[str, Any]:

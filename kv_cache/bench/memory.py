@@ -12,7 +12,7 @@ from kv_cache.core.units import GIB, MIB, human_bytes
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 256 * MIB
-"""Left to everybody else: this share of what is available, at least so many bytes."""
+"""Left to others: this share of what is available, at least `RESERVE_BYTES`."""
 
 GPU_TIER = "gpu tier"
 CPU_TIER = "cpu tier"

@@ -1,7 +1,7 @@
 """What the machine did between two ticks: devices, pressure, CPU, memory.
 
-It looks and judges nothing. What the machine does not tell is None, and so is what it tells in a
-way that cannot be (a counter that ran backwards).
+It looks and judges nothing. What the machine does not say is None, and so is what cannot be (a
+counter that ran backwards).
 """
 
 import os

@@ -4,7 +4,7 @@ of them, and whether they may still be at work.
 Nothing here removes anything. A run is dead only where that is certain: numbers of processes mean
 something within one pid namespace of one running kernel, which its boot id identifies. A record
 with another boot id is of this machine before a reboot only if nothing speaks against it (see
-`_was_rebooted`); every other one may be of another host's run, which nobody here can look at.
+`_was_rebooted`); every other one may be of another host's run, which cannot be looked at from here.
 """
 
 import functools
@@ -125,7 +125,7 @@ def process_of(record: dict[str, Any]) -> str:
 def life_of(record: dict[str, Any], *, device: int | None) -> Life:
     """Whether who wrote the record is at work.
 
-    `device` is the number of the file system (st_dev) on which nobody else holds the lock; None
+    `device` is the number of the file system (st_dev) on which no other run holds the lock; None
     where there are no locks. Within one kernel a lock reaches every process on the same file
     system, and no process that has mounted the same storage once more.
     """

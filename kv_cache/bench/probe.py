@@ -10,7 +10,7 @@ leave the data as the next one needs it:
     repeated  what was read before is read again, which a host's cache may hold
 
 and for each size bursts: as many reads, then writes, begun at the same instant on an idle device
-tell whether it serves in order or all at once.
+show whether it serves in order or all at once.
 
 All in random order, with direct I/O, stamped and verified. The arena is written once as a whole
 before: a device answers reads of what was never written out of nothing, and first writes to
@@ -331,7 +331,7 @@ class StorageProbe:
         begun = [0] * concurrency
 
         def job(thread: int, number: int) -> Op | None:
-            # Nobody leaves before all have done their least: whoever is slow would be alone then.
+            # None leaves before all have done their least: a slow one would be alone then.
             if self._clock.now_ns() > until_ns and min(begun) >= LEAST_PER_THREAD:
                 return None
             begun[thread] = number + 1

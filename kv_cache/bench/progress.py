@@ -1,5 +1,5 @@
-"""What long work tells whoever waits for it. How that is drawn is not known here: a terminal draws
-it, and `SILENT` does not."""
+"""How long work reports its progress. How that is drawn is not known here: a terminal draws it, and
+`SILENT` does not."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +24,7 @@ class Bar(Protocol):
 
 
 class Progress(Protocol):
-    """Shows work that goes on."""
+    """Shows work in progress."""
 
     def bar(
         self, what: str = "", *, unit: str = "", total: float | None = None, scale: bool = False
@@ -41,10 +41,10 @@ class Progress(Protocol):
 
 class _NoBar:
     def to(self, done: float) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
     def note(self, text: str) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
 
 class _Silent:

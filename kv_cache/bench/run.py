@@ -94,7 +94,7 @@ class RealRun(RunState):
             raise self._answers.error()
 
     def resize(self, users: int) -> None:
-        """Serve so many users from now on, with the workers that they need."""
+        """Serve `users` from now on, with the workers that they need."""
         self._machine.resize(users)
 
     def execute(self, tick: Tick, *, measure: bool = True) -> RunOutcome:

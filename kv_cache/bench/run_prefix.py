@@ -8,7 +8,8 @@
 
 It must never delete what this program did not write: only keys of these forms, below a directory
 whose name was made up here, or whose owner file says that a run of this very machine made it which
-is dead. What another machine's run left cannot be told from what it still uses: that is reported.
+is dead. What another machine's run left cannot be distinguished from what it still uses: that is
+reported.
 """
 
 import logging
@@ -50,9 +51,9 @@ _WAYS: Mapping[str, str] = {
     NO_BUCKET: "there is no such bucket; create it, or name another",
     VANISHED: "there is no such bucket, or no S3 server behind {host}; create the bucket, or name "
     "another",
-    "unreachable": "{host} cannot be reached (nobody listens there, or the way is closed); check "
-    "--s3-endpoint or AWS_ENDPOINT_URL",
-    "no-such-host": "{host} is no name of a host; check --s3-endpoint or AWS_ENDPOINT_URL",
+    "unreachable": "{host} cannot be reached (nothing listens there, or a firewall is between); "
+    "check --s3-endpoint or AWS_ENDPOINT_URL",
+    "no-such-host": "{host} is not the name of a host; check --s3-endpoint or AWS_ENDPOINT_URL",
     "timed-out": "{host} did not answer within {limit:g} s; check --s3-endpoint or "
     "AWS_ENDPOINT_URL, or raise s3.timeout_s",
     "connection-lost": "{host} ended the connection without an answer; check that it speaks S3, "

@@ -1,4 +1,4 @@
-"""How far a run has come, for whoever watches it; its phases alone write it."""
+"""How far a run has come, for those that watch it; its phases alone write it."""
 
 from collections.abc import Sequence
 

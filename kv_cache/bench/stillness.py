@@ -2,7 +2,7 @@
 
 A call on a device that hangs for good cannot be ended from outside: its thread survives even
 SIGKILL, as long as the device holds on to it. So whatever touches storage and can be waited for by
-the thread that must tell about it is called in a thread of its own, and given up once that thread
+the thread that must report it is called in a thread of its own, and given up once that thread
 has not run at all for a while: a call that makes any progress sleeps and wakes again and again.
 """
 
@@ -18,7 +18,7 @@ from kv_cache.core.errors import NoAnswerError
 T = TypeVar("T")
 
 ANSWER_S = 30.0
-"""How long a call on storage may stand still, where no configuration says (`run.answer_s`)."""
+"""How long a call on storage may stand still, if no configuration says (`run.answer_s`)."""
 _LOOK_S = 0.1
 
 

@@ -1,6 +1,6 @@
 """Which calls of stores are in flight, and when storage last ended one.
 
-Threads tell it with a few plain assignments, as it stands on the data path; nothing here takes a
+Threads report to it by a few plain assignments, as it is on the data path; nothing here takes a
 lock or looks at a device.
 """
 

@@ -1,4 +1,4 @@
-"""What a run takes of the machine's RAM, and how large its tiers are where nobody said.
+"""What a run takes of the machine's RAM, and how large its tiers are if no option says.
 
 A size that was given is never changed: what does not fit is refused by `check_ram`.
 """
@@ -17,7 +17,7 @@ from kv_cache.core.units import GIB, MIB, gib_to_bytes, human_bytes
 from kv_cache.tiers.gpu import find_devices
 
 SHARE = 0.5
-"""Of the RAM that may be used, what a CPU tier takes at most where nobody gave its size."""
+"""Of the RAM that may be used, what a CPU tier takes at most if no option sets its size."""
 
 _STEPS_GIB = (32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 """Sizes that it may have: few, so that two runs on one machine have the same."""

@@ -30,7 +30,7 @@ _POLL_S = 0.02
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _TOOLS = {"bpftrace": "bpftrace", "setpriv": "util-linux", "unshare": "util-linux"}
 _WITH_ITS_NUMBER = ("sh", "-c", 'exec bpftrace "$@" "$$"', "sh")
-"""The start of a command that tells bpftrace its own process number, as its last argument."""
+"""The start of a command that gives bpftrace its own process number, as its last argument."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO
 _HARMLESS = "RLIMIT_MEMLOCK"  # kernels since 5.11 don't count BPF memory there
 
@@ -80,7 +80,7 @@ class Tracer:
         if ended is not None:
             return Traced(reason=f"bpftrace ended before the run did{_last_words(err)}")
         if not self._ended_well:
-            return Traced(reason=f"bpftrace did not end when it was told to{_last_words(err)}")
+            return Traced(reason=f"bpftrace did not end when it was asked to{_last_words(err)}")
         return Traced(
             reason=None,
             version=self._version,
@@ -210,7 +210,7 @@ def _number(device: str) -> int | None:
 
 
 def _mortal() -> list[str]:
-    """Killed by the kernel when we end, however we do. There is nobody to read the output then."""
+    """Have the kernel kill it when we end, however we do: its output is not read any more then."""
     return ["setpriv", "--pdeathsig", "KILL"]
 
 

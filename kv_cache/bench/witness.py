@@ -1,7 +1,7 @@
-"""What the machine says while a run goes on: the evidence that the program cannot make up itself.
+"""What the machine says during a run: the evidence that the program cannot make up itself.
 
 Begun before the first byte and ended after the last, with a look at the edges of the measured
-window. It judges nothing: `metrics/passport` does, from what stands in the result.
+window. It judges nothing: `metrics/passport` does, from what is in the result.
 """
 
 import os
@@ -50,7 +50,7 @@ class Witness:
         pulse: StoreCalls | None = None,
     ) -> None:
         """`siblings` are processes that belong to us, as other ranks of one run do: what they move
-        is nobody else's. `servers`: the URLs of object stores, where storage is no directory.
+        counts as ours. `servers`: the URLs of object stores, if storage is not a directory.
         `pulse` knows the calls of the stores."""
         self._config = config
         self._siblings = tuple(siblings)
@@ -159,7 +159,7 @@ class Witness:
         pages: list[bytes] = []
         for ref in refs:
             if stopped():
-                return  # whoever stopped us does not wait for long
+                return  # a signal does not wait for long
             pages += _pages(store, ref, each, dice)
         if pages:
             self._payload = examine(pages)
@@ -220,7 +220,7 @@ def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, i
 
 
 def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:
-    """Return what all devices together can carry, where it is given or all of them tell."""
+    """Return what all devices together can carry, if it is set or all of them say."""
     if config.link_gbytes_per_s:
         return config.link_gbytes_per_s * 1e9, "passport.link_gbytes_per_s"
     links = [link_of(device) for device in devices]

@@ -47,8 +47,8 @@ class TierModel:
 
 
 class Devices:
-    """The tiers' servers and when each will be free. `shared` are measured devices, which tell
-    when an operation has ended only when it has."""
+    """The tiers' servers and when each will be free. `shared` are measured devices, which
+    report the end of an operation only when it has ended."""
 
     def __init__(
         self, models: Mapping[Tier, Model], shared: Mapping[Tier, SharedDevice] | None = None

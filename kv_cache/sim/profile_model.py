@@ -7,9 +7,9 @@ nothing is guessed: `OutsideProfileError`, unless `extrapolate` was asked for, w
 from outside is counted.
 
 The share of reads has no outside: it is between 0 and 1. Where no read was measured (a share of 0
-has none), the nearest share with reads stands for them; so do writes.
+has none), the nearest share with reads is taken; so do writes.
 
-Bursts tell in which order a device serves: `evenness`.
+Bursts show in which order a device serves: `evenness`.
 
 Beside its time in the device an operation has the host's: what the probe's threads did between two
 system calls. It follows from how many operations were in flight on average.

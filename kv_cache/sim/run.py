@@ -41,7 +41,7 @@ from kv_cache.sim.shared_device import ENGINE, SharedDevice
 from kv_cache.workload.digest import schedule_digest
 
 PLANNED_REQUESTS = 4096
-"""Where each turn is an object, the sizes of so many requests are looked up before the run."""
+"""If each turn is an object, the sizes of this many requests are looked up before the run."""
 
 
 def storage_model(

@@ -1,13 +1,13 @@
 """A measured device on the virtual clock: operations share it, as they did when it was probed.
 
-With so many in flight and such a mix of reads the profile says how much a device does in all;
+For each number in flight and mix of reads the profile says how much a device does in all;
 whenever an operation begins or ends, the others go on at the new pace. So a device is met at a
-steady load, where the grid was measured, and between loads nobody keeps a pace that is out of date.
+steady load, where the grid was measured, and between loads no pace is out of date.
 Who gets what of it was measured by bursts: all the same (`evenness` 1), or the first ones the pace
 of an operation that is alone, as long as it lasts, and the others nothing (0).
 
-Around it stands the host as the real driver has it: a buffer for each load and each store, and so
-at most so many of them at once; who waits for one is not yet in the device. What is more than was
+Around it is the host as the real driver has it: a buffer for each load and each store, and so
+at most that many of them at once; who waits for one is not yet in the device. What is more than was
 measured waits too: nothing is known of the device beyond. A delete takes its time beside them.
 
 A demand is drawn by the measured quantiles, so that percentiles are the device's and not only those

@@ -50,7 +50,7 @@ _C_LIBRARY = re.compile(
     r"|ld-musl-[\w-]+\.so\.\d+|libc\.musl-[\w-]+\.so\.\d+"
 )
 _BAD_DESCRIPTOR = 2**31 - 1  # above every limit of open files; Python itself refuses -1
-_TRIES = 3  # a page can be held for a moment by somebody else: only "never" counts
+_TRIES = 3  # a page can be held for a moment by others: only "never" counts
 _FEW_BYTES = 64 * KIB
 _MANY_BYTES = 4 * MIB  # more than a device writes while the kernel tries to drop them
 _RTLD_LAZY_NOLOAD = 1 | 4
@@ -255,7 +255,7 @@ def _dropped(fd: int, sync: Callable[[int], None], drop: Callable[[int], None]) 
     """Whether pages that were just written are clean after `sync` and gone after `drop`.
 
     A dirty page cannot be dropped. But dropping begins to write it back, and a fast device can be
-    done with few of them in time; so the kernel is asked in between, where it tells.
+    done with few of them in time; so the kernel is asked in between, if it says.
     """
     nbytes = _FEW_BYTES if page_states(fd, 0, 1) is not None else _MANY_BYTES
     os.pwrite(fd, bytes(nbytes), 0)
@@ -310,7 +310,7 @@ def libraries(maps: str | None) -> list[str] | None:
     """The files with code that are mapped (text of /proc/self/maps), sorted and without repeats.
 
     A file that was deleted since carries ` (deleted)`. At most `MOST_LIBRARIES`, then a line that
-    tells how many are left out.
+    counts those left out.
     """
     if maps is None:
         return None

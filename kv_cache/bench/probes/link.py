@@ -21,7 +21,7 @@ _TEN_BIT_BELOW = 8.0
 def link_of(device: str | None, sysfs: Path = Path("/sys")) -> tuple[float, str] | None:
     """Return bytes/s in each direction that the link of a disk or partition can carry, and why.
 
-    None for what is not an NVMe drive on PCIe, or where its link is not told. An upper bound:
+    None for what is not an NVMe drive on PCIe, or whose link is not known. An upper bound:
     packet headers take a few percent more. A drive with several controllers (multipath) has
     the sum of their links.
     """

@@ -1,5 +1,5 @@
 """Whether a server is on this machine: what goes to it then passes no network interface but the
-loopback, which nobody counts."""
+loopback, which is not counted."""
 
 import ipaddress
 import socket

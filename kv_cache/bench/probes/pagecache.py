@@ -80,7 +80,7 @@ def page_states(fd: int, offset: int, nbytes: int) -> PageStates | None:
     counts = (ctypes.c_uint64 * 5)()
     number, descriptor, flags = (ctypes.c_long(value) for value in (_CACHESTAT, fd, 0))
     if libc().syscall(number, descriptor, ctypes.byref(extent), ctypes.byref(counts), flags) != 0:
-        return None  # an older kernel, a sandbox, or a file of somebody else
+        return None  # an older kernel, a sandbox, or a file of another user
     return PageStates(cached=counts[0], dirty=counts[1], writeback=counts[2])
 
 
@@ -118,7 +118,7 @@ class SampledPages(NamedTuple):
 
 
 class PageCacheSampler:
-    """Looks at every so many loads: were their pages in the page cache before, are they after?
+    """Looks at every N-th load: were their pages in the page cache before, are they after?
 
     Costs a system call or two for each file of the object, beside the load and not within it.
     """

@@ -1,7 +1,7 @@
 """How long tasks stood still for want of I/O, memory or CPU: the kernel's pressure stall
 information (PSI), source accounting/psi.rst.
 
-`some`: at least one task of the machine waited; `full`: nobody did anything else meanwhile. In a
+`some`: at least one task of the machine waited; `full`: none did anything else meanwhile. In a
 virtual machine `total` can be well below the time that was really stalled, so a share made of it
 compares windows of one run with each other, and is not a fraction of time.
 """

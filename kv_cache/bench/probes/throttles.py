@@ -22,7 +22,7 @@ _CPU = "sys/devices/system/cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throttles:
-    """At one instant; None = not told. The counters add up this process's cgroup and all above
+    """At one instant; None = unknown. The counters add up this process's cgroup and all above
     it, `cpu_throttled_ns` the CPUs as well."""
 
     cpu_throttled_periods: int | None

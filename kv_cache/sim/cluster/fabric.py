@@ -1,6 +1,6 @@
 """What all instances of a cluster share: the clock, the links, the pools, and the size of state.
 
-It is built first and knows nobody: instances, routers and the cluster use it.
+It is built first and knows none of its users: instances, routers and the cluster use it.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """An outcome as plain values: what reports, tables and documents are made of.
 
 Everything here is a number that follows from the counters and samples of `outcome.py` by a formula
-that stands beside it; nothing is judged. Percentiles are exact: the value at rank
+that is beside it; nothing is judged. Percentiles are exact: the value at rank
 ceil(percent / 100 x count), "nearest rank", where enough values lie beyond (`supported`). Those of
 gaps between tokens come from buckets, and are within 0.2 % (`metrics/histogram.py`). What there is
 no value of is None, never 0 and never NaN.
@@ -196,8 +196,8 @@ def _tokens(outcome: ClusterOutcome) -> Plain:
 
 
 def _blocks(outcome: ClusterOutcome) -> Plain:
-    """`compulsory`: blocks that nobody had asked for before; `compulsory_of_missed`: their share of
-    what was missed, at most 1 (a cache may also miss what an unlimited one has)."""
+    """Count the blocks. `compulsory`: asked for the first time; `compulsory_of_missed`: their share
+    of what was missed, at most 1 (a cache may also miss what an unlimited one has)."""
     blocks, names = outcome.blocks, [tier.name for tier in outcome.tiers]
     hits = {name: blocks.hits[name] for name in dict.fromkeys((*names, *blocks.hits))}
     missed, compulsory = blocks.looked_up - blocks.hit, blocks.looked_up - blocks.ceiling

@@ -43,7 +43,7 @@ class _Flow:
 
 class FairShare:
     def __init__(self, loop: Loop, entered: Handler, arrived: Handler) -> None:
-        """`entered` is told when a transfer's links begin with it, `arrived` when its last
+        """`entered` is called when a transfer's links begin with it, `arrived` when its last
         byte is there."""
         self._loop = loop
         self._entered = entered

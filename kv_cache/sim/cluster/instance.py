@@ -3,7 +3,7 @@
 As in Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023): the batch changes between
 steps. A step with prompt chunks is one event; steps in which all sequences only decode are one
 event together, up to the first that ends, that finds no memory for its next block, or that has to
-let somebody in. Everything about memory and membership changes between steps.
+admit another. Everything about memory and membership changes between steps.
 
 It must never hold memory while it waits for memory of another instance: who is admitted to decode
 has been admitted to prefill before, and the oldest is never preempted for a younger one.
@@ -26,7 +26,7 @@ from kv_cache.sim.cluster.waiting_queue import WaitingQueue
 
 
 class InstanceEvents(ABC):
-    """What an instance reports to whoever coordinates the instances. The laws:
+    """What an instance reports to the coordinator of all instances. The laws:
 
     1. An instance reports between two of its steps; it has booked the change before it reports it.
     2. Each report is made once, in the order of the events; a flight is with one instance at a
@@ -125,7 +125,7 @@ class Instance:
         self._last_out_ns = 0
         self._fresh: list[int] = []
         self._joining: list[Flight] = []  # from the next step on
-        self._preempted = False  # somebody, since who waits was last let in
+        self._preempted = False  # any flight, since the last admission
         self._kicking = False
         self.grown = 0  # blocks taken for the decode part of a step with chunks
 
@@ -484,7 +484,7 @@ class Instance:
         else:
             return  # all have lost their memory, and wait for it at the head of the queue
         if self._preempted:
-            steps = 1  # there may be room for somebody who waits
+            steps = 1  # there may be room for one that waits
         loop = self._fabric.loop
         self.busy = True
         self._run_steps = steps

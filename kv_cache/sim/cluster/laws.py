@@ -2,7 +2,7 @@
 
 Each law is one function, and its name is that of docs/explanation/simulation-laws.md. They hold
 between any two events; `check` asks all of them, a sample of the time, and `check_end` asks what
-holds when nothing is left to do. `Log` checks the event log as it is told.
+holds when nothing is left to do. `Log` checks the event log as it is written.
 
 Nothing here changes anything, nor trusts a counter that it can recount.
 """

@@ -1,7 +1,7 @@
 """Links and measured devices: queues that know when they will be free.
 
-A link accepts a transfer when its head is there, never ahead of that time: whoever comes next would
-wait for a server that stands idle. Must never know who sends or why.
+A link accepts a transfer when its head is there, never ahead of that time: the next one would
+wait for an idle server. Must never know who sends or why.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ class MeasuredDevice:
     __slots__ = ("_depths", "_free", "_object_bytes", "_profile", "busy_ns")
 
     def __init__(self, profile: ProfileModel, object_bytes: int = 0) -> None:
-        """A transfer is so many operations of `object_bytes`, one after the other; 0: it is one."""
+        """A transfer is N operations of `object_bytes`, one after the other; 0: it is one."""
         self._profile = profile
         self._object_bytes = object_bytes
         self._depths: dict[int, int] = {}

@@ -67,7 +67,7 @@ class Requests:
 @dataclass(slots=True, kw_only=True)
 class Blocks:
     """Counted by block of the measured requests' prompts (whole blocks); hits at their first
-    admission, so that whoever is rejected has missed all.
+    admission, so that a rejected request has missed all.
 
     looked_up = hits of all tiers + missed; `ceiling` is what an unlimited cache with no delay would
     have had: blocks of the prompt whose content was asked for before, as a prefix, by anyone;

@@ -1,6 +1,6 @@
 """What prompts are made of: chains of runs of blocks, each run named once.
 
-A node is a run of consecutive blocks behind its parent's. Its name stands for its content and all
+A node is a run of consecutive blocks behind its parent's. Its name represents its content and all
 before it (the parent-chained block hash of serving engines, one for a whole run), so equal prefixes
 are equal nodes. A sequence is the last node of a chain. Blocks are whole: one that lies across the
 border of two runs belongs to the second, for its content depends on both; so a run may be empty

@@ -130,7 +130,7 @@ class BlockPool:
     def offer(self, extent: BlockExtent) -> tuple[list[BlockExtent], list[BlockExtent]]:
         """Return what of a missing extent may come in (`take_in` then), and what may not: block by
         block, the first ones first, each against the one that would leave for it. Where who would
-        leave counts and nobody can, as all is in use, there is no room for what is left."""
+        leave counts and none can, as all is in use, there is no room for what is left."""
         admission = self.admission
         if admission is None:
             return [extent], []

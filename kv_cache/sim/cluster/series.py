@@ -1,4 +1,4 @@
-"""The state of a cluster over time, in bounded memory: beyond so many points, two become one."""
+"""The state of a cluster over time, in bounded memory: beyond N points, two become one."""
 
 from array import array
 from typing import TYPE_CHECKING

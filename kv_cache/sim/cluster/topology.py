@@ -1,12 +1,12 @@
-"""Where things stand and what lies between them: vertices, links, the cheapest way.
+"""Where things are and what connects them: vertices, links, the cheapest paths.
 
 Vertices are numbers: the instances, then the nodes, the racks and the core. A link has one
 direction; its way back is a link of its own. Links come to be when somebody asks for a way over
 them, so ten thousand instances cost nothing until they talk.
 
 Without wires the links are a tree with NVLink across each node: ways are walked up and down. With
-wires the cheapest are searched. A wire stands in for the default link between exactly its two ends,
-be it faster or slower. An instance relays nothing, but from wire to wire: nobody's traffic goes
+wires the cheapest are searched. A wire replaces the default link between exactly its two ends,
+be it faster or slower. An instance relays nothing, but from wire to wire: no traffic goes
 over a neighbour's NVLink, around a slow wire, unasked. Must never know who sends or why.
 """
 
@@ -155,7 +155,7 @@ class ClusterTopology:
         device = self._measured.get((tier, pool))
         if device is None:
             if tier not in self._profiles:
-                raise AssertionError(f"nobody gave the profile of tiers.{tier}")
+                raise AssertionError(f"the profile is missing of tiers.{tier}")
             device = self._measured[tier, pool] = MeasuredDevice(
                 self._profiles[tier], self._object_bytes
             )
@@ -293,7 +293,7 @@ class ClusterTopology:
         edges = self._edges_of.get(vertex)
         if edges is None:
             edges = self._edges_of[vertex] = list(self._new_edges(vertex, self._beside(vertex)))
-        if first and vertex < self.instances:  # NVLink is relayed by nobody
+        if first and vertex < self.instances:  # NVLink is never relayed
             mates = (i for i in self._members[self._node_of[vertex]] if i != vertex)
             wired = (i for i in mates if (vertex, i) not in self._wires)
             return [*edges, *self._new_edges(vertex, wired)]

@@ -1,8 +1,8 @@
 """What the rows of a trace ask for, as nodes of the chain.
 
 Rows with hash ids share exactly what the trace says: an id is a run of its whole blocks, and what
-is behind the last whole block is nobody's. The turns of a session have its history, and the answer
-of a turn belongs to it where it was given and fits into the next prompt. Rows with neither share
+is behind the last whole block is not shared. The turns of a session have its history, and the
+answer of a turn belongs to it where it was given and fits into the next prompt. Rows with neither share
 nothing. Nothing is known of an answer in a trace with hash ids, so it has no node there.
 """
 
@@ -19,7 +19,7 @@ _NO_ANSWER = -1
 
 
 class Meant(NamedTuple):
-    """The content of one request, and where it stands."""
+    """The content of one request, and its place in its session."""
 
     session: int
     turn: int

@@ -45,7 +45,7 @@ class _Entry:
 
 
 class TracedRows:
-    """Rows that stand in the order of their instants, or in the order in which they are asked where
+    """Rows in the order of their instants, or in the order in which they are asked where
     they have none (`timed` false): then they begin as single requests do."""
 
     def __init__(
