@@ -20,7 +20,7 @@ Attaching and detaching take seconds, one tracepoint after the other. What is bo
 two signals to bpftrace that change nothing for it but are traced themselves: OPEN and CLOSE. On a
 kernel that does not trace kill(2), everything from the first to the last tracepoint is booked.
 
-How many requests are at the device is looked up where the kernel has it, every 50 ms: a counter of
+How many requests are at the device is looked up if the kernel has it, every 50 ms: a counter of
 our own would drift with each event that is missed.
 
 The reference traces the kernel functions vfs_read and vfs_write of all processes of one name. Here

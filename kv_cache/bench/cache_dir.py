@@ -61,7 +61,7 @@ def obtainable_bytes(path: Path, reclaim: str | None = None) -> int:
 class CacheDir:
     """Possession of a cache directory, from the constructor to `close`.
 
-    Creates the directory where it is absent, locks it against a second run, removes what dead
+    Creates the directory if it is absent, locks it against a second run, removes what dead
     runs left and makes this run's own subdirectory. Raises PlaceError, having undone all that,
     when the directory cannot be had. As a context manager it removes its files at the end; call
     `close(keep=True)` inside to keep them. A created directory that others use at the end stays,

@@ -109,7 +109,7 @@ def device_of(path: Path) -> str | None:
     """Return the name in /proc/diskstats of the disk or partition that holds `path` (or will hold
     it).
 
-    None where the file system has no block device of its own: tmpfs, overlay, FUSE, network,
+    None if the file system has no block device of its own: tmpfs, overlay, FUSE, network,
     btrfs. Raises PlaceError when the path cannot be looked at.
     """
     number = os.stat(nearest_existing(path)).st_dev

@@ -4,7 +4,7 @@ Copies between two arrays that are each several times the last-level cache, so t
 is memory. A byte counts once: it is read once and written once. The median of the passes counts,
 and their spread is reported, because on a machine that is shared no single pass can be believed.
 
-Nothing is measured where it would be no measurement: where there is no room for such arrays.
+Nothing is measured where it would not be a measurement: if there is no room for such arrays.
 """
 
 import threading

@@ -165,6 +165,6 @@ def _why(where: str, host: str, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"{where}: this user may not listen there; name one above 1023, or 0 for any"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--metrics-host {host}: it is no address of this machine; give one that is"
+        return f"--metrics-host {host}: it is not an address of this machine; give one that is"
     reason = (error.strerror or str(error)).lower()
     return f"{where} on {host}: it cannot be listened on ({reason}); name another"

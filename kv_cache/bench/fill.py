@@ -82,7 +82,7 @@ class FillInterval:
 class Filled:
     """The result of a fill. `bytes` are fewer than `wanted_bytes` if it was stopped.
 
-    `device_write_bytes` is the kernel's count for all drives; None where one of them has none.
+    `device_write_bytes` is the kernel's count for all drives; None if one of them has none.
     `discard`: whether the file system hands deleted blocks back to the drive, which undoes the
     fill when its files are removed; None if no mount holds it.
     """

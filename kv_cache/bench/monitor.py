@@ -58,7 +58,7 @@ class MachineMonitor:
         device_in_flight          operations begun and not ended, now
         device_queue_depth        operations in flight, on average (of those that ended)
         device_read_iops, _write_ operations ended, a second, as the device saw them
-        device_read_ms, _write_   mean time of those; None where none ended
+        device_read_ms, _write_   mean time of those; None if none ended
         device_read_bytes_per_s, device_write_bytes_per_s
         device_merged             requests that became part of another
         io_, memory_, cpu_pressure_some and _full: see `probes/pressure`; a share of the time

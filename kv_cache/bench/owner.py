@@ -46,7 +46,7 @@ class Host(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The same text in two processes that see each other's numbers; None where unknown."""
+        """The same text in two processes that see each other's numbers; None if unknown."""
         if self.boot_id is None or self.pid_namespace is None:
             return None
         return f"{self.boot_id}/{self.pid_namespace}"

@@ -119,7 +119,7 @@ class Phases:
         state.serving = state.rounds_intake
         edges.precondition_end_ns = None
         edges.measure_start_ns = _NOT_YET_NS
-        drive.switch(state.rounds_intake, told=False)
+        drive.switch(state.rounds_intake, recorded=False)
         drive.open()
         windows.cut()
         self.preconditioning = {**(self.preconditioning or {}), **self._rounds_until_steady()}
@@ -133,7 +133,7 @@ class Phases:
         ended = not self._stop.is_set() and drive.death is None
         if ended:  # else what still runs goes on being the rounds'
             edges.precondition_end_ns = state.clock.now_ns()
-            drive.switch(state.intake, told=True)
+            drive.switch(state.intake, recorded=True)
         windows.cut()
         state.serving = state.intake
 

@@ -9,7 +9,7 @@ from kv_cache.core.mounts import Mount, parse_mounts
 
 
 def text_of(path: Path) -> str | None:
-    """Return the content of a small file of /proc or /sys; None where it is absent or hidden.
+    """Return the content of a small file of /proc or /sys; None if it is absent or hidden.
 
     Names in it can be any bytes: they are decoded as Python decodes paths, so that a mount point
     whose name is not UTF-8 breaks no run and compares equal to its path.

@@ -116,7 +116,7 @@ class RealRun(RunState):
         machine, answers, config = self._machine, self._answers, self._config
         death = machine.drive.death
         if death is None and answers.silence is None and not self._abort.is_set():
-            self.world.cache.check()  # at idle its laws hold; a run that broke one is no result
+            self.world.cache.check()  # at idle its laws hold; a run that broke one is not a result
         removed = self._directories.removed
         edges, witness = self.recorder.edges, machine.witness
         gaps = witness.gaps(edges.measure_start_ns, edges.measure_end_ns or 0)

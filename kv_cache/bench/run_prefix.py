@@ -43,7 +43,7 @@ _MOST_OWNERS = 100  # owner files that are looked at before a run
 
 log = logging.getLogger("kv_cache")
 
-_WAYS: Mapping[str, str] = {
+_REMEDIES: Mapping[str, str] = {
     "permission-denied": "the server refuses these keys{code}; check them, and that they may "
     "read, write, list and delete there",
     "no-credentials": "no keys were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
@@ -98,8 +98,10 @@ def _as_place_error(place: ObjectPlace) -> Iterator[None]:
         yield
     except StoreError as error:
         code = str(error).partition(": ")[2]
-        way = _WAYS.get(error.reason, "it cannot be used ({reason}{code}); name another place")
-        text = way.format(
+        remedy = _REMEDIES.get(
+            error.reason, "it cannot be used ({reason}{code}); name another place"
+        )
+        text = remedy.format(
             host=place.url.partition("://")[2],
             limit=place.timeout_s,
             reason=error.reason,
@@ -164,7 +166,7 @@ class RunPrefix:
             )  # fmt: skip
 
     def _owner(self, directory: str) -> dict[str, Any] | None:
-        """None where there is no proof that it is a run's of ours."""
+        """None if there is no proof that it is a run's of ours."""
         try:
             return parse_record(self._client.get(self.path.key(f"{directory}/{OWNER_NAME}")))
         except StoreError as error:

@@ -92,18 +92,18 @@ def _as_the_reference(config: Config) -> TiersConfig:
     )
 
 
-def _smaller(config: Config, given: Config, usable: int) -> Config:
+def _smaller(config: Config, sized: Config, usable: int) -> Config:
     """Shrink the tiers that no option has set until they fit."""
-    tiers = given.tiers
+    tiers = sized.tiers
     if config.tiers.gpu_mem_gib is None and not real_gpu(config):
         tiers = replace(tiers, gpu_mem_gib=0.0)
     if config.tiers.cpu_mem_gib is None:
-        parts = ram_parts(replace(given, tiers=replace(tiers, cpu_mem_gib=0.0)))
+        parts = ram_parts(replace(sized, tiers=replace(tiers, cpu_mem_gib=0.0)))
         most_gib = (usable - sum(parts.values())) * SHARE / GIB
         fitting = (step for step in _STEPS_GIB if step <= most_gib)
         cpu = min(tiers.cpu_gib, next(fitting, _STEPS_GIB[-1]))
         tiers = replace(tiers, cpu_mem_gib=cpu)
-    return replace(given, tiers=tiers)
+    return replace(sized, tiers=tiers)
 
 
 def _part_of_all(ranks: int) -> int:

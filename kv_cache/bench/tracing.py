@@ -105,7 +105,7 @@ class Tracer:
         numbers = {device: _number(device) for device in self._devices}
         unknown = [device for device, number in numbers.items() if number is None]
         if unknown:
-            return f"{unknown[0]} is no block device that the kernel numbers (/sys/class/block)"
+            return f"{unknown[0]} is not a block device that the kernel numbers (/sys/class/block)"
         self._version = _version()
         self._notes = _notes(self._wanted, self._devices, self._traceable_pid())
         self._program = program(
@@ -215,7 +215,7 @@ def _mortal() -> list[str]:
 
 
 def _seeing_tracepoints() -> list[str]:
-    """Return the start of a command that sees them, where this process does not."""
+    """Return the start of a command that sees them, if this process does not."""
     if any(Path(root, "events/block").is_dir() for root in _TRACEFS):
         return []
     mount = f'mount -t tracefs tracefs {_TRACEFS[0]} && exec "$@"'
@@ -251,7 +251,7 @@ def _content(fd: int) -> str:
 
 
 def _last_words(text: str) -> str:
-    """` (…)`: the first error, else the last line, or nothing where nothing was said."""
+    """` (…)`: the first error, else the last line, or nothing if nothing was said."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and _HARMLESS not in line]
     errors = [line for line in lines if "ERROR" in line]
     return f" ({(errors or lines[-1:])[0]})" if lines else ""

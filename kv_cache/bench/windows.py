@@ -12,7 +12,7 @@ from kv_cache.core.units import NS_PER_MS, NS_PER_S, s_to_ns
 from kv_cache.metrics.window import Window
 
 TICK_S = 0.2
-_SHORTEST_NS = NS_PER_MS  # less than this is no window
+_SHORTEST_NS = NS_PER_MS  # less than this is not a window
 
 
 class WindowCutter:

@@ -89,7 +89,7 @@ class Witness:
         return read_counters(self._devices, self._stack.disks)
 
     def _others(self) -> foreign.Snapshot:
-        return foreign.snapshot(own={os.getpid(), *self._siblings})
+        return foreign.snapshot(excluded={os.getpid(), *self._siblings})
 
     def open_window(self) -> None:
         self._around = self._others()

@@ -105,7 +105,7 @@ class ProfileModel:
         return self._time(self._totals[kind], kind, nbytes, concurrency, read_share)
 
     def removal_ns(self, nbytes: int) -> int:
-        """Return mean time of a delete; 0 where none was measured."""
+        """Return mean time of a delete; 0 if none was measured."""
         return 0 if self._removals is None else round(exp(self._removals.log_ns(nbytes)))
 
     def evenness(self, kind: OpKind, nbytes: int) -> float:
@@ -117,13 +117,13 @@ class ProfileModel:
 
     def spread(self, kind: OpKind, nbytes: int, part: float) -> float:
         """Return how many times the mean an operation takes, alone, that is longer than a `part` of
-        all: by the quantiles of the nearest size that was measured; 1 where there are none."""
+        all: by the quantiles of the nearest size that was measured; 1 if there are none."""
         shape = self._shapes[kind].nearest(nbytes)
         return 1.0 if shape is None else _quantile(shape, part)
 
     def depth(self, smallest: int, largest: int) -> int:
         """Return the highest concurrency up to which both kinds were measured for all sizes from
-        `smallest` to `largest` bytes. Raises OutsideProfileError where there is none."""
+        `smallest` to `largest` bytes. Raises OutsideProfileError if there is none."""
         groups = [curves for kind in self._curves.values() for curves in kind.values()]
         deepest = 0
         for concurrency in sorted(set(groups[0]).intersection(*groups)):

@@ -60,12 +60,12 @@ def section(
     }
 
 
-def snapshot(proc: Path = Path("/proc"), *, own: Collection[int] | None = None) -> Snapshot:
-    """Return all processes but our `own` pids (by default this one) that may be looked at, by pid.
+def snapshot(proc: Path = Path("/proc"), *, excluded: Collection[int] | None = None) -> Snapshot:
+    """Return all processes that may be looked at but the `excluded` pids (by default ours), by pid.
 
     Without root these are the user's own. About 40 µs a process.
     """
-    ours = {os.getpid(), *_ours} if own is None else set(own)
+    ours = {os.getpid(), *_ours} if excluded is None else set(excluded)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
     processes = (_process(proc, pid) for pid in pids if pid not in ours)
     return {process.pid: process for process in processes if process is not None}
@@ -152,5 +152,5 @@ def parse_process(stat: str, io: str) -> ProcessIo:
     )
 
 
-def _less(device: int | None, own: int | None) -> int | None:
-    return None if device is None or own is None else max(0, device - own)
+def _less(device: int | None, ours: int | None) -> int | None:
+    return None if device is None or ours is None else max(0, device - ours)

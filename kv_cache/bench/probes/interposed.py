@@ -62,7 +62,7 @@ def look(directory: Path | None = None) -> dict[str, Any]:
 
     `directory` is where a temporary file without a name is written, synced and dropped (256 KiB
     to 16 MiB: not inside a window whose bytes are counted); None writes nothing. `disagreeing`
-    is None where no call could be compared; `note` says why a comparison was left out.
+    is None if no call could be compared; `note` says why a comparison was left out.
     """
     symbols = providers(SYMBOLS)
     bad, real, note = _canaries(directory)
@@ -124,7 +124,7 @@ _Loaded._fields_ = (
 def providers(names: Iterable[str]) -> dict[str, str] | None:
     """Map each call that exists here to the file of the object that answers it.
 
-    None where the loader cannot be asked (a statically linked Python).
+    None if the loader cannot be asked (a statically linked Python).
     """
     try:
         loader = _loader()
@@ -230,7 +230,7 @@ def on_a_real_file(numbers: Mapping[str, int], directory: Path) -> list[str] | N
     """Return the calls that do not have the effect on a file's pages that their bare system call
     has.
 
-    None where the bare calls have none either, so that nothing can be compared (memory file
+    None if the bare calls have none either, so that nothing can be compared (memory file
     systems, some network ones). Raises OSError where the file cannot be written.
     """
     calls = _library_calls()

@@ -63,7 +63,7 @@ def resident_pages(fd: int, offset: int, nbytes: int) -> int | None:
     """Count the pages (of `mmap.PAGESIZE`) of a file's range that are in the page cache.
 
     `fd` must be open for reading and the file our own or writable for us: of others the kernel
-    says nothing, or that all pages are there. None where it cannot be learned. 5 µs where
+    says nothing, or that all pages are there. None if it cannot be learned. 5 µs where
     cachestat(2) can be trusted, else mincore(2): 45 ns a page, 0.4 ms for 32 MiB.
     """
     states = page_states(fd, offset, nbytes)

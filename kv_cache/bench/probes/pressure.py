@@ -15,7 +15,7 @@ RESOURCES = ("io", "memory", "cpu")
 
 def read_pressure(root: Path = Path("/")) -> dict[tuple[str, str], int]:
     """Return the `total` since the machine's start in µs, by (resource, `some` or `full`). Empty
-    where the kernel was built without PSI or booted with psi=0."""
+    if the kernel was built without PSI or booted with psi=0."""
     return {
         (resource, kind): total_us
         for resource in RESOURCES

@@ -361,11 +361,11 @@ class Cluster(InstanceEvents):
             link_path = self.topology.path(flight.home, flight.decoder)
             delay = sum(link.latency_ns for link in link_path)
             flight.sending += 1
-            self.loop.at(self.loop.now_ns + delay, ENDS, self._asked, flight)
+            self.loop.at(self.loop.now_ns + delay, ENDS, self._request_arrived, flight)
         else:
             self.chunk_computed(flight)
 
-    def _asked(self, flight: Flight) -> None:
+    def _request_arrived(self, flight: Flight) -> None:
         """The decode side's request has reached the prefill side."""
         flight.sending -= 1
         self.chunk_computed(flight)

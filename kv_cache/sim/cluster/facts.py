@@ -24,7 +24,7 @@ from kv_cache.sim.cluster.outcome import ClusterOutcome, ClusterTierFacts, Insta
 Plain = dict[str, Any]
 
 PERCENTS = {"p50": "50", "p90": "90", "p95": "95", "p99": "99", "p999": "99.9"}
-"""Decimal text, because 99.9 is no binary number and a rank is exact."""
+"""Decimal text, because 99.9 is not a binary number and a rank is exact."""
 
 
 def facts(outcome: ClusterOutcome) -> Plain:
@@ -169,7 +169,7 @@ def _rates(outcome: ClusterOutcome, window_s: float) -> Plain:
 
 def _goodput(outcome: ClusterOutcome, window_s: float) -> Plain:
     """Requests that finished and kept all that was promised: a second, and of all that arrived.
-    Where nothing is promised there is no goodput."""
+    If nothing is promised there is no goodput."""
     promise, every = outcome.scenario.promise, outcome.requests
     limits = {"ttft_ms": promise.ttft_ms, "tpot_ms": promise.tpot_ms, "e2e_ms": promise.e2e_ms}
     promised = {name: limit for name, limit in limits.items() if limit}

@@ -4,7 +4,7 @@
 A transfer occupies all of its links at once, at one rate; its latencies come on top. Rates change
 when a transfer begins or ends, for those alone that share a link with it, directly or through
 others; what begins and ends at one instant is settled together. Of a link with `servers` one
-transfer gets at most one server's rate. A measured device is no link to share: its profile knows
+transfer gets at most one server's rate. A measured device is not a link to share: its profile knows
 what its operations take from each other, so it queues as in FIFO and its time bounds the rate.
 
 The cost of a settlement is that of all transfers that hang together.

@@ -244,13 +244,13 @@ class Instance:
         else:
             self.prefilling.append(flight)
 
-    def _taken_at_once(self, flight: Flight, found: int) -> int:
+    def _taken_at_once(self, flight: Flight, shared: int) -> int:
         """Return the blocks that a prompt must have to be admitted: without a reservation, those of
         the first chunk."""
         rules = self.rules
         if rules.reserve_prompt or not rules.chunked:
             return self._reserved(flight)
-        tokens = found * rules.block_tokens + rules.batched_tokens
+        tokens = shared * rules.block_tokens + rules.batched_tokens
         return -(-min(flight.target, tokens) // rules.block_tokens)
 
     def _reserved(self, flight: Flight) -> int:

@@ -36,7 +36,7 @@ def _ns() -> "array[int]":
 class Requests:
     """Every request ends in exactly one of finished, rejected and aborted. The reasons count all
     requests; the samples are of the measured requests that finished, one entry for each, in order
-    of their ends, in all arrays alike. `tpot_ns` is -1 where the answer has one token.
+    of their ends, in all arrays alike. `tpot_ns` is -1 if the answer has one token.
 
     ttft: first token out - arrival. queue: first admission - arrival. tpot: (last token out - first
     token out) / (output tokens - 1). e2e: last token out - arrival. `instance`: who prefilled,

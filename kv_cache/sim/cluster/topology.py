@@ -267,7 +267,7 @@ class ClusterTopology:
             return self.core
         if word not in counts or not (index.isascii() and index.isdigit()):
             raise ConfigError(
-                f"{where}: {text!r} is no end of a wire; it must be instance:N, node:N, rack:N "
+                f"{where}: {text!r} is not an end of a wire; it must be instance:N, node:N, rack:N "
                 "(counted from 0) or core"
             )
         if int(index) >= counts[word]:

@@ -2,8 +2,8 @@
 
 Rows with hash ids share exactly what the trace says: an id is a run of its whole blocks, and what
 is behind the last whole block is not shared. The turns of a session have its history, and the
-answer of a turn belongs to it where it was given and fits into the next prompt. Rows with neither share
-nothing. Nothing is known of an answer in a trace with hash ids, so it has no node there.
+answer of a turn belongs to it where it was given and fits into the next prompt. Rows with neither
+share nothing. Nothing is known of an answer in a trace with hash ids, so it has no node there.
 """
 
 from collections import OrderedDict
@@ -43,16 +43,17 @@ class _History:
 
 
 class Content:
-    """`own` is the length of the trace's blocks, a multiple of `block_tokens`; 0 where it has none.
+    """`trace_block_tokens` is the length of the trace's blocks, a multiple of `block_tokens`; 0 if
+    it has none.
 
     A session is called by the number of its first request. One that is silent while
     `MOST_CONVERSATIONS` others speak begins anew.
     """
 
-    def __init__(self, chain: PrefixChain, block_tokens: int, own: int) -> None:
+    def __init__(self, chain: PrefixChain, block_tokens: int, trace_block_tokens: int) -> None:
         self._chain = chain
         self._size = block_tokens
-        self._blocks_of_id = own // block_tokens
+        self._blocks_of_id = trace_block_tokens // block_tokens
         self._known: OrderedDict[str, _History] = OrderedDict()
 
     def of(self, row: TraceRow, number: int, *, goes_on: bool) -> Meant:

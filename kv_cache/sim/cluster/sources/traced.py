@@ -63,7 +63,7 @@ class TracedRows:
         self._arrivals = None if timed else arrivals(work.rate_per_s, seed)
         self._courses = Courses()
         self._links: Links[_Entry] = Links()
-        self._asked: dict[int, _Entry] = {}
+        self._in_flight: dict[int, _Entry] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
         ready: list[tuple[int, int, _Entry]] = []
@@ -82,7 +82,7 @@ class TracedRows:
     def after(
         self, request: ClusterRequest, ended_ns: int, *, answered: bool
     ) -> Sequence[ClusterRequest]:
-        entry = self._asked.pop(request.number)
+        entry = self._in_flight.pop(request.number)
         if answered:
             self._content.answered(entry.row.session)
         freed = self._links.answered(entry.ordinal, entry.names, ended_ns)
@@ -98,7 +98,7 @@ class TracedRows:
             yield earliest_ns(due.row, self._scale), due
 
     def _ask(self, entry: _Entry) -> ClusterRequest:
-        self._asked[entry.ordinal] = entry
+        self._in_flight[entry.ordinal] = entry
         meant = self._content.of(entry.row, entry.ordinal, goes_on=entry.goes_on)
         return ClusterRequest(entry.ordinal, meant.session, meant.turn, entry.due_ns, *meant[2:])
 
@@ -116,7 +116,7 @@ class TracedSessions:
         self._content = content
         self._courses = Courses()
         self._read = 0
-        self._asked: dict[int, tuple[RowSession, int]] = {}
+        self._in_flight: dict[int, tuple[RowSession, int]] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
         """Begin sessions. Several rows of one may wait for no answer, and come later than the next
@@ -134,7 +134,7 @@ class TracedSessions:
     def after(
         self, request: ClusterRequest, ended_ns: int, *, answered: bool
     ) -> Sequence[ClusterRequest]:
-        session, index = self._asked.pop(request.number)
+        session, index = self._in_flight.pop(request.number)
         if answered:
             self._content.answered(session.asks[index].row.session)
         freed = [(session, *free) for free in session.answered(index, ended_ns)]
@@ -168,7 +168,7 @@ class TracedSessions:
 
     def _ask(self, session: RowSession, at_ns: int, index: int) -> ClusterRequest:
         request = session.asks[index]
-        self._asked[request.ordinal] = (session, index)
+        self._in_flight[request.ordinal] = (session, index)
         meant = self._content.of(request.row, request.ordinal, goes_on=request.goes_on)
         return ClusterRequest(request.ordinal, meant.session, meant.turn, at_ns, *meant[2:])
 
