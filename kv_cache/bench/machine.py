@@ -62,7 +62,9 @@ def open_machine(
 ) -> RunMachine:
     """Open all that a run needs; what is opened puts its closing on `opening.closing`."""
     config = plan.config
-    directories = open_directories(plan, answers, opening.closing)
+    directories = open_directories(
+        config, plan.seed, answers, opening.closing, keep=config.tiers.keep_cache
+    )
     stores = open_stores(plan, directories, answers, opening)
     objects = [drive.objects for drive in directories.local]
     witness = Witness(

@@ -90,8 +90,7 @@ class RealRun(RunState):
             del self._machine  # the memory of its buffers goes back now
 
     def raise_if_silent(self) -> None:
-        if self._answers.silence is not None:
-            raise self._answers.error()
+        self._answers.raise_if_silent()
 
     def resize(self, users: int) -> None:
         """Serve `users` from now on, with the workers that they need."""

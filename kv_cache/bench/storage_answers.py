@@ -82,9 +82,10 @@ class StorageAnswers:
             ],
         }
 
-    def error(self) -> NoAnswerError:
-        """Build the error of a run that has to leave its storage as it is."""
-        return NoAnswerError(
-            f"{self.silence}; process {os.getpid()} is left with it, and cache files stay in "
-            f"{self.places}"
-        )
+    def raise_if_silent(self) -> None:
+        """Raise NoAnswerError if storage fell silent, so that it has to be left as it is."""
+        if self.silence is not None:
+            raise NoAnswerError(
+                f"{self.silence}; process {os.getpid()} is left with it, and cache files stay in "
+                f"{self.places}"
+            )

@@ -9,21 +9,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from kv_cache.bench.cache_dir import CacheDir
+from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.fill import Filled, fill
 from kv_cache.bench.removal import Removed
 from kv_cache.bench.run_plan import RunPlan
 from kv_cache.bench.run_prefix import RunPrefix
-from kv_cache.bench.stillness import answered
 from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.storage_room import drive_capacities
 from kv_cache.bench.tier_sizes import real_gpu
 from kv_cache.cache.manager import TierSpec
 from kv_cache.config.root import Config
-from kv_cache.config.storage_targets import place_of, storage_places
+from kv_cache.config.storage_targets import place_of
 from kv_cache.core.errors import NoAnswerError, StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
@@ -74,17 +73,20 @@ class RunStores:
     store_buffers: BufferPool
 
 
-def open_directories(plan: RunPlan, answers: StorageAnswers, closing: ExitStack) -> RunDirectories:
-    config = plan.config
+def open_directories(
+    config: Config, seed: int, answers: StorageAnswers, closing: ExitStack, *, keep: bool
+) -> RunDirectories:
+    """Open the cache directories of a run; `closing` removes its files, or leaves them if `keep`.
+    Raises PlaceError and NoAnswerError."""
     directories = RunDirectories(
         answers.call(
             f"opening the cache directory {answers.places}",
-            lambda: _cache_dirs(config, f"seed {plan.seed}"),
+            lambda: _cache_dirs(config, f"seed {seed}"),
         ),
         [],
     )
     for drive in directories.drives:
-        closing.callback(_release, drive, config.tiers.keep_cache, directories, answers)
+        closing.callback(_release, drive, keep, directories, answers)
     answers.directories += [drive.path for drive in directories.drives]
     return directories
 
@@ -221,38 +223,28 @@ def fill_drives(
     config: Config, seed: int, stop: threading.Event, progress: Callable[[int], None]
 ) -> Filled:
     """Do the workload-independent half of preconditioning, in run directories that are gone again
-    when it returns: the storage tier may take all the room for itself. Raises PlaceError."""
-    with ExitStack() as taken:
-        answer_s = config.run.answer_s
-        places = ", ".join(map(str, storage_places(config)))
-        opened = answered(
-            f"opening the cache directory {places}",
-            lambda: _cache_dirs(config, f"seed {seed}"),
-            answer_s,
-        )
-        drives = [d for d in opened if isinstance(d, CacheDir)]
-        for drive in drives:
-            what = f"removing the cache files in {drive.path}"
-            taken.callback(answered, what, partial(_close_drive, drive), answer_s)
-        paths = [drive.path for drive in drives]
-        try:
-            return fill(
-                [drive.objects for drive in drives],
-                drive_capacities(config, paths),
-                seed=Seed(seed).child("fill"),
-                stop=stop,
-                size_bytes=gib_to_bytes(config.precondition.size_gib),
-                threads=config.precondition.threads,
-                progress=progress,
-                answer_s=answer_s,
-            )
-        except NoAnswerError:
-            taken.pop_all()  # nothing more is asked of storage
-            raise
-
-
-def _close_drive(drive: CacheDir) -> None:
-    drive.close().log_left()
+    when it returns: the storage tier may take all the room for itself. Raises PlaceError and
+    NoAnswerError."""
+    answers = StorageAnswers(config, MonotonicClock())
+    try:
+        with ExitStack() as closing:
+            drives = open_directories(config, seed, answers, closing, keep=False).local
+            try:
+                return fill(
+                    [drive.objects for drive in drives],
+                    drive_capacities(config, [drive.path for drive in drives]),
+                    seed=Seed(seed).child("fill"),
+                    stop=stop,
+                    size_bytes=gib_to_bytes(config.precondition.size_gib),
+                    threads=config.precondition.threads,
+                    progress=progress,
+                    answer_s=config.run.answer_s,
+                )
+            except NoAnswerError:
+                closing.pop_all()  # nothing more is asked of storage
+                raise
+    finally:
+        answers.raise_if_silent()
 
 
 def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:
