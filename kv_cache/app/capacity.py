@@ -15,9 +15,9 @@ from typing import Any
 from kv_cache.app.planned import planned_view
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt

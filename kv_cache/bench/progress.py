@@ -1,11 +1,12 @@
-"""What long work tells whoever waits for it. How that is drawn is not known here: a terminal draws
-it, and `SILENT` does not."""
+"""How long work reports its progress. How that is drawn is not known here: a terminal draws it, and
+`SILENT` does not."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from kv_cache.config.root import Config
+from kv_cache.core.callbacks import ignore
 from kv_cache.metrics.slo import Slo
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Bar(Protocol):
 
 
 class Progress(Protocol):
-    """Shows work that goes on."""
+    """Shows work in progress."""
 
     def bar(
         self, what: str = "", *, unit: str = "", total: float | None = None, scale: bool = False
@@ -40,10 +41,10 @@ class Progress(Protocol):
 
 class _NoBar:
     def to(self, done: float) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
     def note(self, text: str) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
 
 class _Silent:
@@ -57,11 +58,7 @@ class _Silent:
     def run(
         self, config: Config, prefix: str = "", slos: Sequence[Slo] | None = None
     ) -> AbstractContextManager[Callable[["RealRun"], None]]:
-        return nullcontext(_ignore)
-
-
-def _ignore(_: object) -> None:
-    """Nobody looks."""
+        return nullcontext(ignore)
 
 
 SILENT: Progress = _Silent()

@@ -58,7 +58,7 @@ class CacheManager:
         self._copies = Copies([spec.tier for spec in tiers])
         self._room = RoomPlanner(self._limits, self._copies, self._policies, self.admission_gate)
         self._motion = 0  # reads, writes, demotions and deletes that have begun and not ended
-        self._room_wanted = False
+        self._wanted_space = False
         self.dropped_last_copies = 0  # evictions after which a block is in no tier
         self.lost_bytes = 0  # bytes of last copies that failed verification or demotion
         self.prefetches = Prefetches()
@@ -213,7 +213,7 @@ class CacheManager:
         if not todo:
             return placement
         if self._motion:
-            self._room_wanted = True
+            self._wanted_space = True
             placement.wait = ROOM
         else:  # nothing will change by waiting: what is left is stranded or bound by the rules
             placement.nowhere += self._turn_away(todo, answers, placement, waits=False)
@@ -538,8 +538,8 @@ class CacheManager:
     def _changed(self, *refs: CopyRef) -> None:
         for ref in refs:
             self.signals.fire(("copy", ref.copy_id))
-        if self._room_wanted:
-            self._room_wanted = False
+        if self._wanted_space:
+            self._wanted_space = False
             self.signals.fire(ROOM)
 
     def _commit(self, draft: Draft, targets: Sequence[CopyRef]) -> RoomPlan:

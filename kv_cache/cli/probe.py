@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
-from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, nearest_existing, obtainable_bytes
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir, nearest_existing
 from kv_cache.bench.probe import (
     BUFFER_BYTES,
     Probed,
@@ -27,7 +28,7 @@ from kv_cache.bench.probe import (
     table,
 )
 from kv_cache.bench.progress import Bar
-from kv_cache.bench.waits import ANSWER_S, answered
+from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress
@@ -40,7 +41,7 @@ from kv_cache.files.keep import keep
 from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
 from kv_cache.metrics.passport import findings_below
-from kv_cache.tiers.nvme import FSYNC, LAYOUTS
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 
 SIZES_MIB = (0.25, 2.0, 8.0, 32.0, 80.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.app.prepare import open_workload
-from kv_cache.bench.cache_dir import check_output_file
+from kv_cache.bench.path_checks import check_output_file
 from kv_cache.cli.flags import build_parser, parse
 from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.progress import TerminalProgress

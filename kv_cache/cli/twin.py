@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, obtainable_bytes
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.exits import Exit

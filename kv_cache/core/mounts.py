@@ -19,6 +19,11 @@ class Mount:
     source: str
     super_options: str
 
+    @property
+    def all_options(self) -> list[str]:
+        """The mount's own options, and those of its file system."""
+        return f"{self.options},{self.super_options}".split(",")
+
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
     """Return the lines of a mountinfo, as proc(5) describes them."""

@@ -11,8 +11,8 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +20,11 @@ from urllib.parse import urlsplit
 import psutil
 
 import kv_cache
-from kv_cache.core.mounts import Mount, mount_of, parse_mounts
+from kv_cache.bench.linux import usable_cpus
+from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.procfs import cgroup_directories
+from kv_cache.core.errors import PlaceError
+from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
 PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson", "msgspec")
@@ -255,7 +259,7 @@ def _cpu(reader: Reader) -> dict[str, Any]:
         "model": model,
         "logical_cores": os.cpu_count(),
         "physical_cores": physical,
-        "usable_cores": len(os.sched_getaffinity(0)),
+        "usable_cores": usable_cpus(),
         "governor": reader.text(
             "cpu.governor", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", optional=True
         ),
@@ -291,6 +295,10 @@ def selected(text: str | None) -> str | None:
 
 
 def _limits() -> dict[str, Any]:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return {"nofile_soft": None, "nofile_hard": None}
     soft, hard = (
         None if value == resource.RLIM_INFINITY else value
         for value in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -309,10 +317,13 @@ def _variables() -> dict[str, str]:
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     """The file system that `cache_dir` is on or will be created on."""
     found: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
+    if not hasattr(os, "statvfs"):
+        reader.note("filesystem", f"{sys.platform} has no statvfs")
+        return found
     try:
-        path = _nearest_existing(cache_dir)
+        path = str(nearest_existing(cache_dir))
         number, space = os.stat(path).st_dev, os.statvfs(path)
-    except (OSError, ValueError) as err:
+    except (OSError, PlaceError) as err:
         reader.note("filesystem", err)
         return found
     found["total_bytes"] = space.f_blocks * space.f_frsize
@@ -330,18 +341,10 @@ def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     }
 
 
-def _nearest_existing(path: Path) -> str:
-    """A resolved path; `bench.cache_dir` has the same for its own use, and knows nothing of us."""
-    real = os.path.realpath(path)
-    while not os.path.exists(real):
-        real = os.path.dirname(real)
-    return real
-
-
 def _device_behind(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     try:
-        number = os.stat(_nearest_existing(cache_dir)).st_dev
-    except (OSError, ValueError) as err:
+        number = os.stat(nearest_existing(cache_dir)).st_dev
+    except (OSError, PlaceError) as err:
         reader.note("device", err)
         return dict.fromkeys(DEVICE_KEYS) | {"reason": str(err)}
     return block_device(reader, os.major(number), os.minor(number))
@@ -424,11 +427,11 @@ def cgroup_limits(reader: Reader) -> dict[str, Any]:
 
     A limit of any cgroup above counts as well, so the least is given; of the I/O throttles, all.
     """
-    own = reader.text("cgroup", "/proc/self/cgroup") or ""
-    mounts = parse_mounts(reader.text("cgroup", "/proc/self/mountinfo") or "")
-    memory = [_memory_limit(reader, *place) for place in cgroup_places("memory", own, mounts)]
-    cpu = [_cpu_limit(reader, *place) for place in cgroup_places("cpu", own, mounts)]
-    io = [_io_limits(reader, *place) for place in cgroup_places("io", own, mounts)]
+    cgroups = reader.text("cgroup", "/proc/self/cgroup") or ""
+    mounts = reader.text("cgroup", "/proc/self/mountinfo") or ""
+    memory = [_memory_limit(reader, *place) for place in _places("memory", cgroups, mounts)]
+    cpu = [_cpu_limit(reader, *place) for place in _places("cpu", cgroups, mounts)]
+    io = [_io_limits(reader, *place) for place in _places("blkio", cgroups, mounts)]
     return {
         "memory_limit_bytes": min((limit for limit in memory if limit is not None), default=None),
         "cpu_limit": min((limit for limit in cpu if limit is not None), default=None),
@@ -436,38 +439,10 @@ def cgroup_limits(reader: Reader) -> dict[str, Any]:
     }
 
 
-def cgroup_places(
-    controller: str, cgroups: str, mounts: Iterable[Mount]
-) -> tuple[tuple[int, str], ...]:
-    """(cgroup version, directory) of this process for a controller, then of all above it.
-
-    `cgroups` is the text of /proc/self/cgroup. Empty when the controller is not there.
-    `bench.procfs` has the same for its own use: neither package knows the other.
-    """
-    names = {"io": ("blkio",)}.get(controller, (controller,))
-    mounts = tuple(mounts)
-    for line in cgroups.splitlines():  # version 2 has number 0 and stands last
-        number, own_names, path = line.split(":", 2)
-        version = 2 if number == "0" else 1
-        if version == 1 and not set(names) & set(own_names.split(",")):
-            continue
-        mount = next((mount for mount in mounts if _carries(mount, version, names)), None)
-        if mount is not None:
-            return tuple((version, place) for place in _upwards(path, mount))
-    return ()
-
-
-def _carries(mount: Mount, version: int, names: Iterable[str]) -> bool:
-    if version == 2:
-        return mount.kind == "cgroup2"
-    return mount.kind == "cgroup" and bool(set(names) & set(mount.super_options.split(",")))
-
-
-def _upwards(path: str, mount: Mount) -> list[str]:
-    """In a container the mount may show only what is below its root; `path` then begins with it."""
-    inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else ""
-    parts = [part for part in inside.split("/") if part]
-    return ["/".join([mount.point, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+def _places(controller: str, cgroups: str, mounts: str) -> list[tuple[int, str]]:
+    """List (cgroup version, directory) of this process for a controller, then of all above it."""
+    version, directories = cgroup_directories(controller, cgroups, mounts)
+    return [(version, directory) for directory in directories]
 
 
 def _memory_limit(reader: Reader, version: int, directory: str) -> int | None:

@@ -40,7 +40,7 @@ from kv_cache.files.reading import entry, histogram, part, require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged, supported
-from kv_cache.tiers.nvme.store import FSYNC_BATCH
+from kv_cache.tiers.file_options import FSYNC_BATCH
 
 DEFAULT_SECONDS = 20.0
 HEADER = "# kv-cache twin: fio does the I/O of a run's storage tier"

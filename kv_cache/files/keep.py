@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.bench.waits import ANSWER_S, answered
+from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.core.errors import NoAnswerError
 from kv_cache.core.exits import Exit
 from kv_cache.files.writing import write_atomically

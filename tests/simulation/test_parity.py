@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config

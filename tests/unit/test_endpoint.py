@@ -218,7 +218,7 @@ def test_what_goes_wrong_while_telling_ends_nothing() -> None:
         with pytest.raises(urllib.error.HTTPError, match="500") as error:
             ask(endpoint.url)
         error.value.close()
-        endpoint.tells = lambda: "kv_cache_x 2\n"
+        endpoint.render = lambda: "kv_cache_x 2\n"
         assert ask(endpoint.url)[2] == b"kv_cache_x 2\n"
 
 

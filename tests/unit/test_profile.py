@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.bench.probe import Probed, _Done, summarise, table
+from kv_cache.bench.probe import Probed, summarise, table
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.profile import HEADER, Cell, Profile, Service, profile_text, read_profile
@@ -20,7 +20,7 @@ from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.sim.profile import OutsideProfileError, ProfileModel
+from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
 from tests.cli import small
 from tests.results import numbers
@@ -322,13 +322,9 @@ def test_depth_is_that_of_the_sizes_which_are_asked_for(tmp_path: Path) -> None:
 # --- what a step of a probe comes to -------------------------------------------------------------
 
 
-def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000) -> list[_Done]:
+def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000) -> list[Leg]:
     return [
-        _Done(
-            kind,
-            Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (IoChunk(b, nbytes),)),
-        )
-        for a, b in spans
+        Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (IoChunk(b, nbytes),)) for a, b in spans
     ]
 
 
@@ -354,7 +350,7 @@ def test_only_the_time_in_which_all_threads_were_at_work_counts() -> None:
         [legs((0, 10), (10, 20)), legs((30, 40), (40, 50))],
     ],
 )
-def test_threads_that_never_worked_together_measure_nothing(done: list[list[_Done]]) -> None:
+def test_threads_that_never_worked_together_measure_nothing(done: list[list[Leg]]) -> None:
     assert summarise(done, 1000, read_share=1.0, repeated=False) is None
 
 

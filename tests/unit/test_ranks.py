@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.memory import check_ram_of_ranks
+from kv_cache.bench.path_checks import check_output_file
 from kv_cache.config.root import Config
 from kv_cache.config.sections import OutputConfig, RunConfig, TiersConfig
 from kv_cache.core.errors import ConfigError, PlaceError

@@ -8,15 +8,11 @@ from kv_cache.core.errors import PlaceError
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import ENGINES, choose_engine
 from kv_cache.tiers.nvme.layouts import Arena, Buckets, FilePerObject, Layout
-from kv_cache.tiers.nvme.store import FSYNC, NvmeStore
+from kv_cache.tiers.nvme.store import NvmeStore
 from kv_cache.tiers.nvme.striped import Striped
-
-LAYOUTS = ("file", "arena", "bucket")
 
 __all__ = [
     "ENGINES",
-    "FSYNC",
-    "LAYOUTS",
     "NvmeStore",
     "Striped",
     "choose_engine",

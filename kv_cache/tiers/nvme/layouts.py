@@ -30,7 +30,7 @@ BUCKET_OBJECTS = 500
 
 ARENA_FILES = 4
 
-_NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NEW = os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)  # stores are opened on Linux alone
 _MODE = 0o600
 
 Spans = tuple[Span, ...]

@@ -10,12 +10,10 @@ from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers.base import Capability, Sink, Span, Steps, Tap, store_errors
+from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
 from kv_cache.tiers.nvme.layouts import Layout, Spans, close_all
-
-FSYNC = ("never", "object", "batch")
-FSYNC_BATCH = 8
 
 
 class _Syncer:

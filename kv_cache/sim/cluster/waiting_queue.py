@@ -3,7 +3,7 @@
 from collections import deque
 from heapq import heapify, heappop, heappush
 
-from kv_cache.sim.cluster.inflight import Flight
+from kv_cache.sim.cluster.flight import Flight
 
 
 class WaitingQueue:

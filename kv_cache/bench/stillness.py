@@ -2,7 +2,7 @@
 
 A call on a device that hangs for good cannot be ended from outside: its thread survives even
 SIGKILL, as long as the device holds on to it. So whatever touches storage and can be waited for by
-the thread that must tell about it is called in a thread of its own, and given up once that thread
+the thread that must report it is called in a thread of its own, and given up once that thread
 has not run at all for a while: a call that makes any progress sleeps and wakes again and again.
 """
 
@@ -18,7 +18,7 @@ from kv_cache.core.errors import NoAnswerError
 T = TypeVar("T")
 
 ANSWER_S = 30.0
-"""How long a call on storage may stand still, where no configuration says (`run.answer_s`)."""
+"""How long a call on storage may stand still, if no configuration says (`run.answer_s`)."""
 _LOOK_S = 0.1
 
 
@@ -34,7 +34,7 @@ class ThreadStillness:
         where there is no such thread."""
 
     def look(self) -> float:
-        """Seconds for which the kernel has not once switched to the thread."""
+        """Return seconds for which the kernel has not once switched to the thread."""
         fields = self._fields()
         self.state = fields.get("State", "")[:1]
         seen = tuple(fields.get(f"{kind}_ctxt_switches", "") for kind in _KINDS)
@@ -58,6 +58,28 @@ _KINDS = ("voluntary", "nonvoluntary")
 def all_still(watched: Sequence[ThreadStillness], patience_s: float) -> bool:
     """Whether there are threads, and none of them has run for so long."""
     return bool(watched) and min([each.look() for each in watched]) >= patience_s
+
+
+class IoThreads:
+    """Threads of this process that do I/O, from when they have begun."""
+
+    def __init__(self, threads: Sequence[threading.Thread], patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._stillness = {t: ThreadStillness(os.getpid(), t.native_id or 0) for t in threads}
+
+    @property
+    def alive(self) -> list[threading.Thread]:
+        return [thread for thread in self._stillness if thread.is_alive()]
+
+    def require_answer(self, what: str) -> None:
+        """Raise NoAnswerError, which names `what` they do, once none of those that are still alive
+        has run for too long."""
+        left = self.alive
+        if all_still([self._stillness[thread] for thread in left], self._patience_s):
+            raise NoAnswerError(
+                f"the device did not answer: {len(left)} {what} have stood still for "
+                f"{self._patience_s:g} s"
+            )
 
 
 def answered(what: str, call: Callable[[], T], patience_s: float) -> T:

@@ -18,7 +18,7 @@ _SECTORS = (2, 6, 13)
 the third came with Linux 4.18."""
 
 
-class StillWatch:
+class CounterWatch:
     """Looks from `start` to `stop`."""
 
     def __init__(
@@ -34,7 +34,7 @@ class StillWatch:
         self.counted = self._moved() is not None
 
     def start(self) -> None:
-        """Once in its life."""
+        """Start the thread; once only."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -43,7 +43,7 @@ class StillWatch:
             self._thread.join()
 
     def stretches(self) -> list[Stretch]:
-        """As far as it has looked, and it looks once more."""
+        """Look once more, and return all that was seen."""
         self._look()
         with self._lock:
             return self._stillness.stretches()
@@ -58,7 +58,7 @@ class StillWatch:
             self._stillness.look(self._clock.now_ns(), moved)
 
     def _moved(self) -> int | None:
-        """Sectors that all devices moved; None where one of them does not tell."""
+        """Return the sectors that all devices moved; None if one of them does not say."""
         rows = [(text_of(path) or "").split() for path in self._stats]
         if not rows or not all(len(row) > _SECTORS[1] for row in rows):
             return None

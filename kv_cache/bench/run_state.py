@@ -1,9 +1,9 @@
-"""How far a run has come, for whoever watches it; its phases alone write it."""
+"""How far a run has come, for those that watch it; its phases alone write it."""
 
 from collections.abc import Sequence
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.plan import RunHooks, RunPlan
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.config.build import build_control, build_intake, build_world, endless
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.signals import Signals

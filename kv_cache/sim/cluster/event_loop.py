@@ -1,7 +1,7 @@
 """The event loop of the cluster: one virtual clock, one total order (time, rank, sequence).
 
 It must never look at a real clock. An event is a function and its argument, no object of its own;
-an event that has become void is told by its argument (an epoch), not taken out of the heap.
+an event that has become void is known by its argument (an epoch), not taken out of the heap.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ must never decide who computes: it finds, and moves content between pools.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment
 
 
@@ -25,7 +25,7 @@ class PrefixPart(NamedTuple):
 def match(
     tiers: Sequence[BlockPool], path: Sequence[int], chain: PrefixChain, most: int
 ) -> list[PrefixPart]:
-    """The longest prefix of at most `most` blocks. Of HBM also what is under way there."""
+    """Return the longest prefix of at most `most` blocks. Of HBM also what is under way there."""
     parts: list[PrefixPart] = []
     blocks = chain.blocks
     for node in path:
@@ -59,7 +59,7 @@ def _before_faster(faster: Sequence[BlockPool], node: int, at: int, upto: int) -
 
 
 def held(pool: BlockPool, path: Sequence[int], chain: PrefixChain, most: int) -> int:
-    """Blocks of the longest prefix that one pool has."""
+    """Return blocks of the longest prefix that one pool has."""
     total = 0
     blocks = chain.blocks
     for node in path:

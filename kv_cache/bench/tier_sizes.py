@@ -1,4 +1,4 @@
-"""What a run takes of the machine's RAM, and how large its tiers are where nobody said.
+"""What a run takes of the machine's RAM, and how large its tiers are if no option says.
 
 A size that was given is never changed: what does not fit is refused by `check_ram`.
 """
@@ -17,7 +17,7 @@ from kv_cache.core.units import GIB, MIB, gib_to_bytes, human_bytes
 from kv_cache.tiers.gpu import find_devices
 
 SHARE = 0.5
-"""Of the RAM that may be used, what a CPU tier takes at most where nobody gave its size."""
+"""Of the RAM that may be used, what a CPU tier takes at most if no option sets its size."""
 
 _STEPS_GIB = (32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 """Sizes that it may have: few, so that two runs on one machine have the same."""
@@ -36,7 +36,7 @@ def real_gpu(config: Config) -> bool:
 
 
 def ram_parts(config: Config) -> Mapping[str, int]:
-    """Bytes of RAM that a run takes, by what takes them."""
+    """Return the bytes of RAM that a run takes, by what takes them."""
     gpu = gib_to_bytes(config.tiers.gpu_gib) * config.tiers.num_gpus
     pool = (config.io.load_buffers + config.io.store_buffers) * config.io.buffer_mib * MIB
     return {
@@ -49,13 +49,11 @@ def ram_parts(config: Config) -> Mapping[str, int]:
 def size_tiers(
     config: Config, ranks_here: int = 1, *, available: int | None = None
 ) -> tuple[Config, tuple[str, ...]]:
-    """The configuration with the sizes of its tiers, and what is to be said of them.
-
-    Sizes that nobody gave are the reference's (16 GiB of GPU memory a card, 32 GiB of CPU memory)
-    in virtual time and where there is RAM for them. Else the GPU tier is left out, if it would be
-    emulated in RAM, and the CPU tier takes up to `SHARE` of what may be used. `available` None asks
-    the system; of several ranks on a machine each counts on its part of all the RAM.
-    """
+    """Return the configuration with the sizes of its tiers, and warnings about them. Sizes that are
+    not set are the reference's (16 GiB of GPU memory a card, 32 GiB of CPU memory) in virtual time
+    and if there is RAM for them. Else the GPU tier is left out, if it would be emulated in RAM, and
+    the CPU tier takes up to `SHARE` of what may be used. `available` None asks the system; of
+    several ranks on a machine each counts on its part of all the RAM."""
     tiers = config.tiers
     sized = replace(config, tiers=_as_the_reference(config))
     if config.run.virtual_time or sized.tiers == tiers:
@@ -84,7 +82,7 @@ def size_tiers(
 
 
 def _as_the_reference(config: Config) -> TiersConfig:
-    """The reference's sizes where none are given, within the limits of the site."""
+    """Set the reference's sizes if none are set, within the limits of the site."""
     tiers, limits = config.tiers, config.validation_limits
     gpu, cpu = tiers.gpu_mem_gib, tiers.cpu_mem_gib
     return replace(
@@ -94,27 +92,28 @@ def _as_the_reference(config: Config) -> TiersConfig:
     )
 
 
-def _smaller(config: Config, given: Config, usable: int) -> Config:
+def _smaller(config: Config, sized: Config, usable: int) -> Config:
     """Shrink the tiers that no option has set until they fit."""
-    tiers = given.tiers
+    tiers = sized.tiers
     if config.tiers.gpu_mem_gib is None and not real_gpu(config):
         tiers = replace(tiers, gpu_mem_gib=0.0)
     if config.tiers.cpu_mem_gib is None:
-        parts = ram_parts(replace(given, tiers=replace(tiers, cpu_mem_gib=0.0)))
+        parts = ram_parts(replace(sized, tiers=replace(tiers, cpu_mem_gib=0.0)))
         most_gib = (usable - sum(parts.values())) * SHARE / GIB
         fitting = (step for step in _STEPS_GIB if step <= most_gib)
         cpu = min(tiers.cpu_gib, next(fitting, _STEPS_GIB[-1]))
         tiers = replace(tiers, cpu_mem_gib=cpu)
-    return replace(given, tiers=tiers)
+    return replace(sized, tiers=tiers)
 
 
 def _part_of_all(ranks: int) -> int:
-    """Not of what is left: another rank may have taken its own already."""
+    """Return one rank's part of all RAM, not of what is left: another rank may have taken its own
+    already."""
     return int(psutil.virtual_memory().total) // ranks
 
 
 def _fill_buffers(config: Config) -> int:
-    """Bytes that a fill takes: it ends before the run's own are taken."""
+    """Return bytes that a fill takes: it ends before the run's own are taken."""
     if not config.precondition.enabled:
         return 0
     return (config.precondition.threads or os.cpu_count() or 1) * 4 * MIB

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.pulse import Pulse
-from kv_cache.bench.waits import answered
+from kv_cache.bench.stillness import answered
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import Place, storage_places
 from kv_cache.core.errors import NoAnswerError
@@ -20,9 +20,9 @@ from kv_cache.core.units import NS_PER_S, s_to_ns
 T = TypeVar("T")
 
 
-class Answers:
+class StorageAnswers:
     def __init__(self, config: Config, clock: MonotonicClock) -> None:
-        self.pulse = Pulse()
+        self.pulse = StoreCalls()
         self.patience_s = config.run.answer_s
         self.directories: list[Place] = []
         """Where the storage tier really is, once it is open."""
@@ -57,7 +57,7 @@ class Answers:
         return len(self.pulse.waiting(self._clock.now_ns()))
 
     def are_missing(self) -> bool:
-        """Whether storage has let all operations that it holds stand still for too long."""
+        """Whether none of the operations that storage holds has moved for too long."""
         if self.silence is not None:
             return True
         waiting = self.pulse.waiting(self._clock.now_ns())
@@ -82,9 +82,10 @@ class Answers:
             ],
         }
 
-    def error(self) -> NoAnswerError:
-        """Build the error of a run that has to leave its storage as it is."""
-        return NoAnswerError(
-            f"{self.silence}; process {os.getpid()} is left with it, and cache files stay in "
-            f"{self.places}"
-        )
+    def raise_if_silent(self) -> None:
+        """Raise NoAnswerError if storage fell silent, so that it has to be left as it is."""
+        if self.silence is not None:
+            raise NoAnswerError(
+                f"{self.silence}; process {os.getpid()} is left with it, and cache files stay in "
+                f"{self.places}"
+            )

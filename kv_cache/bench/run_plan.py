@@ -9,6 +9,7 @@ from kv_cache.bench.fill import Filled
 from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import OpDone
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.slo import Slo
@@ -48,17 +49,13 @@ class RunPlan:
     slos: Sequence[Slo] | None = None
 
 
-def _ignore(_: object) -> None:
-    """Nothing listens."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHooks:
     """`on_arrival` as in `Intake`, but not of the preconditioning's rounds; `watch` as in
     `build_control`; `together` if this is one of several runs."""
 
-    on_record: Callable[[RequestRecord], None] = _ignore
-    on_op: Callable[[OpDone], None] = _ignore
+    on_record: Callable[[RequestRecord], None] = ignore
+    on_op: Callable[[OpDone], None] = ignore
     on_arrival: OnArrival = ignore_arrival
     on_latencies: OnLatencies | None = None
     watch: Watch | None = None

@@ -4,7 +4,7 @@
 A transfer occupies all of its links at once, at one rate; its latencies come on top. Rates change
 when a transfer begins or ends, for those alone that share a link with it, directly or through
 others; what begins and ends at one instant is settled together. Of a link with `servers` one
-transfer gets at most one server's rate. A measured device is no link to share: its profile knows
+transfer gets at most one server's rate. A measured device is not a link to share: its profile knows
 what its operations take from each other, so it queues as in FIFO and its time bounds the rate.
 
 The cost of a settlement is that of all transfers that hang together.
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
+from kv_cache.sim.cluster.event_loop import ENDS, Loop
 from kv_cache.sim.cluster.links import LinkPath, NetworkLink
-from kv_cache.sim.cluster.loop import ENDS, Loop
 from kv_cache.sim.cluster.transfer import NetworkTransfer
 
 Handler = Callable[[NetworkTransfer], None]
@@ -43,7 +43,7 @@ class _Flow:
 
 class FairShare:
     def __init__(self, loop: Loop, entered: Handler, arrived: Handler) -> None:
-        """`entered` is told when a transfer's links begin with it, `arrived` when its last
+        """`entered` is called when a transfer's links begin with it, `arrived` when its last
         byte is there."""
         self._loop = loop
         self._entered = entered
@@ -87,7 +87,7 @@ class FairShare:
         return found_ns + sum(link.latency_ns for link in path)
 
     def rates(self) -> dict[int, float]:
-        """Bytes per ns of each transfer under way, by its number."""
+        """Return bytes per ns of each transfer under way, by its number."""
         return {n: flow.rate for flows in self._on.values() for n, flow in flows.items()}
 
     def _join(self, flow: _Flow) -> None:
@@ -131,7 +131,7 @@ class FairShare:
             self._share([flow], [])
 
     def _together(self, flow: _Flow, seen: set[int]) -> tuple[list[_Flow], list[NetworkLink]]:
-        """All that share links with it, directly or through others, in a fixed order."""
+        """Return all that share links with it, directly or through others, in a fixed order."""
         flows, links = [flow], dict.fromkeys(flow.links)
         seen.add(flow.transfer.number)
         waiting = list(flow.links)
@@ -190,7 +190,7 @@ class FairShare:
                     count[link] -= 1
 
     def _end(self, argument: tuple[int, list[_Flow]]) -> None:
-        """Those of a settlement whose end has come, if it still stands."""
+        """Let those flows of a settlement go that end now, if it has not been replaced."""
         piece, flows = argument
         if flows[0].piece != piece:
             return

@@ -4,25 +4,25 @@ The phases are those of serving engines: queued, prefill, transfer, decode; load
 prefill. A flight only remembers; instances and the cluster decide.
 """
 
-from kv_cache.sim.cluster.chain import PrefixChain
+from dataclasses import dataclass, field
+
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.prefix_match import missing
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready, blocks_of
-from kv_cache.sim.cluster.stack import missing
 
 QUEUED, PREFILL, TRANSFER, DECODE, ENDED = range(5)
 
 
+@dataclass(slots=True, eq=False)
 class Hold:
     """Memory of one pool that belongs to a flight: pinned segments and private blocks. `shared` are
     the blocks of its sequence that the pinned segments have."""
 
-    __slots__ = ("pins", "pool", "private", "shared")
-
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
-        self.pins: list[Segment] = []
-        self.private = 0
-        self.shared = 0
+    pool: BlockPool
+    pins: list[Segment] = field(default_factory=list)
+    private: int = 0
+    shared: int = 0
 
     def release(self) -> None:
         pool = self.pool
@@ -68,70 +68,43 @@ class Hold:
                 pool.give(blocks)
 
 
+@dataclass(slots=True, eq=False)
 class Flight:
-    __slots__ = (
-        "admitted_ns",
-        "answer_work",
-        "arrival_ns",
-        "computed",
-        "decode_work",
-        "decoder",
-        "finish_step",
-        "first_ns",
-        "generated",
-        "hit_tokens",
-        "hold",
-        "home",
-        "joined_step",
-        "landing",
-        "landing_order",
-        "loads",
-        "measured",
-        "order",
-        "out_ns",
-        "path",
-        "phase",
-        "prefill_work",
-        "prepared",
-        "request",
-        "sending",
-        "sent",
-        "swapped",
-        "target",
-        "ticket",
-        "work_at",
-    )  # fmt: skip
+    """The state of one request. Instances are numbers, -1 if there is none yet."""
 
-    def __init__(
-        self, request: ClusterRequest, path: tuple[int, ...], arrival_ns: int, measured: bool
-    ) -> None:
-        self.request = request
-        self.path = path
-        self.arrival_ns = arrival_ns
-        self.measured = measured
-        self.phase = QUEUED
-        self.target = request.prompt_tokens  # tokens whose state is there when prefill ends
-        self.computed = 0  # of them: found or computed so far
-        self.generated = 0  # tokens of the answer that are out
-        self.hit_tokens = -1  # found at its first admission; -1 before
-        self.admitted_ns = self.first_ns = self.out_ns = -1
-        self.order = 0  # the n-th to be admitted where it is: the last one is preempted first
-        self.joined_step = self.finish_step = 0
-        self.ticket = 0  # of the batch that it decodes in; 0: in none
-        self.loads = 0  # transfers to where it prefills that it waits for
-        self.swapped = 0  # blocks in host memory
-        self.home = -1  # the instance that prefills
-        self.hold: Hold | None = None  # there; once it decodes elsewhere, there
-        self.decoder = -1  # the instance that decodes, where it is another one
-        self.landing_order = 0  # its order there
-        self.landing: Hold | None = None  # what it has there while its state is being sent
-        self.sending = 0  # transfers there that are under way
-        self.sent = 0  # tokens sent there, or found there
-        self.prepared = False  # all that is to be sent is computed
-        self.work_at = -1  # where routers count what it costs, in ns
-        self.prefill_work = 0  # still to come
-        self.answer_work = 0
-        self.decode_work = 0  # where it decodes, if that is elsewhere
+    request: ClusterRequest
+    path: tuple[int, ...]
+    arrival_ns: int
+    measured: bool
+    phase: int = QUEUED
+    target: int = field(init=False)  # tokens whose state is there when prefill ends
+    computed: int = 0  # of them: found or computed so far
+    generated: int = 0  # tokens of the answer that are out
+    hit_tokens: int = -1  # found at its first admission; -1 before
+    admitted_ns: int = -1
+    first_ns: int = -1  # its first token is out
+    out_ns: int = -1  # its latest token is out
+    order: int = 0  # the n-th to be admitted where it is: the last one is preempted first
+    joined_step: int = 0
+    finish_step: int = 0
+    ticket: int = 0  # of the batch that it decodes in; 0: in none
+    loads: int = 0  # transfers to where it prefills that it waits for
+    swapped: int = 0  # blocks in host memory
+    home: int = -1  # the instance that prefills
+    hold: Hold | None = None  # its memory there; once it decodes elsewhere, there
+    decoder: int = -1  # the instance that decodes, if it is another one
+    landing_order: int = 0  # its order there
+    landing: Hold | None = None  # what it has there while its state is being sent
+    sending: int = 0  # transfers there that are under way
+    sent: int = 0  # tokens sent there, or found there
+    prepared: bool = False  # all that is to be sent is computed
+    work_at: int = -1  # where routers count what it costs, in ns
+    prefill_work: int = 0  # still to come
+    answer_work: int = 0
+    decode_work: int = 0  # where it decodes, if that is elsewhere
+
+    def __post_init__(self) -> None:
+        self.target = self.request.prompt_tokens
 
     @property
     def stored_tokens(self) -> int:

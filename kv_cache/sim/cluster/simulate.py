@@ -1,17 +1,19 @@
-"""One simulation from beginning to end, and what it found."""
+"""One simulation from beginning to end, and its outcome."""
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import ConfigError
-from kv_cache.sim.cluster.chain import PrefixChain
-from kv_cache.sim.cluster.check import Log, broken_law, check, check_end
 from kv_cache.sim.cluster.cluster import Cluster, OnEvent
-from kv_cache.sim.cluster.inflight import Flight
+from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
+from kv_cache.sim.cluster.laws import Log, broken_law, check, check_end
 from kv_cache.sim.cluster.outcome import (
+    INSTANCE_COUNTS,
+    POOL_COUNTS,
+    REQUEST_COLUMNS,
     Blocks,
     ClusterOutcome,
     ClusterTierFacts,
@@ -19,11 +21,12 @@ from kv_cache.sim.cluster.outcome import (
     LinkFacts,
     Requests,
 )
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import RequestSource
 from kv_cache.sim.cluster.segments import BlockPool
 from kv_cache.sim.cluster.series import Sampler
 from kv_cache.sim.cluster.storage import TIERS
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 _BATCH = 10_000
 MOST_LATEST = 10_000  # values of requests that ended
@@ -40,8 +43,8 @@ def simulate(
     progress: OnProgress | None = None,
     profiles: Mapping[str, ProfileModel] | None = None,
 ) -> ClusterOutcome:
-    """Serve all that `source` asks. `progress` is told how many requests have ended. Raises
-    ConfigError where the scenario's parts do not go together, BrokenLawError where a law of the
+    """Serve all requests of `source`. `progress` gets the number of requests that have ended.
+    Raises ConfigError if the scenario's parts do not go together, BrokenLawError if a law of the
     simulation is broken."""
     try:
         return _simulate(scenario, source, chain, on_event, progress, profiles or {})
@@ -85,7 +88,7 @@ def _simulate(
 
 
 def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) -> None:
-    """Until nothing is left to do, with a check every now and then."""
+    """Run until nothing is left to do, with a check every now and then."""
     every = cluster.scenario.watch.check_every
     batch = min(every or _BATCH, _BATCH)
     unchecked = 0
@@ -112,22 +115,24 @@ class _Collector:
         self._tpot_ns = promise.tpot_ms * 1e6
         self._e2e_ns = promise.e2e_ms * 1e6
         self._promised = bool(promise.ttft_ms or promise.tpot_ms or promise.e2e_ms)
+        # What had been counted when the first measured request arrived:
         self._base_links: dict[int, tuple[int, int, Counter[str]]] = {}
-        self._base_instances: dict[int, tuple[int, ...]] = {}
-        self._base_pools: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._base_instances: dict[int, list[int]] = {}
+        self._base_pools: dict[tuple[str, int], list[int]] = {}
         self._base_refused: dict[tuple[str, int], Counter[str]] = {}
 
     def measuring(self) -> None:
-        """The first measured request arrives: what has been counted so far is warm-up."""
+        """Begin to measure, as the first measured request arrives: what was counted so far is
+        warm-up."""
         cluster = self._cluster
         if not cluster.scenario.workload.warmup_requests:
             return
         for link in cluster.topology.links():
             self._base_links[id(link)] = (link.transfers, link.busy_ns, Counter(link.bytes))
         for number, instance in cluster.instances.items():
-            self._base_instances[number] = _counts(instance)
+            self._base_instances[number] = _counts(instance, INSTANCE_COUNTS)
         for key, pool in cluster.storage.pools.items():
-            self._base_pools[key] = _stores(pool)
+            self._base_pools[key] = _counts(pool, POOL_COUNTS)
             self._base_refused[key] = Counter(pool.refused)
         cluster.counts.preemptions = cluster.counts.recomputed = 0
         cluster.storage.prefetched.clear()
@@ -143,7 +148,7 @@ class _Collector:
             tpot = (flight.out_ns - flight.first_ns) // (request.output_tokens - 1)
         requests.measured_finished += 1
         latest = self._latest
-        latest += (
+        latest += (  # in the order of REQUEST_COLUMNS
             request.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot,
             e2e, request.prompt_tokens, request.output_tokens, flight.hit_tokens, flight.home,
             flight.home if flight.decoder < 0 else flight.decoder,
@@ -154,7 +159,8 @@ class _Collector:
             requests.good += 1
 
     def _pack(self) -> None:
-        """A list takes values quickly, and an array keeps them in little."""
+        """Move the latest rows into an array: a list takes values quickly, and an array keeps them
+        in little."""
         self._rows.extend(array("q", self._latest))
         self._latest.clear()
 
@@ -162,17 +168,12 @@ class _Collector:
         self._cluster.counts.fold_gaps()
         return dict(self._cluster.counts.itl)
 
-    def _spread(self) -> None:
-        """The rows that were kept, as the columns of `Requests`."""
+    def _unpack(self) -> None:
+        """Put the rows that were collected into the columns of `Requests`."""
         self._pack()
-        requests, rows = self._requests, self._rows
-        columns = (
-            requests.number, requests.arrival_ns, requests.queue_ns, requests.ttft_ns,
-            requests.tpot_ns, requests.e2e_ns, requests.prompt_tokens, requests.output_tokens,
-            requests.hit_tokens, requests.instance, requests.decoder,
-        )  # fmt: skip
-        for position, column in enumerate(columns):
-            column.extend(rows[position :: len(columns)])
+        rows = self._rows
+        for position, name in enumerate(REQUEST_COLUMNS):
+            getattr(self._requests, name).extend(rows[position :: len(REQUEST_COLUMNS)])
         del rows[:]
 
     def _kept(self, ttft: int, tpot: int, e2e: int) -> bool:
@@ -184,7 +185,7 @@ class _Collector:
 
     def outcome(self, sampler: Sampler, checks: Counter[str]) -> ClusterOutcome:
         cluster, requests = self._cluster, self._requests
-        self._spread()
+        self._unpack()
         requests.arrived = cluster.counts.arrived
         requests.finished = cluster.counts.finished
         requests.rejected = cluster.counts.rejected
@@ -234,14 +235,9 @@ class _Collector:
                 prefetch_late=cluster.counts.prefetch_late[name],
             )
             for key, pool in pools.items():
-                base = self._base_pools.get(key, (0, 0, 0, 0, 0, 0))
-                now = _stores(pool)
-                fact.stored += now[0] - base[0]
-                fact.evicted += now[1] - base[1]
-                fact.dropped += now[2] - base[2]
-                fact.not_stored += now[3] - base[3]
-                fact.prefetch_wasted += now[4] - base[4]
-                fact.admitted += now[5] - base[5]
+                counted = _since(pool, POOL_COUNTS, self._base_pools.get(key))
+                for count, number in zip(POOL_COUNTS, counted, strict=True):
+                    setattr(fact, count, getattr(fact, count) + number)
                 fact.not_admitted += pool.refused - self._base_refused.get(key, Counter())
             facts.append(fact)
         return facts
@@ -278,20 +274,16 @@ class _Collector:
             facts.rack.append(rack)
             facts.capacity_blocks.append(cluster.roster.capacity_of(number))
             instance = cluster.instances.get(number)
-            now = (0,) * 6 if instance is None else _counts(instance)
-            base = self._base_instances.get(number, (0,) * 6)
-            columns = (
-                facts.requests, facts.finished, facts.prefill_tokens, facts.decode_tokens,
-                facts.busy_ns, facts.preemptions,
-            )  # fmt: skip
-            for column, value, before in zip(columns, now, base, strict=True):
-                column.append(value - before)
+            counted = _since(instance, INSTANCE_COUNTS, self._base_instances.get(number))
+            for name, count in zip(INSTANCE_COUNTS, counted, strict=True):
+                getattr(facts, name).append(count)
             facts.peak_blocks.append(0 if instance is None else instance.pool.peak)
             facts.longest_queue.append(0 if instance is None else instance.waiting.longest)
         return facts
 
 
 def _possible(cluster: Cluster, scope: str) -> int:
+    """Count the places that a tier of this scope can have."""
     topology = cluster.topology
     return {
         "device": topology.instances,
@@ -301,14 +293,15 @@ def _possible(cluster: Cluster, scope: str) -> int:
     }[scope]
 
 
-def _counts(instance: Instance) -> tuple[int, ...]:
-    return (
-        instance.requests, instance.finished, instance.prefill_tokens, instance.decode_tokens,
-        instance.busy_ns, instance.preemptions,
-    )  # fmt: skip
+def _counts(counted: Instance | BlockPool, names: Sequence[str]) -> list[int]:
+    return [getattr(counted, name) for name in names]
 
 
-def _stores(pool: BlockPool) -> tuple[int, ...]:
-    return (
-        pool.stored, pool.evicted, pool.dropped, pool.not_stored, pool.wasted, pool.admitted,
-    )  # fmt: skip
+def _since(
+    counted: Instance | BlockPool | None, names: Sequence[str], base: Sequence[int] | None
+) -> list[int]:
+    """Return the counts since `base`; an instance that was never used has none."""
+    if counted is None:
+        return [0] * len(names)
+    now = _counts(counted, names)
+    return now if base is None else [n - before for n, before in zip(now, base, strict=True)]

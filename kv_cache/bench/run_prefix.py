@@ -8,7 +8,8 @@
 
 It must never delete what this program did not write: only keys of these forms, below a directory
 whose name was made up here, or whose owner file says that a run of this very machine made it which
-is dead. What another machine's run left cannot be told from what it still uses: that is reported.
+is dead. What another machine's run left cannot be distinguished from what it still uses: that is
+reported.
 """
 
 import logging
@@ -19,10 +20,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
-
-from kv_cache.bench.owner import OWNER_NAME, Life, life_of, may_be_removed, run_identity
-from kv_cache.bench.sweep import Removed
+from kv_cache.bench.owner import (
+    OWNER_NAME,
+    Life,
+    life_of,
+    may_be_removed,
+    parse_record,
+    run_identity,
+)
+from kv_cache.bench.removal import Removed
 from kv_cache.core.effect import VANISHED
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.text import to_json
@@ -37,7 +43,7 @@ _MOST_OWNERS = 100  # owner files that are looked at before a run
 
 log = logging.getLogger("kv_cache")
 
-_WAYS: Mapping[str, str] = {
+_REMEDIES: Mapping[str, str] = {
     "permission-denied": "the server refuses these keys{code}; check them, and that they may "
     "read, write, list and delete there",
     "no-credentials": "no keys were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
@@ -45,9 +51,9 @@ _WAYS: Mapping[str, str] = {
     NO_BUCKET: "there is no such bucket; create it, or name another",
     VANISHED: "there is no such bucket, or no S3 server behind {host}; create the bucket, or name "
     "another",
-    "unreachable": "{host} cannot be reached (nobody listens there, or the way is closed); check "
-    "--s3-endpoint or AWS_ENDPOINT_URL",
-    "no-such-host": "{host} is no name of a host; check --s3-endpoint or AWS_ENDPOINT_URL",
+    "unreachable": "{host} cannot be reached (nothing listens there, or a firewall is between); "
+    "check --s3-endpoint or AWS_ENDPOINT_URL",
+    "no-such-host": "{host} is not the name of a host; check --s3-endpoint or AWS_ENDPOINT_URL",
     "timed-out": "{host} did not answer within {limit:g} s; check --s3-endpoint or "
     "AWS_ENDPOINT_URL, or raise s3.timeout_s",
     "connection-lost": "{host} ended the connection without an answer; check that it speaks S3, "
@@ -92,8 +98,10 @@ def _as_place_error(place: ObjectPlace) -> Iterator[None]:
         yield
     except StoreError as error:
         code = str(error).partition(": ")[2]
-        way = _WAYS.get(error.reason, "it cannot be used ({reason}{code}); name another place")
-        text = way.format(
+        remedy = _REMEDIES.get(
+            error.reason, "it cannot be used ({reason}{code}); name another place"
+        )
+        text = remedy.format(
             host=place.url.partition("://")[2],
             limit=place.timeout_s,
             reason=error.reason,
@@ -158,17 +166,13 @@ class RunPrefix:
             )  # fmt: skip
 
     def _owner(self, directory: str) -> dict[str, Any] | None:
-        """None where there is no proof that it is a run's of ours."""
+        """None if there is no proof that it is a run's of ours."""
         try:
-            owner = orjson.loads(self._client.get(self.path.key(f"{directory}/{OWNER_NAME}")))
+            return parse_record(self._client.get(self.path.key(f"{directory}/{OWNER_NAME}")))
         except StoreError as error:
             if error.reason == VANISHED:
                 return None
             raise
-        except orjson.JSONDecodeError:
-            return None
-        ours = isinstance(owner, dict) and owner.get("program") == "kv-cache"
-        return owner if ours and type(owner.get("pid")) is int else None
 
     def _write_owner(self, *, kept: bool) -> None:
         record = {**run_identity(self._run), "kept": kept}

@@ -1,8 +1,8 @@
-"""Removal of our own files: of a run's subdirectory of a cache directory, and of nothing else.
+"""Remove our own files: those of a run's subdirectory of a cache directory, and nothing else.
 
 It works on descriptors of directories, never on paths: a directory that is swapped for a symbolic
-link or for another directory meanwhile leads to nobody else's files. What could not be removed is
-kept, with its reason.
+link or for another directory meanwhile does not lead to files of others. What could not be removed
+is kept, with its reason.
 """
 
 import errno
@@ -17,16 +17,16 @@ from typing import Any
 
 from kv_cache.bench.owner import OWNER_NAME
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOST_TOLD = 3  # in a line on stderr; the result names all
+_MOST_LOGGED = 3  # in a line on stderr; the result names all
 _SHARD = re.compile(r"[0-9a-f]{2}")
 
 log = logging.getLogger("kv_cache")
 
 
 def open_directory(name: str | Path, parent: int | None = None) -> int:
-    """A descriptor of a directory that is no symbolic link. Raises OSError."""
-    return os.open(name, _DIRECTORY, dir_fd=parent)
+    """Open a directory that is not a symbolic link; return its descriptor. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=parent)
 
 
 def is_at(fd: int, name: str | Path, parent: int | None = None) -> bool:
@@ -40,7 +40,7 @@ def is_at(fd: int, name: str | Path, parent: int | None = None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """Counts what was deleted, and lists what was left: foreign files, failures with reasons."""
+    """Counts what was deleted, and lists what is left: foreign files, failures with reasons."""
 
     files: int = 0
     bytes: int = 0
@@ -52,12 +52,12 @@ class Removed:
         """What is still there, each with its reason."""
         return (*(f"{path} (not ours)" for path in self.foreign), *self.failed)
 
-    def told(self) -> "Removed":
-        """Itself, after a line on stderr of what is still there."""
+    def log_left(self) -> None:
+        """Log what is still there, on one line."""
         if self.left:
-            more = f" and {len(self.left) - _MOST_TOLD} more" if len(self.left) > _MOST_TOLD else ""
-            log.error("not removed: %s%s", ", ".join(self.left[:_MOST_TOLD]), more)
-        return self
+            rest = len(self.left) - _MOST_LOGGED
+            more = f" and {rest} more" if rest > 0 else ""
+            log.error("not removed: %s%s", ", ".join(self.left[:_MOST_LOGGED]), more)
 
     def to_json(self) -> dict[str, Any]:
         return {"files": self.files, "bytes": self.bytes, "left": list(self.left)}
@@ -71,55 +71,55 @@ class Removed:
         )
 
 
-class Sweep:
-    """Deletes our files, counts them, and remembers what it left."""
+class Removal:
+    """Deletes our files; `removed` counts them, and lists what it left."""
 
     def __init__(self) -> None:
-        self._files = 0
-        self._bytes = 0
-        self._foreign: list[str] = []
-        self._failed: list[str] = []
-
-    @property
-    def removed(self) -> Removed:
-        return Removed(
-            files=self._files,
-            bytes=self._bytes,
-            foreign=tuple(self._foreign),
-            failed=tuple(self._failed),
-        )
+        self.removed = Removed()
 
     def run_dir(self, fd: int, path: Path, parent: int) -> None:
-        """The objects of a run, its owner file and, where nothing foreign is left, itself. `fd` is
-        of the directory that was made as `path`, `parent` of what it was made in."""
-        failed_before, foreign_before = len(self._failed), len(self._foreign)
+        """Delete a run's objects, its owner file and, if nothing foreign is left, the directory.
+
+        `fd` is of the directory that was created as `path`, `parent` of its parent.
+        """
+        before = self.removed
         moved = not is_at(fd, path.name, parent)
-        path = _where(fd, path) if moved else path
+        path = _current_path(fd, path) if moved else path
         for entry in self._entries(fd, path):
             if _SHARD.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 self._shard(fd, path / entry.name)
             elif entry.name != OWNER_NAME:
-                self._foreign.append(str(path / entry.name))
-        if len(self._failed) > failed_before:
+                self._keep_foreign(path / entry.name)
+        if self.removed.failed != before.failed:
             return  # still owned, so that a later run tries again
         with self.tolerated(path / OWNER_NAME):
             os.unlink(OWNER_NAME, dir_fd=fd)
         if moved:
             if os.fstat(fd).st_nlink:  # else it was removed
-                self._failed.append(f"{path} (it was moved away during the run)")
-        elif len(self._foreign) == foreign_before:
+                self._fail(path, "it was moved away during the run")
+        elif self.removed.foreign == before.foreign:
             self._rmdir(path, parent)
 
     def empty_dir(self, directory: Path) -> None:
-        """A directory that we created: goes unless somebody else uses it by now."""
+        """Delete a directory that we created, unless others use it by now."""
         try:
             os.rmdir(directory)
         except OSError as err:
             if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                self._failed.append(f"{directory} ({err.strerror})")
+                self._fail(directory, err.strerror)
+
+    @contextmanager
+    def tolerated(self, path: Path) -> Iterator[None]:
+        """Note a failing deletion, and go on with the others."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass  # another process was quicker: it is gone, as wished
+        except OSError as err:
+            self._fail(path, err.strerror)
 
     def _shard(self, parent: int, path: Path) -> None:
-        left_before = len(self._failed) + len(self._foreign)
+        left = self.removed.left
         with self.tolerated(path):
             fd = open_directory(path.name, parent)
             try:
@@ -127,18 +127,17 @@ class Sweep:
                     if entry.name.endswith(".kv") and entry.is_file(follow_symlinks=False):
                         self._unlink(entry, path, fd)
                     else:
-                        self._foreign.append(str(path / entry.name))
+                        self._keep_foreign(path / entry.name)
             finally:
                 os.close(fd)
-            if len(self._failed) + len(self._foreign) == left_before:
+            if self.removed.left == left:
                 self._rmdir(path, parent)
 
     def _unlink(self, entry: os.DirEntry[str], path: Path, fd: int) -> None:
         with self.tolerated(path / entry.name):
             nbytes = entry.stat(follow_symlinks=False).st_size
             os.unlink(entry.name, dir_fd=fd)
-            self._files += 1
-            self._bytes += nbytes
+            self.removed += Removed(files=1, bytes=nbytes)
 
     def _rmdir(self, path: Path, parent: int) -> None:
         with self.tolerated(path):
@@ -149,18 +148,14 @@ class Sweep:
             return list(entries)
         return []
 
-    @contextmanager
-    def tolerated(self, path: Path) -> Iterator[None]:
-        """One failing deletion is noted and does not keep the others from being made."""
-        try:
-            yield
-        except FileNotFoundError:
-            pass  # somebody else was quicker: it is gone, as wished
-        except OSError as err:
-            self._failed.append(f"{path} ({err.strerror})")
+    def _keep_foreign(self, path: Path) -> None:
+        self.removed += Removed(foreign=(str(path),))
+
+    def _fail(self, path: Path, reason: str | None) -> None:
+        self.removed += Removed(failed=(f"{path} ({reason})",))
 
 
-def _where(fd: int, path: Path) -> Path:
+def _current_path(fd: int, path: Path) -> Path:
     """Resolve the directory's current path, if the kernel knows it."""
     try:
         return Path(os.readlink(f"/proc/self/fd/{fd}"))

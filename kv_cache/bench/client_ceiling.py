@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config
 from kv_cache.config.schema import overlay
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.summary import Flows, per_second, total_bytes, total_operations
@@ -30,12 +31,12 @@ def ceiling(
     measured: RunOutcome,
     stop: threading.Event,
 ) -> Mapping[str, Any] | None:
-    """The section `client.ceiling` of the evidence; None if it was stopped. Takes
+    """Measure the section `client.ceiling` of the evidence; None if it was stopped. Takes
     `passport.certify_s` and what populating takes without I/O."""
     unpaced = _unpaced(config)
     plan = RunPlan(unpaced, build(unpaced), specs, seed, rehearse=True)
     with open_run(plan, stop) as run:
-        outcome = run.execute(_ignore)
+        outcome = run.execute(ignore)
     if stop.is_set() or outcome.death is not None:
         return None
     most, ours = _rates(outcome), _rates(measured)
@@ -57,7 +58,7 @@ def _rates(outcome: RunOutcome) -> dict[str, float]:
 
 
 def _unpaced(config: Config) -> Config:
-    """The same work, as fast as it can be done."""
+    """Return the configuration of the same work, done as fast as possible."""
     at_once = {"think_time_range": [0, 0]}
     changes = {
         "run": {
@@ -74,7 +75,3 @@ def _unpaced(config: Config) -> Config:
         "passport": {"settle_s": 0.0},  # no device will ever have moved these bytes
     }  # fmt: skip
     return overlay(config, changes)
-
-
-def _ignore(_: object) -> None:
-    """Nobody watches."""

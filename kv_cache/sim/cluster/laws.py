@@ -2,7 +2,7 @@
 
 Each law is one function, and its name is that of docs/explanation/simulation-laws.md. They hold
 between any two events; `check` asks all of them, a sample of the time, and `check_end` asks what
-holds when nothing is left to do. `Log` checks the event log as it is told.
+holds when nothing is left to do. `Log` checks the event log as it is written.
 
 Nothing here changes anything, nor trusts a counter that it can recount.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.sim.cluster.compute import Rates, Roofline
-from kv_cache.sim.cluster.inflight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
 from kv_cache.sim.cluster.segments import BlockPool, Segment
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def capacity(cluster: "Cluster") -> None:
 
 
 def _owned(cluster: "Cluster") -> Counter[BlockPool]:
-    """Private blocks by pool, as the requests know them."""
+    """Return private blocks by pool, as the requests know them."""
     owned: Counter[BlockPool] = Counter()
     for flight in cluster.alive.values():
         if flight.hold is not None:
@@ -110,7 +110,7 @@ def _owned(cluster: "Cluster") -> Counter[BlockPool]:
 
 
 def _private(cluster: "Cluster", flight: Flight) -> int:
-    """Blocks of its own: who decodes has grown since it came."""
+    """Return a flight's private blocks: one that decodes has grown since it came."""
     hold = flight.hold
     assert hold is not None
     if not flight.ticket:
@@ -122,12 +122,13 @@ def _private(cluster: "Cluster", flight: Flight) -> int:
 
 
 def _where(flight: Flight) -> int:
-    """Number of the instance that decodes it: that of its prefill, if no other was chosen."""
+    """Return the number of the instance that decodes a flight: that of its prefill, if no other was
+    chosen."""
     return flight.home if flight.decoder < 0 else flight.decoder
 
 
 def _kept(instance: "Instance", flight: Flight) -> int:
-    """Tokens whose state a flight has that decodes."""
+    """Return the tokens whose state a decoding flight has."""
     before = flight.request.output_tokens - (flight.finish_step - flight.joined_step)
     return flight.request.prompt_tokens + before - 1 + instance.steps - flight.joined_step
 
@@ -228,7 +229,7 @@ def bytes_explained(cluster: "Cluster") -> None:
 
 
 def causality(cluster: "Cluster") -> None:
-    """Nobody has used a block before it was there, or a token before its state."""
+    """No request has used a block before it was there, or a token before its state."""
     now = cluster.loop.now_ns
     for flight in cluster.alive.values():
         number = flight.request.number
@@ -249,8 +250,8 @@ def causality(cluster: "Cluster") -> None:
 
 
 def time(cluster: "Cluster") -> None:
-    """Nobody was busy for longer than there was time, or did more work than that takes; and the
-    requests that were there, over time, are the times that they were there (Little, exactly)."""
+    """No instance was busy for longer than there was time, or did more work than that takes; and
+    the integral of the requests in the system is the sum of their times there (Little, exactly)."""
     now = cluster.loop.now_ns
     for instance in cluster.instances.values():
         assert instance.busy_ns <= now, (
@@ -281,7 +282,8 @@ def _not_faster(instance: "Instance") -> None:
 
 
 def bounds(cluster: "Cluster") -> None:
-    """No more hits than blocks that were asked for, and none that nobody can have had."""
+    """No more hits than blocks that were looked up, and none that an unlimited cache would not
+    have."""
     counts = cluster.counts
     hits = sum(counts.hits.values())
     assert hits <= counts.looked_up, f"{hits} hits of {counts.looked_up} blocks"
@@ -289,7 +291,7 @@ def bounds(cluster: "Cluster") -> None:
 
 
 def end(cluster: "Cluster") -> None:
-    """Nobody is left, nothing is held, nothing is under way."""
+    """No request is left, nothing is held, nothing is under way."""
     assert not cluster.alive, (
         f"{len(cluster.alive)} requests never ended, the first is {min(cluster.alive)}"
     )

@@ -1,4 +1,4 @@
-"""A measured device as a model: what `kv-cache.py probe` found, asked for any point in between.
+"""A measured device as a model: the grid of `kv-cache.py probe`, and any point in between.
 
 Between the points of the measured grid the service time is a straight line of its logarithm over
 the logarithm of the object's size and of the concurrency, and a straight line over the share of
@@ -7,9 +7,9 @@ nothing is guessed: `OutsideProfileError`, unless `extrapolate` was asked for, w
 from outside is counted.
 
 The share of reads has no outside: it is between 0 and 1. Where no read was measured (a share of 0
-has none), the nearest share with reads stands for them; so do writes.
+has none), the nearest share with reads is taken; so do writes.
 
-Bursts tell in which order a device serves: `evenness`.
+Bursts show in which order a device serves: `evenness`.
 
 Beside its time in the device an operation has the host's: what the probe's threads did between two
 system calls. It follows from how many operations were in flight on average.
@@ -18,11 +18,14 @@ system calls. It follows from how many operations were in flight on average.
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp, log
+from typing import Generic, TypeVar
 
 from kv_cache.config.profile import QUANTILES, Cell, Profile
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import human_bytes
+
+Value = TypeVar("Value")
 
 
 class OutsideProfileError(UsageError):
@@ -41,8 +44,8 @@ class _Curve:
         return self.sizes[0] <= nbytes <= self.sizes[-1]
 
     def log_ns(self, nbytes: int) -> float:
-        """Inside; outside, smaller objects take what the smallest does, and larger ones have the
-        largest's bandwidth."""
+        """Interpolate; outside, smaller objects take what the smallest does, and larger ones have
+        the largest's bandwidth."""
         if nbytes <= self.sizes[0]:
             return self._times[0]
         if nbytes > self.sizes[-1]:
@@ -52,6 +55,22 @@ class _Curve:
             return self._times[at]
         part = (log(nbytes) - self._logs[at - 1]) / (self._logs[at] - self._logs[at - 1])
         return _between(self._times[at - 1], self._times[at], part)
+
+
+class _BySize(Generic[Value]):
+    """Values of the object sizes that were measured, asked for by any size."""
+
+    def __init__(self, values: Mapping[int, Value]) -> None:
+        self._values = values
+        self._nearest: dict[int, Value] = {}
+
+    def nearest(self, nbytes: int) -> Value | None:
+        """Return the value of the nearest size, by ratio; None if none was measured."""
+        value = self._nearest.get(nbytes)
+        if value is None and self._values:
+            size = min(self._values, key=lambda size: (abs(log(size / nbytes)), size))
+            value = self._nearest[nbytes] = self._values[size]
+        return value
 
 
 Curves = dict[float, dict[int, _Curve]]
@@ -73,49 +92,38 @@ class ProfileModel:
         self._curves = {kind: _curves(_means(fresh, kind)) for kind in _KINDS}
         self._totals = {kind: _curves(_with_host(fresh, kind)) for kind in _KINDS}
         self._removals = _removals(fresh)
-        self._even = {kind: _evenness(profile, kind, self) for kind in _KINDS}
-        self._nearest_even: dict[tuple[OpKind, int], float] = {}
-        self._spreads = _spreads(fresh)
-        self._nearest: dict[tuple[OpKind, int], tuple[float, ...]] = {}
+        self._evenness = {kind: _BySize(_evenness(profile, kind, self)) for kind in _KINDS}
+        self._shapes = {kind: _BySize(_shapes(fresh, kind)) for kind in _KINDS}
 
     def service_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> int:
-        """Mean time of one operation inside system calls, with `concurrency` of them in flight
-        (itself included), of which `read_share` are reads. Raises OutsideProfileError."""
+        """Return mean time of one operation inside system calls, with `concurrency` of them in
+        flight (itself included), of which `read_share` are reads. Raises OutsideProfileError."""
         return round(self._time(self._curves[kind], kind, nbytes, concurrency, read_share))
 
     def total_ns(self, kind: OpKind, nbytes: int, concurrency: float, read_share: float) -> float:
-        """The same with the host's share: how long a thread is busy with it."""
+        """Return the same with the host's share: how long a thread is busy with it."""
         return self._time(self._totals[kind], kind, nbytes, concurrency, read_share)
 
     def removal_ns(self, nbytes: int) -> int:
-        """Mean time of a delete; 0 where none was measured."""
+        """Return mean time of a delete; 0 if none was measured."""
         return 0 if self._removals is None else round(exp(self._removals.log_ns(nbytes)))
 
     def evenness(self, kind: OpKind, nbytes: int) -> float:
-        """1 where all that is in flight goes on at the same pace, 0 where a device serves in the
-        order in which it was asked; by the burst of the nearest size, 0 where none was measured."""
-        even = self._even[kind]
-        if not even:
-            return 0.0
-        if (value := self._nearest_even.get((kind, nbytes))) is None:
-            nearest = min(even, key=lambda size: (abs(log(size / nbytes)), size))
-            value = self._nearest_even[kind, nbytes] = even[nearest]
-        return value
+        """Return 1 if all that is in flight proceeds at the same pace, 0 if the device serves in
+        the order in which it was asked; by the burst of the nearest size, 0 if none was
+        measured."""
+        evenness = self._evenness[kind].nearest(nbytes)
+        return 0.0 if evenness is None else evenness
 
     def spread(self, kind: OpKind, nbytes: int, part: float) -> float:
-        """How many times the mean an operation takes, alone, that is longer than a `part` of all:
-        by the quantiles of the nearest size that was measured; 1 where there are none."""
-        shapes = self._spreads.get(kind)
-        if not shapes:
-            return 1.0
-        if (shape := self._nearest.get((kind, nbytes))) is None:
-            nearest = min(shapes, key=lambda size: (abs(log(size / nbytes)), size))
-            shape = self._nearest[kind, nbytes] = shapes[nearest]
-        return _quantile(shape, part)
+        """Return how many times the mean an operation takes, alone, that is longer than a `part` of
+        all: by the quantiles of the nearest size that was measured; 1 if there are none."""
+        shape = self._shapes[kind].nearest(nbytes)
+        return 1.0 if shape is None else _quantile(shape, part)
 
     def depth(self, smallest: int, largest: int) -> int:
-        """The highest concurrency up to which both kinds were measured for all sizes from
-        `smallest` to `largest` bytes. Raises OutsideProfileError where there is none."""
+        """Return the highest concurrency up to which both kinds were measured for all sizes from
+        `smallest` to `largest` bytes. Raises OutsideProfileError if there is none."""
         groups = [curves for kind in self._curves.values() for curves in kind.values()]
         deepest = 0
         for concurrency in sorted(set(groups[0]).intersection(*groups)):
@@ -124,20 +132,14 @@ class ProfileModel:
                 break
             deepest = concurrency
         if not deepest or any(min(group) > 1 for group in groups):
-            size = smallest if self._covered(smallest, 1) is False else largest
+            size = largest if self.covers(smallest) else smallest
             raise self._outside(OpKind.READ, size, 1)
         return deepest
 
-    def _covered(self, nbytes: int, concurrency: int) -> bool:
-        return all(
-            concurrency in group and group[concurrency].covers(nbytes)
-            for kind in self._curves.values()
-            for group in kind.values()
-        )
-
     def covers(self, nbytes: int) -> bool:
         """Whether nothing has to be extrapolated for objects of this size, one at a time."""
-        return self._covered(nbytes, 1)
+        groups = (group for kind in self._curves.values() for group in kind.values())
+        return all(1 in group and group[1].covers(nbytes) for group in groups)
 
     def _time(
         self, curves: Curves, kind: OpKind, nbytes: int, concurrency: float, read_share: float
@@ -180,7 +182,7 @@ class ProfileModel:
         )
 
     def _extents(self) -> Iterator[str]:
-        """`256 KiB to 80.0 MiB at concurrency 1 to 16`, for each range of sizes."""
+        """Yield `256 KiB to 80.0 MiB at concurrency 1 to 16`, for each range of sizes."""
         ranges: dict[tuple[int, int], list[int]] = {}
         for kind in self._curves.values():
             for group in kind.values():
@@ -206,8 +208,8 @@ def _means(cells: Sequence[Cell], kind: OpKind) -> Points:
 
 
 def _with_host(cells: Sequence[Cell], kind: OpKind) -> Points:
-    """A thread is busy with an operation for `concurrency / in_flight` of its time in the device;
-    where it made room by a delete, that took its part."""
+    """Yield times with the host's share. A thread is busy with an operation for `concurrency /
+    in_flight` of its time in the device; if it made room by a delete, that took its part."""
     for cell, mean_ns in _means(cells, kind):
         reads = cell.reads.mean_ns if cell.reads is not None else 0
         writes = cell.writes.mean_ns if cell.writes is not None else 0
@@ -229,7 +231,7 @@ def _curves(points: Points) -> Curves:
 
 
 def _removals(cells: Sequence[Cell]) -> _Curve | None:
-    """Deletes by size, whatever else was in flight."""
+    """Build the curve of deletes by size, whatever else was in flight."""
     sums: dict[int, list[tuple[int, int]]] = {}
     for cell in cells:
         if cell.deletes is not None:
@@ -246,8 +248,8 @@ def _removals(cells: Sequence[Cell]) -> _Curve | None:
 
 
 def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int, float]:
-    """By size, how far the mean of a burst lies from that of a device in order, on the way to that
-    of one where all end together."""
+    """Compute by size how far the mean of a burst is from that of a device in order, on the way to
+    that of one where all end together."""
     evenness = {}
     share = 1.0 if kind is OpKind.READ else 0.0
     for burst in profile.bursts:
@@ -266,20 +268,16 @@ def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int
     return evenness
 
 
-def _spreads(cells: Sequence[Cell]) -> dict[OpKind, dict[int, tuple[float, ...]]]:
-    """For operations that were alone, by size: the quantiles over the mean, such that their own
-    mean is 1. What waiting for others adds is the model's to say."""
-    shapes: dict[OpKind, dict[int, tuple[float, ...]]] = {}
+def _shapes(cells: Sequence[Cell], kind: OpKind) -> dict[int, tuple[float, ...]]:
+    """Compute by size, for operations that were alone, the quantiles over the mean, such that their
+    own mean is 1. What waiting for others adds is the model's to say."""
+    shapes = {}
     for cell in cells:
-        if cell.concurrency > 1:
-            continue
-        for kind in _KINDS:
-            service = cell.of(kind)
-            if service is None or not service.quantiles_ns or 0 < cell.read_share < 1:
-                continue
+        service = cell.of(kind)
+        alone = cell.concurrency == 1 and not 0 < cell.read_share < 1
+        if alone and service is not None and service.quantiles_ns:
             mean_ns = _mean_of(service.quantiles_ns)
-            shape = tuple(time / mean_ns for time in service.quantiles_ns)
-            shapes.setdefault(kind, {})[cell.object_bytes] = shape
+            shapes[cell.object_bytes] = tuple(time / mean_ns for time in service.quantiles_ns)
     return shapes
 
 
@@ -287,7 +285,7 @@ _PARTS = (0.0, *(percent / 100 for percent in QUANTILES), 1.0)
 
 
 def _quantile(shape: Sequence[float], part: float) -> float:
-    """Straight lines between the quantiles, level beyond the first and the last."""
+    """Interpolate between the quantiles, level beyond the first and the last."""
     at = bisect_left(_PARTS, part)
     if at == 0:
         return shape[0]
@@ -305,7 +303,7 @@ def _mean_of(quantiles: Sequence[int]) -> float:
 
 
 def _neighbours(values: Sequence[float], value: float) -> tuple[float, float]:
-    """The measured values on both sides; the same twice where it was measured itself."""
+    """Return the measured values on both sides; the same twice where it was measured itself."""
     at = bisect_left(values, value)
     return (values[at], values[at]) if values[at] == value else (values[at - 1], values[at])
 

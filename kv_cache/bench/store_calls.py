@@ -1,6 +1,6 @@
 """Which calls of stores are in flight, and when storage last ended one.
 
-Threads tell it with a few plain assignments, as it stands on the data path; nothing here takes a
+Threads report to it by a few plain assignments, as it is on the data path; nothing here takes a
 lock or looks at a device.
 """
 
@@ -25,8 +25,8 @@ class Call(Protocol):
     def so_far(self, now_ns: int) -> Leg: ...
 
 
-class Pulse:
-    """Written by the threads that perform operations, read by whoever watches."""
+class StoreCalls:
+    """Written by the threads that perform operations, read by those that watch."""
 
     def __init__(self) -> None:
         self._calls: set[Call] = set()
@@ -51,7 +51,7 @@ class Pulse:
         self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))
 
     def silences(self, now_ns: int) -> list[Silence]:
-        """All of at least `LEAST_NS`, with the one that goes on."""
+        """Return all silences of at least `LEAST_NS`, also the current one."""
         begun = self._begun()
         silences = list(self._silences)
         if begun:
@@ -59,12 +59,13 @@ class Pulse:
         return silences
 
     def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
-        """The sides of operations that have begun and not ended, as far as they have come."""
+        """Return the sides of operations that have begun and not ended, as far as they have
+        come."""
         return [(call.cause, call.so_far(now_ns)) for call in list(self._calls)]
 
     def waiting(self, now_ns: int) -> list[tuple[OpKind, int]]:
-        """The sides of operations that storage has not ended: what each does, and for how long no
-        call of it has ended."""
+        """Return the sides of operations that storage has not ended: what each does, and for how
+        long no call of it has ended."""
         held = [call for call in list(self._calls) if call.on_storage]
         return [(call.so_far(now_ns).kind, now_ns - call.began_ns) for call in held]
 

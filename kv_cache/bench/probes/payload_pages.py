@@ -21,7 +21,7 @@ _LEVEL = 1
 
 
 def examine(pages: Iterable[bytes | bytearray | memoryview]) -> dict[str, Any]:
-    """The section `payload` of a passport's evidence, of a sample of pages of 4096 bytes.
+    """Return the section `payload` of a passport's evidence, of a sample of pages of 4096 bytes.
 
     `entropy_bits_per_byte` is the mean of the pages' (7.95 for random bytes: 4096 of them do not
     fill 256 values evenly), `compressed_ratio` what zlib level 1 makes of the whole sample (1.0
@@ -43,13 +43,13 @@ def examine(pages: Iterable[bytes | bytearray | memoryview]) -> dict[str, Any]:
 
 
 def entropy_bits(data: bytes) -> float:
-    """Shannon's, of the bytes' frequencies: 0 to 8 bits for each byte."""
+    """Compute Shannon's entropy of the bytes' frequencies: 0 to 8 bits for each byte."""
     counts: npt.NDArray[np.int64] = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
     shares = counts[counts > 0] / len(data)
     return float(-(shares * np.log2(shares)).sum()) + 0.0  # no negative zero
 
 
 def compressed_ratio(pages: Iterable[bytes]) -> float:
-    """Compressed size over size."""
+    """Compute compressed size over size."""
     whole = b"".join(pages)
     return len(zlib.compress(whole, _LEVEL)) / len(whole)

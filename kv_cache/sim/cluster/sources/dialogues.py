@@ -10,12 +10,13 @@ What is asked is drawn session by session, and no session is kept that has not b
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.draws import DrawStream, ZipfDraws, gaps_ns, lengths, spans_ns
 
@@ -36,20 +37,18 @@ class _SessionPlan(NamedTuple):
     documents: list[int]
 
 
+@dataclass(slots=True, eq=False)
 class _Dialogue:
     """A session that goes on; `tokens` of its last prompt, whose node is `leaf`."""
 
-    __slots__ = ("answer_leaf", "leaf", "plan", "tokens", "turn")
-
-    def __init__(self, plan: _SessionPlan, leaf: int, tokens: int) -> None:
-        self.plan = plan
-        self.turn = 0
-        self.leaf = leaf
-        self.answer_leaf = _LAST
-        self.tokens = tokens
+    plan: _SessionPlan
+    leaf: int
+    tokens: int
+    turn: int = 0
+    answer_leaf: int = _LAST
 
 
-class Talks:
+class Dialogues:
     """`reasoning`: tokens that each later turn adds beside its own new ones."""
 
     def __init__(
@@ -68,7 +67,7 @@ class Talks:
         self._going: dict[int, _Dialogue] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
-        """Sessions begin at their own instants, or as many at once as there are users."""
+        """Begin sessions at their own instants, or as many at once as there are users."""
         at_ns = 0
         users = self._work.concurrency
         for plan in islice(self._plans, users or None):
@@ -99,12 +98,12 @@ class Talks:
         return self._ask(talk, ended_ns + plan.thinks[talk.turn], before, tokens)
 
     def _ask(self, talk: _Dialogue, at_ns: int, before: int, tokens: int) -> ClusterRequest:
-        """The turn of `talk` whose prompt has `tokens`, those behind `before` its own."""
+        """Build the turn of a session whose prompt has `tokens`, those behind `before` its own."""
         plan, turn, size = talk.plan, talk.turn, self._size
         output = plan.outputs[turn]
-        leaf = self._grown(before, tokens // size)
+        leaf = self._chain.grown(before, tokens // size)
         if turn + 1 < len(plan.prompts):
-            answer_leaf = self._grown(leaf, (tokens + output - 1) // size)
+            answer_leaf = self._chain.grown(leaf, (tokens + output - 1) // size)
             talk.tokens, talk.leaf, talk.answer_leaf = tokens, leaf, answer_leaf
         else:
             answer_leaf = _LAST
@@ -113,13 +112,9 @@ class Talks:
             plan.number + turn, plan.session, turn, at_ns, tokens, output, leaf, answer_leaf
         )
 
-    def _grown(self, node: int, blocks: int) -> int:
-        """A run of its own behind `node`, up to `blocks` of the sequence."""
-        return self._chain.fresh(node, blocks - self._chain.end(node))
-
     def _opening(self, plan: _SessionPlan) -> tuple[int, int]:
-        """What is shared before the first turn: the node, and tokens with a session's own context,
-        which has no node yet."""
+        """Return the node of what is shared before the first turn, and the tokens with a session's
+        own context, which has no node yet."""
         work, session = self._work, plan.session
         node, tokens = ROOT, 0
         if work.system_prompts:
@@ -134,11 +129,11 @@ class Talks:
         return node, tokens if work.documents else tokens + work.context_tokens
 
     def _shared(self, node: int, name: tuple[str, int], tokens: int) -> int:
-        return self._chain.named(node, name, tokens // self._size - self._chain.end(node))
+        return self._chain.grown_by(node, name, tokens // self._size)
 
 
 def _plans(work: WorkloadSection, seed: Seed) -> Iterator[_SessionPlan]:
-    """Session after session, until all requests are planned: the last may be cut short."""
+    """Plan session after session, until all requests are planned: the last may be cut short."""
     number = session = 0
     for drawn in _drawn(work, seed):
         for gap, turns, prompts, outputs, thinks, documents in drawn:
@@ -156,8 +151,8 @@ _Drawn = tuple[int, int, list[int], list[int], list[int], list[int]]
 
 
 def _drawn(work: WorkloadSection, seed: Seed) -> Iterator[Iterator[_Drawn]]:
-    """What is drawn, for many sessions at once. A session has its places in each stream, as many
-    as the longest would need."""
+    """Draw for many sessions at once. A session has its places in each stream, as many as the
+    longest would need."""
     most, chunks = work.turns[1], work.documents_per_session
     count = max(1, _BULK // max(most, chunks))
     gaps, turns, prompts, outputs, thinks, picks = (

@@ -20,7 +20,7 @@ Attaching and detaching take seconds, one tracepoint after the other. What is bo
 two signals to bpftrace that change nothing for it but are traced themselves: OPEN and CLOSE. On a
 kernel that does not trace kill(2), everything from the first to the last tracepoint is booked.
 
-How many requests are at the device is looked up where the kernel has it, every 50 ms: a counter of
+How many requests are at the device is looked up if the kernel has it, every 50 ms: a counter of
 our own would drift with each event that is missed.
 
 The reference traces the kernel functions vfs_read and vfs_write of all processes of one name. Here
@@ -56,7 +56,7 @@ class TraceProgram:
 
 
 def missing(tracepoints: Collection[str]) -> list[str]:
-    """Of what there must be, `block:…`, what is not in `tracepoints`."""
+    """List what is needed and is not in `tracepoints`, as `block:…`."""
     return [f"block:{name}" for name in _NEEDED if f"block:{name}" not in tracepoints]
 
 
@@ -93,7 +93,8 @@ def program(
 
 
 def kernel_number(major: int, minor: int) -> int:
-    """A device as block tracepoints tell it: the kernel's own dev_t, not that of `stat`."""
+    """Return the number of a device in block tracepoints: the kernel's own dev_t, not that of
+    `stat`."""
     return major << 20 | minor
 
 
@@ -220,5 +221,5 @@ _OF_CALLS = ("reading", "writing", "syncing", "written", "advised")
 
 
 def _end(scratch: Sequence[str]) -> str:
-    """bpftrace prints every map that has not been cleared."""
+    """Clear the maps that are not results: bpftrace prints every other one at its end."""
     return "END\n{\n" + "".join(f"    clear(@{name});\n" for name in scratch) + "}\n"

@@ -1,13 +1,13 @@
 """A measured device on the virtual clock: operations share it, as they did when it was probed.
 
-With so many in flight and such a mix of reads the profile says how much a device does in all;
+For each number in flight and mix of reads the profile says how much a device does in all;
 whenever an operation begins or ends, the others go on at the new pace. So a device is met at a
-steady load, where the grid was measured, and between loads nobody keeps a pace that is out of date.
+steady load, where the grid was measured, and between loads no pace is out of date.
 Who gets what of it was measured by bursts: all the same (`evenness` 1), or the first ones the pace
 of an operation that is alone, as long as it lasts, and the others nothing (0).
 
-Around it stands the host as the real driver has it: a buffer for each load and each store, and so
-at most so many of them at once; who waits for one is not yet in the device. What is more than was
+Around it is the host as the real driver has it: a buffer for each load and each store, and so
+at most that many of them at once; who waits for one is not yet in the device. What is more than was
 measured waits too: nothing is known of the device beyond. A delete takes its time beside them.
 
 A demand is drawn by the measured quantiles, so that percentiles are the device's and not only those
@@ -21,7 +21,7 @@ from math import inf
 
 from kv_cache.core.effect import CopyRef, IoChunk, Leg
 from kv_cache.core.kinds import OpKind
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 At = Callable[[int, Callable[[], None]], None]
 OnEnd = Callable[[Leg], None]
@@ -77,7 +77,7 @@ class SharedDevice:
         """Operations that were in the device or waited for it, at most."""
 
     def bind(self, at: At) -> None:
-        """`at` calls an action at an instant of the virtual clock."""
+        """Set the clock: `at` calls an action at an instant of it."""
         self._at = at
 
     def ask(self, ref: CopyRef, kind: OpKind, now_ns: int, on_end: OnEnd) -> None:
@@ -115,7 +115,7 @@ class SharedDevice:
         self._waiting = kept
 
     def _spend(self, now_ns: int) -> None:
-        """What was done since the last look, at the pace that was set then."""
+        """Account for what was done since the last look, at the pace that was set then."""
         passed = now_ns - self._since_ns
         self._since_ns = now_ns
         if not passed:
@@ -125,7 +125,8 @@ class SharedDevice:
             one.device_ns += passed * self._time_of(one)[1]
 
     def _time_of(self, one: _Going, *, alone: bool = False) -> tuple[float, float]:
-        """Its mean time as things are, or alone, and the part of it inside the device."""
+        """Return an operation's mean time as things are, or alone, and the part of it inside the
+        device."""
         depth, reads = len(self._going), self._count[OpKind.READ]
         if alone:
             depth, reads = 1, int(one.kind is OpKind.READ)
