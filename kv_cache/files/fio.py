@@ -14,12 +14,15 @@ device for as much at once, its threads (the next whole number) think between tw
     think = service * (threads / in_flight - 1)        with in_flight = sum of device time / window
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
@@ -36,10 +39,12 @@ from kv_cache.core.units import (
     ns_to_ms,
     round_up,
 )
-from kv_cache.files.reading import entry, histogram, part, require_replaceable
+from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged, supported
+from kv_cache.result.counted import Count, Number
+from kv_cache.result.run import SECTION, MisshapenError, converted, not_as_written
 from kv_cache.tiers.nvme.store import FSYNC_BATCH
 
 DEFAULT_SECONDS = 20.0
@@ -160,69 +165,133 @@ class Twin:
 # --- from a result ---------------------------------------------------------------------------
 
 
+class StorageRow(Struct, frozen=True, kw_only=True):
+    """One row of a result's operations; older schemas have neither sizes nor system calls."""
+
+    phase: str
+    tier: str
+    operation: str
+    engine: str = ""
+    operations: Count
+    bytes: Count
+    system_calls: Count | None = None
+    histogram_device: Histogram
+    histogram_bytes: Histogram | None = None
+
+
+class StoreFacts(Struct, frozen=True, kw_only=True):
+    """How the store wrote; `fsync` was once yes or no."""
+
+    layout: str = "file"
+    fsync: str | bool = False
+
+
+class TierFacts(Struct, frozen=True, kw_only=True):
+    store: StoreFacts
+    peak_bytes: Count
+
+
+class WindowCounters(Struct, frozen=True, kw_only=True):
+    process_cpu_ns: int | None = None
+
+
+class KernelFacts(Struct, frozen=True, kw_only=True):
+    window: WindowCounters = WindowCounters()
+
+
+class TiersConfigured(Struct, frozen=True, kw_only=True):
+    cache_dir: str | list[str] | None = None
+
+
+class ConfigFacts(Struct, frozen=True, kw_only=True):
+    tiers: TiersConfigured
+
+
+class DeviceFacts(Struct, frozen=True, kw_only=True):
+    name: str | None = None
+
+
+class EnvironmentFacts(Struct, frozen=True, kw_only=True):
+    device: DeviceFacts | None = None
+
+
+class StorageFacts(Struct, frozen=True, kw_only=True):
+    """The part of the section `kv_cache` that a fio job follows from."""
+
+    window_s: Number
+    operations: list[StorageRow]
+    tiers: dict[str, TierFacts]
+    kernel_counters: KernelFacts
+    config: ConfigFacts
+    environment: EnvironmentFacts
+
+
 def derive(document: Mapping[str, Any], file: Path) -> Twin:
-    """The storage I/O of a result's window. Raises UsageError where there is none, or where the
-    result does not say enough."""
-    rows = _storage_rows(document, file)
-    window_s = part(document, "window_s", float, file)
-    if not rows or not 0 < window_s < 1e9:
+    """Derive the storage I/O of a result's window. Raises UsageError if there is none, or the
+    result does not have enough."""
+    try:
+        facts = converted(document[SECTION], StorageFacts, SECTION)
+    except MisshapenError as error:
+        raise not_as_written(file, error) from None
+    rows = _storage_rows(facts, file)
+    if not rows or not 0 < facts.window_s < 1e9:
         raise UsageError(
             f"{file}: nothing was read from storage or written to it in the measured window, so "
             "there is nothing for fio to do; give a run whose storage tier was used"
         )
-    sides = []
-    for kind in (OpKind.READ, OpKind.WRITE):
-        mine = [row for row in rows if row["operation"] == kind]
-        if mine:
-            sides.append(_side(kind, mine, window_s, file))
-    store = part(document, "tiers.storage.store", dict, file)
+    tier = facts.tiers.get(Tier.NVME.label)
+    if tier is None:
+        raise not_as_written(file, f"{SECTION}.tiers.storage is missing")
+    sides = [
+        _side(kind, of_kind, facts.window_s, file)
+        for kind in (OpKind.READ, OpKind.WRITE)
+        if (of_kind := [row for row in rows if row.operation == kind])
+    ]
+    directories, device = facts.config.tiers.cache_dir, facts.environment.device
+    if isinstance(directories, str):
+        directories = [directories]
     return Twin(
         result=file,
-        window_s=window_s,
+        window_s=facts.window_s,
         sides=tuple(sides),
-        layout=str(store.get("layout", "file")),
-        fsync=_fsync(store.get("fsync")),
-        footprint_bytes=part(document, "tiers.storage.peak_bytes", int, file),
-        cpu_ns=_cpu_ns(document, file),
-        cache_dirs=_cache_dirs(document, file),
-        device=_device(document, file),
+        layout=tier.store.layout,
+        fsync=_fsync(tier.store.fsync),
+        footprint_bytes=tier.peak_bytes,
+        cpu_ns=facts.kernel_counters.window.process_cpu_ns,
+        cache_dirs=tuple(path for path in directories or () if path),
+        device=None if device is None else device.name,
     )
 
 
-def _fsync(told: object) -> str:
-    """`never`, `object` or `batch`; once it was yes or no."""
-    if isinstance(told, bool):
-        return "object" if told else "never"
-    return told if isinstance(told, str) else "never"
+def _fsync(stored: str | bool) -> str:
+    """Return `never`, `object` or `batch`."""
+    if isinstance(stored, bool):
+        return "object" if stored else "never"
+    return stored
 
 
-def _storage_rows(document: Mapping[str, Any], file: Path) -> list[Mapping[str, Any]]:
-    found = []
-    for row in part(document, "operations", list, file):
-        if not isinstance(row, Mapping):
-            raise UsageError(
-                f"{file}: kv_cache.operations holds something that is no row; the file was "
-                "changed, so give an untouched result"
-            )
-        measured = row.get("phase") == Phase.MEASURE and row.get("tier") == Tier.NVME.label
-        if not measured or row.get("operation") not in (OpKind.READ, OpKind.WRITE):
-            continue
-        if "histogram_bytes" not in row or "system_calls" not in row:
-            raise UsageError(
-                f"{file}: it has no sizes of objects and system calls, as results of older "
-                "versions have none; repeat the run with this version"
-            )
-        if entry(row, "operations", int, file) > 0:
-            found.append(row)
-    return found
+def _storage_rows(facts: StorageFacts, file: Path) -> list[StorageRow]:
+    rows = [
+        row
+        for row in facts.operations
+        if row.phase == Phase.MEASURE
+        and row.tier == Tier.NVME.label
+        and row.operation in (OpKind.READ, OpKind.WRITE)
+    ]
+    if any(row.histogram_bytes is None or row.system_calls is None for row in rows):
+        raise UsageError(
+            f"{file}: it has no sizes of objects and system calls, as results of older "
+            "versions have none; repeat the run with this version"
+        )
+    return [row for row in rows if row.operations]
 
 
-def _side(kind: OpKind, rows: Sequence[Mapping[str, Any]], window_s: float, file: Path) -> Side:
-    device = merged(histogram(row, "histogram_device", file) for row in rows)
-    sizes = merged(histogram(row, "histogram_bytes", file) for row in rows)
-    operations = sum(entry(row, "operations", int, file) for row in rows)
-    calls = sum(entry(row, "system_calls", int, file) for row in rows)
-    nbytes = sum(entry(row, "bytes", int, file) for row in rows)
+def _side(kind: OpKind, rows: Sequence[StorageRow], window_s: float, file: Path) -> Side:
+    device = merged(row.histogram_device for row in rows)
+    sizes = merged(row.histogram_bytes for row in rows if row.histogram_bytes is not None)
+    operations = sum(row.operations for row in rows)
+    calls = sum(row.system_calls or 0 for row in rows)
+    nbytes = sum(row.bytes for row in rows)
     if sizes.count != operations or not sizes.total or not device.total or nbytes <= 0:
         raise UsageError(
             f"{file}: its storage {kind}s do not fit together ({operations} operations, "
@@ -253,36 +322,14 @@ def _side(kind: OpKind, rows: Sequence[Mapping[str, Any]], window_s: float, file
     )
 
 
-def _by_bytes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The engines of the rows, that which moved most first. What none of ours is called is left
-    for the caller to refuse, as the first."""
-    moved: dict[str, int] = {}
+def _by_bytes(rows: Iterable[StorageRow]) -> list[str]:
+    """Return the engines, the one that moved most first; an unknown one alone, to be refused."""
+    moved: Counter[str] = Counter()
     for row in rows:
-        engine = str(row.get("engine"))
-        if engine not in _ENGINES:
-            return [engine]
-        moved[engine] = moved.get(engine, 0) + int(row["bytes"])
-    return sorted(moved, key=lambda engine: -moved[engine])
-
-
-def _cpu_ns(document: Mapping[str, Any], file: Path) -> int | None:
-    counters = part(document, "kernel_counters", dict, file)
-    window = counters.get("window")
-    cpu_ns = window.get("process_cpu_ns") if isinstance(window, Mapping) else None
-    return cpu_ns if isinstance(cpu_ns, int) else None
-
-
-def _cache_dirs(document: Mapping[str, Any], file: Path) -> tuple[str, ...]:
-    """One directory or, with drives striped by key, several; none where it was a temporary one."""
-    given = part(document, "config.tiers", dict, file).get("cache_dir")
-    found = given if isinstance(given, list) else [given]
-    return tuple(str(path) for path in found if path)
-
-
-def _device(document: Mapping[str, Any], file: Path) -> str | None:
-    device = part(document, "environment", dict, file).get("device")
-    name = device.get("name") if isinstance(device, Mapping) else None
-    return name if isinstance(name, str) else None
+        if row.engine not in _ENGINES:
+            return [row.engine]
+        moved[row.engine] += row.bytes
+    return [engine for engine, _ in moved.most_common()]
 
 
 def size_classes(sizes: Histogram) -> tuple[SizeClass, ...]:

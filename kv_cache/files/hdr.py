@@ -28,7 +28,7 @@ from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
 from kv_cache.metrics.window import latency_tag
 from kv_cache.result.metrics import value_at
 from kv_cache.result.published import PublishedRun, published
-from kv_cache.result.run import SECTION, MisshapenError
+from kv_cache.result.run import SECTION, MisshapenError, not_as_written
 
 MARK = "#[kv-cache latencies in ns"
 """How each log begins; a file that begins so may be replaced."""
@@ -144,10 +144,7 @@ class TimedRun:
         try:
             return cls(label=label, path=path, run=published(section))
         except MisshapenError as error:
-            raise UsageError(
-                f"{path}: {SECTION}.{error}; the file was cut or changed, so give an untouched "
-                "result"
-            ) from None
+            raise not_as_written(path, f"{SECTION}.{error}") from None
 
     @property
     def window_start_s(self) -> float:

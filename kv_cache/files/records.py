@@ -68,7 +68,7 @@ def require_own_name(
     packing(path, flag)
     try:
         if path.is_dir():  # also `.` and `..`, which are no names
-            raise PlaceError(f"{where}: it is a directory, no regular file; name another file")
+            raise PlaceError(f"{where}: it is a directory, not a regular file; name another file")
         parent = path.parent
         while makes_parents and not parent.exists():
             parent = parent.parent
@@ -89,14 +89,14 @@ def _require_ours(name: Path, where: str, ours: Callable[[str], bool]) -> None:
     if name.is_file() and not name.stat().st_size and name.suffix == PARTIAL:
         return  # what a run leaves that was killed as it began
     if not name.is_file():
-        raise PlaceError(f"{where}: {name.name} is no regular file; name another file")
+        raise PlaceError(f"{where}: {name.name} is not a regular file; name another file")
     try:
         first = next((text for _, text in open_lines(name)), "")
     except TraceError:  # cut, or nothing like it
         first = ""
     if not ours(first):
         raise PlaceError(
-            f"{where}: a file {name.name} is there which this option did not write; name "
+            f"{where}: a file {name.name} exists which this option did not write; name "
             "another file, or move that one away"
         )
 

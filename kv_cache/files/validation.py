@@ -222,7 +222,7 @@ def _bytes(path: Path) -> bytes:
     way_out = f"name a file with the entries of a system, or leave {FLAG} out"
     try:
         if path.exists() and not path.is_file():
-            raise TraceError(f"{FLAG} {path}: it is no regular file; {way_out}")
+            raise TraceError(f"{FLAG} {path}: it is not a regular file; {way_out}")
         if path.stat().st_size > _LARGEST:
             raise TraceError(
                 f"{FLAG} {path}: it is larger than {_LARGEST >> 30} GiB, and is held in memory; "

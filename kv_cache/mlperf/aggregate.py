@@ -52,7 +52,7 @@ def summarize(tree: Tree) -> dict[str, Any]:
         "organisation": tree.place.org,
         "total_ranks": expected.ranks,
         "trials_per_option": expected.trials,
-        "expected_by": expected.told_by,
+        "expected_by": expected.source,
         "hosts": sorted({result.hostname for result in tree.ranks}),
         "program_versions": sorted({result.program_version for result in tree.ranks}),
         "complete": not tree.flaws,
@@ -153,7 +153,7 @@ def _pooled(
 ) -> dict[str, Any] | None:
     """Percentiles of all samples, and the P95 of each trial's; None where there are no samples, or
     too few for it."""
-    whole = pooled(list(results), name)
+    whole = pooled(results, name)
     if not whole.count:
         return None
     each = [_p95_ms(pooled(of_trial, name)) for of_trial in trials.values()]

@@ -35,7 +35,6 @@ from kv_cache.mlperf.rankfile import (
     CPU_ONLY,
     DUPLICATE,
     MISSING,
-    SCHEMAS,
     TAMPERED,
     UNEXPECTED,
     Flaw,
@@ -57,7 +56,7 @@ class Expected:
     options: tuple[int, ...]
     trials: int
     ranks: int
-    told_by: str
+    source: str  # of these numbers
 
     def has(self, spot: Spot) -> bool:
         """Whether a result belongs there."""
@@ -77,19 +76,21 @@ class Tree:
 
     @property
     def division(self) -> str | None:
-        return self.place.division if self.manifest is None else self.manifest.own["division"]
+        return self.place.division if self.manifest is None else self.manifest.record.division
 
     @property
     def not_submittable(self) -> tuple[str, ...]:
-        """Why this is no submission, by its own word."""
-        own = () if self.manifest is None else self.manifest.own["not_submittable"]
-        return tuple(dict.fromkeys([*own, *(why for r in self.ranks for why in r.not_submittable)]))
+        """Why this is not a submission, by its record and its results."""
+        reasons = () if self.manifest is None else self.manifest.record.not_submittable
+        return tuple(
+            dict.fromkeys([*reasons, *(why for r in self.ranks for why in r.not_submittable)])
+        )
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        """In what it is no CLOSED submission, by its record."""
-        told = [] if self.manifest is None else self.manifest.own["deviations"]
-        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in told if isinstance(d, Mapping))
+        """Where it departs from a CLOSED submission, by its record."""
+        rows = [] if self.manifest is None else self.manifest.record.deviations
+        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in rows if isinstance(d, Mapping))
 
     def of(self, option: int) -> list[RankResult]:
         return [result for result in self.ranks if result.spot.option == option]
@@ -143,18 +144,18 @@ def _expected(
 ) -> Expected:
     if manifest is not None:
         return Expected(
-            options=manifest.options,
-            trials=manifest.plan["trials"],
-            ranks=manifest.plan["ranks"],
-            told_by=MANIFEST,
+            options=tuple(manifest.plan.options),
+            trials=manifest.plan.trials,
+            ranks=manifest.plan.ranks,
+            source=MANIFEST,
         )
-    told = [n for result in ranks if isinstance(n := result.told.get("ranks"), int)]
+    counts = [result.mpi.ranks for result in ranks if result.mpi.ranks is not None]
     there = 1 + max((spot.rank for spot in found), default=0)
     return Expected(
         options=tuple(sorted({spot.option for spot in found} | set(MLPERF_OPTIONS))),
         trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in found)])),
-        ranks=min(MOST_RANKS, max(told, default=there)),
-        told_by="the ranks' own results" if told else "the directories that are there",
+        ranks=min(MOST_RANKS, max(counts, default=there)),
+        source="the ranks' own results" if counts else "the directories that are there",
     )
 
 
@@ -166,7 +167,7 @@ def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
     says nothing about numbers, and is `check`'s to tell."""
     if manifest is None:
         return
-    for link, says in manifest.own_changes:
+    for link, says in manifest.record_changes:
         yield Flaw(TAMPERED, None, MANIFEST, f"is not as it was written: {link} {says}")
     for name, says in manifest.file_changes:
         spot = _spot(name)
@@ -200,7 +201,7 @@ def _missing(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Ite
             for rank in range(expected.ranks):
                 spot = Spot(option, trial, rank)
                 if not found.get(spot):
-                    says = f"has no result ({expected.ranks} ranks, says {expected.told_by})"
+                    says = f"has no result ({expected.ranks} ranks, says {expected.source})"
                     yield Flaw(MISSING, option, str(spot), says)
 
 
@@ -218,9 +219,8 @@ def _twice(
         if other is not result:
             for option in {result.spot.option, other.spot.option}:
                 yield Flaw(DUPLICATE, option, result.path, f"is the result {other.path} again")
-        rank = result.told.get("rank")
-        if rank != result.spot.rank:
-            says = f"is the result of rank {rank}, and stands in the place of {result.spot.rank}"
+        if result.mpi.rank != result.spot.rank:
+            says = f"is the result of rank {result.mpi.rank}, in the place of {result.spot.rank}"
             yield Flaw(DUPLICATE, result.spot.option, result.path, says)
 
 
@@ -242,29 +242,20 @@ def _different(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
         of_option = [result for result in ranks if result.spot.option == option]
         first = of_option[0]
         for result in of_option:
-            if result.schema != first.schema:
-                says = f"is of schema {result.schema}, {first.path} of {first.schema}"
-                yield Flaw(SCHEMAS, option, result.path, says)
             differing = list(differences(first.config, result.config))
             if differing:
                 named = ", ".join(differing[:_MOST_NAMED])
                 more = ", ..." if differing[_MOST_NAMED:] else ""
                 says = f"was run with another configuration than {first.path} ({named}{more})"
                 yield Flaw(CONFIGS, option, result.path, says)
-            wanted = first.seed - _own_rank(first) + _own_rank(result)
-            if result.seed != wanted:
-                says = f"has seed {result.seed}, where {wanted} follows from {first.path}"
+            seed = first.seed - first.mpi.rank + result.mpi.rank
+            if result.seed != seed:
+                says = f"has seed {result.seed}, but {seed} follows from {first.path}"
                 yield Flaw(CONFIGS, option, result.path, says)
-            told = result.told.get("ranks")
-            if told is not None and told != expected.ranks:
-                says = f"is of a job of {told} ranks, not of {expected.ranks}"
+            count = result.mpi.ranks
+            if count is not None and count != expected.ranks:
+                says = f"is of a job of {count} ranks, not of {expected.ranks}"
                 yield Flaw(CLIENTS, option, result.path, says)
-
-
-def _own_rank(result: RankResult) -> int:
-    """What it takes itself for; a result in another's place is told as such."""
-    told = result.told.get("rank")
-    return told if isinstance(told, int) else result.spot.rank
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:

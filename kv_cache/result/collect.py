@@ -43,10 +43,8 @@ from kv_cache.result.counted import (
     TierCounts,
     VerificationFacts,
     Verified,
-    failure_order,
-    metadata_key,
-    operation_key,
 )
+from kv_cache.result.merge import failure_order, metadata_key, operation_key
 from kv_cache.result.run import CountedRun, plain
 
 

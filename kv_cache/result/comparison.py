@@ -46,7 +46,7 @@ from kv_cache.result.metrics import (
     value_at,
 )
 from kv_cache.result.published import Passport, PublishedRun, published
-from kv_cache.result.run import SECTION, MisshapenError, converted
+from kv_cache.result.run import SECTION, MisshapenError, converted, not_as_written
 from kv_cache.result.trials import identity
 
 SCHEMA = "kv-cache-comparison/1"
@@ -118,9 +118,7 @@ def input_of(label: str, path: Path, document: Json) -> Input:
         digest = value_at(own, "schedule.sha256")
         one = () if rows else (converted(digest, str, "schedule.sha256"),)
     except MisshapenError as error:
-        raise UsageError(
-            f"{path}: {SECTION}.{error}; the file was cut or changed, so give an untouched result"
-        ) from None
+        raise not_as_written(path, f"{SECTION}.{error}") from None
     return Input(
         label=label,
         path=path,

@@ -19,7 +19,8 @@ from kv_cache.core.units import GIB, NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
 from kv_cache.metrics.histogram import supported
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import PERCENTILES, per_second, ratio, reference_ms
-from kv_cache.result.counted import LISTS, MergeableCounts, merged
+from kv_cache.result.counted import LISTS, MergeableCounts
+from kv_cache.result.merge import merged
 from kv_cache.result.model import stored_bytes_per_token
 from kv_cache.result.run import (
     CountedRun,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,12 +12,13 @@ import orjson
 
 from kv_cache.config.root import Config
 from kv_cache.config.schema import from_mapping, show
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Phase, TierLabel
 from kv_cache.core.model import ModelShape
 from kv_cache.core.text import to_json
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.summary import per_second
+from kv_cache.result.chain import SECTION as SECTION
 from kv_cache.result.counted import (
     Counted,
     Facts,
@@ -31,7 +33,6 @@ from kv_cache.result.histograms import decode
 
 T = TypeVar("T")
 
-SECTION = "kv_cache"
 _MOST_FLOWS = 1000  # phases x tiers x operations x causes x engines
 
 
@@ -170,6 +171,11 @@ def converted(value: Any, kind: type[T], place: str) -> T:
         return msgspec.convert(value, kind, dec_hook=decode)
     except msgspec.ValidationError as error:
         raise MisshapenError(_placed(str(error), place)) from None
+
+
+def not_as_written(file: Path, what: object) -> UsageError:
+    """Return the error of a file that does not have what every result has."""
+    return UsageError(f"{file}: {what}; the file was cut or changed, so give an untouched result")
 
 
 def _placed(message: str, place: str) -> str:

@@ -30,9 +30,8 @@ from kv_cache.result.counted import (
     RequestAccounts,
     RequestCounts,
     ReuseCounts,
-    common,
-    merged,
 )
+from kv_cache.result.merge import common, merged
 from kv_cache.result.run import (
     CountedRun,
     OperationLedger,

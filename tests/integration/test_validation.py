@@ -248,7 +248,7 @@ def test_a_bad_file_ends_with_one_sentence_before_the_run(
 
 
 def test_a_directory_is_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no regular file"):
+    with pytest.raises(TraceError, match="not a regular file"):
         read_validation(tmp_path)
 
 

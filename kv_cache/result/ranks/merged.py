@@ -16,8 +16,8 @@ from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import per_second, ratio
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.counted import common, merged
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.merge import common, merged
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.published import RANKS
 from kv_cache.result.ranks.part import FINISHED, Part, counted_of, parts_of, runs_of
