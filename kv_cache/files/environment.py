@@ -14,13 +14,14 @@ import re
 import resource
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 
 import kv_cache
-from kv_cache.core.mounts import Mount, mount_of, parse_mounts
+from kv_cache.bench.procfs import cgroup_directories
+from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
 PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson", "msgspec")
@@ -46,6 +47,8 @@ DEVICE_KEYS = (
 FILESYSTEM_KEYS = (
     *("type", "mount_point", "source", "mount_options", "total_bytes", "free_bytes"),
 )
+
+T = TypeVar("T")
 
 _ASK_SERVER_S = 2.0
 _LONGEST_NAME = 120
@@ -420,54 +423,27 @@ def _below(reader: Reader, directory: str) -> list[str] | None:
 
 
 def cgroup_limits(reader: Reader) -> dict[str, Any]:
-    """Limits of RAM (bytes), CPUs and I/O that hold for this process; null = no limit.
+    """Return the limits of RAM (bytes), CPUs and I/O that hold for this process; null is no limit.
 
-    A limit of any cgroup above counts as well, so the least is given; of the I/O throttles, all.
+    A limit of any cgroup above counts as well, so the least is returned; of the I/O throttles, all.
     """
-    own = reader.text("cgroup", "/proc/self/cgroup") or ""
-    mounts = parse_mounts(reader.text("cgroup", "/proc/self/mountinfo") or "")
-    memory = [_memory_limit(reader, *place) for place in cgroup_places("memory", own, mounts)]
-    cpu = [_cpu_limit(reader, *place) for place in cgroup_places("cpu", own, mounts)]
-    io = [_io_limits(reader, *place) for place in cgroup_places("io", own, mounts)]
+    cgroups = reader.text("cgroup", "/proc/self/cgroup") or ""
+    mounts = reader.text("cgroup", "/proc/self/mountinfo") or ""
+
+    def of_all(controller: str, limit_of: Callable[[Reader, int, str], T]) -> list[T]:
+        version, directories = cgroup_directories(controller, cgroups, mounts)
+        return [limit_of(reader, version, directory) for directory in directories]
+
+    throttles = of_all("blkio", _io_limits)  # which version 2 calls io, and does not name here
     return {
-        "memory_limit_bytes": min((limit for limit in memory if limit is not None), default=None),
-        "cpu_limit": min((limit for limit in cpu if limit is not None), default=None),
-        "io_throttles": [throttle for place in io for throttle in place],
+        "memory_limit_bytes": _least(of_all("memory", _memory_limit)),
+        "cpu_limit": _least(of_all("cpu", _cpu_limit)),
+        "io_throttles": [throttle for rows in throttles for throttle in rows],
     }
 
 
-def cgroup_places(
-    controller: str, cgroups: str, mounts: Iterable[Mount]
-) -> tuple[tuple[int, str], ...]:
-    """(cgroup version, directory) of this process for a controller, then of all above it.
-
-    `cgroups` is the text of /proc/self/cgroup. Empty when the controller is not there.
-    `bench.procfs` has the same for its own use: neither package knows the other.
-    """
-    names = {"io": ("blkio",)}.get(controller, (controller,))
-    mounts = tuple(mounts)
-    for line in cgroups.splitlines():  # version 2 has number 0 and stands last
-        number, own_names, path = line.split(":", 2)
-        version = 2 if number == "0" else 1
-        if version == 1 and not set(names) & set(own_names.split(",")):
-            continue
-        mount = next((mount for mount in mounts if _carries(mount, version, names)), None)
-        if mount is not None:
-            return tuple((version, place) for place in _upwards(path, mount))
-    return ()
-
-
-def _carries(mount: Mount, version: int, names: Iterable[str]) -> bool:
-    if version == 2:
-        return mount.kind == "cgroup2"
-    return mount.kind == "cgroup" and bool(set(names) & set(mount.super_options.split(",")))
-
-
-def _upwards(path: str, mount: Mount) -> list[str]:
-    """In a container the mount may show only what is below its root; `path` then begins with it."""
-    inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else ""
-    parts = [part for part in inside.split("/") if part]
-    return ["/".join([mount.point, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+def _least(limits: Iterable[float | None]) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _memory_limit(reader: Reader, version: int, directory: str) -> int | None:

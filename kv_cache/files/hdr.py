@@ -26,7 +26,7 @@ from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.files.records import LineWriter, packing, require_own_name
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
 from kv_cache.metrics.window import latency_tag
-from kv_cache.result.metrics import value_at
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import PublishedRun, published
 from kv_cache.result.run import SECTION, MisshapenError, not_as_written
 

@@ -18,7 +18,7 @@ from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.result.chain import SECTION, check, fingerprint
 from kv_cache.result.counted import RankFacts
 from kv_cache.result.derive import SCHEMA
-from kv_cache.result.metrics import number_at
+from kv_cache.result.paths import flat, number_at
 from kv_cache.result.run import CountedRun, MisshapenError, read_run, times
 from kv_cache.result.sections import KINDS
 from kv_cache.result.verify import judged_again, recheck
@@ -176,7 +176,7 @@ def _result(spot: Spot, name: str, document: Json) -> RankResult:
         figures={key: number_at(summary, where) for key, where in READ.items()},
         storage_entries=summary["cache_stats"]["storage_entries"],
         histograms=_histograms(run),
-        config=flat(facts.config),
+        config=dict(flat(facts.config)),
         environment=facts.environment,
         mpi=facts.rank,
         program_version=facts.program_version,
@@ -203,17 +203,6 @@ def _histograms(run: CountedRun) -> dict[str, Json]:
         },
         "response": run.facts.measured.together.histogram_response.to_json(),
     }
-
-
-def flat(values: Json, prefix: str = "") -> dict[str, Any]:
-    """Return a mapping of mappings by dotted path."""
-    leaves: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{name}.")
-        else:
-            leaves[f"{prefix}{name}"] = value
-    return leaves
 
 
 def pooled(results: Iterable[RankResult], name: str) -> Histogram:

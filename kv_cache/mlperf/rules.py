@@ -35,9 +35,10 @@ from kv_cache.mlperf.layout import (
 )
 from kv_cache.mlperf.manifest import FINISHED, PlanRecord, TrialRecord, gone
 from kv_cache.mlperf.plan import CLOSED, OPEN
-from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult, flat
+from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult
 from kv_cache.mlperf.systems import flaws_of_description
 from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
+from kv_cache.result.paths import flat
 
 Json = Mapping[str, Any]
 
@@ -412,7 +413,7 @@ def _latency_scope(tree: Tree) -> Iterator[Look]:
 def _defaults(option: int) -> Mapping[str, Any]:
     config = load_config(None, MLPERF_OPTIONS[option].overrides())
     plain: dict[str, Any] = orjson.loads(orjson.dumps(to_mapping(config)))
-    return flat(plain)
+    return dict(flat(plain))
 
 
 _HAS_ITS_OWN_RULE = ("autoscaler.enabled",)
@@ -554,7 +555,7 @@ def _identical(tree: Tree) -> Iterator[Look]:
 
     def differs(result: RankResult) -> Iterator[str]:
         other = first.setdefault(result.hostname, result)
-        mine, others = flat(result.environment), flat(other.environment)
+        mine, others = dict(flat(result.environment)), dict(flat(other.environment))
         for name in _SAME_SYSTEM:
             if mine.get(name) != others.get(name):
                 yield f"{name} is {mine.get(name)!r}, and was {others.get(name)!r} in {other.path}"

@@ -1,6 +1,6 @@
 """The result of a capacity search: the answer, its interval, the curve, and what limited it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -32,6 +32,7 @@ from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
+from kv_cache.result.verdicts import status_of
 from kv_cache.schedule.capacity import (
     CapacityAnswer,
     CapacitySearch,
@@ -224,7 +225,7 @@ def capacity_document(
         "program_version": __version__,
         "driver": "real-io" if real else "virtual-time",
         "contains_performance": real,
-        "status": _status(interrupted, death),
+        "status": status_of(interrupted, death),
         "semantics_preset": config.semantics.preset,
         "seed": seed,
         "slo": [str(promise) for promise in promises],
@@ -262,12 +263,6 @@ def capacity_document(
     return seal({SECTION: own}, {})
 
 
-def _status(interrupted: str | None, death: str | None) -> str:
-    if death is not None:
-        return "broken"
-    return "finished" if interrupted is None else "interrupted"
-
-
 def _verdict(
     answer: CapacityAnswer,
     promises: Sequence[Promise],
@@ -275,70 +270,77 @@ def _verdict(
     interrupted: str | None,
     death: str | None,
 ) -> dict[str, Any]:
-    """`client-bound` is a word of its own: the number is true, but only a lower bound."""
-    reasons = [] if interrupted is None else [f"{interrupted} ended the search before its end"]
-    reasons += [] if death is None else [f"the program broke: {death}"]
-    if not answer.confirmed and answer.load:
-        reasons.append(f"{answer.load:g} was not confirmed by as many probes as were wanted")
-    if answer.ended is Ended.CLIENT:
-        reasons.append("the client makes no more load: the capacity is a lower bound")
+    """Return verdict and reasons. `client-bound` is a word of its own: the number is true, but only
+    a lower bound."""
     deciding = [p for p in probes if p.load == answer.load] or list(probes[-1:])
-    for word in (Status.INVALID, Status.SUSPECT):
-        for rule, said in _findings(deciding, word).items():
-            one = f"in {len(said)} of the {len(deciding)} probes at the answer"
-            reasons.append(f"{rule} is {word} {one}: {said[0]}")
-    if answer.load and not answer.low:
-        reasons.append(
-            "no load passed with confidence: too few requests ended in the probes; raise --probe"
-        )
-    nobody = _nobody(answer, promises, deciding)
-    reasons += [
-        f"nobody of the {answer.load:g} users is {qos}: what was promised to that class was not "
-        "put to the test"
-        for qos in nobody
-    ]
+    untested = _untested(answer, promises, deciding)
     silent = {
         str(look.promise)
         for probe in deciding
         for look in probe.verdict.judged.looks
         if not look.ended
     }
-    reasons += [f"no request of the class of {told} ended: it was not judged" for told in silent]
+    reasons = [
+        *_ending(answer, interrupted, death),
+        *_of_probes(deciding),
+        *_untrusted(answer, untested, silent),
+    ]
     words = {row["status"] for probe in deciding for row in probe.findings}
-    if death is not None or interrupted is not None or "invalid" in words or not probes:
-        verdict = "invalid"
+    unsure = answer.load and not (answer.confirmed and answer.low)
+    if death is not None or interrupted is not None or Status.INVALID in words or not probes:
+        verdict = Status.INVALID.value
     elif answer.ended is Ended.CLIENT:
         verdict = "client-bound"
-    elif (
-        "suspect" in words
-        or nobody
-        or silent
-        or (answer.load and not (answer.confirmed and answer.low))
-    ):
-        verdict = "suspect"
+    elif Status.SUSPECT in words or untested or silent or unsure:
+        verdict = Status.SUSPECT.value
     else:
         verdict = VALID
     return {"verdict": verdict, "reasons": reasons}
 
 
-def _nobody(
+def _ending(answer: CapacityAnswer, interrupted: str | None, death: str | None) -> Iterator[str]:
+    if interrupted is not None:
+        yield f"{interrupted} ended the search before its end"
+    if death is not None:
+        yield f"the program broke: {death}"
+    if not answer.confirmed and answer.load:
+        yield f"{answer.load:g} was not confirmed by as many probes as are required"
+    if answer.ended is Ended.CLIENT:
+        yield "the client makes no more load: the capacity is a lower bound"
+
+
+def _of_probes(deciding: Sequence[Probe]) -> Iterator[str]:
+    """Yield what rules say of the probes at the answer, the gravest first."""
+    for word in (Status.INVALID, Status.SUSPECT):
+        sentences: dict[str, list[str]] = {}
+        for probe in deciding:
+            for row in probe.findings:
+                if row["status"] == word:
+                    sentences.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
+        for rule, several in sentences.items():
+            count = f"in {len(several)} of the {len(deciding)} probes at the answer"
+            yield f"{rule} is {word} {count}: {several[0]}"
+
+
+def _untrusted(
+    answer: CapacityAnswer, untested: Sequence[Qos], silent: Iterable[str]
+) -> Iterator[str]:
+    if answer.load and not answer.low:
+        yield "no load passed with confidence: too few requests ended in the probes; raise --probe"
+    for qos in untested:
+        yield f"none of the {answer.load:g} users is in class {qos}, so its SLO was not tested"
+    for promise in silent:
+        yield f"no request of the class of {promise} ended, so it was not judged"
+
+
+def _untested(
     answer: CapacityAnswer, promises: Sequence[Promise], deciding: Sequence[Probe]
 ) -> list[Qos]:
-    """Classes with a promise that none of the users at the answer is of."""
+    """Return the classes with an SLO that no user at the answer is in."""
     at_answer = [probe for probe in deciding if probe.load == answer.load]
-    wanted = dict.fromkeys(promise.qos for promise in promises)
-    there = {promise.qos for probe in at_answer for promise in probe.promises}
-    return [qos for qos in wanted if at_answer and qos not in there]
-
-
-def _findings(probes: Sequence[Probe], word: str) -> dict[str, list[str]]:
-    """What each rule says of these probes."""
-    found: dict[str, list[str]] = {}
-    for probe in probes:
-        for row in probe.findings:
-            if row["status"] == word:
-                found.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
-    return found
+    classes = dict.fromkeys(promise.qos for promise in promises)
+    tested = {promise.qos for probe in at_answer for promise in probe.promises}
+    return [qos for qos in classes if at_answer and qos not in tested]
 
 
 def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:

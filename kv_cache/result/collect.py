@@ -46,6 +46,7 @@ from kv_cache.result.counted import (
 )
 from kv_cache.result.merge import failure_order, metadata_key, operation_key
 from kv_cache.result.run import CountedRun, plain
+from kv_cache.result.verdicts import status_of
 
 
 def collect(
@@ -92,7 +93,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "program_version": __version__,
         "driver": outcome.driver,
         "started_utc": started.isoformat() if outcome.driver == "real-io" else None,
-        "status": _status(outcome),
+        "status": status_of(outcome.interrupted, outcome.death),
         "unanswered": None if outcome.unanswered is None else dict(outcome.unanswered),
         "leftovers": None if outcome.leftovers is None else dict(outcome.leftovers),
         "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
@@ -134,12 +135,6 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "config": plain(to_mapping(config)),
         "environment": environment,
     }
-
-
-def _status(outcome: RunOutcome) -> str:
-    if outcome.death is not None:
-        return "broken"
-    return "finished" if outcome.interrupted is None else "interrupted"
 
 
 def _counts(config: Config, outcome: RunOutcome) -> dict[str, Any]:

@@ -42,9 +42,8 @@ from kv_cache.result.metrics import (
     Json,
     Metric,
     length_s,
-    number_at,
-    value_at,
 )
+from kv_cache.result.paths import flat, number_at, value_at
 from kv_cache.result.published import Passport, PublishedRun, published
 from kv_cache.result.run import SECTION, MisshapenError, converted, not_as_written
 from kv_cache.result.trials import identity
@@ -249,18 +248,10 @@ def _facts(own: Json) -> Iterator[tuple[tuple[str, str], Any]]:
     for number, drive in enumerate(drives if isinstance(drives, list) else [], start=1):
         for name in _DRIVE:
             yield ("drive", f"drive {number} {name}"), value_at(drive, name)
-    settings = dict(_flat(own.get("config")))
+    settings = dict(flat(own.get("config")))
     for name in sorted(settings, key=lambda name: name not in _PLACES):
         if not name.startswith(_NOT_TOLD):
             yield ("place" if name in _PLACES else "configuration", name), settings[name]
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield prefix, value
-        return
-    for name, inner in value.items():
-        yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
 
 
 # --- samples ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST, GIB
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import geometric_mean
+from kv_cache.result.paths import list_at, number_at
 
 CONFIDENCE = 0.95
 HIGHER, LOWER = "higher", "lower"
@@ -44,7 +45,7 @@ class Metric:
     def shown_in(self, own: Json) -> str:
         """As `shown`, of a section, marked where it is a lower bound."""
         where, _, percentile = (self.path or "").rpartition(".")
-        bounds = words_at(own, f"{where}.at_least")
+        bounds = list_at(own, f"{where}.at_least")
         return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(own))}"
 
     def mean(self, values: Sequence[float]) -> float:
@@ -57,28 +58,6 @@ class Metric:
 
 
 # --- what is looked at -----------------------------------------------------------------------
-
-
-def value_at(section: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none: the document may be anybody's."""
-    value: Any = section
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def words_at(section: Json, path: str) -> list[Any]:
-    """The list at a dotted path; empty where there is none."""
-    value = value_at(section, path)
-    return value if isinstance(value, list) else []
-
-
-def number_at(section: Json, path: str) -> float | None:
-    """The number at a dotted path; None where there is none."""
-    value = value_at(section, path)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
 
 
 def _if_any(path: str, count: str) -> Callable[[Json], float | None]:

@@ -12,6 +12,7 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.chain import seal
 from kv_cache.result.counted import Number
 from kv_cache.result.run import SECTION
+from kv_cache.result.verdicts import status_of
 
 SCHEMA = "kv-cache-precondition/1"
 
@@ -92,11 +93,7 @@ def precondition_document(
         "schema": SCHEMA,
         "program_version": __version__,
         "driver": outcome.driver,
-        "status": "broken"
-        if outcome.death
-        else "interrupted"
-        if outcome.interrupted
-        else "finished",
+        "status": status_of(outcome.interrupted, outcome.death),
         "seed": outcome.seed,
         "verdict": verdict,
         "reasons": reasons,

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.result.counted import Count, Number
+from kv_cache.result.counted import Count, Number, Verified
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 
@@ -311,12 +311,6 @@ class PolicyFacts(Struct, frozen=True, kw_only=True):
     prefetch: PrefetchFacts | None = None
 
 
-class Verification(Struct, frozen=True, kw_only=True):
-    mode: str
-    objects: Count
-    bytes: Count
-
-
 class CountedByKernel(Struct, frozen=True, kw_only=True):
     """The bytes that one side claims to have moved, beside what the kernel counted of it."""
 
@@ -463,7 +457,7 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     autoscaling: list[ScalingRow] = []
     autoscaler: AutoscalerEnd | None = None
     policies: PolicyFacts | None = None
-    verification: Verification | None = None
+    verification: Verified | None = None
     reconciliation: Reconciliation | None = None
     workload: TraceNotes | None = None
     model: ModelFacts = ModelFacts()

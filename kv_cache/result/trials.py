@@ -15,19 +15,19 @@ from msgspec import Struct
 from kv_cache import __version__
 from kv_cache.core.seed import Seed
 from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
-from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
+from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.counted import Number
 from kv_cache.result.metrics import CONFIDENCE, HEADLINES, METRICS, Json, Metric
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
+from kv_cache.result.sweep import IntervalEnds
+from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
 
 SCHEMA = "kv-cache-trials/1"
 MOST_CV = 0.05
 """Above this coefficient of variation of the headline the verdict is suspect: MLPerf Storage asks
 of five runs that they replicate within 5 %."""
-
-FINISHED = "finished"
 
 
 class TrialRow(Struct, frozen=True, kw_only=True):
@@ -43,18 +43,13 @@ class TrialRow(Struct, frozen=True, kw_only=True):
     window_s: Number
 
 
-class IntervalOfMean(Struct, frozen=True, kw_only=True):
-    low: Number
-    high: Number
-
-
 class TrialNumbers(Struct, frozen=True, kw_only=True):
     """One metric of all trials, in its stored unit."""
 
     values: list[Number | None]
     median: Number
     mean: Number
-    interval: IntervalOfMean | None
+    interval: IntervalEnds | None
     coefficient_of_variation: Number | None
 
 
@@ -214,70 +209,60 @@ def _headline(metrics: Json, trials: int) -> str | None:
 
 # --- the verdict -----------------------------------------------------------------------------
 
+NAMES: Mapping[str, str] = {"T1": "completeness", "T2": "trials", "T3": "repeatability"}
+
 
 def _verdict(
     rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None, most_cv: float
 ) -> Verdict:
-    findings = (
-        _complete(rows, planned),
-        _each(rows),
-        _repeatable(rows, numbers, headline, most_cv),
-    )
-    worst = _worst([finding.status.value for finding in findings])
+    looks = {
+        "T1": _complete(rows, planned),
+        "T2": _each(rows),
+        "T3": _repeatable(rows, numbers, headline, most_cv),
+    }
     changed = {} if most_cv == MOST_CV else {"most_cv": [most_cv, MOST_CV]}
-    return Verdict(verdict=worst, findings=findings, changed_thresholds=changed)
+    return verdict_of(NAMES, looks, changed)
 
 
-def _worst(words: Sequence[str]) -> str:
-    return next((s.value for s in (Status.INVALID, Status.SUSPECT) if s.value in words), VALID)
-
-
-def _complete(rows: Sequence[Json], planned: int) -> Finding:
+def _complete(rows: Sequence[Json], planned: int) -> Look:
     broken = [f"trial {row['trial']} was {row['status']}" for row in rows if not row["counted"]]
-    never = planned - len(rows)
-    if never:
+    missing = planned - len(rows)
+    if missing:
         several = f"trials {len(rows) + 1} to {planned} have"
-        broken.append(f"{f'trial {planned} has' if never == 1 else several} no result")
-    finished = sum(row["counted"] for row in rows)
+        broken.append(f"{f'trial {planned} has' if missing == 1 else several} no result")
     if not broken:
-        says = f"all {planned} trials finished"
-        return Finding(rule="T1", name="completeness", status=Status.PASS, says=says)
-    says = f"{finished} of {planned} trials finished: {', '.join(broken)}; run all of them again"
-    return Finding(rule="T1", name="completeness", status=Status.INVALID, says=says)
+        return Status.PASS, f"all {planned} trials finished"
+    finished = f"{sum(row['counted'] for row in rows)} of {planned} trials finished"
+    return Status.INVALID, f"{finished}: {', '.join(broken)}; run all of them again"
 
 
-def _each(rows: Sequence[Json]) -> Finding:
-    worst = _worst([row["verdict"] for row in rows])
-    if worst == VALID:
-        says = "every trial is valid by its own rules"
-        return Finding(rule="T2", name="trials", status=Status.PASS, says=says)
-    told = [
+def _each(rows: Sequence[Json]) -> Look:
+    verdict = worst([row["verdict"] for row in rows])
+    if verdict == VALID:
+        return Status.PASS, "every trial is valid by its own rules"
+    return Status(verdict), "; ".join(
         f"trial {row['trial']} is {row['verdict']} ({'; '.join(row['reasons'])})"
         for row in rows
         if row["verdict"] != VALID
-    ]
-    return Finding(rule="T2", name="trials", status=Status(worst), says="; ".join(told))
+    )
 
 
 def _repeatable(
     rows: Sequence[Json], numbers: Json | None, headline: str | None, most_cv: float
-) -> Finding:
+) -> Look:
     spread = None if numbers is None else numbers["coefficient_of_variation"]
     if headline is None or numbers is None or spread is None:
-        says = "fewer than two trials have a headline to be held against each other"
-        return Finding(rule="T3", name="repeatability", status=Status.NOT_JUDGED, says=says)
+        return Status.NOT_JUDGED, "fewer than two trials have a headline to compare"
     metric = METRICS[headline]
-    said = f"{metric.label} varies by {100 * spread:.1f} % between trials (CV)"
+    varies = f"{metric.label} varies by {100 * spread:.1f} % between trials (CV)"
     if spread <= most_cv:
-        says = f"{said}, at most {100 * most_cv:g} % are allowed"
-        return Finding(rule="T3", name="repeatability", status=Status.PASS, says=says)
+        return Status.PASS, f"{varies}, at most {100 * most_cv:g} % are allowed"
     number, value = _furthest(rows, numbers)
-    says = (
-        f"{said}, more than {100 * most_cv:g} %: trial {number} with {metric.shown(value)} "
+    return Status.SUSPECT, (
+        f"{varies}, more than {100 * most_cv:g} %: trial {number} with {metric.shown(value)} "
         f"{metric.shown_unit} is furthest from the median of {metric.shown(numbers['median'])}; "
         "find what else the machine or the drive did then, or run more and longer trials"
     )
-    return Finding(rule="T3", name="repeatability", status=Status.SUSPECT, says=says)
 
 
 def _furthest(rows: Sequence[Json], numbers: Json) -> tuple[int, float]:

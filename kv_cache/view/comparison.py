@@ -18,7 +18,8 @@ from kv_cache.result.comparison import (
     digest_text,
     require_all_comparable,
 )
-from kv_cache.result.metrics import CONFIDENCE, METRICS, Metric, number_at, value_at
+from kv_cache.result.metrics import CONFIDENCE, METRICS, Metric
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
 from kv_cache.view.identity import drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure

@@ -20,11 +20,12 @@ from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.merge import common, merged
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.published import RANKS
-from kv_cache.result.ranks.part import FINISHED, Part, counted_of, parts_of, runs_of
+from kv_cache.result.ranks.part import Part, counted_of, parts_of, runs_of
 from kv_cache.result.ranks.rules import judged
 from kv_cache.result.reference import reference_keys, unsupported
 from kv_cache.result.run import SECTION, CountedRun, totals
 from kv_cache.result.sections import KINDS, body, reconciled, reconciliation
+from kv_cache.result.verdicts import BROKEN, FINISHED, INTERRUPTED
 from kv_cache.result.without_figures import without_figures
 
 SCHEMA = RANKS
@@ -214,13 +215,13 @@ def _most(values: Sequence[Any]) -> Any:
 
 def _what(counted: Sequence[Part]) -> dict[str, Any]:
     """What the results say of themselves; null where they do not agree."""
-    started = [said for part in counted if isinstance(said := part.said("started_utc"), str)]
+    started = [said for part in counted if isinstance(said := part.value_at("started_utc"), str)]
     return {
         **{name: _agreed(counted, name) for name in ("driver", "semantics_preset")},
         "contains_performance": bool(counted)
-        and all(part.said("contains_performance") is True for part in counted),
+        and all(part.value_at("contains_performance") is True for part in counted),
         "started_utc": min(started, default=None),
-        "seed": next((part.said("seed") for part in counted if part.rank == 0), None),
+        "seed": next((part.value_at("seed") for part in counted if part.rank == 0), None),
         "not_submittable": sorted(
             {reason for run in runs_of(counted) for reason in run.facts.not_submittable}
         ),
@@ -228,18 +229,18 @@ def _what(counted: Sequence[Part]) -> dict[str, Any]:
 
 
 def _agreed(counted: Sequence[Part], name: str) -> Any:
-    values = [part.said(name) for part in counted]
+    values = [part.value_at(name) for part in counted]
     return values[0] if values and all(value == values[0] for value in values) else None
 
 
 def _status(parts: Sequence[Part]) -> str:
     """`broken` where a rank is missing or broke, `interrupted` where one was."""
     if any(not part.counted or part.lost is not None for part in parts):
-        return "broken"
-    said = {part.said("status") for part in parts}
-    if said <= {FINISHED}:
-        return FINISHED if parts else "broken"
-    return "interrupted" if said <= {FINISHED, "interrupted"} else "broken"
+        return BROKEN
+    statuses = {part.value_at("status") for part in parts}
+    if statuses <= {FINISHED}:
+        return FINISHED if parts else BROKEN
+    return INTERRUPTED if statuses <= {FINISHED, INTERRUPTED} else BROKEN
 
 
 _ALONE = "this is rank "
@@ -267,7 +268,7 @@ def _settings(counted: Sequence[Part]) -> dict[str, Any]:
     """What all ranks have in common; what differs is in their own results."""
     runs = runs_of(counted)
     names = ("workload", "model", "semantics", "buffers")
-    shared = {name: common([part.said(name) for part in counted]) or {} for name in names}
+    shared = {name: common([part.value_at(name) for part in counted]) or {} for name in names}
     config = common([run.facts.config for run in runs]) or {}
     traced = [name for run in runs if (name := run.config.output.io_trace_log) is not None]
     if runs:  # each rank's own file, but that nothing was timed is all ranks'
@@ -291,14 +292,14 @@ def _environment(counted: Sequence[Part]) -> dict[str, Any]:
     hosts: dict[str, list[Part]] = {}
     for part in counted:
         hosts.setdefault(part.host or "", []).append(part)
-    shared = common([part.said("environment") for part in counted]) or {}
+    shared = common([part.value_at("environment") for part in counted]) or {}
     return {
         **shared,
         "hosts": [
             {
                 "hostname": host or None,
                 "ranks": [part.rank for part in hosts[host]],
-                "environment": common([part.said("environment") for part in hosts[host]]),
+                "environment": common([part.value_at("environment") for part in hosts[host]]),
             }
             for host in sorted(hosts)
         ],
@@ -311,18 +312,18 @@ def _row(part: Part) -> dict[str, Any]:
     if part.run is not None and part.run.config.output.io_trace_log is None:
         values = {name: metric.value(part.document[SECTION]) for name, metric in METRICS.items()}
         figures = {name: value for name, value in values.items() if value is not None}
-    reasons = part.said("passport.reasons") if part.counted else None
+    reasons = part.value_at("passport.reasons") if part.counted else None
     return {
         "rank": part.rank,
         "host": part.host,
         "counted": part.counted,
         "why_not": part.flaw,
         "lost": part.lost,
-        "seed": part.said("seed"),
-        "status": part.said("status"),
-        "verdict": part.said("passport.verdict") if part.counted else None,
+        "seed": part.value_at("seed"),
+        "status": part.value_at("status"),
+        "verdict": part.value_at("passport.verdict") if part.counted else None,
         "reasons": reasons if isinstance(reasons, list) else [],
-        "schedule_sha256": part.said("schedule.sha256"),
+        "schedule_sha256": part.value_at("schedule.sha256"),
         "window_s": None if part.run is None else part.run.window_s,
         "begin_ns": part.begin_ns,
         "end_ns": part.end_ns,

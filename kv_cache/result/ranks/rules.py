@@ -10,8 +10,10 @@ from typing import Any
 from kv_cache.core.crew import Crew, is_own
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, human_bytes
 from kv_cache.metrics.evidence import Thresholds
-from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
-from kv_cache.result.ranks.part import FINISHED, Part, counted_of, runs_of
+from kv_cache.metrics.passport import VALID, Status, Verdict
+from kv_cache.result.paths import flat
+from kv_cache.result.ranks.part import Part, counted_of, runs_of
+from kv_cache.result.verdicts import FINISHED, Look, verdict_of
 
 LEAST_SHARED = 0.5
 """Of the span in which all ranks measured together: below it the sums are of no instant."""
@@ -51,16 +53,7 @@ def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Ver
         "R7": _others(counted, body, crew),
         "R8": _seeds(counted),
     }
-    findings = tuple(
-        Finding(rule=rule, name=NAMES[rule], status=status, says=says)
-        for rule, (status, says) in looks.items()
-    )
-    found = [finding.status for finding in findings]
-    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in found), VALID)
-    return Verdict(verdict=worst, findings=findings)
-
-
-Look = tuple[Status, str]
+    return verdict_of(NAMES, looks)
 
 
 def _complete(parts: Sequence[Part], crew: Crew) -> Look:
@@ -79,8 +72,8 @@ def _lacks(part: Part) -> Iterator[str]:
         yield f"{who} {part.flaw}"
     elif part.lost is not None:
         yield f"{who} was lost ({part.lost})"
-    elif part.said("status") != FINISHED:
-        yield f"{who} was {part.said('status')}"
+    elif part.value_at("status") != FINISHED:
+        yield f"{who} was {part.value_at('status')}"
 
 
 def _same(counted: Sequence[Part]) -> Look:
@@ -108,26 +101,18 @@ def _same(counted: Sequence[Part]) -> Look:
 
 def _facts(part: Part) -> Iterator[tuple[str, Any]]:
     for name in _SAME:
-        yield from _flat(part.said(name), name)
-    for name, value in _flat(part.said("config"), ""):
+        yield from flat(part.value_at(name), name)
+    for name, value in flat(part.value_at("config"), ""):
         if not is_own(name):
             yield f"config.{name}", value
-    traced = part.said("config.output.io_trace_log") is not None
+    traced = part.value_at("config.output.io_trace_log") is not None
     yield "whether the run only writes a trace (output.io_trace_log)", traced
-    yield "workload.source", part.said("workload.source")
-    yield "workload.sha256", part.said("workload.sha256")
-
-
-def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield prefix, value
-        return
-    for name, inner in value.items():
-        yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
+    yield "workload.source", part.value_at("workload.source")
+    yield "workload.sha256", part.value_at("workload.sha256")
 
 
 def _real(counted: Sequence[Part]) -> bool:
-    return any(part.said("driver") == "real-io" for part in counted)
+    return any(part.value_at("driver") == "real-io" for part in counted)
 
 
 _VIRTUAL: Look = (Status.NOT_APPLICABLE, "virtual time: there is nothing to look at")
@@ -187,7 +172,7 @@ def _start(counted: Sequence[Part], crew: Crew) -> Look:
 
 
 def _each(counted: Sequence[Part]) -> Look:
-    words = [str(part.said("passport.verdict")) for part in counted]
+    words = [str(part.value_at("passport.verdict")) for part in counted]
     if not counted:
         return Status.NOT_JUDGED, "no rank has a verdict"
     told = [
@@ -202,7 +187,7 @@ def _each(counted: Sequence[Part]) -> Look:
 
 
 def _reasons(part: Part) -> list[str]:
-    reasons = part.said("passport.reasons")
+    reasons = part.value_at("passport.reasons")
     return list(map(str, reasons)) if isinstance(reasons, list) else []
 
 
@@ -241,7 +226,7 @@ def _strangers(row: Json) -> Look | None:
 def _seeds(counted: Sequence[Part]) -> Look:
     ranks: dict[str, list[int]] = {}
     for part in counted:
-        ranks.setdefault(str(part.said("seed")), []).append(part.rank)
+        ranks.setdefault(str(part.value_at("seed")), []).append(part.rank)
     twice = [f"ranks {', '.join(map(str, r))} had seed {s}" for s, r in ranks.items() if len(r) > 1]
     if not twice:
         return Status.PASS, "each rank asked and wrote by a seed of its own"
