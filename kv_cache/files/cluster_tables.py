@@ -21,16 +21,16 @@ RUNS_MARK = ",".join(_RUN)
 def runs_csv(document: Json) -> bytes:
     """One row for each run: the options in which variants differ, and every number of its facts
     under its path. A counter that a run never touched is 0, what it cannot tell is empty."""
-    own = document[SECTION]
-    rows = [(variant, run) for variant in own["variants"] for run in variant["runs"]]
+    section = document[SECTION]
+    rows = [(variant, run) for variant in section["variants"] for run in variant["runs"]]
     facts = [dict(leaves(run["facts"])) for _, run in rows]
     paths = list(dict.fromkeys(path for each in facts for path in each))
     words = {path for each in facts for path, value in each.items() if isinstance(value, str)}
-    lines: list[Sequence[Any]] = [(*_RUN, *own["varied"], *paths)]
+    lines: list[Sequence[Any]] = [(*_RUN, *section["varied"], *paths)]
     for (variant, run), each in zip(rows, facts, strict=True):
-        values = [plain(variant["values"][path]) for path in own["varied"]]
+        values = [plain(variant["values"][path]) for path in section["varied"]]
         cells = [each.get(path, "" if path in words else 0) for path in paths]
-        lines.append((*_key(own["name"], variant, run), *values, *cells))
+        lines.append((*_key(section["name"], variant, run), *values, *cells))
     return _csv(lines)
 
 

@@ -92,7 +92,7 @@ def capture(
     first stands by itself, all are in `drives`. `stack` looks at what lies below a directory."""
     reader = Reader()
     drives = [_drive(reader, place, stack) for place in places]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "hostname": platform.node(),
         "program": _program(reader),
         "python": _python(),
@@ -107,7 +107,7 @@ def capture(
         "limits": _limits(),
         "env": _variables(),
     }
-    return found | {"unreadable": reader.unreadable}
+    return facts | {"unreadable": reader.unreadable}
 
 
 def _drive(
@@ -289,8 +289,8 @@ def selected(text: str | None) -> str | None:
     """The chosen one of `always [madvise] never`; the whole text where none is in brackets."""
     if text is None:
         return None
-    found = re.search(r"\[(.+?)\]", text)
-    return found.group(1) if found else text
+    bracketed = re.search(r"\[(.+?)\]", text)
+    return bracketed.group(1) if bracketed else text
 
 
 def _limits() -> dict[str, Any]:
@@ -311,21 +311,21 @@ def _variables() -> dict[str, str]:
 
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     """The file system that `cache_dir` is on or will be created on."""
-    found: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
+    facts: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
     try:
         path = _nearest_existing(cache_dir)
         number, space = os.stat(path).st_dev, os.statvfs(path)
     except (OSError, ValueError) as err:
         reader.note("filesystem", err)
-        return found
-    found["total_bytes"] = space.f_blocks * space.f_frsize
-    found["free_bytes"] = space.f_bavail * space.f_frsize
+        return facts
+    facts["total_bytes"] = space.f_blocks * space.f_frsize
+    facts["free_bytes"] = space.f_bavail * space.f_frsize
     mounts = parse_mounts(reader.text("filesystem.type", "/proc/self/mountinfo") or "")
     mount = mount_of(path, f"{os.major(number)}:{os.minor(number)}", mounts)
     if mount is None:
         reader.note("filesystem.type", f"no mount holds {path}")
-        return found
-    return found | {
+        return facts
+    return facts | {
         "type": mount.kind,
         "mount_point": mount.point,
         "source": mount.source,
@@ -360,9 +360,9 @@ def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
     if not link.exists():
         reader.note("device", f"{link} is not there")
         return empty | {"reason": f"{link} is not there"}
-    own = Path(os.path.realpath(link))
-    partition = own.name if (own / "partition").exists() else None
-    whole = own.parent if partition else own
+    device = Path(os.path.realpath(link))
+    partition = device.name if (device / "partition").exists() else None
+    whole = device.parent if partition else device
     return (
         empty
         | {"name": whole.name, "partition": partition, "major_minor": f"{major}:{minor}"}
@@ -372,14 +372,14 @@ def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
 
 def _foot(reader: Reader, name: str) -> dict[str, Any]:
     """What a disk at the foot of a stack is; null where it is none of this machine's."""
-    found: dict[str, Any] = {"name": name, "model": None, "firmware": None, "size_bytes": None}
+    facts: dict[str, Any] = {"name": name, "model": None, "firmware": None, "size_bytes": None}
     disk = f"/sys/class/block/{name}"
     if "/" in name or not (reader.root / disk.lstrip("/")).exists():
-        return found
+        return facts
     model = reader.text("disks.model", f"{disk}/device/model", optional=True)
     sectors = reader.number("disks.size_bytes", f"{disk}/size")
     size = None if sectors is None else sectors * _SECTOR_BYTES
-    return found | {"model": model, "firmware": _firmware(reader, disk), "size_bytes": size}
+    return facts | {"model": model, "firmware": _firmware(reader, disk), "size_bytes": size}
 
 
 def _firmware(reader: Reader, disk: str) -> str | None:

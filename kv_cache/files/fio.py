@@ -489,8 +489,8 @@ def _section(twin: Twin, side: Side, seconds: float) -> list[str]:
         ]
         if not reads:
             # The mmap engine would map a file that has no bytes yet, and die.
-            made = ["create_on_open=1", "unlink_each_loop=1"]
-            lines += made if side.engine != "mmap" else ["overwrite=1"]
+            renewal = ["create_on_open=1", "unlink_each_loop=1"]
+            lines += renewal if side.engine != "mmap" else ["overwrite=1"]
     else:
         sequence = f":{side.calls}" if side.calls > 1 else ""
         lines += [
@@ -620,7 +620,7 @@ def read_answer(
 
     Raises KeyError, IndexError, TypeError or ValueError where it is not a report of this job.
     """
-    found, cpu_ns, moved = {}, 0.0, 0
+    sides, cpu_ns, moved = {}, 0.0, 0
     jobs = {str(job["jobname"]): job for job in report["jobs"]}
     for side in twin.sides:
         job = jobs[f"{side.kind}s"]
@@ -630,14 +630,16 @@ def read_answer(
         if side.kind in logs:
             latency = _object_percentiles(logs[side.kind], side.calls)
         else:
-            told = numbers["clat_ns"]
+            latencies = numbers["clat_ns"]
             latency = {
-                p: float(told["percentile"][f"{p:.6f}"]) if supported(int(told["N"]), p) else None
+                p: float(latencies["percentile"][f"{p:.6f}"])
+                if supported(int(latencies["N"]), p)
+                else None
                 for p in PERCENTILES
             }
-        found[side.kind] = Measured(bytes_per_s=float(numbers["bw_bytes"]), latency_ns=latency)
+        sides[side.kind] = Measured(bytes_per_s=float(numbers["bw_bytes"]), latency_ns=latency)
     return Answer(
-        version=str(report["fio version"]), sides=found, cpu_ns_per_gib=cpu_ns / (moved / GIB)
+        version=str(report["fio version"]), sides=sides, cpu_ns_per_gib=cpu_ns / (moved / GIB)
     )
 
 
@@ -694,8 +696,8 @@ def _ms(ns: float | None) -> float | None:
 
 def _row(name: str, mine: float | None, theirs: float | None, digits: int = 2) -> str:
     ratio = f"{mine / theirs:.3f}" if theirs and mine is not None else MISSING
-    told = (MISSING if value is None else f"{value:.{digits}f}" for value in (mine, theirs))
-    return f"{name:<22}" + "".join(f"{cell:>12}" for cell in told) + f"{ratio:>10}"
+    cells = (MISSING if value is None else f"{value:.{digits}f}" for value in (mine, theirs))
+    return f"{name:<22}" + "".join(f"{cell:>12}" for cell in cells) + f"{ratio:>10}"
 
 
 def what_it_does(twin: Twin) -> str:

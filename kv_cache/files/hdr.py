@@ -107,12 +107,12 @@ def zigzag(value: int) -> bytes:
     """ZigZag LEB128 of 64 bits in at most 9 bytes: the ninth holds eight bits."""
     left = (value << 1) ^ (value >> 63)
     left &= (1 << 64) - 1
-    made = bytearray()
-    while left >= 0x80 and len(made) < 8:
-        made.append(left & 0x7F | 0x80)
+    encoded = bytearray()
+    while left >= 0x80 and len(encoded) < 8:
+        encoded.append(left & 0x7F | 0x80)
         left >>= 7
-    made.append(left)
-    return bytes(made)
+    encoded.append(left)
+    return bytes(encoded)
 
 
 # --- a log -----------------------------------------------------------------------------------
@@ -234,13 +234,13 @@ class HdrLog:
         self.lines = LineWriter(path, encode=bytes, head=head.encode(), packed=packing(path, FLAG))
 
     def on_latencies(
-        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
+        self, start_ns: int, end_ns: int, phase: Phase, histograms: Mapping[str, Histogram]
     ) -> None:
         if phase is not Phase.MEASURE:
             return
         start_s, length_s = start_ns / NS_PER_S, (end_ns - start_ns) / NS_PER_S
-        for tag, one in found.items():
-            self.lines.add(log_line(tag, start_s, length_s, one).encode())
+        for tag, histogram in histograms.items():
+            self.lines.add(log_line(tag, start_s, length_s, histogram).encode())
 
     def close(self) -> str | None:
         """Complete the file; the answer says what went wrong, if anything did."""

@@ -96,8 +96,8 @@ def check_io_trace(path: Path) -> None:
 def line_of(op: Op, leg: Leg) -> bytes:
     """One row. A promotion's read is what was asked for; its write follows from it."""
     key = op.target.key if isinstance(op, Move) else op.copy.key
-    asked = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
-    phase = PHASES[Cause.REUSE if asked else op.cause]
+    requested = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
+    phase = PHASES[Cause.REUSE if requested else op.cause]
     seconds, rest_ns = divmod(leg.started_ns, NS_PER_S)
     # None of these can hold a comma or a quote.
     return (

@@ -103,13 +103,13 @@ def as_recorded(config: Config, trace: Trace | None) -> Config:
     load = _header(trace.files[0]).load
     if load is None:
         return config
-    given = config.semantics
+    options = config.semantics
     semantics = replace(
-        given,
-        block_tokens=load.block_tokens if given.block_tokens is None else given.block_tokens,
+        options,
+        block_tokens=load.block_tokens if options.block_tokens is None else options.block_tokens,
         prefill_only_from_tokens=load.prefill_only_from_tokens
-        if given.prefill_only_from_tokens is None
-        else given.prefill_only_from_tokens,
+        if options.prefill_only_from_tokens is None
+        else options.prefill_only_from_tokens,
     )
     return replace(config, semantics=semantics)
 
@@ -118,11 +118,11 @@ def recording_notes(config: Config, trace: Trace | None) -> list[str]:
     """Where a recording was made of other objects than this run would ask for."""
     if trace is None or not is_recording(trace):
         return []
-    made, now = _header(trace.files[0]).source, _source(config)
+    recorded, now = _header(trace.files[0]).source, _source(config)
     kept = "its objects keep the names and sizes that they had"
-    if made == now:
+    if recorded == now:
         return []
-    return [f"{trace.files[0]} was recorded by {made!r}, and this is {now!r}: {kept}"]
+    return [f"{trace.files[0]} was recorded by {recorded!r}, and this is {now!r}: {kept}"]
 
 
 def _header(path: Path) -> canonical.Header:

@@ -200,19 +200,19 @@ def read_validation(path: Path) -> ValidationTrace:
     entries = _list(path, data)
     trace = ValidationTrace(str(path), hashlib.sha256(data).hexdigest())
     wrong = 0
-    told: list[str] = []
+    named: list[str] = []
     for number, entry in enumerate(entries, 1):
         fault = _fault(entry)
         if fault is None:
             trace.add(entry)
             continue
         wrong += 1
-        if len(told) < _FIRST_BAD:
-            told.append(f"entry {number} {fault}")
+        if len(named) < _FIRST_BAD:
+            named.append(f"entry {number} {fault}")
     if wrong:
-        more = f"; and {wrong - len(told)} more" if wrong > len(told) else ""
+        more = f"; and {wrong - len(named)} more" if wrong > len(named) else ""
         raise TraceError(
-            f"{FLAG} {path}: {wrong} of {len(entries)} entries are not right ({'; '.join(told)}"
+            f"{FLAG} {path}: {wrong} of {len(entries)} entries are not right ({'; '.join(named)}"
             f"{more}); correct the file, or leave {FLAG} out"
         )
     return trace
@@ -340,9 +340,9 @@ def _latencies(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     if not theirs.count:
         return
-    said, found = latency_ms(theirs, _PERCENTILES), latency_ms(mine, _PERCENTILES)
-    for part, value in said.items():
-        yield f"{name}_{part}_ms", _row(found[part], value)
+    of_trace, of_run = latency_ms(theirs, _PERCENTILES), latency_ms(mine, _PERCENTILES)
+    for part, value in of_trace.items():
+        yield f"{name}_{part}_ms", _row(of_run[part], value)
 
 
 def _moved(

@@ -167,8 +167,8 @@ def _pooled(
 
 
 def _p95_ms(histogram: Histogram) -> float | None:
-    found = histogram.percentile(95)
-    return None if found is None else ns_to_ms(found)
+    value = histogram.percentile(95)
+    return None if value is None else ns_to_ms(value)
 
 
 def run_summary(tree: Tree, stamp: str) -> dict[str, Any]:

@@ -83,12 +83,12 @@ def as_name(text: str) -> str:
 
 def numbered(directory: Path, kind: str) -> dict[int, Path]:
     """The directories `<kind>_<number>` in it, by number."""
-    found = {}
+    directories = {}
     for path in _entries(directory):
         match = _NUMBERED.fullmatch(path.name)
         if match and match[1] == kind and path.is_dir():
-            found[int(match[2])] = path
-    return dict(sorted(found.items()))
+            directories[int(match[2])] = path
+    return dict(sorted(directories.items()))
 
 
 def strangers(directory: Path, kind: str) -> list[Path]:
@@ -121,19 +121,19 @@ def locate(tree: Path) -> Place:
         raise UsageError(
             f"tree {tree} {what}; name the --results-dir of mlperf run, or a run below"
         )
-    found = list(_sequences(top))
-    if not found:
+    runs = list(_sequences(top))
+    if not runs:
         raise UsageError(
             f"tree {tree} has no directory option_<number> in it: it holds no KV-cache sequence; "
             "name the --results-dir of mlperf run, or of mlpstorage"
         )
-    if len(found) > 1:
-        names = ", ".join(str(path.relative_to(top)) for path in found[:3])
+    if len(runs) > 1:
+        names = ", ".join(str(path.relative_to(top)) for path in runs[:3])
         raise UsageError(
-            f"tree {tree} holds {len(found)} sequences ({names}{', ...' if found[3:] else ''}): "
+            f"tree {tree} holds {len(runs)} sequences ({names}{', ...' if runs[3:] else ''}): "
             "name one of them"
         )
-    return place_of(found[0])
+    return place_of(runs[0])
 
 
 def place_of(run: Path) -> Place:
@@ -163,8 +163,8 @@ def _sequences(top: Path) -> Iterator[Path]:
 
 def all_files(run: Path) -> list[Path]:
     """Every file of a sequence, its record apart."""
-    found = [Path(where) / name for where, _, names in os.walk(run) for name in names]
-    return sorted(path for path in found if path != run / MANIFEST)
+    files = [Path(where) / name for where, _, names in os.walk(run) for name in names]
+    return sorted(path for path in files if path != run / MANIFEST)
 
 
 def require_empty(directory: Path) -> None:

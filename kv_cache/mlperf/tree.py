@@ -103,17 +103,17 @@ def read_tree(path: Path) -> Tree:
     """Everything of the sequence at or below a path. Raises UsageError where there is none."""
     place = locate(path)
     manifest = read_manifest(place)
-    found = _found(place.run)
-    read = {spot: read_rank(spot, files[0], place.name(files[0])) for spot, files in found.items()
+    files_at = _found(place.run)
+    read = {spot: read_rank(spot, files[0], place.name(files[0])) for spot, files in files_at.items()
             if files}  # fmt: skip
     ranks = [result for result in read.values() if isinstance(result, RankResult)]
-    expected = _expected(manifest, found, ranks)
+    expected = _expected(manifest, files_at, ranks)
     flaws = [
         *_of_manifest(manifest, place),
-        *_missing(expected, found, place),
+        *_missing(expected, files_at, place),
         *(result for result in read.values() if isinstance(result, Flaw)),
-        *_twice(found, ranks, place),
-        *_not_expected(expected, found, place),
+        *_twice(files_at, ranks, place),
+        *_not_expected(expected, files_at, place),
         *_different(ranks, expected),
         *_without_storage(ranks, expected),
     ]
@@ -140,7 +140,7 @@ def _found(run: Path) -> dict[Spot, list[Path]]:
 
 
 def _expected(
-    manifest: Manifest | None, found: Mapping[Spot, Any], ranks: Iterable[RankResult]
+    manifest: Manifest | None, files_at: Mapping[Spot, Any], ranks: Iterable[RankResult]
 ) -> Expected:
     if manifest is not None:
         return Expected(
@@ -150,10 +150,10 @@ def _expected(
             source=MANIFEST,
         )
     counts = [result.mpi.ranks for result in ranks if result.mpi.ranks is not None]
-    there = 1 + max((spot.rank for spot in found), default=0)
+    there = 1 + max((spot.rank for spot in files_at), default=0)
     return Expected(
-        options=tuple(sorted({spot.option for spot in found} | set(MLPERF_OPTIONS))),
-        trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in found)])),
+        options=tuple(sorted({spot.option for spot in files_at} | set(MLPERF_OPTIONS))),
+        trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in files_at)])),
         ranks=min(MOST_RANKS, max(counts, default=there)),
         source="the ranks' own results" if counts else "the directories that are there",
     )
@@ -191,7 +191,7 @@ def _spot(name: str) -> Spot | None:
     return Spot(*map(int, numbers)) if all(n.isdigit() for n in numbers) else None
 
 
-def _missing(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
+def _missing(expected: Expected, files_at: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
     for option in expected.options:
         for trial in range(expected.trials):
             where = f"option_{option}/trial_{trial}"
@@ -200,15 +200,15 @@ def _missing(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Ite
                 continue
             for rank in range(expected.ranks):
                 spot = Spot(option, trial, rank)
-                if not found.get(spot):
+                if not files_at.get(spot):
                     says = f"has no result ({expected.ranks} ranks, says {expected.source})"
                     yield Flaw(MISSING, option, str(spot), says)
 
 
 def _twice(
-    found: Mapping[Spot, list[Path]], ranks: Iterable[RankResult], place: Place
+    files_at: Mapping[Spot, list[Path]], ranks: Iterable[RankResult], place: Place
 ) -> Iterator[Flaw]:
-    for spot, files in found.items():
+    for spot, files in files_at.items():
         if len(files) > 1:
             names = ", ".join(path.name for path in files[:_MOST_NAMED])
             says = f"has {len(files)} results ({names}), and a launcher reads any of them"
@@ -224,8 +224,8 @@ def _twice(
             yield Flaw(DUPLICATE, result.spot.option, result.path, says)
 
 
-def _not_expected(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
-    for spot in found:
+def _not_expected(expected: Expected, files_at: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
+    for spot in files_at:
         if not expected.has(spot):
             yield Flaw(UNEXPECTED, spot.option, str(spot), "does not belong to the sequence")
     for option, directory in numbered(place.run, "option").items():

@@ -211,7 +211,7 @@ def capacity_document(
     rows = [probe.row for probe in probes]
     at_answer = [row for row in rows if row["load"] == answer.load]
     limited = _limited(answer, probes)
-    found = knee(
+    turning_point = knee(
         CurvePoint(
             load=row["load"],
             throughput_per_s=row["completed_per_s"],
@@ -220,7 +220,7 @@ def capacity_document(
         for row in rows
     )
     real = not config.run.virtual_time
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "driver": "real-io" if real else "virtual-time",
@@ -253,14 +253,16 @@ def capacity_document(
             "users_by_class": at_answer[0]["users_by_class"] if at_answer else None,
         },
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
-        "knee": None if found is None else {"load": found.load, "power": found.power},
+        "knee": None
+        if turning_point is None
+        else {"load": turning_point.load, "power": turning_point.power},
         **_verdict(answer, promises, probes, interrupted, death),
         "probes": rows,
         "model": model_section(model, workload or {}),
         "config": to_mapping(config),
         "environment": dict(environment),
     }
-    return seal({SECTION: own}, {})
+    return seal({SECTION: section}, {})
 
 
 def _verdict(
@@ -374,12 +376,12 @@ def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
 def _means(windows: Sequence[Window]) -> dict[str, float]:
     """Of what the machine said in each window, by the windows' length."""
     names = ("device_utilisation", "process_cores", "cores", "memory_pressure_some")
-    told = {}
+    means = {}
     for name in names:
         some = [(w.machine[name], w.seconds) for w in windows if w.machine.get(name) is not None]
         if some:
-            told[name] = sum(v * s for v, s in some) / (sum(s for _, s in some) or 1.0)
-    return told
+            means[name] = sum(v * s for v, s in some) / (sum(s for _, s in some) or 1.0)
+    return means
 
 
 def _storage_rate(outcome: RunOutcome, *kinds: OpKind) -> float:
@@ -395,7 +397,7 @@ def _row(
     promises: Sequence[Promise],
     verdict: ProbeVerdict,
     outcome: RunOutcome,
-    own: Mapping[str, Any],
+    section: Mapping[str, Any],
 ) -> dict[str, Any]:
     recorder, seconds = outcome.recorder, outcome.window_s
     windows = outcome.series.of(Phase.MEASURE)
@@ -429,9 +431,9 @@ def _row(
         "machine": _means(windows),
         "seed": outcome.seed,
         "schedule_sha256": outcome.schedule_sha256,
-        "verdict": own["passport"]["verdict"],
-        "reasons": own["passport"]["reasons"],
-        "reuse_hit_ratio": own["reuse"]["reuse_hit_ratio"],
+        "verdict": section["passport"]["verdict"],
+        "reasons": section["passport"]["reasons"],
+        "reuse_hit_ratio": section["reuse"]["reuse_hit_ratio"],
     }
 
 

@@ -80,16 +80,16 @@ def file_digest(path: Path) -> str:
 
 def _digests(document: Mapping[str, Any]) -> dict[str, str]:
     """The parts of the document, each in exactly one link."""
-    own = dict(document[SECTION])
-    own.pop(CHAIN, None)
-    passport = own.pop("passport", None)
+    section = dict(document[SECTION])
+    section.pop(CHAIN, None)
+    passport = section.pop("passport", None)
     verdict = dict(passport) if isinstance(passport, Mapping) else {"passport": passport}
     parts = {
-        "config": own.pop("config", None),
-        "environment": own.pop("environment", None),
+        "config": section.pop("config", None),
+        "environment": section.pop("environment", None),
         "evidence": verdict.pop("evidence", None),
         "verdict": verdict,
-        "measurements": own,
+        "measurements": section,
         "reference keys": {key: value for key, value in document.items() if key != SECTION},
     }
     return {name: _sha256(canonical(part)) for name, part in parts.items()}
@@ -134,8 +134,8 @@ def _broken_links(links: list[dict[str, str]]) -> Iterator[Change]:
 
 def _links(document: Mapping[str, Any]) -> list[dict[str, str]] | None:
     """The links, if each is of the right shape."""
-    own = document.get(SECTION)
-    links = own.get(CHAIN) if isinstance(own, Mapping) else None
+    section = document.get(SECTION)
+    links = section.get(CHAIN) if isinstance(section, Mapping) else None
     return links if isinstance(links, list) and links and all(map(_is_link, links)) else None
 
 

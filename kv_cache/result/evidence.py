@@ -271,8 +271,8 @@ def _gaps(run: CountedRun) -> dict[str, Any] | None:
 
 def _limits_ms(run: CountedRun) -> list[float]:
     """The limits of SLOs whose class has requests."""
-    given = run.facts.series.promises
-    slos = parse_promises(",".join(given)) if given else ()
+    promises = run.facts.series.promises
+    slos = parse_promises(",".join(promises)) if promises else ()
     classes = run.facts.measured
     return [ns_to_ms(slo.limit_ns) for slo in slos if classes.of(slo.qos).completed]
 

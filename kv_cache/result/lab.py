@@ -231,12 +231,12 @@ def lab_csv(document: Mapping[str, Any]) -> bytes:
 
 
 def _csv_rows(case: LabCase, table: StudyTable, column: LabColumn) -> Iterator[list[Any]]:
-    for rule, found, compulsory in (
+    for rule, rule_shares, compulsory in (
         ("blocks", by_blocks(column), case.base.compulsory),
         ("prefix", by_prefix(column), case.base.prefix_compulsory),
     ):
-        beaten_by = (found.order and found.order.beaten_by) or {}
-        for entry, shares in found.entries:
+        beaten_by = (rule_shares.order and rule_shares.order.beaten_by) or {}
+        for entry, shares in rule_shares.entries:
             ends = shares.interval
             better = beaten_by.get(entry.policy)
             yield [

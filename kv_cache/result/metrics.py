@@ -42,11 +42,11 @@ class Metric:
     resolution: float = 0.0
     path: str | None = None  # of a percentile, beside which a section lists its lower bounds
 
-    def shown_in(self, own: Json) -> str:
+    def shown_in(self, section: Json) -> str:
         """As `shown`, of a section, marked where it is a lower bound."""
         where, _, percentile = (self.path or "").rpartition(".")
-        bounds = list_at(own, f"{where}.at_least")
-        return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(own))}"
+        bounds = list_at(section, f"{where}.at_least")
+        return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(section))}"
 
     def mean(self, values: Sequence[float]) -> float:
         """Of several runs: the geometric mean, as `compare` takes it; of shares the mean."""
@@ -63,23 +63,23 @@ class Metric:
 def _if_any(path: str, count: str) -> Callable[[Json], float | None]:
     """The number at `path`, if the one at `count` says that there was something: a result has 0
     for the percentiles of nothing."""
-    return lambda own: number_at(own, path) if number_at(own, count) else None
+    return lambda section: number_at(section, path) if number_at(section, count) else None
 
 
 def _each_second(path: str) -> Callable[[Json], float | None]:
-    def value(own: Json) -> float | None:
-        summed = number_at(own, f"{path}_per_second")  # of ranks, whose rates add up
+    def value(section: Json) -> float | None:
+        summed = number_at(section, f"{path}_per_second")  # of ranks, whose rates add up
         if summed is not None:
             return summed
-        amount, seconds = number_at(own, path), number_at(own, "window_s")
+        amount, seconds = number_at(section, path), number_at(section, "window_s")
         return None if amount is None or not seconds else amount / seconds
 
     return value
 
 
 def _storage_rate(*kinds: str) -> Callable[[Json], float | None]:
-    def value(own: Json) -> float | None:
-        rates = [number_at(own, f"tiers.storage.{kind}.bytes_per_second") for kind in kinds]
+    def value(section: Json) -> float | None:
+        rates = [number_at(section, f"tiers.storage.{kind}.bytes_per_second") for kind in kinds]
         known = [rate for rate in rates if rate is not None]
         return sum(known) if known else None
 

@@ -89,7 +89,7 @@ def precondition_document(
     """The sealed document."""
     done = dict(outcome.preconditioning or {})
     verdict, reasons = _verdict(config, outcome, done)
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "driver": outcome.driver,
@@ -102,7 +102,7 @@ def precondition_document(
         "config": to_mapping(config),
         "environment": dict(environment),
     }
-    return seal({SECTION: own}, {})
+    return seal({SECTION: section}, {})
 
 
 def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -128,7 +128,7 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
     if not config.precondition.max_rounds:
         return NOT_LOOKED_FOR, [*reasons, "no rounds were wanted (--max-rounds 0)"]
     if proof is None or not proof["steady"]:
-        said = "fewer than five" if proof is None else f"after {len(rounds)}"
-        reasons.append(f"not steady: {said} rounds; raise --max-rounds or --round")
+        rounds_run = "fewer than five" if proof is None else f"after {len(rounds)}"
+        reasons.append(f"not steady: {rounds_run} rounds; raise --max-rounds or --round")
         return NOT_STEADY, reasons
     return (NOT_PROVEN if reasons else STEADY), reasons

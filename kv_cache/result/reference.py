@@ -249,8 +249,8 @@ def _qos(runs: Sequence[CountedRun], counts: MergeableCounts, qos: Qos) -> dict[
     within = 0
     for run in runs:
         target_ns = round(targets_ms(run, qos)["p95"] * NS_PER_MS)
-        own = run.facts.measured.of(qos).histogram_end_to_end
-        within += own.counts_at_most([target_ns])[0]
+        latencies = run.facts.measured.of(qos).histogram_end_to_end
+        within += latencies.counts_at_most([target_ns])[0]
     compliance = ratio(within, stats.completed)
     return {
         "total_requests": stats.completed,

@@ -66,20 +66,20 @@ class TrialFacts(Struct, frozen=True, kw_only=True):
     metrics: dict[str, TrialNumbers]
 
 
-def identity(own: Json) -> dict[str, Any]:
+def identity(section: Json) -> dict[str, Any]:
     """What two results must share to be comparable, beside the schedule, by name.
 
     `own` is the section `kv_cache` of a result. A model's `source` only says where it was read.
     """
-    model, config = dict(_mapping(own, "model")), _mapping(own, "config")
+    model, config = dict(_mapping(section, "model")), _mapping(section, "config")
     model.pop("source", None)
     return {
-        "schema": own.get("schema"),
-        "driver": own.get("driver"),
+        "schema": section.get("schema"),
+        "driver": section.get("driver"),
         "mode": _mapping(config, "run").get("mode"),
         **_named("model", model),
-        "semantics preset": own.get("semantics_preset"),
-        **_named("semantics", _mapping(own, "semantics")),
+        "semantics preset": section.get("semantics_preset"),
+        **_named("semantics", _mapping(section, "semantics")),
     }
 
 
@@ -117,18 +117,18 @@ def aggregate(
     """
     _check(documents, files, planned)
     rows = [
-        _trial(number, own, name, sha, fingerprint(document))
-        for number, (document, own, (name, sha)) in enumerate(
+        _trial(number, section, name, sha, fingerprint(document))
+        for number, (document, section, (name, sha)) in enumerate(
             zip(documents, _sections(documents), files.items(), strict=True), start=1
         )
     ]
-    counted = [own for own in _sections(documents) if own["status"] == FINISHED]
+    counted = [section for section in _sections(documents) if section["status"] == FINISHED]
     metrics = {name: numbers for name in METRICS if (numbers := _numbers(METRICS[name], counted))}
     headline = _headline(metrics, len(counted))
     verdict = _verdict(rows, planned, metrics.get(headline or ""), headline, most_cv)
     first = documents[0][SECTION]
     same = ("driver", "semantics_preset", "contains_performance", "model", "semantics", "workload")
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "result_schema": first["schema"],
@@ -146,15 +146,15 @@ def aggregate(
         "config": first["config"],  # of the first trial, as is the environment
         "environment": first["environment"],
     }
-    return seal({SECTION: own}, files)
+    return seal({SECTION: section}, files)
 
 
 def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) -> None:
     if not documents or len(documents) != len(files) or len(documents) > planned:
         raise ValueError(f"{len(documents)} results in {len(files)} files of {planned} trials")
     same = identity(documents[0][SECTION])
-    for number, own in enumerate(_sections(documents), start=1):
-        if identity(own) != same:
+    for number, section in enumerate(_sections(documents), start=1):
+        if identity(section) != same:
             raise ValueError(f"trial {number} differs from trial 1 in more than its seed")
 
 
@@ -162,26 +162,26 @@ def _sections(documents: Sequence[Json]) -> list[Json]:
     return [document[SECTION] for document in documents]
 
 
-def _trial(number: int, own: Json, name: str, sha: str, print_: str | None) -> dict[str, Any]:
+def _trial(number: int, section: Json, name: str, sha: str, print_: str | None) -> dict[str, Any]:
     return {
         "trial": number,
         "file": name,
         "sha256": sha,
         "fingerprint": print_,
-        "seed": own["seed"],
-        "schedule_sha256": own["schedule"]["sha256"],
-        "started_utc": own["started_utc"],
-        "window_s": own["window_s"],
-        "status": own["status"],
-        "counted": own["status"] == FINISHED,
-        "verdict": own["passport"]["verdict"],
-        "reasons": list(own["passport"]["reasons"]),
+        "seed": section["seed"],
+        "schedule_sha256": section["schedule"]["sha256"],
+        "started_utc": section["started_utc"],
+        "window_s": section["window_s"],
+        "status": section["status"],
+        "counted": section["status"] == FINISHED,
+        "verdict": section["passport"]["verdict"],
+        "reasons": list(section["passport"]["reasons"]),
     }
 
 
 def _numbers(metric: Metric, counted: Sequence[Json]) -> dict[str, Any] | None:
     """None where no trial has the metric. A trial that lacks it has null among the values."""
-    values = [metric.value(own) for own in counted]
+    values = [metric.value(section) for section in counted]
     known = [value for value in values if value is not None]
     if not known:
         return None

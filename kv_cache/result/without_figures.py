@@ -69,5 +69,5 @@ def _all(holder: object) -> Iterator[tuple[Any, str]]:
 def _decisions(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Of the autoscaler."""
     rows = summary.get("autoscaling_stats")
-    found = [*(rows if isinstance(rows, list) else ()), summary.get("autoscaling_summary")]
-    return [row for row in found if isinstance(row, Mapping)]
+    decisions = [*(rows if isinstance(rows, list) else ()), summary.get("autoscaling_summary")]
+    return [row for row in decisions if isinstance(row, Mapping)]

@@ -115,7 +115,7 @@ def _of_one(result: Any) -> list[str]:
     if result[SECTION].get("schema") != RESULT_SCHEMA:
         return [f"it counts, but is not of schema {RESULT_SCHEMA}"]
     changed = [f"{link} {says}" for link, says in check(result, {})]
-    return changed + [_short(said) for said in recheck(result)]
+    return changed + [_short(sentence) for sentence in recheck(result)]
 
 
 def _short(sentence: str) -> str:

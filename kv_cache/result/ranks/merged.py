@@ -41,7 +41,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
     numbers = _numbers(counted)
     together = _together(counted, numbers["tiers"])
     verdict = judged(parts, crew, numbers, together)
-    own = {
+    section = {
         "schema": SCHEMA,
         "result_schema": RESULT_SCHEMA,
         "program_version": __version__,
@@ -55,7 +55,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
         "ranks": [_row(part) for part in parts],
         **_settings(counted),
     }
-    document = {**reference_keys(runs), SECTION: own}
+    document = {**reference_keys(runs), SECTION: section}
     document["overall_passed"] = (
         verdict.verdict != Status.INVALID
         and len(counted) == len(parts) == crew.wanted
@@ -215,7 +215,9 @@ def _most(values: Sequence[Any]) -> Any:
 
 def _what(counted: Sequence[Part]) -> dict[str, Any]:
     """What the results say of themselves; null where they do not agree."""
-    started = [said for part in counted if isinstance(said := part.value_at("started_utc"), str)]
+    started = [
+        instant for part in counted if isinstance(instant := part.value_at("started_utc"), str)
+    ]
     return {
         **{name: _agreed(counted, name) for name in ("driver", "semantics_preset")},
         "contains_performance": bool(counted)

@@ -57,7 +57,7 @@ def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Ver
 
 
 def _complete(parts: Sequence[Part], crew: Crew) -> Look:
-    wrong = [said for part in parts for said in _lacks(part)]
+    wrong = [flaw for part in parts for flaw in _lacks(part)]
     whole = sum(part.counted and part.rank < crew.wanted for part in parts)
     if not wrong and whole == crew.wanted:
         return Status.PASS, f"each of {crew.wanted} ranks has one whole result and ran to its end"
@@ -81,22 +81,22 @@ def _same(counted: Sequence[Part]) -> Look:
         return Status.PASS, "there is no other rank to be unlike"
     first, *others = counted
     mine = dict(_facts(first))
-    found: dict[str, list[int]] = {}
+    differing: dict[str, list[int]] = {}
     for other in others:
         theirs = dict(_facts(other))
         for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):
-                found.setdefault(name, []).append(other.rank)
-    if not found:
+                differing.setdefault(name, []).append(other.rank)
+    if not differing:
         return Status.PASS, "all ranks ran the same program with the same configuration and model"
-    told = [
+    named = [
         f"{name} ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} against "
         f"rank {first.rank})"
-        for name, ranks in list(found.items())[:_MOST_NAMED]
+        for name, ranks in list(differing.items())[:_MOST_NAMED]
     ]
-    more = len(found) - len(told)
+    more = len(differing) - len(named)
     rest = f" and {more} more" if more > 0 else ""
-    return Status.INVALID, f"ranks differ in {', '.join(told)}{rest}; give all of them the same"
+    return Status.INVALID, f"ranks differ in {', '.join(named)}{rest}; give all of them the same"
 
 
 def _facts(part: Part) -> Iterator[tuple[str, Any]]:
@@ -127,16 +127,16 @@ def _overlap(counted: Sequence[Part], together: Json) -> Look:
             "when each rank's window was is not known, so nothing says that they measured at the "
             "same time; let one command start them (--clients, mpirun)"
         )
-    said = (
+    extent = (
         f"all ranks measured together for {together['shared_s']:.3f} s of the "
         f"{together['span_s']:.3f} s from the first window's begin to the last one's end "
         f"({100 * share:.1f} %)"
     )
     if share >= WANTED_SHARED:
-        return Status.PASS, said
+        return Status.PASS, extent
     if share >= LEAST_SHARED:
-        return Status.SUSPECT, f"{said}, and {100 * WANTED_SHARED:g} % are wanted"
-    return Status.INVALID, f"{said}: sums of what did not happen together are no throughput"
+        return Status.SUSPECT, f"{extent}, and {100 * WANTED_SHARED:g} % are wanted"
+    return Status.INVALID, f"{extent}: sums of what did not happen together are no throughput"
 
 
 def _windows(counted: Sequence[Part]) -> Look:
@@ -144,13 +144,13 @@ def _windows(counted: Sequence[Part]) -> Look:
     if not lengths:
         return Status.NOT_JUDGED, "no rank has a window"
     short, long = (pick(lengths, key=lambda r: lengths[r]) for pick in (min, max))
-    said = (
+    lengths_text = (
         f"windows were {lengths[short]:.3f} s (rank {short}) to {lengths[long]:.3f} s (rank {long})"
     )
     if lengths[long] <= lengths[short] * (1 + MOST_UNLIKE):
         return Status.PASS, f"windows were {lengths[short]:.3f} to {lengths[long]:.3f} s long"
     return Status.SUSPECT, (
-        f"{said}, more than {100 * MOST_UNLIKE:g} % apart: the sum of their rates is of no common "
+        f"{lengths_text}, more than {100 * MOST_UNLIKE:g} % apart: the sum of their rates is of no common "
         "time; bound all ranks by --duration"
     )
 
@@ -162,28 +162,28 @@ def _start(counted: Sequence[Part], crew: Crew) -> Look:
     if skew is None or error is None:
         return Status.NOT_JUDGED, "not every rank that was wanted has opened its window"
     shortest = min((run.window_s for run in runs_of(counted)), default=0.0)
-    said = (
+    spread = (
         f"ranks opened within {skew / NS_PER_MS:.3f} ms (± {error / NS_PER_MS:.3f} ms, as sure as "
         "their clocks' offsets are)"
     )
     if skew <= MOST_SKEW * shortest * NS_PER_S:
-        return Status.PASS, said
-    return Status.SUSPECT, f"{said}, more than {100 * MOST_SKEW:g} % of the window; run longer"
+        return Status.PASS, spread
+    return Status.SUSPECT, f"{spread}, more than {100 * MOST_SKEW:g} % of the window; run longer"
 
 
 def _each(counted: Sequence[Part]) -> Look:
     words = [str(part.value_at("passport.verdict")) for part in counted]
     if not counted:
         return Status.NOT_JUDGED, "no rank has a verdict"
-    told = [
+    sentences = [
         f"rank {part.rank} is {word} ({'; '.join(_reasons(part)) or 'no reason is given'})"
         for part, word in zip(counted, words, strict=True)
         if word != VALID
     ]
-    if not told:
+    if not sentences:
         return Status.PASS, "every rank is valid by its own rules"
     grave = any(word not in (VALID, Status.SUSPECT.value) for word in words)
-    return Status.INVALID if grave else Status.SUSPECT, "; ".join(told)
+    return Status.INVALID if grave else Status.SUSPECT, "; ".join(sentences)
 
 
 def _reasons(part: Part) -> list[str]:
@@ -215,12 +215,12 @@ def _strangers(row: Json) -> Look | None:
     limits, ours = Thresholds(), sum(moved["process"])
     pairs = zip(moved["device"], moved["process"], strict=True)
     theirs = sum(max(0, device - process) for device, process in pairs)
-    said = (
+    strange = (
         f"on {row['device']} of {row['host'] or 'the machine'} others than the ranks moved "
         f"{human_bytes(theirs)}, beside {human_bytes(ours)} of theirs"
     )
     much = theirs > max(limits.most_foreign_share * ours, limits.enough_bytes)
-    return (Status.SUSPECT if much else Status.PASS), said
+    return (Status.SUSPECT if much else Status.PASS), strange
 
 
 def _seeds(counted: Sequence[Part]) -> Look:

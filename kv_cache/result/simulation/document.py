@@ -105,7 +105,7 @@ def sim_document(
     with the source that was set, `interrupted` the signal that ended it before, `engine` the name
     of what computed them."""
     finished = sum(len(variant["runs"]) for variant in variants)
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "versions": {
@@ -136,4 +136,4 @@ def sim_document(
         "config": dict(scenario),
         "variants": list(variants),
     }  # fmt: skip
-    return seal({SECTION: own}, {})
+    return seal({SECTION: section}, {})

@@ -66,15 +66,15 @@ def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
     options in which they differ."""
     first = headline(variants)
     why = no_order(variants, varied)
-    found = [_judged(measure, variants, varied, why) for measure in (first, *_others(first))]
+    findings = [_judged(measure, variants, varied, why) for measure in (first, *_others(first))]
     return {
         "by": first.path,
-        "best": found[0].best,
-        "says": found[0].says,
+        "best": findings[0].best,
+        "says": findings[0].says,
         "no_order": why,
         "measures": {
             each.measure.path: {"best": each.best, "says": each.says}
-            for each in found
+            for each in findings
             if any(number_of(variant, each.measure.path) is not None for variant in variants)
         },
     }
@@ -131,7 +131,7 @@ def _free_misses(variants: Sequence[Json]) -> str | None:
     """Where nothing is computed, who finds less loads less and is faster."""
     if any(number_of(variant, "instances.utilisation") for variant in variants):
         return None
-    hits = [found for v in variants if (found := number_of(v, HIT_RATIO.path)) is not None]
+    hits = [ratio for v in variants if (ratio := number_of(v, HIT_RATIO.path)) is not None]
     if not hits or max(hits) - min(hits) <= SAME_HITS:
         return None
     return "nothing is computed, so that a miss takes no time"
@@ -147,8 +147,8 @@ def _least(variants: Sequence[Json], path: str) -> tuple[float, int] | None:
     return min(values, default=None)
 
 
-def _the(found: tuple[float, int]) -> str:
-    return f"variant {found[1]}"
+def _the(least: tuple[float, int]) -> str:
+    return f"variant {least[1]}"
 
 
 def _judged(
@@ -181,7 +181,7 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
         return Finding(measure=measure, best=None, says=says)
     values = [row["values"] for _, row in rows if row is not None]
     if all(each == values[0] for each in values):
-        says = f"all variants have the same {measure.label}: {measure.told(rows[0][1])}"
+        says = f"all variants have the same {measure.label}: {measure.with_reach(rows[0][1])}"
         return Finding(measure=measure, best=None, says=f"{says} {measure.unit}".rstrip())
     sign = -1.0 if measure.better == HIGHER else 1.0
     ranked = sorted(
@@ -195,8 +195,8 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
         return Finding(measure=measure, best=None, says=_tied(measure, number, near, ranked))
     return Finding(
         measure=measure, best=number,
-        says=f"best by {measure.label} is {name_of(variants, number)}: {measure.told(best)} "
-        f"{measure.unit}, the next {measure.told(others[0][3])}; {100 * CONFIDENCE:.0f} % "
+        says=f"best by {measure.label} is {name_of(variants, number)}: {measure.with_reach(best)} "
+        f"{measure.unit}, the next {measure.with_reach(others[0][3])}; {100 * CONFIDENCE:.0f} % "
         f"intervals of {len(rows[0][0]['runs'])} seeds do not overlap",
     )  # fmt: skip
 
@@ -209,14 +209,14 @@ def _ends(row: Json, sign: float) -> tuple[float, float]:
 
 def _tied(measure: Measure, number: int, near: Sequence[int], ranked: Sequence[Any]) -> str:
     same = sorted((number, *near))
-    said = (
+    sentence = (
         f"nobody can be called best by {measure.label}: the {100 * CONFIDENCE:.0f} % intervals of "
         f"{_list(same)} overlap"
     )
     others = sorted(row[2] for row in ranked if row[2] not in same)
     if not others:
-        return said
-    return f"{said}; {_list(others)} {'is' if len(others) == 1 else 'are'} worse"
+        return sentence
+    return f"{sentence}; {_list(others)} {'is' if len(others) == 1 else 'are'} worse"
 
 
 def _list(numbers: Sequence[int]) -> str:
@@ -237,13 +237,13 @@ def name_of(variants: Sequence[Json], number: int) -> str:
 
 def warnings(variants: Sequence[Json]) -> list[str]:
     """What a reader has to know before the numbers, each once, with the variants that it is of."""
-    found: dict[str, list[int]] = {}
+    whose: dict[str, list[int]] = {}
     for variant in variants:
         for text in (*_of_load(variant), *_of_runs(variant)):
-            found.setdefault(text, []).append(variant["variant"])
+            whose.setdefault(text, []).append(variant["variant"])
     return [
         text if len(numbers) == len(variants) else f"{_list(numbers)}: {text}"
-        for text, numbers in found.items()
+        for text, numbers in whose.items()
     ]
 
 
@@ -253,23 +253,23 @@ def _of_load(variant: Json) -> list[str]:
         number_of(variant, path) for path in ("instances.skew", "instances.active_share")
     )
     finished = number_of(variant, "requests.finished_share")
-    said = []
+    sentences = []
     if finished is not None and 1 - finished > MOST_LOST:
-        said.append(
+        sentences.append(
             f"{100 * (1 - finished):.1f} % of the requests were rejected or aborted: latencies are "
             "of the others"
         )
     if skew is not None and skew >= SKEWED:
-        said.append(
+        sentences.append(
             f"requests are skewed: one instance had {skew:.1f} times the mean of its role "
             f"(a warning from {SKEWED:g} on)"
         )
     if active is not None and active < LEAST_ACTIVE:
-        said.append(
+        sentences.append(
             f"only {100 * active:.0f} % of the instances of a role had any request (a warning "
             f"below {100 * LEAST_ACTIVE:.0f} %): the cluster was not under load"
         )
-    return said
+    return sentences
 
 
 def _of_runs(variant: Json) -> list[str]:

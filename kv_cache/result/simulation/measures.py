@@ -27,7 +27,7 @@ class Measure:
     def shown(self, value: float | None) -> str:
         return three(None if value is None else value * self.scale)
 
-    def told(self, row: Json | None) -> str:
+    def with_reach(self, row: Json | None) -> str:
         """A mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
         if row is None or row["mean"] is None:
             return NOTHING
@@ -126,8 +126,8 @@ def numbers(facts: Json) -> dict[str, float | None]:
 def number_of(variant: Json, path: str) -> float | None:
     """The mean over the seeds of a variant; None where it has none."""
     row = variant["numbers"].get(path)
-    found: float | None = None if row is None else row["mean"]
-    return found
+    mean: float | None = None if row is None else row["mean"]
+    return mean
 
 
 _TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
