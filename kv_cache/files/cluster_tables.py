@@ -19,8 +19,8 @@ RUNS_MARK = ",".join(_RUN)
 
 
 def runs_csv(document: Json) -> bytes:
-    """One row for each run: the options in which variants differ, and every number of its facts
-    under its path. A counter that a run never touched is 0, what it cannot tell is empty."""
+    """Return one row for each run: the options in which variants differ, and every number of its
+    facts under its path. A counter that a run never touched is 0, what it cannot tell is empty."""
     section = document[SECTION]
     rows = [(variant, run) for variant in section["variants"] for run in variant["runs"]]
     facts = [dict(leaves(run["facts"])) for _, run in rows]
@@ -39,7 +39,7 @@ def _key(scenario: str, variant: Json, run: Json) -> tuple[Any, ...]:
 
 
 def plain(value: Any) -> str:
-    """A value of an option in one cell."""
+    """Return a value of an option in one cell."""
     if isinstance(value, list | tuple):
         return " ".join(map(plain, value))
     if isinstance(value, bool):

@@ -67,7 +67,8 @@ class Reader:
         self.unreadable.append(f"{key}: {why}")
 
     def text(self, key: str, path: str, *, optional: bool = False) -> str | None:
-        """The stripped content. `optional`: that the file is absent says something by itself."""
+        """Return the stripped content. `optional`: the file may be absent without being listed as
+        unreadable."""
         try:
             return (self.root / path.lstrip("/")).read_text(errors="surrogateescape").strip()
         except OSError as err:
@@ -88,8 +89,9 @@ class Reader:
 def capture(
     *places: Path | ObjectPlace, stack: Callable[[Path], Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Everything about the machine, the program and the storage behind the places; that of the
-    first stands by itself, all are in `drives`. `stack` looks at what lies below a directory."""
+    """Describe the machine, the program and the storage behind the places; `filesystem` and
+    `device` are the first place's, `drives` has all. `stack` looks at what lies below a
+    directory."""
     reader = Reader()
     drives = [_drive(reader, place, stack) for place in places]
     facts: dict[str, Any] = {
@@ -130,7 +132,7 @@ def _drive(
 
 
 def _bucket(reader: Reader, place: ObjectPlace) -> dict[str, Any]:
-    """A bucket in the words of a drive, and what it is besides. Keys are not known here."""
+    """Describe a bucket by the keys of a drive and its own. Credentials are not known here."""
     server = urlsplit(place.url)
     return {
         "cache_dir": str(place),
@@ -148,7 +150,7 @@ def _bucket(reader: Reader, place: ObjectPlace) -> dict[str, Any]:
 
 
 def _server_name(reader: Reader, place: ObjectPlace) -> str | None:
-    """What the server calls itself in an answer to a request without a signature."""
+    """Return the server's name in its answer to a request without a signature."""
     server = urlsplit(place.url)
     kind = http.client.HTTPSConnection if place.secure else http.client.HTTPConnection
     connection = kind(server.hostname or "", server.port, timeout=_ASK_SERVER_S)
@@ -173,7 +175,7 @@ def _program(reader: Reader) -> dict[str, Any]:
 
 
 def git_commit(reader: Reader, root: Path) -> str | None:
-    """The commit checked out at `root`; None when `root` is not the top of a checkout."""
+    """Return the commit checked out at `root`; None when `root` is not the top of a checkout."""
     try:
         git_dir = _git_dir(root)
         if git_dir is None:
@@ -188,7 +190,8 @@ def git_commit(reader: Reader, root: Path) -> str | None:
 
 
 def _git_dir(root: Path) -> Path | None:
-    """`.git`, or what the file of that name points to in a linked work tree."""
+    """Return `.git`, or the directory that the file of that name points to in a linked work
+    tree."""
     path = root / ".git"
     if path.is_dir():
         return path
@@ -198,7 +201,8 @@ def _git_dir(root: Path) -> Path | None:
 
 
 def _git_ref(git_dir: Path, name: str) -> str:
-    """A loose ref or a packed one; a linked work tree has its branches in the common directory."""
+    """Return a loose ref or a packed one; a linked work tree has its branches in the common
+    directory."""
     common_file = git_dir / "commondir"
     common = git_dir / common_file.read_text().strip() if common_file.is_file() else git_dir
     for place in (git_dir, common):
@@ -266,7 +270,8 @@ def _cpu(reader: Reader) -> dict[str, Any]:
 
 
 def cpu_model(cpuinfo: str) -> str | None:
-    """x86 has a `model name` for each core; ARM boards one `Model` or `Hardware` at the end."""
+    """Return the CPU's name: x86 has a `model name` for each core, ARM boards one `Model` or
+    `Hardware` at the end."""
     for wanted in ("model name", "Model", "Hardware", "cpu model", "cpu"):
         for line in cpuinfo.splitlines():
             name, _, value = line.partition(":")
@@ -286,7 +291,7 @@ def _memory(reader: Reader) -> dict[str, Any]:
 
 
 def selected(text: str | None) -> str | None:
-    """The chosen one of `always [madvise] never`; the whole text where none is in brackets."""
+    """Return the chosen one of `always [madvise] never`; the whole text if none is in brackets."""
     if text is None:
         return None
     bracketed = re.search(r"\[(.+?)\]", text)
@@ -310,7 +315,7 @@ def _variables() -> dict[str, str]:
 
 
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
-    """The file system that `cache_dir` is on or will be created on."""
+    """Return the file system that `cache_dir` is on or will be created on."""
     facts: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
     try:
         path = _nearest_existing(cache_dir)
@@ -334,7 +339,7 @@ def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
 
 
 def _nearest_existing(path: Path) -> str:
-    """A resolved path; `bench.cache_dir` has the same for its own use, and knows nothing of us."""
+    """Return the resolved path, or its nearest parent that exists."""
     real = os.path.realpath(path)
     while not os.path.exists(real):
         real = os.path.dirname(real)
@@ -351,7 +356,8 @@ def _device_behind(reader: Reader, cache_dir: Path) -> dict[str, Any]:
 
 
 def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
-    """The disk (for a partition the whole one) with this number; all null with a reason if none."""
+    """Return the disk (for a partition the whole one) with this number; all null with a reason if
+    none."""
     link = reader.root / f"sys/dev/block/{major}:{minor}"
     empty: dict[str, Any] = dict.fromkeys(DEVICE_KEYS)
     if major == 0:
@@ -371,7 +377,7 @@ def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
 
 
 def _foot(reader: Reader, name: str) -> dict[str, Any]:
-    """What a disk at the foot of a stack is; null where it is none of this machine's."""
+    """Describe a disk at the foot of a stack; null if it is not this machine's."""
     facts: dict[str, Any] = {"name": name, "model": None, "firmware": None, "size_bytes": None}
     disk = f"/sys/class/block/{name}"
     if "/" in name or not (reader.root / disk.lstrip("/")).exists():
@@ -383,14 +389,15 @@ def _foot(reader: Reader, name: str) -> dict[str, Any]:
 
 
 def _firmware(reader: Reader, disk: str) -> str | None:
-    """NVMe, SCSI and MMC each have a name of their own for it; others say none."""
+    """Return the firmware's version; NVMe, SCSI and MMC each have their own file for it, others
+    have none."""
     files = ("firmware_rev", "rev", "fwrev")
     texts = (reader.text("device.firmware", f"{disk}/device/{f}", optional=True) for f in files)
     return next((text for text in texts if text), None)
 
 
 def _disk(reader: Reader, disk: str) -> dict[str, Any]:
-    """What sysfs says of a whole disk; `disk` is its directory, below the reader's root."""
+    """Describe a whole disk by sysfs; `disk` is its directory, below the reader's root."""
     rotational = reader.number("device.rotational", f"{disk}/queue/rotational")
     sectors = reader.number("device.size_bytes", f"{disk}/size")
     scheduler = reader.text("device.scheduler", f"{disk}/queue/scheduler")
@@ -414,7 +421,7 @@ def _disk(reader: Reader, disk: str) -> dict[str, Any]:
 
 
 def _below(reader: Reader, directory: str) -> list[str] | None:
-    """The disks that a RAID or LVM volume consists of; empty for a plain one."""
+    """Return the disks that a RAID or LVM volume consists of; empty for a plain one."""
     try:
         return sorted(os.listdir(reader.root / directory.lstrip("/")))
     except OSError as err:
@@ -453,7 +460,7 @@ def _memory_limit(reader: Reader, version: int, directory: str) -> int | None:
 
 
 def _cpu_limit(reader: Reader, version: int, directory: str) -> float | None:
-    """In CPUs: the time that may be used in each period, over the period."""
+    """Return the limit in CPUs: the time that may be used in each period, over the period."""
     if version == 2:
         text = reader.text("cgroup.cpu", f"{directory}/cpu.max", optional=True)
         quota, period = (*(text or "").split(), None, None)[:2]
@@ -465,7 +472,7 @@ def _cpu_limit(reader: Reader, version: int, directory: str) -> float | None:
 
 
 def _limit(text: str | None) -> int | None:
-    """`max` and, in version 1, -1 are no limit."""
+    """Return a limit as a number; `max` and, in version 1, -1 are no limit."""
     return int(text) if text and text.isdigit() else None
 
 
@@ -483,7 +490,7 @@ def _io_limits(reader: Reader, version: int, directory: str) -> list[dict[str, A
 
 
 def _io_max(directory: str, line: str) -> dict[str, Any]:
-    """`254:0 rbps=1000 wbps=max riops=max wiops=max`, in the words that version 1 has."""
+    """Read `254:0 rbps=1000 wbps=max riops=max wiops=max` into the names of version 1."""
     words = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
     device, *pairs = line.split()
     limits = {name: _limit(value) for name, _, value in (pair.partition("=") for pair in pairs)}

@@ -27,22 +27,19 @@ from msgspec import Struct
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
 from kv_cache.core.units import (
-    GIB,
     KIB,
     MIB,
-    MISSING,
     NS_PER_MS,
     NS_PER_S,
     NS_PER_US,
     PAGE_BYTES,
     human_bytes,
-    ns_to_ms,
     round_up,
 )
 from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged, supported
+from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
 from kv_cache.result.counted import Count, Number
 from kv_cache.result.run import SECTION, MisshapenError, converted, not_as_written
 from kv_cache.tiers.nvme.store import FSYNC_BATCH
@@ -150,15 +147,15 @@ class Twin:
         return self.layout == "file"
 
     def space_bytes(self, seconds: float) -> int:
-        """What the job's files take."""
+        """Return the bytes of the job's files."""
         return sum(_extent(self, side, seconds).total_bytes for side in self.sides)
 
     def memory_bytes(self) -> int:
-        """fio's buffers."""
+        """Return the bytes of fio's buffers."""
         return sum(side.threads * side.object_bytes // side.calls for side in self.sides)
 
     def unlike(self) -> list[str]:
-        """What the run and its twin do not share, for whoever compares them."""
+        """Return what the run and its twin do not share, as sentences for a person."""
         return list(_unlike(self))
 
 
@@ -186,7 +183,7 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
     fsync: str | bool = False
 
 
-class TierFacts(Struct, frozen=True, kw_only=True):
+class StorageTier(Struct, frozen=True, kw_only=True):
     store: StoreFacts
     peak_bytes: Count
 
@@ -220,7 +217,7 @@ class StorageFacts(Struct, frozen=True, kw_only=True):
 
     window_s: Number
     operations: list[StorageRow]
-    tiers: dict[str, TierFacts]
+    tiers: dict[str, StorageTier]
     kernel_counters: KernelFacts
     config: ConfigFacts
     environment: EnvironmentFacts
@@ -353,8 +350,8 @@ def size_classes(sizes: Histogram) -> tuple[SizeClass, ...]:
 
 
 def _slots(sizes: Histogram) -> list[float]:
-    """The mean size of each hundredth of the objects. An object counts as `_SLOTS` parts, and a
-    slot has as many parts as there are objects, so that nothing is rounded."""
+    """Return the mean size of each hundredth of the objects. An object counts as `_SLOTS` parts,
+    and a slot has as many parts as there are objects, so that nothing is rounded."""
     low, high = sizes.lowest or 0, sizes.highest or 0
     slots, filled, held = [], 0, 0.0
     for bucket, count in sizes.buckets().items():
@@ -370,7 +367,7 @@ def _slots(sizes: Histogram) -> list[float]:
 
 
 def _cost(one: Sequence[float], other: Sequence[float]) -> float:
-    """Bytes that change their class's size when two classes become one."""
+    """Return the bytes that change their class's size when two classes become one."""
     weight = one[1] * other[1] / (one[1] + other[1])
     return weight * (other[0] - one[0])
 
@@ -392,7 +389,8 @@ class _Extent:
 
 
 def _extent(twin: Twin, side: Side, seconds: float) -> _Extent:
-    """As much as the run's storage held, but no more than fio could get through."""
+    """Size the files of one side: as much as the run's storage held, but no more than fio could get
+    through."""
     reach = _MARGIN * side.nbytes / twin.window_s * seconds
     least = 2 * side.threads * side.object_bytes
     wanted = max(least, min(twin.footprint_bytes / len(twin.sides), reach))
@@ -404,8 +402,9 @@ def _extent(twin: Twin, side: Side, seconds: float) -> _Extent:
 
 
 def _file_an_object(twin: Twin, side: Side) -> bool:
-    """fio cannot give the files of one job a mix of sizes. Through the page cache it needs files
-    also where ours needs none: it drops a file's pages only when it opens it."""
+    """Return whether fio uses one file for each object. It cannot give the files of one job a mix
+    of sizes. Through the page cache it needs files also if ours does not: it drops a file's pages
+    only when it opens it."""
     cached = side.kind is OpKind.READ and not side.direct
     return (twin.files or cached) and len(side.sizes) == 1
 
@@ -413,8 +412,8 @@ def _file_an_object(twin: Twin, side: Side) -> bool:
 def job_text(
     twin: Twin, seconds: float, directories: Sequence[str] = (), logs: Path | None = None
 ) -> str:
-    """The job file. Without directories it works where fio is started; in the directory `logs`
-    fio writes the latency of each call, where an object takes several."""
+    """Return the job file. Without directories it works where fio is started; in the directory
+    `logs` fio writes the latency of each call, where an object takes several."""
     lines = [
         HEADER,
         f"# of {twin.result}, {twin.window_s:.1f} s; run it as: fio THIS_FILE",
@@ -432,7 +431,8 @@ def job_text(
 
 
 def _one_line(text: str) -> str:
-    """A line of a job file is a command to fio, so no text may bring lines of its own."""
+    """Replace what is not printable: a line of a job file is a command to fio, so no text may bring
+    lines of its own."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -463,7 +463,7 @@ def _engine(side: Side) -> list[str]:
 
 
 def _section(twin: Twin, side: Side, seconds: float) -> list[str]:
-    """One job: the readers or the writers."""
+    """Return one job: the readers or the writers."""
     reads = side.kind is OpKind.READ
     lines = [
         f"[{side.kind}s]",
@@ -518,7 +518,8 @@ def _sizes(side: Side) -> list[str]:
 
 
 def _durable(twin: Twin, side: Side) -> list[str]:
-    """fio's completion latency holds an O_DSYNC, but not an fsync that follows."""
+    """Return fio's options for fsync; its completion latency includes an O_DSYNC, but not an fsync
+    that follows."""
     if twin.fsync == "never":
         return []
     if twin.fsync == "batch":
@@ -585,123 +586,11 @@ def _cached(twin: Twin, side: Side) -> Iterable[str]:
         yield "fio reads a file an object, so that it drops its pages from the page cache"
 
 
-# --- fio's answer ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One side as either program measured it."""
-
-    bytes_per_s: float
-    latency_ns: Mapping[float, float | None]  # None where there are too few for a percentile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What fio measured."""
-
-    version: str
-    sides: Mapping[OpKind, Measured]
-    cpu_ns_per_gib: float
-
-
-def ours(side: Side, window_s: float) -> Measured:
-    return Measured(
-        bytes_per_s=side.nbytes / window_s,
-        latency_ns={p: side.device.percentile(p) for p in PERCENTILES},
-    )
-
-
-def read_answer(
-    twin: Twin, report: Mapping[str, Any], logs: Mapping[OpKind, Sequence[Sequence[int]]]
-) -> Answer:
-    """What fio's JSON report says; `logs` has the completion latencies (ns) of each thread, in
-    order, of the sides whose objects take several calls.
-
-    Raises KeyError, IndexError, TypeError or ValueError where it is not a report of this job.
-    """
-    sides, cpu_ns, moved = {}, 0.0, 0
-    jobs = {str(job["jobname"]): job for job in report["jobs"]}
-    for side in twin.sides:
-        job = jobs[f"{side.kind}s"]
-        numbers = job[side.kind.value]
-        cpu_ns += (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] * NS_PER_MS
-        moved += numbers["io_bytes"]
-        if side.kind in logs:
-            latency = _object_percentiles(logs[side.kind], side.calls)
-        else:
-            latencies = numbers["clat_ns"]
-            latency = {
-                p: float(latencies["percentile"][f"{p:.6f}"])
-                if supported(int(latencies["N"]), p)
-                else None
-                for p in PERCENTILES
-            }
-        sides[side.kind] = Measured(bytes_per_s=float(numbers["bw_bytes"]), latency_ns=latency)
-    return Answer(
-        version=str(report["fio version"]), sides=sides, cpu_ns_per_gib=cpu_ns / (moved / GIB)
-    )
-
-
-def _object_percentiles(
-    threads: Sequence[Sequence[int]], calls: int
-) -> Mapping[float, float | None]:
-    """Of objects, from the latencies of their calls."""
-    objects = Histogram()
-    for latencies in threads:
-        for first in range(0, len(latencies) - calls + 1, calls):
-            objects.add(sum(latencies[first : first + calls]))
-    if not objects.count:
-        raise ValueError("fio finished no object")
-    return {p: objects.percentile(p) for p in PERCENTILES}
-
-
-def read_logs(twin: Twin, logs: Path) -> Mapping[OpKind, Sequence[Sequence[int]]]:
-    """The completion latencies (ns) of each thread, where an object takes several calls."""
-    return {
-        side.kind: [_latencies(log) for log in sorted(logs.glob(f"{side.kind}_clat.*.log"))]
-        for side in twin.sides
-        if side.calls > 1
-    }
-
-
-def _latencies(log: Path) -> list[int]:
-    """A line is `time ms, latency ns, direction, bytes, …`."""
-    return [int(line.split(",")[1]) for line in log.read_text().splitlines() if line.strip()]
-
-
-def comparison(twin: Twin, answer: Answer) -> str:
-    """Ours, fio's and the ratio, for a person."""
-    lines = [f"{'':<22}{'ours':>12}{'fio':>12}{'ours/fio':>10}"]
-    moved = 0
-    for side in twin.sides:
-        mine, theirs = ours(side, twin.window_s), answer.sides[side.kind]
-        moved += side.nbytes
-        lines.append(_row(f"{side.kind} MB/s", mine.bytes_per_s / 1e6, theirs.bytes_per_s / 1e6))
-        for percent in PERCENTILES:
-            name = f"{side.kind} p{percent:.0f} ms"
-            own_ns, fio_ns = mine.latency_ns[percent], theirs.latency_ns[percent]
-            lines.append(_row(name, _ms(own_ns), _ms(fio_ns)))
-    if twin.cpu_ns is not None:
-        own_cpu = twin.cpu_ns / (moved / GIB)
-        lines.append(
-            _row("CPU s/GiB", own_cpu / NS_PER_S, answer.cpu_ns_per_gib / NS_PER_S, digits=3)
-        )
-    return "\n".join(lines)
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns_to_ms(ns)
-
-
-def _row(name: str, mine: float | None, theirs: float | None, digits: int = 2) -> str:
-    ratio = f"{mine / theirs:.3f}" if theirs and mine is not None else MISSING
-    cells = (MISSING if value is None else f"{value:.{digits}f}" for value in (mine, theirs))
-    return f"{name:<22}" + "".join(f"{cell:>12}" for cell in cells) + f"{ratio:>10}"
+# --- for a person, and the file ----------------------------------------------------------------
 
 
 def what_it_does(twin: Twin) -> str:
-    """One line on each side of the job."""
+    """Return one line on each side of the job."""
     lines = []
     for side in twin.sides:
         sizes = f"{_size(side.sizes[0].nbytes)}"
@@ -726,8 +615,8 @@ def _size(nbytes: int) -> str:
 def export_job(
     twin: Twin, path: Path, seconds: float = DEFAULT_SECONDS, directories: Sequence[str] = ()
 ) -> None:
-    """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError
-    where it holds something that is not ours to replace."""
+    """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError if
+    it holds something that is not ours to replace."""
     require_replaceable(path, HEADER, "--fio-export")
     try:
         write_atomically(path, job_text(twin, seconds, directories).encode())

@@ -41,7 +41,7 @@ NEAR = 0.05
 
 
 def _table(values: Sequence[float]) -> Fit:
-    """An empirical law with as few quantiles as are near enough."""
+    """Return an empirical law with as few quantiles as are near enough."""
     fit = fit_empirical(values)
     for steps in (40, 100):
         if fit.ks > NEAR:
@@ -92,7 +92,7 @@ class Samples:
 
     @property
     def turns(self) -> Counter[int]:
-        """How many sessions have so many turns."""
+        """How many sessions have each number of turns."""
         return Counter(self._turns.values())
 
     def _added(self, request: Request) -> int:
@@ -122,7 +122,7 @@ def fit_text(
     config: Config,
     block_tokens: int,
 ) -> str:
-    """The configuration as YAML with its comments. Raises UsageError."""
+    """Return the configuration as YAML with its comments. Raises UsageError."""
     of = TRACE_FORMATS[trace.format_name]
     if not stream.requests:
         raise UsageError(f"{trace.files[0]}: there is no request to fit anything to")
@@ -266,7 +266,7 @@ def _laws(
 
 
 def _fitted(values: Sequence[float], law: str) -> tuple[Fit, str]:
-    """The law that is taken, and in words how near each is."""
+    """Return the law that is taken, and in words how near each is."""
     fits: dict[str, Fit] = {}
     for name, fit in _FITS.items():
         if law in ("best", name) or (law == _OF_TIMES and name != "zipf"):
@@ -282,7 +282,8 @@ def _fitted(values: Sequence[float], law: str) -> tuple[Fit, str]:
 
 
 def expanded(counted: Mapping[int, int], unit: float = 1) -> list[float]:
-    """The values as often as they were counted; of many, evenly spaced ones in their order."""
+    """Return the values as often as they were counted; of many, evenly spaced ones in their
+    order."""
     total = sum(counted.values())
     every = max(1.0, total / _MOST_SAMPLES)
     values: list[float] = []
@@ -295,7 +296,7 @@ def expanded(counted: Mapping[int, int], unit: float = 1) -> list[float]:
 
 
 def _gap_distance(gaps: Times, pace: Pace) -> float:
-    """KS between the trace's gaps and those that the process draws."""
+    """Return the KS distance between the trace's gaps and those that the process draws."""
     drawn = sorted(islice(pace.gaps_ns(Seed(0).child("fit")), _DRAWS))
     worst, below, at = 0.0, 0, 0
     counted = gaps.counted()

@@ -52,7 +52,7 @@ _HEADER = """\
 
 
 def encode(of: Histogram) -> str:
-    """In the V2 compressed encoding, as base64."""
+    """Encode a histogram in the V2 compressed encoding, as base64."""
     words = b"".join(_words(_placed(of)))
     highest = max(LONGEST_NS, of.highest or 0)
     head = pack(">IIIIqqd", _COOKIE, len(words), 0, DIGITS, 1, highest, 1.0)
@@ -61,7 +61,7 @@ def encode(of: Histogram) -> str:
 
 
 def _placed(of: Histogram) -> dict[int, int]:
-    """Counts by HdrHistogram's index."""
+    """Return counts by HdrHistogram's index."""
     counts: dict[int, int] = {}
     for value, count in _values(of):
         index = index_of(value)
@@ -70,7 +70,7 @@ def _placed(of: Histogram) -> dict[int, int]:
 
 
 def _values(of: Histogram) -> Iterator[tuple[int, int]]:
-    """Values that stand for the buckets', with their counts."""
+    """Yield values that represent the buckets', with their counts."""
     buckets = of.buckets()
     if not buckets:
         return
@@ -88,13 +88,13 @@ def _values(of: Histogram) -> Iterator[tuple[int, int]]:
 
 
 def index_of(value: int) -> int:
-    """Where HdrHistogram counts a value."""
+    """Return the index at which HdrHistogram counts a value."""
     shift = max(0, value.bit_length() - _SUB_BITS)
     return ((shift + 1) << (_SUB_BITS - 1)) + (value >> shift) - _HALF
 
 
 def _words(counts: Mapping[int, int]) -> Iterator[bytes]:
-    """From index 0 to the last that is not zero."""
+    """Encode the counts from index 0 to the last that is not zero."""
     at = 0
     for index in sorted(index for index, count in counts.items() if count):
         if index > at:
@@ -104,7 +104,7 @@ def _words(counts: Mapping[int, int]) -> Iterator[bytes]:
 
 
 def zigzag(value: int) -> bytes:
-    """ZigZag LEB128 of 64 bits in at most 9 bytes: the ninth holds eight bits."""
+    """Encode as ZigZag LEB128 of 64 bits in at most 9 bytes: the ninth holds eight bits."""
     left = (value << 1) ^ (value >> 63)
     left &= (1 << 64) - 1
     encoded = bytearray()
@@ -119,13 +119,13 @@ def zigzag(value: int) -> bytes:
 
 
 def log_header(start_unix_s: float, what: str) -> str:
-    """What a log begins with. Intervals count from its start."""
+    """Return what a log begins with. Intervals count from its start."""
     date = f"{datetime.fromtimestamp(start_unix_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
     return _HEADER.format(mark=MARK, what=what, start=start_unix_s, date=date)
 
 
 def log_line(tag: str, start_s: float, length_s: float, of: Histogram) -> str:
-    """One interval; its largest value is told in ms, as other writers do."""
+    """Return the line of one interval; its largest value is in ms, as other writers have it."""
     longest_ms = (of.highest or 0) / NS_PER_MS
     return f"Tag={tag},{start_s:.3f},{length_s:.3f},{longest_ms:.3f},{encode(of)}\n"
 
@@ -140,7 +140,7 @@ class TimedRun:
 
     @classmethod
     def of(cls, label: str, path: Path, section: Mapping[str, Any]) -> "TimedRun":
-        """From the section `kv_cache`. Raises UsageError."""
+        """Read the section `kv_cache`. Raises UsageError."""
         try:
             return cls(label=label, path=path, run=published(section))
         except MisshapenError as error:
@@ -161,8 +161,8 @@ class TimedRun:
 
 
 def hdr_log(results: Sequence[TimedRun]) -> bytes:
-    """The measured windows of results of runs, one interval each. Of several results each tag
-    begins with the result's label. Raises UsageError."""
+    """Return the measured windows of results of runs, one interval each. Of several results each
+    tag begins with the result's label. Raises UsageError."""
     for result in results:
         if result.run.ranks is not None:
             raise UsageError(
@@ -190,8 +190,8 @@ def _started_s(result: TimedRun) -> float:
 
 
 def tagged(result: TimedRun) -> dict[str, Histogram]:
-    """What a run measured, by tag: tier.operation.device (storage) or .total, response.class and
-    ttft.class, of which `all` are all classes. Raises UsageError."""
+    """Return what a run measured, by tag: tier.operation.device (storage) or .total, response.class
+    and ttft.class, of which `all` are all classes. Raises UsageError."""
     run = result.run
     if value_at(run.config, "output.io_trace_log") is not None:
         raise UsageError(f"{result.path}: it wrote the trace of its operations and timed none")
@@ -211,7 +211,7 @@ def tagged(result: TimedRun) -> dict[str, Histogram]:
 
 
 def _named(result: TimedRun, count: int) -> str:
-    """The file's own name, as a comment can hold it."""
+    """Return the file's own name, as a comment can hold it."""
     name = "".join(c if c.isprintable() and c not in "[]" else "?" for c in result.path.name)
     return f"{result.label} {name}" if count > 1 else name
 

@@ -94,7 +94,7 @@ def check_io_trace(path: Path) -> None:
 
 
 def line_of(op: Op, leg: Leg) -> bytes:
-    """One row. A promotion's read is what was asked for; its write follows from it."""
+    """Return one row. A promotion's read was requested; its write follows from it."""
     key = op.target.key if isinstance(op, Move) else op.copy.key
     requested = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
     phase = PHASES[Cause.REUSE if requested else op.cause]

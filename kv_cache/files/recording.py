@@ -59,7 +59,7 @@ def _is_ours(first: str) -> bool:
 
 
 def header_of(config: Config, load: Load) -> canonical.Header:
-    """Requests that come when they can be served have no instants to keep."""
+    """Return the header of a recording; requests that arrive on demand have no instants to keep."""
     semantics = config.lifecycle_semantics(synthetic=not config.replays)
     return canonical.Header(
         grouped=False,
@@ -73,7 +73,7 @@ def header_of(config: Config, load: Load) -> canonical.Header:
 
 
 def _source(config: Config) -> str:
-    """What the objects are of: a replay keeps their sizes, whatever its own model is."""
+    """Describe the objects of a run: a replay keeps their sizes, whatever its own model is."""
     run, tiers = config.run, config.tiers
     mix = ", ".join(f"{name} {share:g}" for name, share in run.model_mix.items())
     ranks = f"{tiers.ranks} of {tiers.tensor_parallel} ranks" if tiers.tensor_parallel > 1 else ""
@@ -96,8 +96,8 @@ def row_of(request: Request) -> TraceRow:
 
 
 def as_recorded(config: Config, trace: Trace | None) -> Config:
-    """With what the requests of a recorded run were asked under, where the user left it open: a
-    replay is not told from its rows whether their users were synthetic."""
+    """Return the configuration with the semantics of the recorded run for what the user left open:
+    the rows do not show whether their users were synthetic."""
     if trace is None or not is_recording(trace):
         return config
     load = _header(trace.files[0]).load
@@ -115,7 +115,7 @@ def as_recorded(config: Config, trace: Trace | None) -> Config:
 
 
 def recording_notes(config: Config, trace: Trace | None) -> list[str]:
-    """Where a recording was made of other objects than this run would ask for."""
+    """Return notes if a recording was made of other objects than this run would ask for."""
     if trace is None or not is_recording(trace):
         return []
     recorded, now = _header(trace.files[0]).source, _source(config)

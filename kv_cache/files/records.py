@@ -35,8 +35,8 @@ class Packing(Protocol):
 
 
 def packing(path: Path, flag: str) -> Packing | None:
-    """How a file of that name is packed: `.gz`, `.zst` (one frame, level 3), or not at all. The
-    same rows give the same bytes. Raises PlaceError for what cannot be had here."""
+    """Return the packer for a file of that name: `.gz`, `.zst` (one frame, level 3), or None. The
+    same rows give the same bytes. Raises PlaceError if it is not available here."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         return zlib.compressobj(wbits=zlib.MAX_WBITS | 16)  # with gzip's header, which has no time
@@ -102,7 +102,7 @@ def _require_ours(name: Path, where: str, ours: Callable[[str], bool]) -> None:
 
 
 def partial_name(path: Path) -> Path:
-    """What a file is called until it is complete."""
+    """Return the name of a file until it is complete."""
     return path.with_name(path.name + PARTIAL)
 
 
@@ -179,7 +179,7 @@ class LineWriter:
 
 
 def to_row(record: Any) -> Any:
-    """What a record looks like in a file."""
+    """Return a record as the row of a file."""
     if isinstance(record, RequestRecord):
         return request_row(record)
     return op_row(record) if isinstance(record, OpDone) else record
@@ -228,7 +228,7 @@ def op_row(done: OpDone) -> dict[str, Any]:
 
 
 def dump_row(record: RequestRecord) -> dict[str, Any] | None:
-    """A row of the reference's latency dump: completed requests only."""
+    """Return a row of the reference's latency dump: completed requests only."""
     if record.finished_ns is None or record.error is not None:
         return None
     if record.prefilled and record.decoded:

@@ -96,7 +96,7 @@ _OPTIONAL: Mapping[str, tuple[Callable[[object], bool], str]] = {
 
 
 def _fault(entry: object) -> str | None:
-    """What is wrong with an entry, if anything is."""
+    """Return what is wrong with an entry, if anything is."""
     if not isinstance(entry, Mapping):
         return f"expected an object, found {_shown(entry)}"
     missing = [name for name in _REQUIRED if name not in entry]
@@ -174,7 +174,7 @@ class ValidationTrace:
         return self.hits / self.entries
 
     def stats(self) -> dict[str, Any]:
-        """What the result says of the trace itself."""
+        """Return what the result says of the trace itself."""
         return {
             "path": self.path,
             "sha256": self.sha256,
@@ -194,8 +194,8 @@ class ValidationTrace:
 
 
 def read_validation(path: Path) -> ValidationTrace:
-    """The whole file. Raises TraceError where it is missing, empty, no JSON list, or has an entry
-    that is not right: the first five, and how many."""
+    """Read the whole file. Raises TraceError if it is missing, empty, not a JSON list, or has wrong
+    entries: it names the first five, and counts the rest."""
     data = _bytes(path)
     entries = _list(path, data)
     trace = ValidationTrace(str(path), hashlib.sha256(data).hexdigest())
@@ -258,7 +258,7 @@ def _list(path: Path, data: bytes) -> list[Any]:
 
 
 def validated_line(validation: Mapping[str, Any]) -> str:
-    """The hit rate beside that of a real system: what the reference judges."""
+    """Return the hit rate beside that of a real system: what the reference judges."""
     row = validation["comparison"]["cache_hit_rate"]
     ours = "nothing looked up" if row["benchmark"] is None else f"{100 * row['benchmark']:.1f} %"
     error = "" if row["error_pct"] is None else f"{row['error_pct']:.1f} % off, "
@@ -268,7 +268,8 @@ def validated_line(validation: Mapping[str, Any]) -> str:
 
 
 def compare(trace: ValidationTrace, outcome: RunOutcome) -> dict[str, Any]:
-    """The key `validation` of the result: the reference's keys, and a row for each number."""
+    """Return the key `validation` of the result: the reference's keys, and a row for each
+    number."""
     rows = {"cache_hit_rate": _row(_hit_rate(outcome), trace.hit_rate)}
     rows |= dict(_byte_rows(trace, outcome))
     if outcome.driver == "real-io":  # virtual time measures nothing
@@ -284,7 +285,8 @@ def compare(trace: ValidationTrace, outcome: RunOutcome) -> dict[str, Any]:
 
 
 def _row(benchmark: float | None, trace: float | None) -> dict[str, Any]:
-    """The error is relative to the trace; there is none where one side says nothing."""
+    """Compare two numbers; the error is relative to the trace, and None if one side has no
+    number."""
     error: float | None = None
     if benchmark is not None and trace:
         error = 100 * abs(benchmark - trace) / trace
@@ -299,14 +301,14 @@ def _row(benchmark: float | None, trace: float | None) -> dict[str, Any]:
 
 
 def _hit_rate(outcome: RunOutcome) -> float | None:
-    """As in the reference's `cache_hit_rate`; None where nothing was looked up."""
+    """Return the hit rate as in the reference's `cache_hit_rate`; None if nothing was looked up."""
     reuse = outcome.recorder.reuse
     lookups = reuse.looked_up + reuse.decode_looked_up
     return (reuse.hits + reuse.decode_hits) / lookups if lookups else None
 
 
 def _byte_rows(trace: ValidationTrace, outcome: RunOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Bytes that requests read and wrote: without demotions, which a request does not see."""
+    """Yield bytes that requests read and wrote: without demotions, which a request does not see."""
     done = outcome.recorder.all.completed
     sides = {
         "read": (_moved(outcome, OpKind.READ, _LOADS), trace.read),
@@ -326,7 +328,7 @@ def _byte_rows(trace: ValidationTrace, outcome: RunOutcome) -> Iterator[tuple[st
 def _latency_rows(
     trace: ValidationTrace, outcome: RunOutcome
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a request waited for its loads and for its stores; by tier, single reads."""
+    """Yield what a request waited for its loads and for its stores; by tier, single reads."""
     recorder = outcome.recorder
     yield from _latencies("read_latency", recorder.loads, trace.read.latency)
     yield from _latencies("write_latency", recorder.stores, trace.write.latency)
@@ -354,7 +356,7 @@ def _moved(
 def _flows(
     outcome: RunOutcome, kind: OpKind, causes: tuple[Cause, ...], tier: Tier | None
 ) -> list[OpStats]:
-    """What ended in the measured window."""
+    """Return what ended in the measured window."""
 
     def counts(flow: Flow) -> bool:
         wanted = flow.phase is Phase.MEASURE and flow.kind is kind and flow.cause in causes

@@ -39,7 +39,7 @@ CPU_ONLY = "no storage"
 
 
 class Flaw(NamedTuple):
-    """Why an option is invalid. `option` is None where it is about the whole sequence."""
+    """Why an option is invalid. `option` is None if it is about the whole sequence."""
 
     kind: str
     option: int | None

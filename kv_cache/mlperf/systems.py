@@ -31,7 +31,8 @@ Json = Mapping[str, Any]
 
 
 def describe(system: str, environments: Sequence[Json]) -> dict[str, Any]:
-    """The description of a system whose clients are machines with these environments, one each."""
+    """Return the description of a system whose clients are machines with these environments, one
+    each."""
     first = environments[0] if environments else {}
     remote = _is_remote(first)
     return {
@@ -80,7 +81,7 @@ def _is_remote(environment: Json) -> bool:
 
 
 def _kinds(environments: Sequence[Json]) -> list[tuple[Json, int]]:
-    """Machines that are alike, with their number."""
+    """Group machines that are alike, with their number."""
     kinds: dict[tuple[Any, ...], list[Json]] = {}
     for environment in environments:
         names = ("cpu.model", "cpu.physical_cores", "memory.total_bytes", "os.release")
@@ -111,7 +112,7 @@ def _client(environment: Json, quantity: int, remote: bool) -> dict[str, Any]:
 
 
 def _drive(environment: Json) -> dict[str, Any]:
-    """The drive below the cache directory, as its kernel tells about it."""
+    """Describe the drive below the cache directory by what its kernel shows."""
     device = value_at(environment, "device")
     device = device if isinstance(device, Mapping) else {}
     size = device.get("size_bytes")
@@ -127,7 +128,8 @@ def _drive(environment: Json) -> dict[str, Any]:
 
 
 def _system(environment: Json) -> tuple[str, str]:
-    """`Debian GNU/Linux 12 (bookworm)` is Debian GNU/Linux, 12 (bookworm)."""
+    """Return name and version: `Debian GNU/Linux 12 (bookworm)` is Debian GNU/Linux, 12
+    (bookworm)."""
     release = value_at(environment, "os.release")
     kernel = value_at(environment, "os.kernel")
     match = re.fullmatch(r"(.*?)\s+(\d.*)", release) if isinstance(release, str) else None
@@ -156,8 +158,8 @@ _FLAGS = ("multi_host", "simultaneous_write", "simultaneous_read")
 
 
 def flaws_of_description(path: Path, system: str | None) -> Iterator[str]:
-    """What is still to be filled in, or is not of the shape that the rules want. Raises ConfigError
-    where it is no YAML."""
+    """Yield what is still to be filled in, or does not have the shape that the rules require.
+    Raises ConfigError if it is not YAML."""
     document = read_yaml(path)
     root = document.get("system_under_test") if isinstance(document, Mapping) else None
     if not isinstance(root, Mapping):

@@ -100,12 +100,15 @@ class Tree:
 
 
 def read_tree(path: Path) -> Tree:
-    """Everything of the sequence at or below a path. Raises UsageError where there is none."""
+    """Read the sequence at or below a path. Raises UsageError if there is none."""
     place = locate(path)
     manifest = read_manifest(place)
     files_at = _found(place.run)
-    read = {spot: read_rank(spot, files[0], place.name(files[0])) for spot, files in files_at.items()
-            if files}  # fmt: skip
+    read = {
+        spot: read_rank(spot, files[0], place.name(files[0]))
+        for spot, files in files_at.items()
+        if files
+    }
     ranks = [result for result in read.values() if isinstance(result, RankResult)]
     expected = _expected(manifest, files_at, ranks)
     flaws = [
@@ -127,7 +130,7 @@ def read_tree(path: Path) -> Tree:
 
 
 def _found(run: Path) -> dict[Spot, list[Path]]:
-    """The result files by where they stand; a rank's directory without any is there too."""
+    """Return the result files by their places, among them ranks' directories without any."""
     try:
         return {
             Spot(option, trial, rank): results_in(directory)
@@ -163,8 +166,8 @@ def _expected(
 
 
 def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
-    """A changed rank makes its option invalid, a changed record every one; what else was changed
-    says nothing about numbers, and is `check`'s to tell."""
+    """Yield changed and missing files: a changed rank makes its option invalid, a changed record
+    every one. Other changes say nothing about numbers, and `check` reports them."""
     if manifest is None:
         return
     for link, says in manifest.record_changes:
@@ -180,7 +183,7 @@ def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
 
 
 def _spot(name: str) -> Spot | None:
-    """Where a rank's result of that name stands; None for other files."""
+    """Return the place of a rank's result by its name; None for other files."""
     parts = name.split("/")
     if len(parts) != 4 or not parts[3].startswith("kvcache_results_"):
         return None
@@ -237,7 +240,7 @@ def _not_expected(expected: Expected, files_at: Mapping[Spot, Any], place: Place
 
 
 def _different(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
-    """Ranks of one option that did not run the same."""
+    """Yield ranks of one option that did not run the same."""
     for option in sorted({result.spot.option for result in ranks}):
         of_option = [result for result in ranks if result.spot.option == option]
         first = of_option[0]
@@ -259,7 +262,7 @@ def _different(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    """The options that differ, but those that every rank has of its own."""
+    """Yield the options that differ, except those that differ between all ranks."""
     for name in sorted({*first, *second}):
         if not name.startswith(OWN_OPTIONS) and first.get(name) != second.get(name):
             yield f"{name} {second.get(name)!r} for {first.get(name)!r}"

@@ -154,7 +154,8 @@ def probe_of(
     outcome: RunOutcome,
     document: Mapping[str, Any],
 ) -> Probe:
-    """`document` is the result of the probe's run. Neither it nor the outcome is kept."""
+    """Return what is kept of one probe. `document` is the result of its run; neither it nor the
+    outcome is kept."""
     return Probe(
         load=load,
         promises=promises,
@@ -205,13 +206,13 @@ def capacity_document(
     death: str | None,
     workload: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The sealed document. Instants are seconds since each probe's own origin; `workload` is what
-    the source of each says of itself."""
+    """Build the sealed document. Instants are seconds since each probe's own origin; `workload` is
+    what the source of each says of itself."""
     answer = search.answer
     rows = [probe.row for probe in probes]
     at_answer = [row for row in rows if row["load"] == answer.load]
     limited = _limited(answer, probes)
-    turning_point = knee(
+    bend = knee(
         CurvePoint(
             load=row["load"],
             throughput_per_s=row["completed_per_s"],
@@ -253,9 +254,7 @@ def capacity_document(
             "users_by_class": at_answer[0]["users_by_class"] if at_answer else None,
         },
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
-        "knee": None
-        if turning_point is None
-        else {"load": turning_point.load, "power": turning_point.power},
+        "knee": None if bend is None else {"load": bend.load, "power": bend.power},
         **_verdict(answer, promises, probes, interrupted, death),
         "probes": rows,
         "model": model_section(model, workload or {}),
@@ -346,7 +345,7 @@ def _untested(
 
 
 def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
-    """What limited the lowest load above the answer that missed; None where none did."""
+    """Return what limited the lowest load above the answer that missed; None if none did."""
     above = [p for p in probes if p.load > answer.load and not p.verdict.inside]
     if not above:
         return None
@@ -374,7 +373,7 @@ def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
 
 
 def _means(windows: Sequence[Window]) -> dict[str, float]:
-    """Of what the machine said in each window, by the windows' length."""
+    """Return the means of the machine's numbers over windows, weighted by their length."""
     names = ("device_utilisation", "process_cores", "cores", "memory_pressure_some")
     means = {}
     for name in names:
@@ -458,8 +457,9 @@ def _class(
     promises: Sequence[Promise],
     seconds: float,
 ) -> dict[str, Any]:
-    """Goodput is of requests within every limit of their class, None where it has none. Which of
-    several one missed is not kept, so those that missed most count: one promise is exact."""
+    """Return the numbers of one class. Goodput is of requests within every limit of their class,
+    None if it has no limit. Which of several limits a request missed is not kept, so the limit that
+    most requests missed counts: with one limit it is exact."""
     mine = [window.classes[qos] for window in windows]
     ended = sum(c.ended for c in mine)
     over = [sum(c.over[i] for c in mine) for i, p in enumerate(promises) if p.qos is qos]

@@ -455,7 +455,7 @@ class _Pair:
         return Interval(low * self.ratio / centre, high * self.ratio / centre)
 
     def differs(self, alpha: float) -> bool:
-        """Return whether the interval of confidence 1 - alpha excludes that there is no difference."""
+        """Return whether the interval of confidence 1 - alpha excludes a ratio of 1."""
         interval = self.interval(1 - alpha)
         if interval is None or self.ratio is None or 1.0 in interval:
             return False

@@ -84,7 +84,7 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
     histogram_compute: Histogram
 
     def latency(self, name: str) -> Histogram:
-        """The histogram of a latency of `metrics.summary.LATENCIES`."""
+        """Return the histogram of a latency of `metrics.summary.LATENCIES`."""
         histogram: Histogram = getattr(self, f"histogram_{name}")
         return histogram
 
@@ -198,7 +198,7 @@ class MergeableCounts(Struct, frozen=True, kw_only=True):
 
 
 class PhaseEnds(Struct, frozen=True, kw_only=True):
-    """Instants of the run's clock in ns; None where a phase never ended."""
+    """Instants of the run's clock in ns; None if a phase never ended."""
 
     populate_end: Count | None
     precondition_end: Count | None

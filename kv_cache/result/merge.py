@@ -123,7 +123,7 @@ def _grouped(
 
 
 def _requests(several: Sequence[RequestAccounts]) -> RequestAccounts:
-    """The longest queue is the longest of any run."""
+    """Return the longest queue is the longest of any run."""
     errors = added(accounts.errors for accounts in several)
     return replace(
         pooled(several),

@@ -86,7 +86,7 @@ class PreconditionFacts(Struct, frozen=True, kw_only=True):
 def precondition_document(
     config: Config, outcome: RunOutcome, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The sealed document."""
+    """Build the sealed document."""
     done = dict(outcome.preconditioning or {})
     verdict, reasons = _verdict(config, outcome, done)
     section = {

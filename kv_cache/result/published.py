@@ -54,8 +54,8 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
-    """Of latencies in ms; None where too few values support one. Those named in `at_least` are
-    lower bounds."""
+    """Of latencies in ms; None if too few values support one. Those named in `at_least` are lower
+    bounds."""
 
     mean: Number | None = None
     p50: Number | None = None
@@ -241,7 +241,7 @@ class WindowFacts(Struct, frozen=True, kw_only=True):
     saturation: WindowSaturation | None = None
 
     def side(self, tier: str, kind: str) -> WindowSide:
-        """What one tier read or wrote."""
+        """Return what one tier read or wrote."""
         return self.tiers.get(tier, {}).get(kind, WindowSide())
 
 
@@ -479,5 +479,5 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
 
 
 def published(section: Mapping[str, Any]) -> PublishedRun:
-    """The section `kv_cache` of a result of any schema. Raises MisshapenError."""
+    """Return the section `kv_cache` of a result of any schema. Raises MisshapenError."""
     return converted(section, PublishedRun, "")

@@ -7,18 +7,16 @@ and its absence makes the whole invalid.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from msgspec import Struct
 
 from kv_cache import __version__
 from kv_cache.core.seed import Seed
-from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
 from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.counted import Number
-from kv_cache.result.metrics import CONFIDENCE, HEADLINES, METRICS, Json, Metric
+from kv_cache.result.metrics import CONFIDENCE, HEADLINES, METRICS, Json, Metric, spread
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 from kv_cache.result.sweep import IntervalEnds
@@ -67,7 +65,7 @@ class TrialFacts(Struct, frozen=True, kw_only=True):
 
 
 def identity(section: Json) -> dict[str, Any]:
-    """What two results must share to be comparable, beside the schedule, by name.
+    """Return what two results must share to be comparable, beside the schedule, by name.
 
     `own` is the section `kv_cache` of a result. A model's `source` only says where it was read.
     """
@@ -96,7 +94,7 @@ def _named(prefix: str, values: Json) -> dict[str, Any]:
 
 
 def trial_seed(master: int, trial: int) -> int:
-    """The seed (32 bits) of a trial, counted from 1."""
+    """Return the seed (32 bits) of a trial, counted from 1."""
     return Seed(master).child("trial", trial).integer() % 2**32
 
 
@@ -109,7 +107,7 @@ def aggregate(
     cooldown_s: float = 0.0,
     most_cv: float = MOST_CV,
 ) -> dict[str, Any]:
-    """The sealed document of all trials, in the order in which they ran.
+    """Build the sealed document of all trials, in the order in which they ran.
 
     `documents` are the trials' results as they were written, `files` the SHA-256 of each one's file
     by name, in the same order. `planned` may be more than there are: a signal ended the series.
@@ -180,22 +178,17 @@ def _trial(number: int, section: Json, name: str, sha: str, print_: str | None) 
 
 
 def _numbers(metric: Metric, counted: Sequence[Json]) -> dict[str, Any] | None:
-    """None where no trial has the metric. A trial that lacks it has null among the values."""
+    """Return a metric of all trials, None if no trial has it. A trial that lacks it has null among
+    the values."""
     values = [metric.value(section) for section in counted]
     known = [value for value in values if value is not None]
     if not known:
         return None
-    interval = bounded_interval(known, CONFIDENCE, metric.most)
     return {
         "unit": metric.unit,
         "better": metric.better,
+        **spread(known, metric.mean, metric.most),
         "values": values,
-        "median": median(known),
-        "mean": metric.mean(known),
-        "interval": None if interval is None else interval._asdict(),
-        "coefficient_of_variation": coefficient_of_variation(known),
-        "min": min(known),
-        "max": max(known),
     }
 
 

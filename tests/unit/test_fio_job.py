@@ -16,14 +16,12 @@ from kv_cache.files.fio import (
     CLASSES,
     HEADER,
     Twin,
-    comparison,
     derive,
     job_text,
-    read_answer,
-    read_logs,
     size_classes,
     what_it_does,
 )
+from kv_cache.files.fio_report import comparison, read_answer, read_logs
 from kv_cache.files.reading import read_result, require_replaceable
 from kv_cache.metrics.histogram import Histogram
 from tests.results import WINDOW_S, document, row, write

@@ -32,9 +32,9 @@ SCHEMA = RANKS
 
 
 def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
-    """The sealed document of all ranks, of what each has as its result (by its number, as plain
-    JSON). Whatever is wrong with one is a reason of the verdict; what cannot be counted is kept,
-    and in no sum."""
+    """Build the sealed document of all ranks, of what each has as its result (by its number, as
+    plain JSON). Whatever is wrong with one is a reason of the verdict; what cannot be counted is
+    kept, and in no sum."""
     crew = replace(crew, members=sorted(crew.members, key=lambda member: member.rank))
     parts = parts_of(results, crew)
     counted, runs = counted_of(parts), runs_of(parts)
@@ -70,7 +70,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
 
 
 def _numbers(counted: Sequence[Part]) -> dict[str, Any]:
-    """The measurements of all, under the names that a result of one run has."""
+    """Return the measurements of all, under the names that a result of one run has."""
     runs = runs_of(counted)
     counts = merged(totals(runs))
     evictions = counts.evictions
@@ -99,7 +99,7 @@ def _policies(runs: Sequence[CountedRun]) -> Any:
 
 
 def _put_together(values: Sequence[Any]) -> Any:
-    """Mappings put together: counts added up, and what is no count where all ranks agree."""
+    """Put mappings together: counts are added, and other values are kept if all ranks agree."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -114,9 +114,9 @@ def _put_together(values: Sequence[Any]) -> Any:
 
 
 def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
-    """From the first window's begin to the last one's end, where the crew's clocks tell: how long,
-    how much of it all ranks measured, and what moved in it. Rates of tiers over it stand beside
-    the sums."""
+    """Return the time from the first window's begin to the last one's end by the crew's clocks: how
+    long it was, and how much of it all ranks measured. Adds the rates of tiers over it beside the
+    sums."""
     begins = [begin for part in counted if (begin := part.begin_ns) is not None]
     ends = [end for part in counted if (end := part.end_ns) is not None]
     known = bool(counted) and len(begins) == len(counted)
@@ -143,9 +143,9 @@ Sides = Mapping[str, Mapping[str, Any]]
 
 
 def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
-    """Bytes that all ranks claim, beside what the kernel counted for their processes and for each
-    device of each machine, once. A device counts everybody's, so of ranks that share one the
-    largest count is taken."""
+    """Return the bytes that all ranks claim, beside those that the kernel counted for their
+    processes and once for each device of each machine. A device counts all processes', so of ranks
+    that share one the largest count is taken."""
     known = [
         (part, row)
         for part in counted
@@ -171,7 +171,7 @@ def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
 
 
 def _devices(known: Sequence[tuple[Part, Sides]]) -> list[dict[str, Any]]:
-    """One row for each device of each machine."""
+    """Return one row for each device of each machine."""
     groups: dict[tuple[str, str], list[tuple[Part, Sides]]] = {}
     for part, row in known:
         groups.setdefault((part.host or "", str(row["device"] or "")), []).append((part, row))
@@ -214,10 +214,9 @@ def _most(values: Sequence[Any]) -> Any:
 
 
 def _what(counted: Sequence[Part]) -> dict[str, Any]:
-    """What the results say of themselves; null where they do not agree."""
-    started = [
-        instant for part in counted if isinstance(instant := part.value_at("started_utc"), str)
-    ]
+    """Return what the results have of themselves; null if they do not agree."""
+    instants = [part.value_at("started_utc") for part in counted]
+    started = [instant for instant in instants if isinstance(instant, str)]
     return {
         **{name: _agreed(counted, name) for name in ("driver", "semantics_preset")},
         "contains_performance": bool(counted)
@@ -236,7 +235,7 @@ def _agreed(counted: Sequence[Part], name: str) -> Any:
 
 
 def _status(parts: Sequence[Part]) -> str:
-    """`broken` where a rank is missing or broke, `interrupted` where one was."""
+    """Return `broken` if a rank is missing or broke, `interrupted` if one was."""
     if any(not part.counted or part.lost is not None for part in parts):
         return BROKEN
     statuses = {part.value_at("status") for part in parts}
@@ -250,7 +249,7 @@ _ALONE = "this is rank "
 
 
 def _notes(counted: Sequence[Part], crew: Crew) -> list[str]:
-    """The ranks' notes, each once, with the ranks that have it."""
+    """Return the ranks' notes, each once, with the ranks that have it."""
     ranks: dict[str, list[int]] = {}
     for part in counted:
         for note in [] if part.run is None else part.run.facts.notes:
@@ -267,7 +266,7 @@ def _whose(ranks: Sequence[int], several: int) -> str:
 
 
 def _settings(counted: Sequence[Part]) -> dict[str, Any]:
-    """What all ranks have in common; what differs is in their own results."""
+    """Return what all ranks have in common; what differs is in their own results."""
     runs = runs_of(counted)
     names = ("workload", "model", "semantics", "buffers")
     shared = {name: common([part.value_at(name) for part in counted]) or {} for name in names}
@@ -290,7 +289,7 @@ def _settings(counted: Sequence[Part]) -> dict[str, Any]:
 
 
 def _environment(counted: Sequence[Part]) -> dict[str, Any]:
-    """What all machines have in common, and each of them."""
+    """Return what all machines have in common, and each of them."""
     hosts: dict[str, list[Part]] = {}
     for part in counted:
         hosts.setdefault(part.host or "", []).append(part)
@@ -309,7 +308,7 @@ def _environment(counted: Sequence[Part]) -> dict[str, Any]:
 
 
 def _row(part: Part) -> dict[str, Any]:
-    """One rank, with its result as it came."""
+    """Return one rank, with its result as it came."""
     figures = {}
     if part.run is not None and part.run.config.output.io_trace_log is None:
         values = {name: metric.value(part.document[SECTION]) for name, metric in METRICS.items()}

@@ -61,7 +61,7 @@ class Part:
 
 
 def parts_of(results: Mapping[int, Any], crew: Crew) -> list[Part]:
-    """All ranks that were wanted, and those that were not, in their order."""
+    """Return all ranks that were planned, and others of which there is anything, in their order."""
     members = {member.rank: member for member in crew.members}
     numbers = sorted({*range(crew.wanted), *results, *members})
     seen: dict[str, int] = {}
@@ -100,7 +100,7 @@ def _flaws(part: Part, crew: Crew) -> Iterator[str]:
 
 
 def _another(part: Part, crew: Crew) -> Iterator[str]:
-    """A result that says itself that it is another's."""
+    """Yield why a result is another rank's, by what it has itself."""
     rank, ranks = part.value_at("rank.rank"), part.value_at("rank.ranks")
     if rank != part.rank:
         yield f"has the result of rank {str(rank)[:20]}"
@@ -121,5 +121,5 @@ def counted_of(parts: Sequence[Part]) -> list[Part]:
 
 
 def runs_of(parts: Sequence[Part]) -> list[CountedRun]:
-    """The facts of those that count."""
+    """Return the facts of those that count."""
     return [part.run for part in parts if part.run is not None]

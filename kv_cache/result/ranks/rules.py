@@ -41,7 +41,7 @@ Json = Mapping[str, Any]
 
 
 def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Verdict:
-    """The verdict on all of them. `body` has the merged sections."""
+    """Return the verdict on all of them. `body` has the merged sections."""
     counted = counted_of(parts)
     looks = {
         "R1": _complete(parts, crew),
@@ -144,14 +144,12 @@ def _windows(counted: Sequence[Part]) -> Look:
     if not lengths:
         return Status.NOT_JUDGED, "no rank has a window"
     short, long = (pick(lengths, key=lambda r: lengths[r]) for pick in (min, max))
-    lengths_text = (
-        f"windows were {lengths[short]:.3f} s (rank {short}) to {lengths[long]:.3f} s (rank {long})"
-    )
     if lengths[long] <= lengths[short] * (1 + MOST_UNLIKE):
         return Status.PASS, f"windows were {lengths[short]:.3f} to {lengths[long]:.3f} s long"
     return Status.SUSPECT, (
-        f"{lengths_text}, more than {100 * MOST_UNLIKE:g} % apart: the sum of their rates is of no common "
-        "time; bound all ranks by --duration"
+        f"windows were {lengths[short]:.3f} s (rank {short}) to {lengths[long]:.3f} s (rank {long})"
+        f", more than {100 * MOST_UNLIKE:g} % apart: the sum of their rates is of no common time; "
+        "bound all ranks by --duration"
     )
 
 
@@ -192,7 +190,8 @@ def _reasons(part: Part) -> list[str]:
 
 
 def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:
-    """One rank alone cannot tell its siblings' bytes from strangers'; all of them can."""
+    """Judge what others moved. One rank alone cannot separate its siblings' bytes from strangers';
+    all of them can."""
     if not _real(counted):
         return _VIRTUAL
     if len(counted) < crew.wanted:

@@ -49,8 +49,8 @@ class Finding:
 
 
 def headline(variants: Sequence[Json]) -> Measure:
-    """Goodput where something is promised, else the TTFT that 95 % of the requests keep; how many
-    finish where too many do not, and block hits where nothing takes time, or misses take none."""
+    """Return goodput if there are SLOs, else the TTFT that 95 % of the requests keep; how many
+    finish if too many do not, and block hits if nothing takes time, or misses take none."""
     if _free_misses(variants) is not None:
         return HIT_RATIO
     if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
@@ -62,8 +62,8 @@ def headline(variants: Sequence[Json]) -> Measure:
 
 
 def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
-    """The section of the document. `variants` have their numbers over seeds, `varied` are the
-    options in which they differ."""
+    """Return the section of the document. `variants` have their numbers over seeds, `varied` are
+    the options in which they differ."""
     first = headline(variants)
     why = no_order(variants, varied)
     findings = [_judged(measure, variants, varied, why) for measure in (first, *_others(first))]
@@ -85,7 +85,7 @@ def _others(first: Measure) -> list[Measure]:
 
 
 def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
-    """Why these variants have no order by anything; None where they may have one."""
+    """Return why these variants have no order by anything; None if they may have one."""
     if len(variants) < 2:
         return "there is one variant: nothing to compare it with"
     seeds = min(len(variant["runs"]) for variant in variants)
@@ -103,7 +103,8 @@ def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
 
 
 def _compulsory(variants: Sequence[Json]) -> str | None:
-    """Of the variant that misses most; the first accesses are the same for all."""
+    """Return why caches have no order: nearly all misses of the variant that misses most are first
+    accesses, which are the same for all."""
     rows = [
         (number_of(variant, "blocks.missed") or 0.0, number_of(variant, "blocks.compulsory") or 0.0)
         for variant in variants
@@ -128,7 +129,8 @@ def _lost(variants: Sequence[Json]) -> str | None:
 
 
 def _free_misses(variants: Sequence[Json]) -> str | None:
-    """Where nothing is computed, who finds less loads less and is faster."""
+    """Return why latencies have no order: if nothing is computed, a variant that finds less loads
+    less and is faster."""
     if any(number_of(variant, "instances.utilisation") for variant in variants):
         return None
     hits = [ratio for v in variants if (ratio := number_of(v, HIT_RATIO.path)) is not None]
@@ -138,7 +140,7 @@ def _free_misses(variants: Sequence[Json]) -> str | None:
 
 
 def _least(variants: Sequence[Json], path: str) -> tuple[float, int] | None:
-    """The smallest value of a number, with its variant."""
+    """Return the smallest value of a number, with its variant."""
     values = [
         (value, variant["variant"])
         for variant in variants
@@ -170,7 +172,7 @@ def _judged(
 
 
 def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
-    """The best one, if its interval lies beyond those of all others."""
+    """Return the best one, if its interval lies beyond those of all others."""
     rows = [(variant, variant["numbers"].get(measure.path)) for variant in variants]
     missing = [v["variant"] for v, row in rows if row is None or row["interval"] is None]
     if missing:
@@ -202,7 +204,7 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
 
 
 def _ends(row: Json, sign: float) -> tuple[float, float]:
-    """The interval, as if smaller were better."""
+    """Return the interval, as if smaller were better."""
     low, high = sign * row["interval"]["low"], sign * row["interval"]["high"]
     return min(low, high), max(low, high)
 
@@ -220,14 +222,14 @@ def _tied(measure: Measure, number: int, near: Sequence[int], ranked: Sequence[A
 
 
 def _list(numbers: Sequence[int]) -> str:
-    """`variant 3`, `variants 1, 2 and 3`."""
+    """Return `variant 3`, or `variants 1, 2 and 3`."""
     if len(numbers) == 1:
         return f"variant {numbers[0]}"
     return f"variants {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def name_of(variants: Sequence[Json], number: int) -> str:
-    """`variant 2 (eviction=arc)`."""
+    """Return `variant 2 (eviction=arc)`."""
     name = next(variant["name"] for variant in variants if variant["variant"] == number)
     return f"variant {number} ({name})" if name else f"variant {number}"
 
@@ -236,7 +238,8 @@ def name_of(variants: Sequence[Json], number: int) -> str:
 
 
 def warnings(variants: Sequence[Json]) -> list[str]:
-    """What a reader has to know before the numbers, each once, with the variants that it is of."""
+    """Return what a reader has to know before the numbers, each once, with the variants that it is
+    of."""
     whose: dict[str, list[int]] = {}
     for variant in variants:
         for text in (*_of_load(variant), *_of_runs(variant)):
@@ -248,7 +251,8 @@ def warnings(variants: Sequence[Json]) -> list[str]:
 
 
 def _of_load(variant: Json) -> list[str]:
-    """Of the distribution of requests over instances, and of requests that were lost."""
+    """Return warnings about the distribution of requests over instances, and about lost
+    requests."""
     skew, active = (
         number_of(variant, path) for path in ("instances.skew", "instances.active_share")
     )
@@ -273,6 +277,6 @@ def _of_load(variant: Json) -> list[str]:
 
 
 def _of_runs(variant: Json) -> list[str]:
-    """What the simulations themselves warned of."""
+    """Return the warnings of the simulations themselves."""
     texts = (text for run in variant["runs"] for text in run["facts"]["warnings"])
     return list(dict.fromkeys(texts))
