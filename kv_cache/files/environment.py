@@ -30,18 +30,9 @@ OPTIONAL_PACKAGES = (
 )
 VARIABLES = ("LD_PRELOAD", "*_NUM_THREADS")
 DEVICE_KEYS = (
-    *(
-        "name",
-        "partition",
-        "major_minor",
-        "model",
-        "firmware",
-        "rotational",
-        "scheduler",
-        "nr_requests",
-    ),
-    *("max_sectors_kb", "logical_block_bytes", "write_cache", "size_bytes", "backing_file"),
-    *("built_on", "reason"),
+    *("name", "partition", "major_minor", "model", "firmware", "rotational", "scheduler"),
+    *("nr_requests", "max_sectors_kb", "logical_block_bytes", "write_cache", "size_bytes"),
+    *("backing_file", "built_on", "reason"),
 )
 
 FILESYSTEM_KEYS = (
@@ -398,24 +389,26 @@ def _firmware(reader: Reader, disk: str) -> str | None:
 
 def _disk(reader: Reader, disk: str) -> dict[str, Any]:
     """Describe a whole disk by sysfs; `disk` is its directory, below the reader's root."""
-    rotational = reader.number("device.rotational", f"{disk}/queue/rotational")
-    sectors = reader.number("device.size_bytes", f"{disk}/size")
-    scheduler = reader.text("device.scheduler", f"{disk}/queue/scheduler")
+
+    def text(key: str, path: str, *, optional: bool = False) -> str | None:
+        return reader.text(f"device.{key}", f"{disk}/{path}", optional=optional)
+
+    def number(key: str, path: str) -> int | None:
+        return reader.number(f"device.{key}", f"{disk}/{path}")
+
+    rotational = number("rotational", "queue/rotational")
+    sectors = number("size_bytes", "size")
     return {
-        "model": reader.text("device.model", f"{disk}/device/model"),
+        "model": text("model", "device/model"),
         "firmware": _firmware(reader, disk),
         "rotational": None if rotational is None else bool(rotational),
-        "scheduler": selected(scheduler),
-        "nr_requests": reader.number("device.nr_requests", f"{disk}/queue/nr_requests"),
-        "max_sectors_kb": reader.number("device.max_sectors_kb", f"{disk}/queue/max_sectors_kb"),
-        "logical_block_bytes": reader.number(
-            "device.logical_block_bytes", f"{disk}/queue/logical_block_size"
-        ),
-        "write_cache": reader.text("device.write_cache", f"{disk}/queue/write_cache"),
+        "scheduler": selected(text("scheduler", "queue/scheduler")),
+        "nr_requests": number("nr_requests", "queue/nr_requests"),
+        "max_sectors_kb": number("max_sectors_kb", "queue/max_sectors_kb"),
+        "logical_block_bytes": number("logical_block_bytes", "queue/logical_block_size"),
+        "write_cache": text("write_cache", "queue/write_cache"),
         "size_bytes": None if sectors is None else sectors * _SECTOR_BYTES,
-        "backing_file": reader.text(
-            "device.backing_file", f"{disk}/loop/backing_file", optional=True
-        ),
+        "backing_file": text("backing_file", "loop/backing_file", optional=True),
         "built_on": _below(reader, f"{disk}/slaves"),
     }
 

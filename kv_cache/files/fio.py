@@ -1,8 +1,8 @@
-"""fio's word beside ours: the fio job that does the I/O of a run's storage tier in its window.
+"""Derives the fio job that does the I/O of a run's storage tier in its window.
 
 What a job takes over from a result: the sizes of objects and of system calls, reads and writes at
 once, how many of each were in flight (Little's law), direct or not, the engine, fsync, and whether
-an object is a file or a place in a preallocated one. What it cannot take over is said by `unlike`.
+an object is a file or a place in a preallocated one. `unlike` lists what it cannot take over.
 
 fio has no word for "an object": one system call carries a whole object, or, where all objects have
 one size and took several calls, the calls of one object follow each other and their completion
@@ -22,8 +22,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
 from kv_cache.core.units import (
@@ -40,8 +38,9 @@ from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
-from kv_cache.result.counted import Count, Number
-from kv_cache.result.run import SECTION, MisshapenError, converted, not_as_written
+from kv_cache.result.paths import value_at
+from kv_cache.result.published import OperationFacts, PublishedRun, published
+from kv_cache.result.run import SECTION, MisshapenError, not_as_written
 from kv_cache.tiers.nvme.store import FSYNC_BATCH
 
 DEFAULT_SECONDS = 20.0
@@ -50,7 +49,7 @@ HEADER = "# kv-cache twin: fio does the I/O of a run's storage tier"
 
 FILE_NAMES = "$jobname.$jobnum.$filenum.kv"
 CLASSES = 20
-"""Sizes of a mix that a job tells apart; fio takes 64, in whole percents."""
+"""Sizes of a mix that a job distinguishes; fio takes 64, in whole percents."""
 
 PERCENTILES = (50.0, 95.0, 99.0)
 
@@ -162,101 +161,44 @@ class Twin:
 # --- from a result ---------------------------------------------------------------------------
 
 
-class StorageRow(Struct, frozen=True, kw_only=True):
-    """One row of a result's operations; older schemas have neither sizes nor system calls."""
-
-    phase: str
-    tier: str
-    operation: str
-    engine: str = ""
-    operations: Count
-    bytes: Count
-    system_calls: Count | None = None
-    histogram_device: Histogram
-    histogram_bytes: Histogram | None = None
-
-
-class StoreFacts(Struct, frozen=True, kw_only=True):
-    """How the store wrote; `fsync` was once yes or no."""
-
-    layout: str = "file"
-    fsync: str | bool = False
-
-
-class StorageTier(Struct, frozen=True, kw_only=True):
-    store: StoreFacts
-    peak_bytes: Count
-
-
-class WindowCounters(Struct, frozen=True, kw_only=True):
-    process_cpu_ns: int | None = None
-
-
-class KernelFacts(Struct, frozen=True, kw_only=True):
-    window: WindowCounters = WindowCounters()
-
-
-class TiersConfigured(Struct, frozen=True, kw_only=True):
-    cache_dir: str | list[str] | None = None
-
-
-class ConfigFacts(Struct, frozen=True, kw_only=True):
-    tiers: TiersConfigured
-
-
-class DeviceFacts(Struct, frozen=True, kw_only=True):
-    name: str | None = None
-
-
-class EnvironmentFacts(Struct, frozen=True, kw_only=True):
-    device: DeviceFacts | None = None
-
-
-class StorageFacts(Struct, frozen=True, kw_only=True):
-    """The part of the section `kv_cache` that a fio job follows from."""
-
-    window_s: Number
-    operations: list[StorageRow]
-    tiers: dict[str, StorageTier]
-    kernel_counters: KernelFacts
-    config: ConfigFacts
-    environment: EnvironmentFacts
-
-
 def derive(document: Mapping[str, Any], file: Path) -> Twin:
     """Derive the storage I/O of a result's window. Raises UsageError if there is none, or the
     result does not have enough."""
     try:
-        facts = converted(document[SECTION], StorageFacts, SECTION)
+        run = published(document[SECTION])
     except MisshapenError as error:
-        raise not_as_written(file, error) from None
-    rows = _storage_rows(facts, file)
-    if not rows or not 0 < facts.window_s < 1e9:
+        raise not_as_written(file, f"{SECTION}.{error}") from None
+    rows = _storage_rows(run, file)
+    if not rows or not 0 < run.window_s < 1e9:
         raise UsageError(
             f"{file}: nothing was read from storage or written to it in the measured window, so "
             "there is nothing for fio to do; give a run whose storage tier was used"
         )
-    tier = facts.tiers.get(Tier.NVME.label)
-    if tier is None:
+    tier = run.tiers.get(Tier.NVME.label)
+    if tier is None or tier.peak_bytes is None:
         raise not_as_written(file, f"{SECTION}.tiers.storage is missing")
     sides = [
-        _side(kind, of_kind, facts.window_s, file)
+        _side(kind, of_kind, run.window_s, file)
         for kind in (OpKind.READ, OpKind.WRITE)
         if (of_kind := [row for row in rows if row.operation == kind])
     ]
-    directories, device = facts.config.tiers.cache_dir, facts.environment.device
-    if isinstance(directories, str):
-        directories = [directories]
+    cpu_ns = run.kernel_counters.get("window", {}).get("process_cpu_ns")
+    directories = value_at(run.config, "tiers.cache_dir")
+    device = value_at(run.environment, "device.name")
     return Twin(
         result=file,
-        window_s=facts.window_s,
+        window_s=run.window_s,
         sides=tuple(sides),
         layout=tier.store.layout,
         fsync=_fsync(tier.store.fsync),
         footprint_bytes=tier.peak_bytes,
-        cpu_ns=facts.kernel_counters.window.process_cpu_ns,
-        cache_dirs=tuple(path for path in directories or () if path),
-        device=None if device is None else device.name,
+        cpu_ns=cpu_ns if isinstance(cpu_ns, int) else None,
+        cache_dirs=tuple(
+            str(path)
+            for path in (directories if isinstance(directories, list) else [directories])
+            if path
+        ),
+        device=device if isinstance(device, str) else None,
     )
 
 
@@ -267,10 +209,10 @@ def _fsync(stored: str | bool) -> str:
     return stored
 
 
-def _storage_rows(facts: StorageFacts, file: Path) -> list[StorageRow]:
+def _storage_rows(run: PublishedRun, file: Path) -> list[OperationFacts]:
     rows = [
         row
-        for row in facts.operations
+        for row in run.operations
         if row.phase == Phase.MEASURE
         and row.tier == Tier.NVME.label
         and row.operation in (OpKind.READ, OpKind.WRITE)
@@ -283,7 +225,7 @@ def _storage_rows(facts: StorageFacts, file: Path) -> list[StorageRow]:
     return [row for row in rows if row.operations]
 
 
-def _side(kind: OpKind, rows: Sequence[StorageRow], window_s: float, file: Path) -> Side:
+def _side(kind: OpKind, rows: Sequence[OperationFacts], window_s: float, file: Path) -> Side:
     device = merged(row.histogram_device for row in rows)
     sizes = merged(row.histogram_bytes for row in rows if row.histogram_bytes is not None)
     operations = sum(row.operations for row in rows)
@@ -319,7 +261,7 @@ def _side(kind: OpKind, rows: Sequence[StorageRow], window_s: float, file: Path)
     )
 
 
-def _by_bytes(rows: Iterable[StorageRow]) -> list[str]:
+def _by_bytes(rows: Iterable[OperationFacts]) -> list[str]:
     """Return the engines, the one that moved most first; an unknown one alone, to be refused."""
     moved: Counter[str] = Counter()
     for row in rows:

@@ -1,9 +1,9 @@
-"""A configuration of synthetic users who ask as a trace does, as far as laws can say it.
+"""Fits a configuration of synthetic users to a trace, as far as laws can express it.
 
 Lengths, turns and think times become laws (`workload/lengths`), arrivals a rate and a coefficient
 of variation. What is written says of each how far it is from the trace: the Kolmogorov-Smirnov
 distance is the largest difference between the shares up to a value, 0 (the same) to 1. It also says
-what no law carries over, so that nobody takes the users for the trace.
+what no law carries over, so that the users are not taken for the trace.
 """
 
 from collections import Counter

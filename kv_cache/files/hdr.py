@@ -3,7 +3,7 @@ hdr-plot, the `hdrh` of Python).
 
 A log is text: a comment with the start of time, a legend, and a line for each interval with its
 histogram in the V2 compressed encoding: a header and the counts, packed by zlib, in base64. Counts
-are ZigZag LEB128 of at most 9 bytes; a negative one stands for so many zeros.
+are ZigZag LEB128 of at most 9 bytes; a negative one represents that many zeros.
 
 Ours have 256 buckets for each power of two. HdrHistogram's with 3 significant digits have 1024, so
 that each of ours holds four of them: its count goes to the one that ends at its middle, which is
@@ -34,7 +34,7 @@ MARK = "#[kv-cache latencies in ns"
 """How each log begins; a file that begins so may be replaced."""
 
 DIGITS = 3
-LONGEST_NS = 3600 * NS_PER_S  # what readers are told to make room for, at least
+LONGEST_NS = 3600 * NS_PER_S  # readers make room for this, at least
 _SUB_BITS = 11  # 2048 counts for the first 2048 values, then 1024 for each power of two
 _HALF = 1 << (_SUB_BITS - 1)
 _COOKIE, _COMPRESSED = 0x1C849313, 0x1C849314

@@ -1,6 +1,6 @@
 """The I/O trace (`--io-trace-log`): every physical operation of a run in virtual time, as CSV.
 
-The columns are those of the MLPerf reference benchmark. Rows stand in the order in which operations
+The columns are those of the MLPerf reference benchmark. Rows are in the order in which operations
 are asked for, with the instant of asking, so that one seed always gives the same bytes; what the
 run's end cut off is left out, as it is in the result. `docs/how-to/record-and-replay.md` says what
 the words mean.
@@ -51,7 +51,7 @@ class _Row:
 
 
 class IoTrace:
-    """The driver tells it each side when it is asked for, and each operation when it has ended."""
+    """Observes the driver: each side when it is requested, and each operation when it has ended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # as the reference does

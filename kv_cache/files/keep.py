@@ -1,4 +1,4 @@
-"""Writes what a command found out, and finds another place for it where its file cannot be written.
+"""Writes the output of a command, to another place if its file cannot be written.
 
 A measurement can have taken a day: it is never given up because a disk is full at its end. Where
 its file cannot be written it goes into the current directory, else into one for temporary files,

@@ -4,7 +4,6 @@ A result may have been cut short, edited, or not be a result at all: a bad file 
 never a traceback.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -33,24 +32,9 @@ def read_result(path: Path, *, measured: bool = True) -> Mapping[str, Any]:
     `measured` refuses results of virtual time. Raises UsageError.
     """
     file = _result_file(path)
-    document = _parsed(file)
-    section = document.get(SECTION) if isinstance(document, Mapping) else None
-    if not isinstance(document, Mapping) or not isinstance(section, Mapping):
-        raise UsageError(
-            f"{file} is JSON but not a result of this program: it has no section {SECTION!r}; "
-            "name the file that run wrote to --output"
-        )
-    schema = section.get("schema")
-    if isinstance(schema, str) and schema.startswith(("kv-cache-ranks/", "kv-cache-trials/")):
-        raise UsageError(
-            f"{file} is the result of several runs ({_short(schema)}), and that of one "
-            "(kv-cache-result/N) is needed; name one of theirs, or see report"
-        )
-    if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
-        raise UsageError(
-            f"{file}: its section {SECTION!r} has schema {_short(schema)}, which this program does "
-            "not know (kv-cache-result/N); name the file that run wrote to --output"
-        )
+    document: Mapping[str, Any] = _parsed(file)
+    section = _section(document, file)
+    _require_run(section, file)
     if measured and section.get("driver") != "real-io":
         raise UsageError(
             f"{file} was made by {_short(section.get('driver'))}, which moves no bytes; give the "
@@ -63,27 +47,42 @@ def read_document(path: Path, *more: str) -> Mapping[str, Any]:
     """Return an unchanged document of any of the `KINDS`, or whose schema is one of `more`.
     Raises UsageError."""
     file = _result_file(path)
-    try:
-        document: Any = orjson.loads(result_bytes(file))
-    except orjson.JSONDecodeError:
-        return read_result(path, measured=False)  # which says what is wrong
-    section = document.get(SECTION) if isinstance(document, dict) else None
-    if not isinstance(section, dict) or section.get("schema") not in (*KINDS, *more):
-        document = read_result(path, measured=False)
-    elif deeper_than(document, DEEPEST):
-        raise _too_deep(file)
-    result: Mapping[str, Any] = document
-    require_intact(result, path)
-    return result
+    document: Mapping[str, Any] = _parsed(file)
+    section = _section(document, file)
+    if section.get("schema") not in (*KINDS, *more):
+        _require_run(section, file)
+    require_intact(document, path)
+    return document
+
+
+def _section(document: Any, file: Path) -> Mapping[str, Any]:
+    section = document.get(SECTION) if isinstance(document, Mapping) else None
+    if not isinstance(section, Mapping):
+        raise UsageError(
+            f"{file} is JSON but not a result of this program: it has no section {SECTION!r}; "
+            "name the file that run wrote to --output"
+        )
+    return section
+
+
+def _require_run(section: Mapping[str, Any], file: Path) -> None:
+    """Refuse what is not the result of one run."""
+    schema = section.get("schema")
+    if isinstance(schema, str) and schema.startswith(("kv-cache-ranks/", "kv-cache-trials/")):
+        raise UsageError(
+            f"{file} is the result of several runs ({_short(schema)}), and that of one "
+            "(kv-cache-result/N) is needed; name one of theirs, or see report"
+        )
+    if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
+        raise UsageError(
+            f"{file}: its section {SECTION!r} has schema {_short(schema)}, which this program does "
+            "not know (kv-cache-result/N); name the file that run wrote to --output"
+        )
 
 
 def _result_file(path: Path) -> Path:
     """Return the file of a result; a directory that may not be looked at is taken for the file."""
     return path / RESULT_FILE if os.path.isdir(path) else path
-
-
-def _too_deep(file: Path) -> UsageError:
-    return UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
 
 
 def require_intact(document: Mapping[str, Any], path: Path) -> None:
@@ -103,22 +102,19 @@ def _parsed(file: Path) -> Any:
     try:
         document = orjson.loads(data)  # takes only what can be hashed again
     except orjson.JSONDecodeError as error:
-        raise UsageError(f"result {file} {_flaw(data, error)}") from None
+        raise UsageError(f"result {file} {_flaw(str(error))}") from None
     if deeper_than(document, DEEPEST):
-        raise _too_deep(file)
+        raise UsageError(f"result {file} is nested deeper than {DEEPEST}, which no result is")
     return document
 
 
-def _flaw(data: bytes, refused: ValueError) -> str:
-    """Return why it is not JSON; the standard library knows best whether a text was cut short."""
-    try:
-        json.loads(data)
-    except UnicodeDecodeError:
+def _flaw(refusal: str) -> str:
+    """Return why a text is not JSON."""
+    if "not valid UTF-8" in refusal:
         return "is not text; name a result file"
-    except (ValueError, RecursionError) as error:
-        if _cut(error):
-            return "ends in the middle: it was cut short; give an untouched result file"
-    return f"is not JSON ({refused}); give an untouched result file"
+    if refusal.startswith("unexpected end of data"):
+        return "ends in the middle: it was cut short; give an untouched result file"
+    return f"is not JSON ({refusal}); give an untouched result file"
 
 
 def result_bytes(file: Path) -> bytes:
@@ -148,13 +144,6 @@ def deeper_than(value: Any, levels: int) -> bool:
         if not level:
             return False
     return True
-
-
-def _cut(error: Exception) -> bool:
-    """Return whether the text was JSON as far as it goes."""
-    if not isinstance(error, json.JSONDecodeError):
-        return False
-    return error.msg.startswith("Unterminated") or error.pos >= len(error.doc.rstrip())
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a run asked, as a trace of our own (`--record`), and what its replay has to know.
+"""Records the requests of a run as a trace (`--record`), and what its replay has to know.
 
 A row is a whole request as it arrived: after users, prompts, retrievals, paces and mixes, before
 any decision. `at_ns` counts from the beginning of the load, so that a replay with the same options
@@ -24,7 +24,7 @@ FLAG = "--record"
 
 
 class Recording:
-    """The driver tells it each request when it arrives."""
+    """Observes the driver: each request when it arrives."""
 
     def __init__(self, path: Path, config: Config, load: Load) -> None:
         self._header = header_of(config, load)

@@ -1,7 +1,7 @@
 """Records on demand: one JSON line for each request and each operation, written by a thread of
 its own so that the measured threads only append to a list.
 
-A file stands under its name only when it is complete: until `close` it is `<name>.partial`.
+A file has its name only when it is complete: until `close` it is `<name>.partial`.
 """
 
 import hashlib
@@ -108,7 +108,7 @@ def partial_name(path: Path) -> Path:
 
 class LineWriter:
     """`add` is cheap and thread-safe; rows reach the file within a fifth of a second, unless it is
-    packed. `head` stands before the first row."""
+    packed. `head` precedes the first row."""
 
     def __init__(
         self,

@@ -9,13 +9,13 @@ are of another machine.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from msgspec import Meta, Struct
 
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
@@ -24,13 +24,12 @@ from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Flow, OpStats
 from kv_cache.metrics.summary import Flows, latency_ms, ratio, total_bytes
+from kv_cache.result.run import MisshapenError, converted
 
 FLAG = "--validation-trace"
 TOLERANCE_PCT = 5.0
 _LARGEST = 1 << 30  # bytes of a file that is held in memory
 _FIRST_BAD = 5
-_MOST = 2**53  # beyond it numbers of JSON are not exact
-_MOST_MS = 1e12
 _PERCENTILES = ("p50", "p95", "p99")
 _MOST_MODELS = 20
 
@@ -47,65 +46,29 @@ _STORES = (Cause.PREFILL, Cause.DECODE)
 
 # --- one entry -------------------------------------------------------------------------------
 
-
-def _number(value: object, most: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isfinite(value) and 0 <= value <= most
+_Whole = Annotated[float, Meta(ge=0, le=2**53, multiple_of=1)]  # beyond, JSON is not exact
+_Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int | float) and _number(value, _MOST) and value == int(value)
+class TraceEntry(Struct, frozen=True, kw_only=True):
+    """One request of a real system, in the reference's keys."""
 
-
-def _name(value: object) -> bool:
-    return isinstance(value, str) or type(value) is int
-
-
-def _or_null(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or check(value)
-
-
-_TIME = (lambda value: _number(value, _MOST), "seconds, 0 or more")
-_COUNT = (_whole, f"a whole number from 0 to {_MOST}")
-_LATENCY = (lambda value: _number(value, _MOST_MS), "milliseconds, 0 or more")
-_ID = (_name, "text or a whole number")
-_WORD = (lambda value: isinstance(value, str), "text")
-_YES_NO = (lambda value: isinstance(value, bool), "true or false")
-
-_REQUIRED: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "timestamp": _TIME,
-    "request_id": _ID,
-    "user_id": _ID,
-    "context_tokens": _COUNT,
-    "generation_tokens": _COUNT,
-    "phase": _WORD,
-    "cache_hit": _YES_NO,
-    "cache_tier": (_or_null(_WORD[0]), "text or null"),
-    "read_bytes": _COUNT,
-    "write_bytes": _COUNT,
-    "read_latency_ms": _LATENCY,
-    "write_latency_ms": _LATENCY,
-    "model_name": _WORD,
-}
-_OPTIONAL: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "conversation_id": (_or_null(_name), "text, a whole number or null"),
-    "turn_number": (_or_null(_whole), "a whole number or null"),
-    "prefix_cached": (_or_null(_YES_NO[0]), "true, false or null"),
-}
-
-
-def _fault(entry: object) -> str | None:
-    """Return what is wrong with an entry, if anything is."""
-    if not isinstance(entry, Mapping):
-        return f"expected an object, found {_shown(entry)}"
-    missing = [name for name in _REQUIRED if name not in entry]
-    if missing:
-        return f"has no {', '.join(missing)}"
-    for name, (right, expected) in (*_REQUIRED.items(), *_OPTIONAL.items()):
-        if name in entry and not right(entry[name]):
-            return f"{name}: expected {expected}, found {_shown(entry[name])}"
-    return None
+    timestamp: Annotated[float, Meta(ge=0, le=2**53)]  # s
+    request_id: str | int
+    user_id: str | int
+    context_tokens: _Whole
+    generation_tokens: _Whole
+    phase: str
+    cache_hit: bool
+    cache_tier: str | None
+    read_bytes: _Whole
+    write_bytes: _Whole
+    read_latency_ms: _Milliseconds
+    write_latency_ms: _Milliseconds
+    model_name: str
+    conversation_id: str | int | None = None
+    turn_number: _Whole | None = None
+    prefix_cached: bool | None = None
 
 
 def _shown(value: object) -> str:
@@ -151,23 +114,23 @@ class ValidationTrace:
     tier_words: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
 
-    def add(self, entry: Mapping[str, Any]) -> None:
-        at_s = float(entry["timestamp"])
+    def add(self, entry: TraceEntry) -> None:
+        at_s = entry.timestamp
         self.first_s = min(self.first_s, at_s) if self.entries else at_s
         self.last_s = max(self.last_s, at_s)
         self.entries += 1
-        self.hits += entry["cache_hit"]
-        self.context_tokens += int(entry["context_tokens"])
-        self.generation_tokens += int(entry["generation_tokens"])
-        nbytes, latency = int(entry["read_bytes"]), float(entry["read_latency_ms"])
-        self.read.add(nbytes, latency)
-        self.write.add(int(entry["write_bytes"]), float(entry["write_latency_ms"]))
-        self.models[entry["model_name"]] += 1
-        if word := entry["cache_tier"]:
+        self.hits += entry.cache_hit
+        self.context_tokens += int(entry.context_tokens)
+        self.generation_tokens += int(entry.generation_tokens)
+        read_bytes = int(entry.read_bytes)
+        self.read.add(read_bytes, entry.read_latency_ms)
+        self.write.add(int(entry.write_bytes), entry.write_latency_ms)
+        self.models[entry.model_name] += 1
+        if word := entry.cache_tier:
             self.tier_words[word] += 1
             tier = _TIERS.get(word.lower())
             if tier is not None:
-                self.tiers.setdefault(tier, _Side()).add(nbytes, latency)
+                self.tiers.setdefault(tier, _Side()).add(read_bytes, entry.read_latency_ms)
 
     @property
     def hit_rate(self) -> float:
@@ -202,13 +165,12 @@ def read_validation(path: Path) -> ValidationTrace:
     wrong = 0
     named: list[str] = []
     for number, entry in enumerate(entries, 1):
-        fault = _fault(entry)
-        if fault is None:
-            trace.add(entry)
-            continue
-        wrong += 1
-        if len(named) < _FIRST_BAD:
-            named.append(f"entry {number} {fault}")
+        try:
+            trace.add(converted(entry, TraceEntry, f"entry {number}"))
+        except MisshapenError as error:
+            wrong += 1
+            if len(named) < _FIRST_BAD:
+                named.append(str(error))
     if wrong:
         more = f"; and {wrong - len(named)} more" if wrong > len(named) else ""
         raise TraceError(

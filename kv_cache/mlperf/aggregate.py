@@ -1,8 +1,8 @@
-"""One number of many ranks and trials: as the rules make it, and beside it what they do not give.
+"""Makes one number of many ranks and trials, as the rules do, and beside it what they do not give.
 
 By the rules: bandwidths and tokens/s are added over the ranks of a trial, and the trials' sums are
 averaged; latencies are the worst P95 of any rank. That is no percentile of anything. So all samples
-are pooled too, from the ranks' histograms, and the spread between trials is told.
+are pooled too, from the ranks' histograms, and the spread between trials is shown.
 
 Nothing is made of an option with any flaw.
 """

@@ -1,4 +1,4 @@
-"""What lies where in a tree, as MLPerf's launcher lays it out and its rules want it.
+"""The layout of a tree, as MLPerf's launcher makes it and its rules require it.
 
     <tree>/<division>/<org>/results/<system>/kv_cache/<model>/run/<date>_<time>/     one sequence
         option_<O>/trial_<T>/rank_<N>/kvcache_results_<date>_<time>.json             one rank

@@ -63,7 +63,7 @@ def describe(system: str, environments: Sequence[Json]) -> dict[str, Any]:
 
 
 def write_description(path: Path, description: Json) -> None:
-    """Write it where none stands; what people have filled in is theirs. Raises OSError."""
+    """Write it unless there is one, which people may have filled in. Raises OSError."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

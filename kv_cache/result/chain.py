@@ -2,11 +2,11 @@
 
 `seal` adds a list of links to the result: its configuration, the environment, each records file,
 the evidence, the verdict, the measurements and the reference's keys. Each link has the SHA-256 of
-its part and one that also covers all links before it, so the last one stands for the whole result:
-the fingerprint.
+its part and one that also covers all links before it, so the last one represents the whole
+result: the fingerprint.
 
-A chain finds what was changed by accident or by hand. It is no signature: whoever rewrites a result
-can compute it again. `result.verify` then still finds numbers that contradict each other, and a
+A chain finds what was changed by accident or by hand. It is not a signature: anyone who
+rewrites a result can compute it again. `result.verify` then still finds numbers that contradict each other, and a
 fingerprint that was noted elsewhere finds everything.
 """
 
@@ -49,7 +49,7 @@ def seal(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any
 
 
 def fingerprint(document: Mapping[str, Any]) -> str | None:
-    """Return the last chained hash, which stands for the whole result; None without a sound
+    """Return the last chained hash, which represents the whole result; None without a sound
     chain."""
     links = _links(document)
     return links[-1]["chained"] if links else None

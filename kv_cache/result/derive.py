@@ -71,11 +71,11 @@ def _bytes_per_token(model: Mapping[str, Any]) -> Json:
 
 def _twin(twin: Mapping[str, Any], numbers: Mapping[str, Any]) -> Json:
     """Return what was predicted, beside what this run measured; the result of `predict` is the
-    prediction itself, so there nothing stands beside it."""
-    stands = quantities(numbers)
+    prediction itself, so nothing is beside it."""
+    measured = quantities(numbers)
     if "measurement" not in twin:
-        return {**twin, "prediction": {name: stands.get(name) for name in twin["prediction"]}}
-    return {**twin, **compared(twin["prediction"], stands)}
+        return {**twin, "prediction": {name: measured.get(name) for name in twin["prediction"]}}
+    return {**twin, **compared(twin["prediction"], measured)}
 
 
 def overlaid(below: Any, above: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Histograms in documents: read strictly, as anybody may have written them."""
+"""Histograms in documents: read strictly, as a document may come from anywhere."""
 
 from itertools import pairwise
 from typing import Any

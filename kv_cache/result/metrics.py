@@ -30,8 +30,8 @@ class Metric:
     """One number of a result.
 
     `value` takes it from the section `kv_cache` of a result, `batch` from some windows of its
-    series; both give None if there is nothing to tell it from. Values of which one is less than
-    `resolution` (a share) above the other cannot be told apart, however often they are measured.
+    series; both give None if it is not known. Values of which one is less than
+    `resolution` (a share) above the other are not distinguishable, however often they are measured.
     """
 
     name: str

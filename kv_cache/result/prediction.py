@@ -52,7 +52,7 @@ def twin_section(
     extrapolated: int,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the result's part; with `compare`, what was measured stands beside it once that is
+    """Return the result's part; with `compare`, what was measured is beside it once that is
     derived. `assumed`: tiers whose times are not measured; `extrapolated`: answers of the profile
     for sizes outside it, which touch every number but the hit ratios."""
     marked = [name for name in predicted if extrapolated and not name.endswith("_ratio")]

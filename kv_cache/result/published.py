@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.result.counted import Count, Number, Verified
+from kv_cache.result.counted import Count, Kernel, Number, Verified
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 
@@ -89,13 +89,18 @@ class TierSide(Struct, frozen=True, kw_only=True):
 
 
 class TierStore(Struct, frozen=True, kw_only=True):
+    """What held a tier's bytes; `fsync` was once yes or no."""
+
     engine: str = ""
+    layout: str = "file"
+    fsync: str | bool = False
 
 
 class PublishedTier(Struct, frozen=True, kw_only=True):
     """One tier at the end of the run, and what it moved."""
 
     capacity_bytes: Count | None = None
+    peak_bytes: Count | None = None
     entries: Count | None = None
     store: TierStore = TierStore()
     read: TierSide = TierSide()
@@ -111,9 +116,11 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     cause: str
     operations: Count
     bytes: Count
+    system_calls: Count | None = None
     engine: str = ""
     histogram_total: Histogram
     histogram_device: Histogram
+    histogram_bytes: Histogram | None = None
 
 
 class MetadataFacts(Struct, frozen=True, kw_only=True):
@@ -463,6 +470,7 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     model: ModelFacts = ModelFacts()
     schedule: PublishedSchedule | None = None
     phases_ns: PhaseInstants = PhaseInstants()
+    kernel_counters: dict[str, Kernel] = {}
     recordings: list[RecordingRow] = []
     config: dict[str, Any] = {}
     environment: dict[str, Any] = {}

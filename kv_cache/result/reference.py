@@ -2,8 +2,8 @@
 
 Names and places of the keys are the MLPerf Storage KV-cache benchmark's, so that its launcher and
 everybody's scripts go on working; where the reference's value was wrong in meaning, the right one
-stands under the same key, and `docs/metrics.md` says what changed. Of several ranks, counts, bytes,
-rates and bandwidths are sums, as the submission rules want it, and percentiles come from merged
+is under the same key, and `docs/metrics.md` says what changed. Of several ranks, counts, bytes,
+rates and bandwidths are sums, as the submission rules require, and percentiles come from merged
 histograms.
 """
 
@@ -45,7 +45,7 @@ LATENCIES = {
     "storage_io_latency_ms": "storage",
     "generation_latency_ms": "compute",
 }
-"""What the summary tells of all requests, and which of our latencies it is."""
+"""Latencies of all requests in the summary, and our name of each."""
 
 
 def reference_keys(runs: Sequence[CountedRun]) -> dict[str, Any]:

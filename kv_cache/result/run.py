@@ -153,7 +153,7 @@ def number(kernel: Kernel, name: str) -> float | int | None:
 
 
 def read_run(document: Mapping[str, Any]) -> CountedRun:
-    """Return the facts of a document of this schema, whoever wrote it. Raises MisshapenError."""
+    """Return the facts of a document of this schema. Raises MisshapenError."""
     counted = converted(document, Counted, "")
     if len(counted.kv_cache.operations) > _MOST_FLOWS:
         count = len(counted.kv_cache.operations)

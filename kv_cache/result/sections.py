@@ -247,7 +247,7 @@ def reconciliation(run: CountedRun) -> dict[str, Any] | None:
     this process and for the device. None without real I/O.
 
     Of an object store no device counts the bytes. What this machine's network interfaces carried,
-    everybody's, stands beside them, unless the server is on this machine."""
+    everybody's, is beside them, unless the server is on this machine."""
     kernel = run.kernel("run")
     if not kernel:
         return None

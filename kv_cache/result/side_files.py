@@ -1,5 +1,5 @@
-"""What lies in a run's directory beside its result, compared with it: the configuration, the
-environment, and ledger and histograms counted again from the records."""
+"""Compares the files of a run's directory with its result: the configuration, the environment, and
+ledger and histograms counted again from the records."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 def recheck_directory(document: Mapping[str, Any], directory: Path) -> list[str]:
     """Return what in the run's directory does not fit the document. Files that are not there are
-    left out; that they are missing is the chain's to tell."""
+    left out; the chain reports that they are missing."""
     try:
         run = read_run(document)
     except MisshapenError:

@@ -1,10 +1,10 @@
-"""A result derived again from what it says was counted, whatever its hashes say.
+"""Derives a result again from its counts, whatever its hashes say.
 
-Everything but the counts follows from them, so whoever changes one number has to change all that
-follow from it. Each deviation is one sentence: where, what stands there, what comes out. A few laws
+Everything but the counts follows from them, so a change of one number needs changes of all that
+follow from it. Each deviation is one sentence: the place, its value, and what is derived. A few laws
 tie the counts to each other; in a run's directory the records are counted again (`side_files`).
 
-It must never fail: the document is anybody's. What is missing or misshapen is a deviation too.
+It must never fail: the document may come from anywhere. What is missing or misshapen is a deviation too.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -100,7 +100,7 @@ def _results(rows: Sequence[RankRow], deviations: list[str]) -> dict[int, Any]:
     results: dict[int, Any] = {}
     for row in rows:
         if row.rank in results:
-            deviations.append(f"rank {row.rank} stands in the list of ranks twice")
+            deviations.append(f"rank {row.rank} is in the list of ranks twice")
         if row.result is not None:
             results[row.rank] = row.result
         if row.counted:
@@ -111,7 +111,7 @@ def _results(rows: Sequence[RankRow], deviations: list[str]) -> dict[int, Any]:
 def _of_one(result: Any) -> list[str]:
     """Yield what is wrong with a result that counts."""
     if not isinstance(result, Mapping) or not isinstance(result.get(SECTION), Mapping):
-        return ["it counts, but is no result of this program"]
+        return ["it counts, but is not a result of this program"]
     if result[SECTION].get("schema") != RESULT_SCHEMA:
         return [f"it counts, but is not of schema {RESULT_SCHEMA}"]
     changed = [f"{link} {says}" for link, says in check(result, {})]

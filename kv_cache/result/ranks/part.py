@@ -83,13 +83,13 @@ def _part(
 
 def _flaws(part: Part, crew: Crew) -> Iterator[str]:
     if not 0 <= part.rank < crew.wanted:
-        yield f"is none of the {crew.wanted} that were started"
+        yield f"is not one of the {crew.wanted} that were started"
     if part.document is None:
         yield "has no result" if part.lost is None else f"has no result: it was lost ({part.lost})"
     if not isinstance(part.document, Mapping) or not isinstance(
         part.document.get(SECTION), Mapping
     ):
-        yield "has something that is no result of this program"
+        yield "has something that is not a result of this program"
     schema = part.value_at("schema")
     if schema != RESULT_SCHEMA:
         yield f"has a result of schema {str(schema)[:40]}, and this program merges {RESULT_SCHEMA}"

@@ -135,7 +135,7 @@ def _overlap(counted: Sequence[Part], together: Json) -> Look:
     if share >= WANTED_SHARED:
         return Status.PASS, extent
     if share >= LEAST_SHARED:
-        return Status.SUSPECT, f"{extent}, and {100 * WANTED_SHARED:g} % are wanted"
+        return Status.SUSPECT, f"{extent}, and {100 * WANTED_SHARED:g} % are required"
     return Status.INVALID, f"{extent}: sums of what did not happen together are no throughput"
 
 
@@ -158,7 +158,7 @@ def _start(counted: Sequence[Part], crew: Crew) -> Look:
         return _VIRTUAL
     skew, error = crew.skew_ns, crew.skew_error_ns
     if skew is None or error is None:
-        return Status.NOT_JUDGED, "not every rank that was wanted has opened its window"
+        return Status.NOT_JUDGED, "not every planned rank has opened its window"
     shortest = min((run.window_s for run in runs_of(counted)), default=0.0)
     spread = (
         f"ranks opened within {skew / NS_PER_MS:.3f} ms (± {error / NS_PER_MS:.3f} ms, as sure as "
@@ -195,7 +195,10 @@ def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:
     if not _real(counted):
         return _VIRTUAL
     if len(counted) < crew.wanted:
-        return Status.NOT_JUDGED, "what the ranks moved that do not count is not to be told apart"
+        return (
+            Status.NOT_JUDGED,
+            "bytes of ranks that do not count cannot be separated from strangers'",
+        )
     rows = (body["reconciliation"] or {}).get("devices", [])
     looks = [look for row in rows if (look := _strangers(row)) is not None]
     if not looks:

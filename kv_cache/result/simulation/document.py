@@ -2,7 +2,7 @@
 over their seeds, and the verdict.
 
 A run is one variant with one seed. Run k of every variant has the same seed. The columns of
-instances and of the series stand in the first run of each variant; `--per-instance` and `--series`
+instances and of the series are in the first run of each variant; `--per-instance` and `--series`
 write those of all.
 """
 

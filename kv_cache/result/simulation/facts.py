@@ -68,7 +68,7 @@ class MeasureVerdict(Struct, frozen=True, kw_only=True):
 
 
 class SimVerdict(Struct, frozen=True, kw_only=True):
-    """Who is best, or why nobody can be called so."""
+    """Which variant is best, or why none can be called best."""
 
     best: int | None
     says: str

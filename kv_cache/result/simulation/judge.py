@@ -1,6 +1,6 @@
-"""Who may be called best, or why nobody can be.
+"""Judges which variant is best, or why none can be called best.
 
-Variants are told apart only where the intervals of their means over seeds do not overlap. There is
+Variants are distinguished only if the intervals of their means over seeds do not overlap. There is
 no order at all where too few instances had work (then nothing was under load), and none of caches
 where nearly every miss was the first access to its block (then no cache could have done much), or
 of latencies where requests that were turned away are missing among them.

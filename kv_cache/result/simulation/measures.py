@@ -49,7 +49,7 @@ def reach_of(row: Json) -> float | None:
 
 
 def three(value: float | None) -> str:
-    """Return three figures that count, and no fewer than stand before the point: 0.0123, 12.3,
+    """Return three figures that count, and no fewer than are before the point: 0.0123, 12.3,
     1,234."""
     return NOTHING if value is None else f"{value:,.{_digits(value)}f}"
 
