@@ -20,7 +20,8 @@ RUNS_MARK = ",".join(_RUN)
 
 def runs_csv(document: Json) -> bytes:
     """Return one row for each run: the options in which variants differ, and every number of its
-    facts under its path. A counter that a run never touched is 0, what it does not know is empty."""
+    facts under its path. A counter that a run never touched is 0, what it does not know is
+    empty."""
     section = document[SECTION]
     rows = [(variant, run) for variant in section["variants"] for run in variant["runs"]]
     facts = [dict(leaves(run["facts"])) for _, run in rows]

@@ -5,9 +5,9 @@ the evidence, the verdict, the measurements and the reference's keys. Each link 
 its part and one that also covers all links before it, so the last one represents the whole
 result: the fingerprint.
 
-A chain finds what was changed by accident or by hand. It is not a signature: anyone who
-rewrites a result can compute it again. `result.verify` then still finds numbers that contradict each other, and a
-fingerprint that was noted elsewhere finds everything.
+A chain finds what was changed by accident or by hand. It is not a signature: anyone who rewrites a
+result can compute it again. `result.verify` then still finds numbers that contradict each other,
+and a fingerprint that was noted elsewhere finds everything.
 """
 
 import hashlib

@@ -1,10 +1,12 @@
 """Derives a result again from its counts, whatever its hashes say.
 
 Everything but the counts follows from them, so a change of one number needs changes of all that
-follow from it. Each deviation is one sentence: the place, its value, and what is derived. A few laws
-tie the counts to each other; in a run's directory the records are counted again (`side_files`).
+follow from it. Each deviation is one sentence: the place, its value, and what is derived. A few
+laws tie the counts to each other; in a run's directory the records are counted again
+(`side_files`).
 
-It must never fail: the document may come from anywhere. What is missing or misshapen is a deviation too.
+It must never fail: the document may come from anywhere. What is missing or misshapen is a deviation
+too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
