@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "a criterion that fails is no failure",
         "kv_cache/result/reference.py",
-        '"PASS" if criteria and passed == len(criteria) else "FAIL"',
+        '"PASS" if criteria and met == len(criteria) else "FAIL"',
         '"PASS" if criteria else "FAIL"',
         (f"{UNIT}judged.py",),
     ),
