@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "a criterion that fails is no failure",
         "kv_cache/result/reference.py",
-        '"PASS" if criteria and passed == len(criteria) else "FAIL"',
+        '"PASS" if criteria and met == len(criteria) else "FAIL"',
         '"PASS" if criteria else "FAIL"',
         (f"{UNIT}judged.py",),
     ),
@@ -81,8 +81,8 @@ MUTANTS = (
     Mutant(
         "a part of a result has no link in the chain",
         "kv_cache/result/chain.py",
-        '        "config": own.pop("config", None),\n',
-        '        "config": own.pop("config", None) and None,\n',
+        '        "config": section.pop("config", None),\n',
+        '        "config": section.pop("config", None) and None,\n',
         (f"{UNIT}chain.py",),
     ),
     Mutant(
@@ -94,8 +94,8 @@ MUTANTS = (
     ),
     Mutant(
         "histograms of several results are those of the first",
-        "kv_cache/result/counted.py",
-        "return [_pooled(groups[each]) for each in sorted(groups)]",
+        "kv_cache/result/merge.py",
+        "return [pooled(groups[each]) for each in sorted(groups)]",
         "return [groups[each][0] for each in sorted(groups)]",
         (f"{UNIT}merged_ranks.py", f"{UNIT}trials.py"),
     ),
@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "a comparison of trials does not pair them by their schedules",
         "kv_cache/result/comparison.py",
-        "known = [value for _, value in sorted(_by_schedule(given, several))]",
-        "known = [value for _, value in _by_schedule(given, several)]",
+        "known = [value for _, value in sorted(_by_schedule(result, several))]",
+        "known = [value for _, value in _by_schedule(result, several)]",
         (f"{UNIT}compare.py",),
     ),
     Mutant(

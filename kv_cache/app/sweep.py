@@ -51,7 +51,8 @@ from kv_cache.files.result import Result
 from kv_cache.files.writing import write_atomically, write_document
 from kv_cache.result.chain import check, file_digest
 from kv_cache.result.sweep import SCHEMA
-from kv_cache.result.trials import FINISHED, trial_seed
+from kv_cache.result.trials import trial_seed
+from kv_cache.result.verdicts import FINISHED
 from kv_cache.view.picture.plot import plot_beside
 
 _LOCK = ".kv-cache-sweep.lock"

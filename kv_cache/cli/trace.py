@@ -211,7 +211,7 @@ def _fit(argv: Sequence[str]) -> int:
     stream, sessions = _walk(look, samples)
     text = fit_text(
         samples, stream.figures(), sessions.figures(), look.watch.thinks, law=options.law,
-        trace=look.trace, found=look.found, config=look.config,
+        trace=look.trace, survey=look.found, config=look.config,
         block_tokens=look.load.geometry.block_tokens,
     )  # fmt: skip
     if options.output is None:

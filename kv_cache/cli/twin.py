@@ -23,16 +23,13 @@ from kv_cache.core.units import human_bytes
 from kv_cache.crew.child_processes import tied
 from kv_cache.files.fio import (
     DEFAULT_SECONDS,
-    Answer,
     Twin,
-    comparison,
     derive,
     export_job,
     job_text,
-    read_answer,
-    read_logs,
     what_it_does,
 )
+from kv_cache.files.fio_report import Answer, comparison, read_answer, read_logs
 from kv_cache.files.reading import read_result, require_intact
 from kv_cache.tiers.objects import is_object_url
 

@@ -33,8 +33,8 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """The same for what is written in parts: the file stands there once the block has ended, and
-    not at all where it raises."""
+    """Write a file in parts: it exists under its name once the block has ended, and not at all if
+    the block raises."""
     target = Path(os.path.realpath(path))
     # A short name of its own: the target's may already be as long as the file system allows.
     temporary = target.parent / f".kv-cache-{os.getpid()}-{secrets.token_hex(4)}.tmp"

@@ -33,11 +33,12 @@ from kv_cache.mlperf.layout import (
     SUMMARY,
     as_name,
 )
-from kv_cache.mlperf.manifest import FINISHED, gone
+from kv_cache.mlperf.manifest import FINISHED, PlanRecord, TrialRecord, gone
 from kv_cache.mlperf.plan import CLOSED, OPEN
-from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult, flat
+from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult
 from kv_cache.mlperf.systems import flaws_of_description
 from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
+from kv_cache.result.paths import flat
 
 Json = Mapping[str, Any]
 
@@ -145,16 +146,16 @@ def _sequence_locks(tree: Tree) -> Iterator[Look]:
     if plan is None or tree.manifest is None:
         yield unknown(f"trials, delays and --config: there is no {MANIFEST}")
         return
-    if plan["trials"] != TRIALS:
-        yield invalid(f"trials: {plan['trials']}, and {TRIALS} are fixed", MANIFEST)
-    if plan["seed"] != SEED:
-        yield invalid(f"seed: {plan['seed']}, and {SEED} is fixed", MANIFEST)
-    if plan.get("config") is not None:
-        yield invalid(f"config: {plan['config']}, and none is allowed", MANIFEST)
-    if plan["option_delay_s"] != OPTION_DELAY_S:
-        says = f"option_delay_s: {plan['option_delay_s']:g}, and {OPTION_DELAY_S:g} is fixed"
+    if plan.trials != TRIALS:
+        yield invalid(f"trials: {plan.trials}, and {TRIALS} are fixed", MANIFEST)
+    if plan.seed != SEED:
+        yield invalid(f"seed: {plan.seed}, and {SEED} is fixed", MANIFEST)
+    if plan.config is not None:
+        yield invalid(f"config: {plan.config}, and none is allowed", MANIFEST)
+    if plan.option_delay_s != OPTION_DELAY_S:
+        says = f"option_delay_s: {plan.option_delay_s:g}, and {OPTION_DELAY_S:g} is fixed"
         yield invalid(says, MANIFEST)
-    yield from _delays(list(tree.manifest.trials()), plan)
+    yield from _delays(tree.manifest.record.trials, plan)
 
 
 def _seed(result: RankResult) -> Iterator[str]:
@@ -163,23 +164,21 @@ def _seed(result: RankResult) -> Iterator[str]:
         yield f"seed is {result.seed}, and {wanted} ({SEED} + rank) is fixed"
 
 
-def _delays(trials: Sequence[Json], plan: Json) -> Iterator[Look]:
+def _delays(trials: Sequence[TrialRecord], plan: PlanRecord) -> Iterator[Look]:
     """By the clock, between the end of one option and the start of the next."""
-    wanted_s, planned = plan["option_delay_s"], len(plan["options"]) * plan["trials"]
+    wanted_s, planned = plan.option_delay_s, len(plan.options) * plan.trials
     if len(trials) < planned:
         yield unknown(f"only {len(trials)} of {planned} trials were begun", MANIFEST)
     for before, after in pairwise(trials):
-        if before["option"] == after["option"]:
+        if before.option == after.option:
             continue
-        ended, began = _instant(before["ended_utc"]), _instant(after["started_utc"])
+        ended, began = _instant(before.ended_utc), _instant(after.started_utc)
         if ended is None or began is None:
-            yield unknown(f"when option {after['option']} began is not told", MANIFEST)
+            yield unknown(f"when option {after.option} began is not told", MANIFEST)
             continue
         waited_s = began - ended
         if waited_s < wanted_s - _CLOCKS_S:
-            says = (
-                f"option {after['option']} began {waited_s:.0f} s after option {before['option']}"
-            )
+            says = f"option {after.option} began {waited_s:.0f} s after option {before.option}"
             yield invalid(f"{says}, and {wanted_s:g} s are planned", MANIFEST)
 
 
@@ -200,7 +199,7 @@ def _no_autoscaling(tree: Tree) -> Iterator[Look]:
 
 def _client_definition(tree: Tree) -> Iterator[Look]:
     def alone(result: RankResult) -> Iterator[str]:
-        if result.told.get("ranks") is None and tree.expected.ranks > 1:
+        if result.mpi.ranks is None and tree.expected.ranks > 1:
             yield "does not know of how many ranks it is one"
 
     yield from _each(tree, alone, f"one process each, of {tree.expected.ranks}")
@@ -222,11 +221,11 @@ def _scale_up(tree: Tree) -> Iterator[Look]:
 
 def _isolation(tree: Tree) -> Iterator[Look]:
     yield from _each(tree, _own_places, "every client has a directory and a file of its own")
-    trials = [] if tree.manifest is None else list(tree.manifest.trials())
+    trials = [] if tree.manifest is None else tree.manifest.record.trials
     for row in trials:
-        if row["left_in_cache"]:
-            says = f"left {row['left_in_cache']} files in the cache directory for what came next"
-            yield invalid(says, f"option_{row['option']}/trial_{row['trial']}")
+        if row.left_in_cache:
+            says = f"left {row.left_in_cache} files in the cache directory for what came next"
+            yield invalid(says, f"option_{row.option}/trial_{row.trial}")
 
 
 def _own_places(result: RankResult) -> Iterator[str]:
@@ -247,7 +246,7 @@ def _shared_results(tree: Tree) -> Iterator[Look]:
         return
     yield from _unread(tree)
     missing = next((flaw for flaw in tree.flaws if flaw.kind == MISSING), None)
-    launched = tree.manifest is not None and bool(tree.manifest.plan.get("launch"))
+    launched = tree.manifest is not None and bool(tree.manifest.plan.launch)
     if missing is not None and launched:
         yield invalid(f"has no result, and all others are of {', '.join(hosts)}: is "
                      "the results directory the same on every host?", missing.path)  # fmt: skip
@@ -336,7 +335,7 @@ def _posix_cache_dir(tree: Tree) -> Iterator[Look]:
     if tree.manifest is None:
         yield unknown(f"where the results were written is not known without {MANIFEST}")
         return
-    places = tree.manifest.own["environment"]
+    places = tree.manifest.record.environment
     same = places.get("same_filesystem")
     if same is False:
         yield well("cache and results were on different file systems", MANIFEST)
@@ -389,7 +388,7 @@ def _latency_scope(tree: Tree) -> Iterator[Look]:
 def _defaults(option: int) -> Mapping[str, Any]:
     config = load_config(None, MLPERF_OPTIONS[option].overrides())
     plain: dict[str, Any] = orjson.loads(orjson.dumps(to_mapping(config)))
-    return flat(plain)
+    return dict(flat(plain))
 
 
 _HAS_ITS_OWN_RULE = ("autoscaler.enabled",)
@@ -397,8 +396,8 @@ _HAS_ITS_OWN_RULE = ("autoscaler.enabled",)
 
 def _immutable(tree: Tree) -> Iterator[Look]:
     yield from _each(tree, _changed, "nothing else is set")
-    if tree.manifest is not None and tree.manifest.plan["flags"]:
-        yield invalid(f"flags: {' '.join(map(str, tree.manifest.plan['flags']))}", MANIFEST)
+    if tree.manifest is not None and tree.manifest.plan.flags:
+        yield invalid(f"flags: {' '.join(map(str, tree.manifest.plan.flags))}", MANIFEST)
 
 
 def _changed(result: RankResult) -> Iterator[str]:
@@ -428,8 +427,8 @@ def _open_allowances(tree: Tree) -> Iterator[Look]:
 def _invocation(tree: Tree) -> Iterator[Look]:
     if tree.manifest is None:
         yield unknown(f"the call is recorded in {MANIFEST} only")
-    elif tree.manifest.plan["command"]:
-        yield well(f"recorded: {' '.join(map(str, tree.manifest.plan['command']))[:200]}", MANIFEST)
+    elif tree.manifest.plan.command:
+        yield well(f"recorded: {' '.join(map(str, tree.manifest.plan.command))[:200]}", MANIFEST)
     else:
         yield invalid("the call is not recorded", MANIFEST)
 
@@ -529,7 +528,7 @@ def _identical(tree: Tree) -> Iterator[Look]:
 
     def differs(result: RankResult) -> Iterator[str]:
         other = first.setdefault(result.hostname, result)
-        mine, others = flat(result.environment), flat(other.environment)
+        mine, others = dict(flat(result.environment)), dict(flat(other.environment))
         for name in _SAME_SYSTEM:
             if mine.get(name) != others.get(name):
                 yield f"{name} is {mine.get(name)!r}, and was {others.get(name)!r} in {other.path}"
@@ -564,7 +563,7 @@ def _chain(tree: Tree) -> Iterator[Look]:
     if tree.manifest is None:
         yield unknown(f"there is no {MANIFEST}; each result has a chain of its own")
         return
-    for link, says in tree.manifest.own_changes:
+    for link, says in tree.manifest.record_changes:
         yield invalid(f"{link} {says}", MANIFEST)
     for name, says in tree.manifest.file_changes:
         yield invalid(says, name)
@@ -584,8 +583,8 @@ def _passport(tree: Tree) -> Iterator[Look]:
 def _submittable(tree: Tree) -> Iterator[Look]:
     for why in tree.not_submittable:
         yield invalid(why, MANIFEST if tree.manifest is not None else "")
-    if tree.manifest is not None and tree.manifest.own["status"] != FINISHED:
-        yield invalid(f"the sequence is {tree.manifest.own['status']}, not {FINISHED}", MANIFEST)
+    if tree.manifest is not None and tree.manifest.record.status != FINISHED:
+        yield invalid(f"the sequence is {tree.manifest.record.status}, not {FINISHED}", MANIFEST)
     yield from _unread(tree)
     yield well("nothing says that this is no submission")
 

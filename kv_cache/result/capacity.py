@@ -1,6 +1,6 @@
 """The result of a capacity search: the answer, its interval, the curve, and what limited it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -32,6 +32,7 @@ from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
+from kv_cache.result.verdicts import status_of
 from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
 from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
@@ -145,7 +146,8 @@ def probe_of(
     outcome: RunOutcome,
     document: Mapping[str, Any],
 ) -> Probe:
-    """`document` is the result of the probe's run. Neither it nor the outcome is kept."""
+    """Return what is kept of one probe. `document` is the result of its run; neither it nor the
+    outcome is kept."""
     return Probe(
         load=load,
         slos=slos,
@@ -196,13 +198,13 @@ def capacity_document(
     death: str | None,
     workload: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The sealed document. Instants are seconds since each probe's own origin; `workload` is what
-    the source of each says of itself."""
+    """Build the sealed document. Instants are seconds since each probe's own origin; `workload` is
+    what the source of each says of itself."""
     answer = search.answer
     rows = [probe.row for probe in probes]
     at_answer = [row for row in rows if row["load"] == answer.load]
     limited = _limited(answer, probes)
-    found = knee(
+    bend = knee(
         CurvePoint(
             load=row["load"],
             throughput_per_s=row["completed_per_s"],
@@ -211,12 +213,12 @@ def capacity_document(
         for row in rows
     )
     real = not config.run.virtual_time
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "driver": "real-io" if real else "virtual-time",
         "contains_performance": real,
-        "status": _status(interrupted, death),
+        "status": status_of(interrupted, death),
         "semantics_preset": config.semantics.preset,
         "seed": seed,
         "slo": [str(slo) for slo in slos],
@@ -244,20 +246,14 @@ def capacity_document(
             "users_by_class": at_answer[0]["users_by_class"] if at_answer else None,
         },
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
-        "knee": None if found is None else {"load": found.load, "power": found.power},
+        "knee": None if bend is None else {"load": bend.load, "power": bend.power},
         **_verdict(answer, slos, probes, interrupted, death),
         "probes": rows,
         "model": model_section(model, workload or {}),
         "config": to_mapping(config),
         "environment": dict(environment),
     }
-    return seal({SECTION: own}, {})
-
-
-def _status(interrupted: str | None, death: str | None) -> str:
-    if death is not None:
-        return "broken"
-    return "finished" if interrupted is None else "interrupted"
+    return seal({SECTION: section}, {})
 
 
 def _verdict(
@@ -267,72 +263,79 @@ def _verdict(
     interrupted: str | None,
     death: str | None,
 ) -> dict[str, Any]:
-    """`client-bound` is a word of its own: the number is true, but only a lower bound."""
-    reasons = [] if interrupted is None else [f"{interrupted} ended the search before its end"]
-    reasons += [] if death is None else [f"the program broke: {death}"]
-    if not answer.confirmed and answer.load:
-        reasons.append(f"{answer.load:g} was not confirmed by as many probes as were wanted")
-    if answer.ended is Ended.CLIENT:
-        reasons.append("the client makes no more load: the capacity is a lower bound")
+    """Return verdict and reasons. `client-bound` is a word of its own: the number is true, but only
+    a lower bound."""
     deciding = [p for p in probes if p.load == answer.load] or list(probes[-1:])
-    for word in (Status.INVALID, Status.SUSPECT):
-        for rule, said in _findings(deciding, word).items():
-            one = f"in {len(said)} of the {len(deciding)} probes at the answer"
-            reasons.append(f"{rule} is {word} {one}: {said[0]}")
-    if answer.load and not answer.low:
-        reasons.append(
-            "no load passed with confidence: too few requests ended in the probes; raise --probe"
-        )
-    nobody = _nobody(answer, slos, deciding)
-    reasons += [
-        f"nobody of the {answer.load:g} users is {qos}: what was promised to that class was not "
-        "put to the test"
-        for qos in nobody
-    ]
+    untested = _untested(answer, slos, deciding)
     silent = {
         str(estimate.slo)
         for probe in deciding
         for estimate in probe.verdict.judged.estimates
         if not estimate.ended
     }
-    reasons += [f"no request of the class of {told} ended: it was not judged" for told in silent]
+    reasons = [
+        *_ending(answer, interrupted, death),
+        *_of_probes(deciding),
+        *_untrusted(answer, untested, silent),
+    ]
     words = {row["status"] for probe in deciding for row in probe.findings}
-    if death is not None or interrupted is not None or "invalid" in words or not probes:
-        verdict = "invalid"
+    unsure = answer.load and not (answer.confirmed and answer.low)
+    if death is not None or interrupted is not None or Status.INVALID in words or not probes:
+        verdict = Status.INVALID.value
     elif answer.ended is Ended.CLIENT:
         verdict = "client-bound"
-    elif (
-        "suspect" in words
-        or nobody
-        or silent
-        or (answer.load and not (answer.confirmed and answer.low))
-    ):
-        verdict = "suspect"
+    elif Status.SUSPECT in words or untested or silent or unsure:
+        verdict = Status.SUSPECT.value
     else:
         verdict = VALID
     return {"verdict": verdict, "reasons": reasons}
 
 
-def _nobody(answer: CapacityAnswer, slos: Sequence[Slo], deciding: Sequence[Probe]) -> list[Qos]:
-    """Classes with a promise that none of the users at the answer is of."""
+def _ending(answer: CapacityAnswer, interrupted: str | None, death: str | None) -> Iterator[str]:
+    if interrupted is not None:
+        yield f"{interrupted} ended the search before its end"
+    if death is not None:
+        yield f"the program broke: {death}"
+    if not answer.confirmed and answer.load:
+        yield f"{answer.load:g} was not confirmed by as many probes as are required"
+    if answer.ended is Ended.CLIENT:
+        yield "the client makes no more load: the capacity is a lower bound"
+
+
+def _of_probes(deciding: Sequence[Probe]) -> Iterator[str]:
+    """Yield what rules say of the probes at the answer, the gravest first."""
+    for word in (Status.INVALID, Status.SUSPECT):
+        sentences: dict[str, list[str]] = {}
+        for probe in deciding:
+            for row in probe.findings:
+                if row["status"] == word:
+                    sentences.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
+        for rule, several in sentences.items():
+            count = f"in {len(several)} of the {len(deciding)} probes at the answer"
+            yield f"{rule} is {word} {count}: {several[0]}"
+
+
+def _untrusted(
+    answer: CapacityAnswer, untested: Sequence[Qos], silent: Iterable[str]
+) -> Iterator[str]:
+    if answer.load and not answer.low:
+        yield "no load passed with confidence: too few requests ended in the probes; raise --probe"
+    for qos in untested:
+        yield f"none of the {answer.load:g} users is in class {qos}, so its SLO was not tested"
+    for slo in silent:
+        yield f"no request of the class of {slo} ended, so it was not judged"
+
+
+def _untested(answer: CapacityAnswer, slos: Sequence[Slo], deciding: Sequence[Probe]) -> list[Qos]:
+    """Return the classes with an SLO that no user at the answer is in."""
     at_answer = [probe for probe in deciding if probe.load == answer.load]
-    wanted = dict.fromkeys(slo.qos for slo in slos)
-    there = {slo.qos for probe in at_answer for slo in probe.slos}
-    return [qos for qos in wanted if at_answer and qos not in there]
-
-
-def _findings(probes: Sequence[Probe], word: str) -> dict[str, list[str]]:
-    """What each rule says of these probes."""
-    found: dict[str, list[str]] = {}
-    for probe in probes:
-        for row in probe.findings:
-            if row["status"] == word:
-                found.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
-    return found
+    classes = dict.fromkeys(slo.qos for slo in slos)
+    tested = {slo.qos for probe in at_answer for slo in probe.slos}
+    return [qos for qos in classes if at_answer and qos not in tested]
 
 
 def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
-    """What limited the lowest load above the answer that missed; None where none did."""
+    """Return what limited the lowest load above the answer that missed; None if none did."""
     above = [p for p in probes if p.load > answer.load and not p.verdict.inside]
     if not above:
         return None
@@ -360,14 +363,14 @@ def _pressure(outcome: RunOutcome, slos: Sequence[Slo]) -> Pressure:
 
 
 def _means(windows: Sequence[Window]) -> dict[str, float]:
-    """Of what the machine said in each window, by the windows' length."""
+    """Return the means of the machine's numbers over windows, weighted by their length."""
     names = ("device_utilisation", "process_cores", "cores", "memory_pressure_some")
-    told = {}
+    means = {}
     for name in names:
         some = [(w.machine[name], w.seconds) for w in windows if w.machine.get(name) is not None]
         if some:
-            told[name] = sum(v * s for v, s in some) / (sum(s for _, s in some) or 1.0)
-    return told
+            means[name] = sum(v * s for v, s in some) / (sum(s for _, s in some) or 1.0)
+    return means
 
 
 def _storage_rate(outcome: RunOutcome, *kinds: OpKind) -> float:
@@ -383,7 +386,7 @@ def _row(
     slos: Sequence[Slo],
     verdict: ProbeVerdict,
     outcome: RunOutcome,
-    own: Mapping[str, Any],
+    section: Mapping[str, Any],
 ) -> dict[str, Any]:
     recorder, seconds = outcome.recorder, outcome.window_s
     windows = outcome.series.of(Phase.MEASURE)
@@ -417,9 +420,9 @@ def _row(
         "machine": _means(windows),
         "seed": outcome.seed,
         "schedule_sha256": outcome.schedule_sha256,
-        "verdict": own["passport"]["verdict"],
-        "reasons": own["passport"]["reasons"],
-        "reuse_hit_ratio": own["reuse"]["reuse_hit_ratio"],
+        "verdict": section["passport"]["verdict"],
+        "reasons": section["passport"]["reasons"],
+        "reuse_hit_ratio": section["reuse"]["reuse_hit_ratio"],
     }
 
 
@@ -444,8 +447,9 @@ def _class(
     slos: Sequence[Slo],
     seconds: float,
 ) -> dict[str, Any]:
-    """Goodput is of requests within every limit of their class, None where it has none. Which of
-    several one missed is not kept, so those that missed most count: one promise is exact."""
+    """Return the numbers of one class. Goodput is of requests within every limit of their class,
+    None if it has no limit. Which of several limits a request missed is not kept, so the limit that
+    most requests missed counts: with one limit it is exact."""
     mine = [window.classes[qos] for window in windows]
     ended = sum(c.ended for c in mine)
     over = [sum(c.over[i] for c in mine) for i, p in enumerate(slos) if p.qos is qos]

@@ -19,7 +19,8 @@ from kv_cache.result.comparison import (
     digest_text,
     require_all_comparable,
 )
-from kv_cache.result.metrics import METRICS, Metric, number_at, value_at
+from kv_cache.result.metrics import METRICS, Metric
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
 from kv_cache.view.identity import drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure
@@ -122,13 +123,13 @@ def _facts(given: Input) -> Iterator[tuple[str, str]]:
     yield "file", str(given.path)
     yield "verdict", given.verdict
     yield "of", count_text(given)
-    yield from dict(identity_facts(given.own)).items()
-    if drives := drive_texts(given.own):
+    yield from dict(identity_facts(given.section)).items()
+    if drives := drive_texts(given.section):
         yield "drive", "; ".join(drives)
-    yield "headline", headline_text(given.own)
+    yield "headline", headline_text(given.section)
     yield "schedule", digest_text(given, given.schedules[0])
-    yield "program", as_text(given.own.get("program_version"))
-    yield "started", as_text(given.own.get("started_utc"))
+    yield "program", as_text(given.section.get("program_version"))
+    yield "started", as_text(given.section.get("started_utc"))
     yield "fingerprint", (given.fingerprint or "")[:16]
 
 
@@ -230,8 +231,8 @@ def _side_by_side(inputs: Sequence[Input]) -> Table:
 def _value(given: Input, metric: Metric) -> float | None:
     """Of trials the median."""
     if given.trials is None:
-        return metric.value(given.own)
-    rows = value_at(given.own, "metrics")
+        return metric.value(given.section)
+    rows = value_at(given.section, "metrics")
     row = rows.get(metric.name) if isinstance(rows, dict) else None
     return number_at(row, "median") if isinstance(row, dict) else None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase
 from kv_cache.core.units import AT_LEAST, GIB, MISSING, human_bytes
-from kv_cache.result.metrics import number_at, value_at
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import Percentiles, PublishedRun
 from kv_cache.view.moves import SIZE_COLUMNS, objects_text
 

@@ -8,7 +8,7 @@ from typing import Any
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB
 from kv_cache.metrics.steady import MOST_RANGE, ROUNDS
-from kv_cache.result.metrics import number_at
+from kv_cache.result.paths import number_at
 from kv_cache.result.preconditioning import (
     FillFacts,
     Preconditioned,

@@ -11,7 +11,8 @@ from typing import Any
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import MISSING
-from kv_cache.result.metrics import METRICS, value_at
+from kv_cache.result.metrics import METRICS
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
 from kv_cache.result.run import SECTION
 from kv_cache.view.counts import counted_facts

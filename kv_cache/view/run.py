@@ -8,7 +8,8 @@ from typing import Any
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST, GIB
-from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.result.metrics import METRICS, Metric
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import (
     ClassFacts,
     Passport,

@@ -8,7 +8,7 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
-from kv_cache.result.metrics import number_at
+from kv_cache.result.paths import number_at
 from kv_cache.result.published import PublishedRun, ScalingRow, WindowFacts
 from kv_cache.result.run import MisshapenError
 from kv_cache.view.parts import (

@@ -188,7 +188,7 @@ def _text(variant: SimVariant, measure: Measure) -> str:
         return MISSING
     ends = row.interval
     interval = None if ends is None else {"low": ends.low, "high": ends.high}
-    return measure.told({"mean": row.mean, "interval": interval})
+    return measure.with_reach({"mean": row.mean, "interval": interval})
 
 
 def _counted(variant: SimVariant, path: str) -> float:

@@ -8,7 +8,7 @@ from kv_cache.core.format import as_text
 from kv_cache.result import capacity
 from kv_cache.result.comparison import input_of
 from kv_cache.result.kinds import RUN
-from kv_cache.result.metrics import value_at
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION
 from kv_cache.result.trials import SCHEMA as TRIALS

@@ -6,7 +6,8 @@ from typing import Any
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.passport import Status
-from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.result.metrics import METRICS, Metric
+from kv_cache.result.paths import value_at
 from kv_cache.result.run import converted
 from kv_cache.result.trials import TrialFacts, TrialNumbers
 from kv_cache.view.identity import identity_facts, origin_texts

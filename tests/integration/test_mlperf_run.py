@@ -98,7 +98,7 @@ def test_ranks_behind_mpirun_have_the_same_tree(place: Path) -> None:
     finish(process)
     tree = read_tree(place / "tree")
     assert tree.flaws == ()
-    assert [r.told["told_by"] for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
+    assert [r.mpi.told_by for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
     assert (tree.place.run / "option_3" / "trial_0" / "launch.log").stat().st_size
 
 
@@ -113,7 +113,7 @@ def test_a_signal_ends_the_clients_and_keeps_what_there_is(number: int, place: P
     assert "the sequence is interrupted; what was measured is kept in" in err
     tree = read_tree(place / "tree")
     assert tree.manifest is not None
-    assert tree.manifest.own["status"] == INTERRUPTED
+    assert tree.manifest.record.status == INTERRUPTED
     assert tree.manifest.file_changes == ()
     assert sum(flaw.kind == "unfinished" for flaw in tree.flaws) == 2
     assert not list((place / "cache").glob("rank_*"))

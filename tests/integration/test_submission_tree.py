@@ -683,7 +683,7 @@ def test_a_file_system_that_is_not_recorded_is_not_judged(base: Document, tmp_pa
 def test_a_record_of_no_option_or_of_one_twice_is_no_record(options: Any, made: Made) -> None:
     made.own["config"]["options"] = options
     made.seal()
-    with pytest.raises(UsageError, match="is of schema"):
+    with pytest.raises(UsageError, match="is of another schema"):
         made.tree()
 
 

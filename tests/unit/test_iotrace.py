@@ -241,7 +241,7 @@ def test_what_is_no_file_is_refused(make: str, tmp_path: Path) -> None:
         path.symlink_to(tmp_path / "nowhere")
     else:
         os.mkfifo(path)
-    with pytest.raises(PlaceError, match="no regular file"):
+    with pytest.raises(PlaceError, match="not a regular file"):
         check_io_trace(path)
 
 

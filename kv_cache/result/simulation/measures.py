@@ -15,8 +15,8 @@ NOTHING = MISSING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """`better` is None where neither end is good in itself; a value shown is `scale` times larger
-    than the fact."""
+    """`better` is None if neither end is good in itself; a value shown is `scale` times larger than
+    the fact."""
 
     path: str
     label: str
@@ -27,8 +27,8 @@ class Measure:
     def shown(self, value: float | None) -> str:
         return three(None if value is None else value * self.scale)
 
-    def told(self, row: Json | None) -> str:
-        """A mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
+    def with_reach(self, row: Json | None) -> str:
+        """Return a mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
         if row is None or row["mean"] is None:
             return NOTHING
         reach = reach_of(row)
@@ -41,7 +41,7 @@ _LEAST_REACH = 0.001
 
 
 def reach_of(row: Json) -> float | None:
-    """Half of the width of a number's interval."""
+    """Return half of the width of a number's interval."""
     if row["interval"] is None:
         return None
     reach: float = (row["interval"]["high"] - row["interval"]["low"]) / 2
@@ -49,17 +49,18 @@ def reach_of(row: Json) -> float | None:
 
 
 def three(value: float | None) -> str:
-    """Three figures that count, and no fewer than stand before the point: 0.0123, 12.3, 1,234."""
+    """Return three figures that count, and no fewer than are before the point: 0.0123, 12.3,
+    1,234."""
     return NOTHING if value is None else f"{value:,.{_digits(value)}f}"
 
 
 def _digits(value: float) -> int:
-    """Behind the point."""
+    """Return how many digits are behind the point."""
     return min(max(2 - floor(log10(abs(value))), 0), 6) if value else 0
 
 
 def _reach(reach: float, mean: float) -> str:
-    """As many digits as the mean has, or one that counts."""
+    """Return as many digits as the mean has, or one that counts."""
     digits = _digits(mean)
     if round(reach, digits):
         return f"{reach:,.{digits}f}"
@@ -104,8 +105,8 @@ JUDGED = (GOODPUT, GOOD_SHARE, *LATENCIES, FINISHED_RATE, TOKEN_RATE, HIT_RATIO)
 
 
 def leaves(facts: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths of all plain values, in order. Names in facts have no dots of their own but for
-    texts of reasons, which are made unable to break a path."""
+    """Yield dotted paths of all plain values, in order. Names in facts have no dots of their own
+    but for texts of reasons, which are made unable to break a path."""
     for name, value in facts.items():
         path = f"{prefix}{name.replace('.', ' ')}"
         if isinstance(value, Mapping):
@@ -115,7 +116,7 @@ def leaves(facts: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def numbers(facts: Json) -> dict[str, float | None]:
-    """The leaves that are numbers, or None where there might be one."""
+    """Return the leaves that are numbers, or None if there might be one."""
     return {
         path: value
         for path, value in leaves(facts)
@@ -124,17 +125,17 @@ def numbers(facts: Json) -> dict[str, float | None]:
 
 
 def number_of(variant: Json, path: str) -> float | None:
-    """The mean over the seeds of a variant; None where it has none."""
+    """Return the mean over the seeds of a variant; None if it has none."""
     row = variant["numbers"].get(path)
-    found: float | None = None if row is None else row["mean"]
-    return found
+    mean: float | None = None if row is None else row["mean"]
+    return mean
 
 
 _TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Each once; tiers from the fastest on, and others as they come."""
+    """Return each name once; tiers from the fastest on, and others as they come."""
     once = dict.fromkeys(names)
     tiers = [name for name in _TIERS if name in once]
     return [*tiers, *(name for name in once if name not in _TIERS)]
