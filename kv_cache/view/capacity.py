@@ -1,15 +1,15 @@
 """What a capacity search shows: the largest load that kept the SLOs, how each load answered, and
 what each probe was judged by."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import Any
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.slo import parse_promises
 from kv_cache.result.capacity import CapacityFacts, FoundCapacity, JudgedSlo, ProbeFacts
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view.identity import origin_texts
 from kv_cache.view.machine import machine_sections
@@ -48,7 +48,7 @@ _WIDE = 4.0  # times the least load: above, the axis of loads is logarithmic
 Value = Callable[[ProbeFacts], float | None]
 
 
-def capacity_view(section: Mapping[str, Any]) -> View:
+def capacity_view(section: Json) -> View:
     """The document of a search. Raises MisshapenError."""
     facts = converted(section, CapacityFacts, "")
     return View(
@@ -363,7 +363,7 @@ def _share_point(probe: ProbeFacts, slo: JudgedSlo) -> PlotPoint:
 # --- several searches ------------------------------------------------------------------------
 
 
-def capacities_view(named: Sequence[tuple[str, Mapping[str, Any]]]) -> View:
+def capacities_view(named: Sequence[tuple[str, Json]]) -> View:
     """Several searches: their answers, and their p95 over throughput. Raises MisshapenError."""
     searches = [(name, converted(section, CapacityFacts, "")) for name, section in named]
     rows: list[list[Cell]] = [

@@ -7,12 +7,10 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, MISSING, human_bytes
-from kv_cache.result.metrics import METRICS, number_at, value_at
+from kv_cache.result.metrics import METRICS, Json, number_at, value_at
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
 from kv_cache.view.traced import trace_text
-
-Json = Mapping[str, Any]
 
 
 def plain(text: str) -> str:

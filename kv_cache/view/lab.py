@@ -2,7 +2,6 @@
 order among them. Nothing was measured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, human_bytes
@@ -21,6 +20,7 @@ from kv_cache.result.lab import (
     by_blocks,
     by_prefix,
 )
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view.identity import origin_texts
 from kv_cache.view.parts import (
@@ -51,7 +51,7 @@ Rule = Callable[[LabColumn], FoundBy]
 _RULES: Mapping[str, Rule] = {"by blocks": by_blocks, "by prefix": by_prefix}
 
 
-def lab_view(section: Mapping[str, Any]) -> View:
+def lab_view(section: Json) -> View:
     """The document of `lab`. Raises MisshapenError."""
     facts = converted(section, LabFacts, "")
     for case in facts.cases:

@@ -8,6 +8,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import GIB
+from kv_cache.result.metrics import Json
 from kv_cache.view.parts import FactList, ShownColumn, Table, ViewSection
 
 _ALWAYS_SET = ("run.seed", "output.output", "output.results_dir")
@@ -15,7 +16,7 @@ _ALWAYS_SET = ("run.seed", "output.output", "output.results_dir")
 _FIRST = ("hostname", "program", "os", "cpu", "memory", "cgroup", "drives")
 
 
-def machine_sections(section: Mapping[str, Any]) -> Iterator[ViewSection]:
+def machine_sections(section: Json) -> Iterator[ViewSection]:
     """Environment and configuration, from the section `kv_cache` of a document."""
     yield ViewSection(
         title="Environment",
@@ -60,7 +61,7 @@ def _defaults() -> dict[str, Any]:
     return dict(leaves(to_mapping(Config())))
 
 
-def option_parts(config: object, defaults: Mapping[str, Any]) -> Iterator[Table | FactList]:
+def option_parts(config: object, defaults: Json) -> Iterator[Table | FactList]:
     """Options of a document beside their defaults, by their paths."""
     if not isinstance(config, Mapping) or not config:
         return

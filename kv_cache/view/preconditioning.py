@@ -3,12 +3,11 @@ of the command itself, or as a section of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB
 from kv_cache.metrics.steady import MOST_RANGE, ROUNDS
-from kv_cache.result.metrics import number_at
+from kv_cache.result.metrics import Json, number_at
 from kv_cache.result.preconditioning import (
     FillFacts,
     Preconditioned,
@@ -51,7 +50,7 @@ _MOST_PASSES = 12
 """More are not drawn one by one."""
 
 
-def precondition_view(section: Mapping[str, Any]) -> View:
+def precondition_view(section: Json) -> View:
     """The document of `precondition`. Raises MisshapenError."""
     facts = converted(section, PreconditionFacts, "")
     done = facts.preconditioning

@@ -6,12 +6,11 @@ which is inside the document.
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
-from typing import Any
 
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import MISSING
-from kv_cache.result.metrics import METRICS, value_at
+from kv_cache.result.metrics import METRICS, Json, value_at
 from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
 from kv_cache.result.run import SECTION
 from kv_cache.view.counts import counted_facts
@@ -64,7 +63,7 @@ _MOST_LINES = 8
 _SKEW = ShownColumn("Start skew", MS_OF_NS)
 
 
-def ranks_view(section: Mapping[str, Any]) -> View:
+def ranks_view(section: Json) -> View:
     """Ranks as one, from the section `kv_cache` of their document. Raises MisshapenError."""
     run = published(section)
     return View(
@@ -77,7 +76,7 @@ def ranks_view(section: Mapping[str, Any]) -> View:
     )
 
 
-def _sentence(run: PublishedRun, section: Mapping[str, Any]) -> str:
+def _sentence(run: PublishedRun, section: Json) -> str:
     rows = run.ranks or []
     counted = sum(row.counted for row in rows)
     wanted = run.crew.wanted if run.crew is not None and run.crew.wanted else len(rows)
@@ -95,7 +94,7 @@ def _sentence(run: PublishedRun, section: Mapping[str, Any]) -> str:
     return text
 
 
-def _sections(run: PublishedRun, section: Mapping[str, Any]) -> Iterator[ViewSection]:
+def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     timed = not_timed(run)
     counted = any(row.counted for row in run.ranks or [])
     if not timed and counted:
@@ -141,7 +140,7 @@ def _sections(run: PublishedRun, section: Mapping[str, Any]) -> Iterator[ViewSec
     yield from machine_sections(section)
 
 
-def _headline(run: PublishedRun, section: Mapping[str, Any]) -> KeyNumbers:
+def _headline(run: PublishedRun, section: Json) -> KeyNumbers:
     numbers = list(key_numbers(run, section).numbers)
     if run.crew is not None and run.crew.start_skew_ns is not None:
         error = run.crew.start_skew_error_ns

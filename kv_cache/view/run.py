@@ -2,13 +2,12 @@
 requests fared."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST, GIB
-from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.result.metrics import METRICS, Json, Metric, value_at
 from kv_cache.result.published import (
     ClassFacts,
     Passport,
@@ -46,8 +45,6 @@ from kv_cache.view.preconditioning import preconditioning_parts
 from kv_cache.view.prediction import prediction_part
 from kv_cache.view.reuse import reuse_parts
 from kv_cache.view.series import series_figures, windows_note
-
-Json = Mapping[str, Any]
 
 CARDS = (
     *("storage.read.bytes_per_second", "storage.write.bytes_per_second"),

@@ -4,10 +4,10 @@ any size would find."""
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import PurePath
-from typing import Any
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, human_bytes
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.result.trace import TraceFacts
 from kv_cache.view.identity import origin_texts
@@ -39,7 +39,7 @@ _CACHE = ShownColumn("cache", GIBIBYTES)
 Fact = tuple[str, str]
 
 
-def trace_view(section: Mapping[str, Any]) -> View:
+def trace_view(section: Json) -> View:
     """The document of `trace stats`. Raises MisshapenError."""
     facts = converted(section, TraceFacts, "")
     return View(

@@ -1,9 +1,8 @@
 """Which trace was asked, in which unit its times are, and what of it was left out."""
 
-from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
 
+from kv_cache.result.metrics import Json
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
 
@@ -18,7 +17,7 @@ _NOTES = {
 }
 
 
-def trace_line(facts: Mapping[str, Any]) -> str:
+def trace_line(facts: Json) -> str:
     """A line for a terminal, from what a document says of its trace. Raises MisshapenError."""
     return f"trace     {trace_text(converted(facts, TraceNotes, 'workload'))}"
 

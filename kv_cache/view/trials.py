@@ -1,12 +1,11 @@
 """What trials of one configuration show: how far they agree, in every number."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.passport import Status
-from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.result.metrics import METRICS, Json, Metric, value_at
 from kv_cache.result.run import converted
 from kv_cache.result.trials import TrialFacts, TrialNumbers
 from kv_cache.view.identity import identity_facts, origin_texts
@@ -30,7 +29,7 @@ from kv_cache.view.parts import (
 from kv_cache.view.run import CARDS, metric_column, rule_table
 
 
-def trials_view(section: Mapping[str, Any]) -> View:
+def trials_view(section: Json) -> View:
     """All trials, from the section `kv_cache` of their document. Raises MisshapenError."""
     facts = converted(section, TrialFacts, "")
     return View(
@@ -43,7 +42,7 @@ def trials_view(section: Mapping[str, Any]) -> View:
     )
 
 
-def _sentence(facts: TrialFacts, section: Mapping[str, Any]) -> str:
+def _sentence(facts: TrialFacts, section: Json) -> str:
     """The headline of all, and how many finished."""
     done = f"{facts.finished} of {facts.planned} trials finished."
     numbers = facts.metrics.get(facts.headline or "")
@@ -68,7 +67,7 @@ def _between(metric: Metric, numbers: TrialNumbers) -> str:
     return f", {low} to {high} with 95 %"
 
 
-def _sections(facts: TrialFacts, section: Mapping[str, Any]) -> Iterator[ViewSection]:
+def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
     shown = {name: facts.metrics[name] for name in CARDS if name in facts.metrics}
     unjudged = [
         f"{rule.rule} {rule.name}: {rule.says}"

@@ -1,11 +1,11 @@
 """Each kind of document that is shown by a view, by its schema."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from kv_cache.config.profile import SCHEMA as PROFILE
 from kv_cache.result import capacity, lab, preconditioning, submission, sweep, trace, trials
 from kv_cache.result.kinds import RUN
+from kv_cache.result.metrics import Json
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION, converted, plain
 from kv_cache.result.simulation.document import SCHEMA as SIM
@@ -22,7 +22,7 @@ from kv_cache.view.sweep import sweep_view
 from kv_cache.view.trace import trace_view
 from kv_cache.view.trials import trials_view
 
-MakeView = Callable[[Mapping[str, Any]], View]
+MakeView = Callable[[Json], View]
 """From the section `kv_cache` of a document. Raises MisshapenError, which says where."""
 
 VIEWS: Mapping[str, MakeView] = {
@@ -39,7 +39,7 @@ VIEWS: Mapping[str, MakeView] = {
 }
 
 
-def made_view(document: Mapping[str, Any]) -> View:
+def made_view(document: Json) -> View:
     """How a document that was just made is shown: as those who read its file will have it."""
     section = plain(document)[SECTION]
     make = view_of(section["schema"])

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import orjson
 
@@ -25,8 +24,9 @@ from kv_cache.files.reading import (
 )
 from kv_cache.files.writing import write_atomically
 from kv_cache.installing import install_hint
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.picture.base import Json, NothingToDrawError, Picture, paint
+from kv_cache.view.picture.base import NothingToDrawError, Picture, paint
 from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.views import view_of
 
@@ -46,7 +46,7 @@ _DOTS_PER_INCH = 160  # of a PNG
 _EDGE_BYTES = 4096  # of a file, in which its metadata stand
 
 
-def plot_beside(document: Mapping[str, Any], result: Path) -> Path | None:
+def plot_beside(document: Json, result: Path) -> Path | None:
     """The picture of a document beside its file; None where there is none, which is logged."""
     if not installed():
         log.info("no picture: matplotlib is missing; get it with %s", install_hint("plot"))
@@ -72,9 +72,6 @@ def picture_of(result: Path) -> Path:
     """Where the picture of a result, or of a run's directory, belongs."""
     file = result / RESULT_FILE if os.path.isdir(result) else result
     return file.with_suffix(".svg")
-
-
-# --- reading ---------------------------------------------------------------------------------
 
 
 # --- drawing ---------------------------------------------------------------------------------
