@@ -59,12 +59,14 @@ def capacity_view(section: Json) -> View:
         reasons=facts.reasons,
         sections=[
             ViewSection(title="Headline", parts=[_headline(facts)] if facts.probes else []),
-            ViewSection(title="What was searched for", parts=[FactList(rows=list(_told(facts)))]),
             ViewSection(
                 title="Over the load",
                 parts=_figures(facts),
                 absent="No probe came to its end.",
                 terminal=False,
+            ),
+            ViewSection(
+                title="What was searched for", parts=[FactList(rows=list(_search_facts(facts)))]
             ),
             ViewSection(title="Probes", parts=[_probes(facts)] if facts.probes else []),
             ViewSection(title="What each SLO was judged by", parts=_judged(facts), terminal=False),
@@ -87,7 +89,7 @@ def _interval(answer: FoundCapacity) -> str:
     if answer.confidence is None or (answer.low is None and answer.high is None):
         return "no interval"
     high = "more than was tried" if answer.high is None else figures(answer.high)
-    return f"{figures(answer.low or 0.0)} to {high} with {figures(100 * answer.confidence)} %"
+    return f"{figures(answer.low or 0.0)} to {high} with {PERCENT.measured(answer.confidence)}"
 
 
 def _headline(facts: CapacityFacts) -> KeyNumbers:
@@ -112,7 +114,7 @@ def _headline(facts: CapacityFacts) -> KeyNumbers:
     )
 
 
-def _told(facts: CapacityFacts) -> Iterator[tuple[str, str]]:
+def _search_facts(facts: CapacityFacts) -> Iterator[tuple[str, str]]:
     answer, limit = facts.answer, facts.limited_by
     yield "SLO", ", ".join(facts.slo)
     preset = f", {facts.semantics_preset} semantics" if facts.semantics_preset else ""

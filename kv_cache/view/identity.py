@@ -6,16 +6,18 @@ from typing import Any
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, MISSING, human_bytes
+from kv_cache.core.text import printable
+from kv_cache.core.units import MISSING, human_bytes
 from kv_cache.result.metrics import METRICS, Json, number_at, value_at
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
+from kv_cache.view.parts import GIBIBYTES
 from kv_cache.view.traced import trace_text
 
 
 def plain(text: str) -> str:
     """Text of a user on one line, such as a terminal can be shown."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return printable(text, instead=" ")
 
 
 def _rows(value: Any, path: str) -> list[Any]:
@@ -202,6 +204,6 @@ def machine_text(own: Json) -> str:
         value_at(own, "environment.hostname"),
         value_at(own, "environment.cpu.model"),
         None if cores is None else f"{figures(cores)} cores",
-        None if memory is None else f"{figures(memory / GIB)} GiB of memory",
+        None if memory is None else f"{GIBIBYTES.measured(memory)} of memory",
     ]
     return ", ".join(plain(str(part)) for part in parts if part)

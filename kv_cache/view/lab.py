@@ -4,7 +4,6 @@ order among them. Nothing was measured."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, human_bytes
 from kv_cache.result.lab import (
     OWN,
     FailedPolicy,
@@ -38,10 +37,10 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    bytes_text,
 )
 from kv_cache.view.traced import trace_text
 
-TIB = 1024 * GIB
 _MOST_TOLD = 2  # failures of a kind that are told in a line
 _SHARE = DisplayUnit("", 0.01)  # of a column whose table says that it is in percent
 _ROOM = ShownColumn("room", GIBIBYTES)
@@ -111,10 +110,11 @@ def _sentence(facts: LabFacts) -> str:
     )
     bound = max(each.hit_ratio for entry, each in by_rule.entries if entry.kind == "bound")
     return (
-        f"With {column.capacity} ({_bytes(column.room_bytes)}) {best.policy} finds most of the "
-        f"{len(policies)} policies, {_percent(shares.hit_ratio)} of the blocks looked up"
+        f"With {column.capacity} ({bytes_text(column.room_bytes)}) {best.policy} finds most of the "
+        f"{len(policies)} policies, {PERCENT.measured(shares.hit_ratio)} of the blocks looked up"
         f"{' by prefix' if prefix else ''}, "
-        f"{_shown_better(by_rule.order, best.policy)}; without limits it is {_percent(bound)}."
+        f"{_shown_better(by_rule.order, best.policy)}; without limits it is "
+        f"{PERCENT.measured(bound)}."
     )
 
 
@@ -142,9 +142,9 @@ def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iter
         yield ViewSection(
             title=f"{where}hits{as_held}" if several else f"Hits{as_held}",
             parts=[
+                *_figures(table, where, as_held, several=several),
                 FactList(rows=list(_table_facts(table, held))),
                 *_tables(table),
-                *_figures(table, where, as_held, several=several),
                 *_failures(table),
             ],
         )
@@ -161,19 +161,19 @@ def _case_facts(case: LabCase) -> Iterator[tuple[str, str]]:
     seeds = f", mean of {case.seeds} seeds" if case.seeds > 1 else ""
     if case.pattern:
         yield "pattern", f"{case.name}{seeds}: {case.pattern}"
-    size = f"of {_bytes(base.block_bytes)}" if base.block_bytes else "of different sizes"
+    size = f"of {bytes_text(base.block_bytes)}" if base.block_bytes else "of different sizes"
     lookups = f"{base.lookups:,.0f} looked up by {base.requests:,.0f} requests"
-    unique = f"{base.unique:,.0f} unique {size}: {_bytes(base.working_set_bytes)}"
+    unique = f"{base.unique:,.0f} unique {size}: {bytes_text(base.working_set_bytes)}"
     yield "blocks", f"{lookups}, {unique}"
-    share = _percent(base.compulsory / base.lookups if base.lookups else None)
+    share = PERCENT.measured(base.compulsory / base.lookups if base.lookups else None)
     yield "first", f"{share} of lookups are the first of their block: no cache finds them"
 
 
 def _table_facts(table: StudyTable, held: HeldAs) -> Iterator[tuple[str, str]]:
     if held.name != OWN:
         scales = f", scales for each {held.group} elements" if held.group else ""
-        yield "held as", f"{held.name}, {_percent(held.ratio)} of their bytes{scales}"
-    rooms = (f"{column.capacity} {_bytes(column.room_bytes)}" for column in table.columns)
+        yield "held as", f"{held.name}, {PERCENT.measured(held.ratio)} of their bytes{scales}"
+    rooms = (f"{column.capacity} {bytes_text(column.room_bytes)}" for column in table.columns)
     yield "room", ", ".join(rooms)
     largest = table.columns[-1]
     took = [
@@ -335,11 +335,3 @@ def _failure(failure: FailedPolicy) -> str:
 
 
 # --- text ------------------------------------------------------------------------------------
-
-
-def _bytes(nbytes: float) -> str:
-    return f"{figures(nbytes / TIB)} TiB" if nbytes >= TIB else human_bytes(nbytes)
-
-
-def _percent(share: float | None) -> str:
-    return f"{figures(None if share is None else 100 * share)} %"

@@ -20,6 +20,7 @@ from kv_cache.view.moves import moves_parts
 from kv_cache.view.parts import (
     GIB_PER_S,
     MS_OF_NS,
+    PERCENT,
     Cell,
     FactList,
     Figure,
@@ -99,14 +100,14 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     counted = any(row.counted for row in run.ranks or [])
     if not timed and counted:
         yield ViewSection(title="Headline", parts=[_headline(run, section)], terminal=False)
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(
         title="Over time",
         parts=[] if timed else _over_time(run),
         absent=timed or "No rank that counts has windows: nothing is known of how it went.",
         terminal=False,
     )
+    if run.notes:
+        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if counted:
         glance = FactList(rows=[*counted_facts(run), *_start(run)])
@@ -205,7 +206,7 @@ def _together(run: PublishedRun) -> Iterator[Part]:
     """How far they measured at the same time, and when each began."""
     span = run.together
     if span is not None and span.shared_s is not None and span.span_s is not None:
-        share = MISSING if span.shared_share is None else f"{figures(100 * span.shared_share)} %"
+        share = PERCENT.measured(span.shared_share)
         yield Remarks(
             texts=[
                 (

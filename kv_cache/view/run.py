@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import Qos
-from kv_cache.core.units import AT_LEAST, GIB
+from kv_cache.core.units import AT_LEAST
 from kv_cache.result.metrics import METRICS, Json, Metric, value_at
 from kv_cache.result.published import (
     ClassFacts,
@@ -83,14 +83,14 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     timed = not_timed(run)
     if not timed and run.window_s > 0:
         yield ViewSection(title="Headline", parts=[key_numbers(run, section)], terminal=False)
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(
         title="Over time",
         parts=[] if timed else over_time(run),
         absent=timed or "The document has no windows: nothing is known of how it went.",
         terminal=False,
     )
+    if run.notes:
+        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     yield ViewSection(title="Tiers", parts=[tier_table(run)])
     yield ViewSection(title="At a glance", parts=list(_glance(run, section)))
@@ -173,7 +173,7 @@ def _amount(run: PublishedRun, name: str) -> str:
     storage = run.tiers.get("storage")
     for kind in ("read", "write"):
         if storage is not None and name == f"storage.{kind}.bytes_per_second":
-            return f"{figures(getattr(storage, kind).bytes / GIB)} GiB"
+            return GIBIBYTES.measured(getattr(storage, kind).bytes)
     windows = [] if run.series is None else run.series.windows
     users = [w.users for w in windows if w.phase == "measure" and w.users is not None]
     if name == "requests_per_second" and users:

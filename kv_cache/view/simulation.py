@@ -91,9 +91,9 @@ def sim_view(section: Json) -> View:
         about=origin_texts(section),
         reasons=facts.warnings,
         sections=[
-            ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
             _hidden("Headline", _headline(facts, variants)),
             _hidden("Variants beside each other", _beside(facts, variants), none),
+            ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
             ViewSection(title="Numbers", parts=_numbers(variants), absent=none),
             ViewSection(title="Caches", parts=_caches(variants), absent=none),
             ViewSection(

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from kv_cache.core.format import figures
-from kv_cache.core.units import MISSING
 from kv_cache.metrics.passport import Status
 from kv_cache.result.metrics import METRICS, Json, Metric, value_at
 from kv_cache.result.run import converted
@@ -74,9 +72,6 @@ def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
         for rule in facts.passport.rules
         if rule.status == Status.NOT_JUDGED
     ]
-    if unjudged:
-        yield ViewSection(title="Not judged", parts=[Remarks(texts=unjudged)])
-    yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if shown:
         medians = KeyNumbers(numbers=[_key_number(name, row) for name, row in shown.items()])
         yield ViewSection(title="Headline", parts=[medians], terminal=False)
@@ -87,6 +82,9 @@ def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
         absent="No trial finished, so there are no numbers.",
         terminal=False,
     )
+    if unjudged:
+        yield ViewSection(title="Not judged", parts=[Remarks(texts=unjudged)])
+    yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if facts.metrics:
         yield ViewSection(title="Every number", parts=[_numbers(facts.metrics)])
     yield ViewSection(title="Each trial", parts=[_trials(facts)])
@@ -97,7 +95,7 @@ def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
 
 def _key_number(name: str, numbers: TrialNumbers) -> KeyNumber:
     spread = numbers.coefficient_of_variation
-    cv = MISSING if spread is None else f"{figures(100 * spread)} %"
+    cv = PERCENT.measured(spread)
     return KeyNumber(
         column=metric_column(METRICS[name]), value=numbers.median, note=f"median; CV {cv}"
     )
@@ -121,7 +119,7 @@ def _row(name: str, numbers: TrialNumbers) -> IntervalRow:
         values=[value / median - 1 for value in numbers.values if value is not None],
         low=None if interval is None else interval.low / median - 1,
         high=None if interval is None else interval.high / median - 1,
-        mark="" if spread is None else f"CV {figures(100 * spread)} %",
+        mark="" if spread is None else f"CV {PERCENT.measured(spread)}",
     )
 
 

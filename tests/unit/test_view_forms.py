@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,9 +22,11 @@ from kv_cache.core.format import figures
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, MIB
 from kv_cache.result.run import SECTION
+from kv_cache.view.drawing import COLOURS
 from kv_cache.view.markdown import markdown
 from kv_cache.view.page import page
-from kv_cache.view.parts import Figure, View
+from kv_cache.view.parts import Figure, ShownColumn, View
+from kv_cache.view.picture.base import plain
 from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.sheets import view_workbook
 from kv_cache.view.terminal import terminal
@@ -93,15 +96,30 @@ def tree() -> Document:
     return {SECTION: section}
 
 
+def _with_headline(make: Callable[..., Document]) -> Document:
+    """A run or ranks with a headline: what storage read in a second."""
+    read = make()[SECTION]["tiers"]["storage"]["read"]["bytes_per_second"]
+    name = "storage.read.bytes_per_second"
+    return make(headline={"metric": name, "bytes_per_second": read, "why_none": "one window"})
+
+
+def precondition() -> Document:
+    """The last round differs from the others."""
+    document = reports.precondition()
+    rounds = document[SECTION]["preconditioning"]["rounds"]
+    rounds[-1]["bytes_per_second"] = 1.23456 * GIB
+    return document
+
+
 KINDS: dict[str, tuple[Callable[[], Document], str]] = {
-    "run": (reports.run, "?"),
-    "ranks": (reports.ranks, "?"),
-    "trials": (lambda: trials.of([trials.result(n, 1e9 + n) for n in range(1, 4)]), "?"),
-    "preconditioning": (reports.precondition, "?"),
-    "capacity": (reports.capacity, "?"),
-    "simulation": (outcomes.document, "?"),
-    "lab": (lambda: _written(lab, "--policies=lru,fifo", "--capacities=10%", "--pure"), "?"),
-    "trace": (lambda: _written(lambda words: trace(["stats", *words])), "?"),
+    "run": (lambda: _with_headline(reports.run), "0.9313"),
+    "ranks": (lambda: _with_headline(reports.ranks), "0.9313"),
+    "trials": (lambda: trials.of([trials.result(n, 1e9 + n) for n in range(1, 4)]), "0.9313"),
+    "preconditioning": (precondition, "1.235"),
+    "capacity": (reports.capacity, "40"),
+    "simulation": (outcomes.document, "40"),
+    "lab": (lambda: _written(lab, "--policies=lru,fifo", "--capacities=10%", "--pure"), "11.06"),
+    "trace": (lambda: _written(lambda words: trace(["stats", *words])), "50.12"),
     "sweep": (reports.sweep, "1.863"),
     "probe": (profile, "1.235"),
     "submission": (tree, "1.235"),
@@ -167,8 +185,19 @@ def test_a_kind_is_read_from_the_top(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_axis_of_a_kind_has_its_unit_in_every_form(kind: str) -> None:
+def test_a_figure_has_the_same_unit_on_a_page_and_in_a_picture(kind: str) -> None:
     view = shown(kind)
-    headings = {part.y.heading for part in view.pictures() if isinstance(part, Figure)}
-    text = text_of_page(document_of(kind))
-    assert [heading for heading in headings if heading not in text] == []
+    drawn = [part for part in view.pictures() if isinstance(part, Figure)]
+    data = page([document_of(kind)], ["R.json"]).partition('id="data">')[2].partition("<")[0]
+    units = {chart["title"]: chart["unit"] for chart in orjson.loads(data)["charts"]}
+    panels = [panel.title for panel in view_picture(view).panels]
+    for figure in drawn:
+        unit = figure.y.unit.name if figure.y.unit else ""
+        assert units[figure.title] == unit
+        assert plain(ShownColumn(figure.title, figure.y.unit).heading) in panels
+
+
+def test_lines_have_the_same_colours_on_a_page_and_in_a_picture() -> None:
+    style = files("kv_cache.view.page").joinpath("assets", "report.css").read_text()
+    light = style.partition("}")[0]
+    assert re.findall(r"--c\d: (#\w{6});", light) == list(COLOURS)

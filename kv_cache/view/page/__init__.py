@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
@@ -21,7 +20,6 @@ from kv_cache.files.reading import SECTION
 from kv_cache.result.comparison import LABELS
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.identity import label_of, note_of
 from kv_cache.view.origin import origin_section
 from kv_cache.view.page.charts import Book
 from kv_cache.view.page.parts import Doc, Section, drawn_section
@@ -100,15 +98,15 @@ def _article(doc: Doc, book: Book, most_points: int, *, alone: bool) -> Html:
     whole = replace(view, sections=[*view.sections, origin_section(doc.name, doc.document)])
     sections = list(view_sections(whole, book, most_points))
     title = view.title if alone else f"{doc.label}: {view.title}"
-    label, note = label_of(doc.own), note_of(doc.own)
+    heading = view.heading if alone else f"{doc.label}: {view.heading}"
     about = " · ".join([doc.name, *view.about])
     return tag(
         "article",
         tag(
             "header",
-            tag("h2", f"{title}: {label}" if label else title),
+            tag("h2", heading),
             tag("p", about, class_="origin"),
-            *([tag("p", note)] if note else []),
+            *([tag("p", view.note)] if view.note else []),
         ),
         _links(doc, sections, title),
         *(drawn_section(doc, section) for section in sections),

@@ -68,11 +68,16 @@ def view_picture(view: View) -> Picture:
         raise NothingToDrawError("it has no numbers over an axis")
     figures = [part for part in pictures if isinstance(part, Figure)]
     bars = any(point.low is not None for figure in figures for point in figure.points())
-    lines = [view.sentence, ", ".join(view.about), *(["Bars: 95 % intervals."] if bars else [])]
+    lines = [
+        view.sentence,
+        ", ".join(view.about),
+        view.note,
+        *(["Bars: 95 % intervals."] if bars else []),
+    ]
     notes = [f"! {text}" for text in (*view.reasons, *view.remarks())]
     shown = _with_shared_axes(pictures[:_MOST_PANELS])
     return Picture(
-        title=plain(view.title),
+        title=plain(view.heading),
         lines=[plain(line) for line in (*lines, *notes) if line],
         panels=[panel for part in shown for panel in _panels_of(part)],
         right=_right(figures),
