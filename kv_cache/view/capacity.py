@@ -340,10 +340,10 @@ def _limits(facts: CapacityFacts) -> list[Level]:
 def _shares(facts: CapacityFacts, slo: str) -> Figure | None:
     """Requests over one limit in each probe."""
     judged = [
-        (probe, found)
+        (probe, slo_row)
         for probe in _ranked(facts)
-        for found in probe.promises
-        if found.promise == slo and found.share is not None
+        for slo_row in probe.promises
+        if slo_row.promise == slo and slo_row.share is not None
     ]
     if not judged:
         return None

@@ -87,18 +87,18 @@ def _reuse(run: PublishedRun) -> Iterator[Fact]:
 
 
 def _retrieval(run: PublishedRun) -> Iterator[Fact]:
-    asked, reuse = run.workload, run.reuse
-    if asked is None or asked.rag_documents is None or reuse is None:
+    rag, reuse = run.workload, run.reuse
+    if rag is None or rag.rag_documents is None or reuse is None:
         return
     yield (
         "rag",
         (
             f"{reuse.retrieved_requests} retrievals, {reuse.retrieved_hits} of "
             f"{reuse.retrieved_looked_up} blocks were hits "
-            f"({PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {asked.rag_reuse}), "
+            f"({PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
             f"{GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)} "
-            f"loaded; {asked.rag_ingested_documents} of {asked.rag_documents} documents ingested "
-            f"before, {GIBIBYTES.measured(asked.rag_ingested_bytes or 0)}"
+            f"loaded; {rag.rag_ingested_documents} of {rag.rag_documents} documents ingested "
+            f"before, {GIBIBYTES.measured(rag.rag_ingested_bytes or 0)}"
         ),
     )
 

@@ -230,9 +230,9 @@ def _name(entry: LabEntry, shares: FoundShares) -> str:
     return entry.policy if entry.kind == "policy" else f"{entry.policy} ({kind})"
 
 
-def _order_texts(columns: Sequence[LabColumn], found: Sequence[FoundBy]) -> Iterator[str]:
+def _order_texts(columns: Sequence[LabColumn], by_rule: Sequence[FoundBy]) -> Iterator[str]:
     """What the stars mean; capacities without an order, those for the same reason together."""
-    orders = [(c.capacity, each.order) for c, each in zip(columns, found, strict=True)]
+    orders = [(c.capacity, each.order) for c, each in zip(columns, by_rule, strict=True)]
     starred = [order.why for _, order in orders if order is not None and order.beaten_by]
     for why in dict.fromkeys(starred):
         yield f"* none is shown to be better: {why}."
@@ -242,7 +242,7 @@ def _order_texts(columns: Sequence[LabColumn], found: Sequence[FoundBy]) -> Iter
             without.setdefault(order.why, []).append(capacity)
     for why, where in without.items():
         yield f"No order at {', '.join(where)}, as {why}."
-    reach = [s.interval.high - s.interval.low for f in found for _, s in f.entries if s.interval]
+    reach = [s.interval.high - s.interval.low for f in by_rule for _, s in f.entries if s.interval]
     if reach:
         yield f"95 % intervals are within ±{figures(50 * max(reach))} points."
 
@@ -310,10 +310,10 @@ def _failures(table: StudyTable) -> list[Part]:
     return [Table(title="Failures", columns=columns, rows=rows, detail=True)] if rows else []
 
 
-def _failure_texts(found: Sequence[FailedPolicy]) -> Iterator[str]:
+def _failure_texts(failures: Sequence[FailedPolicy]) -> Iterator[str]:
     """By kind; of each policy where it loses the most, and those that lose the most first."""
     kinds: dict[str, dict[str, FailedPolicy]] = {}
-    for each in sorted(found, key=_lost, reverse=True):
+    for each in sorted(failures, key=_lost, reverse=True):
         kinds.setdefault(each.kind, {}).setdefault(each.policy, each)
     for kind, worst in kinds.items():
         losses = [_failure(each) for each in worst.values()]

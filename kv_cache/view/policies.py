@@ -44,9 +44,9 @@ def _tallies(run: PublishedRun) -> Iterator[tuple[str, str, str, BlockTally]]:
         ("prefetch", prefetch, _PREFETCH_ENDS),
     ):
         for end in ends:
-            found = None if facts is None else getattr(facts, end)
-            if facts is not None and found is not None:
-                yield policy, facts.name, end.replace("_", " "), found
+            ended: BlockTally | None = None if facts is None else getattr(facts, end)
+            if facts is not None and ended is not None:
+                yield policy, facts.name, end.replace("_", " "), ended
 
 
 def policy_facts(run: PublishedRun) -> Iterator[tuple[str, str]]:

@@ -338,9 +338,9 @@ def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
 
 def slo_table(run: PublishedRun) -> Table:
     """The share of each class's requests within each target, and what that says."""
-    given = slos_set_by_user({"config": run.config})
+    by_user = slos_set_by_user({"config": run.config})
     return Table(
-        title="SLOs of each class" if given else NOT_SET,
+        title="SLOs of each class" if by_user else NOT_SET,
         columns=[
             ShownColumn("class"),
             ShownColumn("percentile"),

@@ -85,8 +85,8 @@ def _model(document: Json) -> Cell:
 def _duration(document: Json) -> Cell:
     """As asked for; a run that requests or cycles end has none."""
     config = value_at(document, "kv_cache.config")
-    if (given := value_at(config, "run.duration_s")) is not None:
-        return _cell(given)
+    if (value := value_at(config, "run.duration_s")) is not None:
+        return _cell(value)
     bounded = value_at(config, "run.max_requests") or value_at(config, "workload.replay_cycles")
     return NONE if bounded else DEFAULT_DURATION_S
 
@@ -106,18 +106,18 @@ def _dataset(document: Json) -> Cell:
 
 
 def _cache_dir(document: Json) -> Cell:
-    given = value_at(document, "kv_cache.config.tiers.cache_dir")
+    value = value_at(document, "kv_cache.config.tiers.cache_dir")
     ranks = value_at(document, "kv_cache.ranks")
-    if given is None and isinstance(ranks, list):  # each rank has its own
+    if value is None and isinstance(ranks, list):  # each rank has its own
         each = [value_at(row, "result.kv_cache.config.tiers.cache_dir") for row in ranks]
-        given = [name for names in each if isinstance(names, list) for name in names]
-    return ", ".join(map(str, given)) if isinstance(given, list) and given else NO_PLACE
+        value = [name for names in each if isinstance(names, list) for name in names]
+    return ", ".join(map(str, value)) if isinstance(value, list) and value else NO_PLACE
 
 
 def _threads(document: Json) -> Cell:
     """As many as there are cores where none were asked for."""
-    given = value_at(document, "kv_cache.config.precondition.threads")
-    return _cell(given or value_at(document, "summary.system_metrics.cpu_count"))
+    value = value_at(document, "kv_cache.config.precondition.threads")
+    return _cell(value or value_at(document, "summary.system_metrics.cpu_count"))
 
 
 PARAMETERS: Mapping[str, Callable[[Json], Cell]] = {
@@ -237,16 +237,16 @@ TRACED: Mapping[str, str] = {
 
 def sheets(documents: Sequence[Json]) -> list[Sheet]:
     """The workbook of a result. Of several there is the summary alone, with a row for each."""
-    made = [_summary(documents)]
+    every = [_summary(documents)]
     if len(documents) > 1:
-        return made
+        return every
     [document] = documents
-    made += [
+    every += [
         _pairs("Run Parameters", "Parameter", PARAMETERS, document),
         _pairs("Performance Metrics", "Metric", METRICS, document),
     ]
     others = (_qos(document), _device_tracing(document), _trace_histograms(document))
-    return made + [sheet for sheet in others if sheet.rows]
+    return every + [sheet for sheet in others if sheet.rows]
 
 
 def _summary(documents: Sequence[Json]) -> Sheet:
@@ -297,8 +297,8 @@ def _traced(document: Json) -> Iterator[tuple[str, list[_Bucket]]]:
     """Each histogram of the block layer that has values: its name, and low, high and count of its
     buckets; an open end is None."""
     for name in TRACED:
-        found = value_at(document, f"device_latency_tracing.{name}.buckets")
-        buckets = [b for b in map(_bucket, found if isinstance(found, list) else []) if b]
+        rows = value_at(document, f"device_latency_tracing.{name}.buckets")
+        buckets = [b for b in map(_bucket, rows if isinstance(rows, list) else []) if b]
         if sum(count for _, _, count in buckets):
             yield name, buckets
 
@@ -351,12 +351,12 @@ def _trace_histograms(document: Json) -> Sheet:
 
 def summary_csv(documents: Sequence[Json]) -> bytes:
     """The sheet Summary as CSV: a row for each result."""
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     sheet = _summary(documents)
     writer.writerow(sheet.columns)
     writer.writerows(sheet.rows)
-    return made.getvalue().encode()
+    return text.getvalue().encode()
 
 
 def workbook(documents: Sequence[Json]) -> bytes:
@@ -367,9 +367,9 @@ def workbook(documents: Sequence[Json]) -> bytes:
 def written(every: Sequence[Sheet], created: datetime) -> bytes:
     """Sheets as an .xlsx file that says when its content was made. Raises UsageError where
     XlsxWriter is missing."""
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
-    book = _xlsxwriter().Workbook(made, options)
+    book = _xlsxwriter().Workbook(buffer, options)
     book.set_properties({"author": "kv-cache", "comments": MARK, "created": created})
     bold = book.add_format({"bold": True})
     for sheet in every:
@@ -381,7 +381,7 @@ def written(every: Sequence[Sheet], created: datetime) -> bytes:
         for number, row in enumerate(sheet.rows, start=1):
             page.write_row(number, 0, row)  # None is left empty
     book.close()
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def view_workbook(view: View, runs: Sequence[Json]) -> bytes:
@@ -442,26 +442,26 @@ class Target:
         write_atomically(self.path, make([document]))
 
 
-def target_of(asked: Path) -> Target:
+def target_of(wanted: Path) -> Target:
     """An .xlsx file where XlsxWriter is there; else, and for other names, the summary as CSV."""
-    suffix = asked.suffix.lower()
+    suffix = wanted.suffix.lower()
     if suffix == ".csv" or (suffix == ".xlsx" and installed()):
-        return Target(path=asked)
+        return Target(path=wanted)
     if suffix == ".xlsx":
-        path = asked.with_suffix(".csv")
+        path = wanted.with_suffix(".csv")
         why = f"XlsxWriter is not installed; get it: {install_hint('xlsx')}"
     else:
-        path = asked.with_name(f"{asked.name}.csv")
+        path = wanted.with_name(f"{wanted.name}.csv")
         why = "it does not end in .xlsx"
-    return Target(path=path, note=f"{FLAG} {asked}: the summary goes to {path} as CSV, as {why}")
+    return Target(path=path, note=f"{FLAG} {wanted}: the summary goes to {path} as CSV, as {why}")
 
 
-def check_target(asked: Path, flag: str = FLAG) -> Target:
+def check_target(wanted: Path, flag: str = FLAG) -> Target:
     """Refuse a place that cannot be written, or that holds a file which is none of ours. Raises
     PlaceError."""
-    if asked.is_dir():  # whatever it will be called in the end
-        require_replaceable(asked, "", flag)
-    target = target_of(asked)
+    if wanted.is_dir():  # whatever it will be called in the end
+        require_replaceable(wanted, "", flag)
+    target = target_of(wanted)
     if target.path.suffix.lower() == ".xlsx":
         require_workbook(target.path, flag)
     else:

@@ -26,8 +26,8 @@ def trace_text(trace: TraceNotes) -> str:
     several = len(trace.files) > 1
     name = f"{len(trace.files)} files" if several else PurePath(trace.files[0]).name
     rows = trace.rows or 0
-    asked = rows if trace.asked_rows is None else trace.asked_rows
-    texts = [f"{rows:,} rows" if asked == rows else f"{asked:,} of {rows:,} rows"]
+    taken = rows if trace.asked_rows is None else trace.asked_rows
+    texts = [f"{rows:,} rows" if taken == rows else f"{taken:,} of {rows:,} rows"]
     texts += _unit_texts(trace.time_unit, trace.time_unit_from)
     if trace.skipped_bad_rows:
         texts.append(f"{trace.skipped_bad_rows:,} bad rows left out")

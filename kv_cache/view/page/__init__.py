@@ -94,7 +94,7 @@ class _Named:
 def _article(doc: Doc, book: Book, most_points: int, *, alone: bool) -> Html:
     make = view_of(doc.schema)
     assert make is not None, doc.schema
-    view = make(doc.own)
+    view = make(doc.section)
     whole = replace(view, sections=[*view.sections, origin_section(doc.name, doc.document)])
     sections = list(view_sections(whole, book, most_points))
     title = view.title if alone else f"{doc.label}: {view.title}"

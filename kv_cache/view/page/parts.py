@@ -18,13 +18,13 @@ class Doc:
     document: Json
 
     @property
-    def own(self) -> Json:
+    def section(self) -> Json:
         section: Json = self.document[SECTION]
         return section
 
     @property
     def schema(self) -> str:
-        return str(self.own.get("schema"))
+        return str(self.section.get("schema"))
 
     def id(self, slug: str) -> str:
         """An identifier on the page, different in each document."""
@@ -74,13 +74,13 @@ def table(
         )
         for row in rows
     ]
-    made = tag(
+    drawn = tag(
         "table",
         tag("caption", tag("span", caption)),
         tag("thead", tag("tr", *columns)),
         tag("tbody", *body),
     )
-    return tag("div", made, class_="scroll", tabindex=0, role="region", aria_label=caption)
+    return tag("div", drawn, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
 def _align(column: int, words: int) -> str | None:

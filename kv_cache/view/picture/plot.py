@@ -80,13 +80,13 @@ def picture_of(result: Path) -> Path:
 def draw(document: Json, path: Path, form: str) -> bytes:
     """The picture of a document as a file's bytes. `path` names the document in errors, `form` is
     one of FORMATS. Raises UsageError."""
-    own = document[SECTION]
-    schema = str(own.get("schema"))
+    section = document[SECTION]
+    schema = str(section.get("schema"))
     make = view_of(schema)
     if make is None:
         raise UsageError(f"{path}: there is no picture of schema {schema!r}; give a result of ours")
     try:
-        return _drawn(view_picture(make(own)), form)
+        return _drawn(view_picture(make(section)), form)
     except MisshapenError as error:
         raise UsageError(
             f"{path}: {SECTION}: {error}; the file was cut or changed, so give an untouched result"
@@ -105,9 +105,9 @@ def _drawn(picture: Picture, form: str) -> bytes:
         matplotlib.rc("svg", hashsalt=MARK, fonttype="path")  # looks the same everywhere
         matplotlib.rc("text", parse_math=False)  # a "$" in a model's name is a "$"
         matplotlib.rc("savefig", dpi=_DOTS_PER_INCH)
-        made = BytesIO()
-        paint(picture).savefig(made, format=form, metadata=dict(_METADATA[form]))
-    return made.getvalue()
+        buffer = BytesIO()
+        paint(picture).savefig(buffer, format=form, metadata=dict(_METADATA[form]))
+    return buffer.getvalue()
 
 
 def _matplotlib() -> ModuleType:
