@@ -14,9 +14,8 @@ from kv_cache.result.metrics import METRICS, Json, value_at
 from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
 from kv_cache.result.run import SECTION
 from kv_cache.view.counts import counted_facts
-from kv_cache.view.identity import headline_text, identity_facts, origin_texts
+from kv_cache.view.identity import identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
-from kv_cache.view.moves import moves_parts
 from kv_cache.view.parts import (
     GIB_PER_S,
     MS_OF_NS,
@@ -35,14 +34,16 @@ from kv_cache.view.parts import (
     View,
     ViewSection,
 )
-from kv_cache.view.reuse import reuse_parts
 from kv_cache.view.run import (
-    end_text,
+    VIRTUAL,
+    flow_sections,
+    headline_sentence,
     key_numbers,
     latency_sections,
     metric_column,
     not_timed,
     passport_section,
+    requests_sentence,
     tier_table,
     traced_only,
 )
@@ -81,17 +82,12 @@ def _sentence(run: PublishedRun, section: Json) -> str:
     rows = run.ranks or []
     counted = sum(row.counted for row in rows)
     wanted = run.crew.wanted if run.crew is not None and run.crew.wanted else len(rows)
-    headline = "" if traced_only(run) or not counted else headline_text(section)
-    books = run.requests
-    text = f"{headline[0].upper()}{headline[1:]}. " if headline else ""
-    text += f"{counted} of {wanted} ranks count. The run {end_text(run)} after "
-    text += f"{figures(run.window_s)} s: {as_text(books.completed_in_window)} requests completed, "
-    text += f"{as_text(books.failed)} failed, {as_text(books.rejected)} rejected, "
-    text += f"{as_text(books.unfinished)} unfinished."
+    headline = "" if traced_only(run) or not counted else headline_sentence(section)
+    text = f"{headline}{counted} of {wanted} ranks count. {requests_sentence(run)}"
     if run.crew is not None and run.crew.ended_early:
         text += f" Ended early for all: {run.crew.ended_early}."
     if run.driver is not None and not run.measured_bytes:
-        text += " Virtual time: models say this, nothing was measured."
+        text += f" {VIRTUAL}"
     return text
 
 
@@ -119,18 +115,7 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
         absent="Nothing is known of when each rank began.",
     )
     yield from latency_sections(run)
-    yield ViewSection(
-        title="Tier flow",
-        parts=moves_parts(run),
-        absent="No operation ended in a measured window.",
-        terminal=False,
-    )
-    yield ViewSection(
-        title="Reuse",
-        parts=reuse_parts(run),
-        absent="Nothing is known of reuse: no request completed in a measured window.",
-        terminal=False,
-    )
+    yield from flow_sections(run)
     yield passport_section(run)
     yield ViewSection(
         title="Not in this report",

@@ -98,18 +98,7 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
         parts = preconditioning_parts(run.preconditioning, run.config)
         yield ViewSection(title="Preconditioning", parts=parts)
     yield from latency_sections(run)
-    yield ViewSection(
-        title="Tier flow",
-        parts=moves_parts(run),
-        absent="No operation ended in the measured window: nothing moved.",
-        terminal=False,
-    )
-    yield ViewSection(
-        title="Reuse",
-        parts=reuse_parts(run),
-        absent="Nothing is known of reuse: no request completed in the measured window.",
-        terminal=False,
-    )
+    yield from flow_sections(run)
     policies = policy_table(run)
     if policies.rows:
         yield ViewSection(title="Policies", parts=[policies], terminal=False)
@@ -119,22 +108,33 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
 
 def _sentence(run: PublishedRun, section: Json) -> str:
     """The headline, how the run ended, and what became of the requests."""
-    end = end_text(run)
     if run.window_s <= 0:
-        return f"The run {end} before its window began: nothing was measured."
+        return f"The run {_end_text(run)} before its window began: nothing was measured."
+    virtual = "" if run.measured_bytes else f" {VIRTUAL}"
+    headline = "" if traced_only(run) else headline_sentence(section)
+    return f"{headline}{requests_sentence(run)}{virtual}"
+
+
+VIRTUAL = "Virtual time: models say this, nothing was measured."
+
+
+def headline_sentence(section: Json) -> str:
+    """The headline before other sentences; empty where the document has none."""
+    headline = headline_text(section)
+    return f"{headline[0].upper()}{headline[1:]}. " if headline else ""
+
+
+def requests_sentence(run: PublishedRun) -> str:
+    """How the run ended, and what became of its requests."""
     books = run.requests
-    done = (
-        f"The run {end} after {figures(run.window_s)} s: "
+    return (
+        f"The run {_end_text(run)} after {figures(run.window_s)} s: "
         f"{as_text(books.completed_in_window)} requests completed, {as_text(books.failed)} failed, "
         f"{as_text(books.rejected)} rejected, {as_text(books.unfinished)} unfinished."
     )
-    virtual = "" if run.measured_bytes else " Virtual time: models say this, nothing was measured."
-    headline = "" if traced_only(run) else headline_text(section)
-    return f"{f'{headline[0].upper()}{headline[1:]}. ' if headline else ''}{done}{virtual}"
 
 
-def end_text(run: PublishedRun) -> str:
-    """How it ended, after "The run"."""
+def _end_text(run: PublishedRun) -> str:
     ends = {"finished": "finished", "interrupted": "was interrupted"}
     return ends.get(run.status or "", "broke off")
 
@@ -316,6 +316,22 @@ def _class_cells(row: ClassFacts) -> list[Cell]:
         *(percentile_cell(row.ttft_ms, p) for p in ("p50", "p95")),
         *(percentile_cell(row.response_ms, p) for p in _TIMES),
     ]
+
+
+def flow_sections(run: PublishedRun) -> Iterator[ViewSection]:
+    """What moved between tiers, and what was reused."""
+    yield ViewSection(
+        title="Tier flow",
+        parts=moves_parts(run),
+        absent="No operation ended in the measured window: nothing moved.",
+        terminal=False,
+    )
+    yield ViewSection(
+        title="Reuse",
+        parts=reuse_parts(run),
+        absent="Nothing is known of reuse: no request completed in the measured window.",
+        terminal=False,
+    )
 
 
 # --- SLOs ------------------------------------------------------------------------------------

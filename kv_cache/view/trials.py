@@ -24,7 +24,7 @@ from kv_cache.view.parts import (
     View,
     ViewSection,
 )
-from kv_cache.view.run import CARDS, metric_column, rule_table
+from kv_cache.view.run import CARDS, VIRTUAL, metric_column, rule_table
 
 
 def trials_view(section: Json) -> View:
@@ -46,7 +46,7 @@ def _sentence(facts: TrialFacts, section: Json) -> str:
     numbers = facts.metrics.get(facts.headline or "")
     metric = METRICS.get(facts.headline or "")
     if value_at(section, "driver") == "virtual-time":
-        done += " Virtual time: models say this, nothing was measured."
+        done += f" {VIRTUAL}"
     if numbers is None or metric is None:
         return done
     label = metric_column(metric).title

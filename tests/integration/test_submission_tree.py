@@ -17,6 +17,8 @@ import orjson
 import pytest
 
 from kv_cache.cli.mlperf import main
+from kv_cache.cli.plot import main as plot
+from kv_cache.cli.report import main as report
 from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
@@ -725,6 +727,20 @@ def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:
     assert text.count("\n| ") >= 10
     _, found = call("check", str(whole.top), "--json")
     assert {row["rule"] for row in json.loads(found)["rules"]} == set(RULES)
+
+
+def test_a_tree_is_reported_in_every_form_beside_it(whole: Made, tmp_path: Path) -> None:
+    """Not in it: a file more in a sequence would be one that was added."""
+    assert report([str(whole.top)]) == 0
+    page = whole.top.with_name(f"{whole.top.name}.html").read_text()
+    for text in ("MLPerf Storage KV cache", "kvcacheFixedWorkloadPerOption", "1 host"):
+        assert text in page
+    for suffix in ("md", "xlsx"):
+        assert report([str(whole.top), "-o", str(tmp_path / f"R.{suffix}")]) == 0
+    assert "| 1 Max Storage Stress | complete |" in (tmp_path / "R.md").read_text()
+    assert short(whole.tree()) == set()
+    pytest.importorskip("matplotlib")
+    assert plot([str(whole.top), "-o", str(tmp_path / "R.svg")]) == 0
 
 
 def nothing_there(top: Path) -> Path:

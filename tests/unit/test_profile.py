@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.bench.probe import _Done, summarise
+from kv_cache.cli.plot import main as plot
+from kv_cache.cli.report import main as report
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.profile import (
@@ -381,3 +383,25 @@ def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
     row = dict(zip(grid.headings, grid.cells()[0], strict=True))
     assert (row["object, MiB"], row["in flight"], row["read, GiB/s"]) == ("0.25", "1", "0.1863")
     assert row["read again, GiB/s"] == MISSING
+
+
+def test_a_profile_is_reported_in_every_form(tmp_path: Path) -> None:
+    file = tmp_path / "disk.yaml"
+    file.write_text(profile_text(Profile(name="p", cells=tuple(cells()))))
+    assert report([str(file)]) == 0
+    page = (tmp_path / "disk.html").read_text()
+    assert "The device reads up to 0.1863 GiB/s" in page
+    for suffix in ("md", "xlsx"):
+        assert report([str(file), "-o", str(tmp_path / f"R.{suffix}")]) == 0
+    assert "| 0.25 | 1 | 0.1863 | 1.311 |" in (tmp_path / "R.md").read_text()
+    pytest.importorskip("matplotlib")
+    assert plot([str(file)]) == 0
+    assert (tmp_path / "disk.svg").exists()
+
+
+def test_a_file_of_yaml_that_is_no_profile_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("run: {seed: 3}\n")
+    with pytest.raises(ConfigError, match="its schema is null, not kv-cache-profile/1"):
+        report([str(file)])
+    assert not (tmp_path / "config.html").exists()

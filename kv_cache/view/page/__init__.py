@@ -65,8 +65,8 @@ def _docs(documents: Sequence[Json], names: Sequence[str]) -> list[Doc]:
         if not isinstance(doc.document.get(SECTION), Mapping) or view_of(doc.schema) is None:
             raise UsageError(
                 f"{doc.name}: there is no report of it, as it is not a result of run, run "
-                "--trials, capacity, precondition, sweep or sim, nor of several ranks; give one of "
-                "those"
+                "--trials, capacity, precondition, sweep, sim, lab or trace stats, nor of several "
+                "ranks, a profile of probe or a tree of mlperf; give one of those"
             )
     return docs
 

@@ -114,7 +114,7 @@ def _panels_of(part: Drawn) -> list[Panel]:
 
 def _right(figures: Sequence[Figure]) -> float:
     """Inches for the longest name beside an axis, half of the picture at most."""
-    names = [len(line.name) for f in figures if len(f.lines) > 1 for line in f.lines]
+    names = [len(line.name) for figure in figures for line in figure.lines]
     names += [len(level.name) for figure in figures for level in figure.levels]
     return min(_MOST_RIGHT, max(_RIGHT, _MARGIN + _LETTER * max(names, default=0)))
 
@@ -188,7 +188,7 @@ def _draw(axes: "Axes", figure: Figure, height: float) -> None:
     _name_points(axes, figure)
     if words:
         _key(axes, words)
-    label_ends(axes, [*(labels if len(lines) > 1 else []), *levels], height)
+    label_ends(axes, [*(label for label in labels if label.text), *levels], height)
 
 
 _MUTED_LOOK = {"linestyle": "--", "linewidth": 1.1}
