@@ -38,6 +38,7 @@ from kv_cache.mlperf.plan import CLOSED, OPEN
 from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult
 from kv_cache.mlperf.systems import flaws_of_description
 from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
+from kv_cache.result import submission
 from kv_cache.result.paths import flat
 
 Json = Mapping[str, Any]
@@ -49,10 +50,10 @@ GRAVEST_FIRST = (Status.INVALID, Status.NOT_JUDGED, Status.PASS, Status.NOT_APPL
 """What cannot be judged weighs more than what passes: a submission has to show that it complies."""
 
 STATUS_WORDS: Mapping[Status, str] = {
-    Status.INVALID: "falls short",
-    Status.NOT_JUDGED: "cannot be judged",
-    Status.PASS: "pass",
-    Status.NOT_APPLICABLE: "not applicable",
+    Status.INVALID: submission.FALLS_SHORT,
+    Status.NOT_JUDGED: submission.NOT_JUDGED,
+    Status.PASS: submission.PASSES,
+    Status.NOT_APPLICABLE: submission.NOT_APPLICABLE,
 }
 
 

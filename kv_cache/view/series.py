@@ -43,14 +43,14 @@ def series_figures(run: PublishedRun) -> list[Figure]:
     if run.series is None or not run.series.windows:
         return []
     every = Windows(run.series.windows)
-    made = [
+    figures_ = [
         *_throughput(every),
         *_storage_latency(every),
         *_class_latency(run, every),
         *_load(run, every),
         *_machine(every),
     ]
-    return [figure for figure in made if figure is not None]
+    return [figure for figure in figures_ if figure is not None]
 
 
 def phase_bands(windows: Sequence[WindowFacts]) -> list[Band]:

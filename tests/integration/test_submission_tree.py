@@ -17,6 +17,8 @@ import orjson
 import pytest
 
 from kv_cache.cli.mlperf import main
+from kv_cache.cli.plot import main as plot
+from kv_cache.cli.report import main as report
 from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
@@ -24,6 +26,7 @@ from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.judging import Status
 from kv_cache.mlperf import rankfile
 from kv_cache.mlperf.aggregate import run_summary, summarize
+from kv_cache.mlperf.document import tree_document
 from kv_cache.mlperf.rankfile import (
     CLIENTS,
     CONFIGS,
@@ -38,8 +41,10 @@ from kv_cache.mlperf.rankfile import (
     UNFINISHED,
 )
 from kv_cache.mlperf.rules import RULES, check_tree
-from kv_cache.mlperf.text import check_text, summary_text
 from kv_cache.mlperf.tree import Tree, read_tree
+from kv_cache.result.run import plain
+from kv_cache.view.submission import check_view, submission_view
+from kv_cache.view.terminal import terminal
 from tests.submission import STAMP, Document, Edit, Made, consistent, make, real_result, resealed
 
 Json = Mapping[str, Any]
@@ -335,9 +340,9 @@ def test_one_bad_rank_makes_its_option_invalid_by_name_and_no_other(
     options = summarize(tree)["options"]
     assert [options[o]["valid"] for o in "123"] == [True, False, True]
     assert "by_the_rules" not in options["2"]
-    told = summary_text(summarize(tree))
-    assert "option 2  Storage Throughput: INVALID, nothing is claimed" in told
-    assert f"! {FLAWS[spoil]}: option_2" in told
+    text = terminal(submission_view(plain(summarize(tree))))
+    assert "INVALID: option 2: nothing is claimed of it." in text
+    assert f"! option 2: {FLAWS[spoil]}: option_2" in text
     launchers = run_summary(tree, STAMP)["options"]["2"]
     assert launchers["partial_failure"]
     assert launchers["aggregated_read_bandwidth_gbps"] is None
@@ -582,7 +587,7 @@ def test_nothing_falls_short_in_a_tree_that_keeps_all_rules(whole: Made) -> None
     assert short(whole.tree()) == set()
     code, out = call("check", str(whole.top))
     assert code == 0
-    assert out.startswith("check     NOTHING FALLS SHORT")
+    assert out.startswith("MLPerf check: NOTHING FALLS SHORT. ")
     for rule in RULES:
         assert rule in out
 
@@ -599,9 +604,9 @@ def test_exactly_the_rule_that_is_broken_falls_short(
         broken.tree(made)
     tree = made.tree()
     assert short(tree) == {rule, *broken.also}
-    told = check_text(check_tree(tree), summarize(tree))
-    assert told.startswith("check     FALLS SHORT")
-    assert f"! {rule} ({RULES[rule][0]}): falls short" in told
+    text = terminal(check_view(tree_document(tree)["kv_cache"]))
+    assert text.startswith("MLPerf check: FALLS SHORT. ")
+    assert f"! {rule} ({RULES[rule][0]}): falls short" in text
 
 
 def test_a_sequence_without_an_option_names_it_as_missing(whole: Made) -> None:
@@ -719,10 +724,24 @@ def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:
     assert summary["schema"] == "kv-cache-mlperf-summary/1"
     assert summary["options"]["2"]["pooled_ms"]["device_read"]["count"] > 0
     _, text = call("summarize", str(whole.top), "--markdown")
-    assert text.startswith("<!-- kv-cache mlperf summary")
+    assert text.startswith("<!-- kv-cache report")
     assert text.count("\n| ") >= 10
     _, found = call("check", str(whole.top), "--json")
     assert {row["rule"] for row in json.loads(found)["rules"]} == set(RULES)
+
+
+def test_a_tree_is_reported_in_every_form_beside_it(whole: Made, tmp_path: Path) -> None:
+    """Not in it: a file more in a sequence would be one that was added."""
+    assert report([str(whole.top)]) == 0
+    page = whole.top.with_name(f"{whole.top.name}.html").read_text()
+    for text in ("MLPerf Storage KV cache", "kvcacheFixedWorkloadPerOption", "1 host"):
+        assert text in page
+    for suffix in ("md", "xlsx"):
+        assert report([str(whole.top), "-o", str(tmp_path / f"R.{suffix}")]) == 0
+    assert "| 1 Max Storage Stress | complete |" in (tmp_path / "R.md").read_text()
+    assert short(whole.tree()) == set()
+    pytest.importorskip("matplotlib")
+    assert plot([str(whole.top), "-o", str(tmp_path / "R.svg")]) == 0
 
 
 def nothing_there(top: Path) -> Path:

@@ -10,10 +10,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.bench.probe import Probed, summarise, table
+from kv_cache.bench.probe import summarise
+from kv_cache.cli.plot import main as plot
+from kv_cache.cli.report import main as report
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
-from kv_cache.config.profile import HEADER, Cell, Profile, Service, profile_text, read_profile
+from kv_cache.config.profile import (
+    HEADER,
+    Cell,
+    Profile,
+    Service,
+    profile_text,
+    profile_values,
+    read_profile,
+)
 from kv_cache.core.effect import IoChunk, Leg
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Tier
@@ -22,6 +32,8 @@ from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
+from kv_cache.view.parts import Table
+from kv_cache.view.probe import probe_view
 from tests.cli import small
 from tests.results import numbers
 
@@ -360,7 +372,32 @@ def test_a_mix_without_one_of_its_kinds_measures_nothing() -> None:
 
 
 def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
-    lines = table(Probed(cells=list(cells()))).splitlines()
-    assert len(lines) == 1 + len(SIZES) * len(DEPTHS)
-    assert lines[1].split()[:4] == ["256", "KiB", "x1", "200"]
-    assert f" {MISSING} " in lines[1]  # nothing was read again
+    profile = Profile(name="p", cells=tuple(cells()))
+    (grid,) = [part for part in probe_view(profile_values(profile)).parts()
+               if isinstance(part, Table)]  # fmt: skip
+    assert len(grid.rows) == len(SIZES) * len(DEPTHS)
+    row = dict(zip(grid.headings, grid.cells()[0], strict=True))
+    assert (row["object, MiB"], row["in flight"], row["read, GiB/s"]) == ("0.25", "1", "0.1863")
+    assert row["read again, GiB/s"] == MISSING
+
+
+def test_a_profile_is_reported_in_every_form(tmp_path: Path) -> None:
+    file = tmp_path / "disk.yaml"
+    file.write_text(profile_text(Profile(name="p", cells=tuple(cells()))))
+    assert report([str(file)]) == 0
+    page = (tmp_path / "disk.html").read_text()
+    assert "The device reads up to 0.1863 GiB/s" in page
+    for suffix in ("md", "xlsx"):
+        assert report([str(file), "-o", str(tmp_path / f"R.{suffix}")]) == 0
+    assert "| 0.25 | 1 | 0.1863 | 1.311 |" in (tmp_path / "R.md").read_text()
+    pytest.importorskip("matplotlib")
+    assert plot([str(file)]) == 0
+    assert (tmp_path / "disk.svg").exists()
+
+
+def test_a_file_of_yaml_that_is_no_profile_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("run: {seed: 3}\n")
+    with pytest.raises(ConfigError, match="its schema is null, not kv-cache-profile/1"):
+        report([str(file)])
+    assert not (tmp_path / "config.html").exists()

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, log10
 from typing import Any
 
+from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
 
 Json = Mapping[str, Any]
 
 HIGHER, LOWER = "higher", "lower"
-NOTHING = MISSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +24,16 @@ class Measure:
     scale: float = 1.0
 
     def shown(self, value: float | None) -> str:
-        return three(None if value is None else value * self.scale)
+        return figures(None if value is None else value * self.scale)
 
     def with_reach(self, row: Json | None) -> str:
         """Return a mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
         if row is None or row["mean"] is None:
-            return NOTHING
+            return MISSING
         reach = reach_of(row)
         if reach is None or reach <= _LEAST_REACH * abs(row["mean"]):
             return self.shown(row["mean"])
-        return f"{self.shown(row['mean'])}±{_reach(reach * self.scale, row['mean'] * self.scale)}"
+        return f"{self.shown(row['mean'])}±{figures(float(f'{reach * self.scale:.2g}'))}"
 
 
 _LEAST_REACH = 0.001
@@ -46,25 +45,6 @@ def reach_of(row: Json) -> float | None:
         return None
     reach: float = (row["interval"]["high"] - row["interval"]["low"]) / 2
     return reach
-
-
-def three(value: float | None) -> str:
-    """Return three figures that count, and no fewer than are before the point: 0.0123, 12.3,
-    1,234."""
-    return NOTHING if value is None else f"{value:,.{_digits(value)}f}"
-
-
-def _digits(value: float) -> int:
-    """Return how many digits are behind the point."""
-    return min(max(2 - floor(log10(abs(value))), 0), 6) if value else 0
-
-
-def _reach(reach: float, mean: float) -> str:
-    """Return as many digits as the mean has, or one that counts."""
-    digits = _digits(mean)
-    if round(reach, digits):
-        return f"{reach:,.{digits}f}"
-    return f"{reach:.1g}"
 
 
 def _times(name: str, label: str, *percents: str, better: str = LOWER) -> tuple[Measure, ...]:
