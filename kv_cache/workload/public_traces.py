@@ -1,4 +1,4 @@
-"""The public traces that can be read: who publishes them, their licence, and where to get them.
+"""The public traces that can be read: their publishers, licences, and where to get them.
 
 The project does not redistribute them. Sizes, rows and hashes are what their publishers say, or
 with "(counted)" what users of a file have counted; otherwise "not known" or "not published".
