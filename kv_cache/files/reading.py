@@ -176,6 +176,6 @@ def require_replaceable(path: Path, mark: str, flag: str) -> None:
         raise PlaceError(f"{where}: it cannot be looked at ({reason}); name another file") from None
     if begins != mark.encode():
         raise PlaceError(
-            f"{where}: a file of that name exists which this command did not write; name "
+            f"{where}: a file of that name is there which this command did not write; name "
             "another file, or move that one away"
         )
