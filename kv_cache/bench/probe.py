@@ -44,8 +44,8 @@ from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
 from kv_cache.core.errors import NoAnswerError, PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import MIB, MISSING, NS_PER_S, human_bytes, s_to_ns
-from kv_cache.metrics.histogram import Histogram, supported
+from kv_cache.core.units import MIB, NS_PER_S, human_bytes, s_to_ns
+from kv_cache.metrics.histogram import Histogram
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.nvme import choose_engine, open_storage
 from kv_cache.tiers.payload import Payload
@@ -548,49 +548,6 @@ def _service(device_ns: Sequence[int]) -> Service | None:
         p99_ns=max(1, round(times.at_rank(99) or 0)),
         quantiles_ns=tuple(max(1, round(times.at_rank(p) or 0)) for p in QUANTILES),
     )
-
-
-_COLUMNS = (
-    ("", 14),
-    *(("read MB/s", 11), ("p50 ms", 9), ("p99 ms", 9), ("again MB/s", 12), ("mixed MB/s", 12)),
-    *(("write MB/s", 12), ("p50 ms", 9), ("p99 ms", 9)),
-)
-
-
-def table(probed: Probed) -> str:
-    """The grid for a person: one line a size and concurrency."""
-    points: dict[tuple[int, int], dict[str, Cell]] = {}
-    for cell in probed.cells:
-        step = {0.0: "write", 0.5: "mixed", 1.0: "first"}.get(cell.read_share, "other")
-        step = "repeated" if cell.repeated else step
-        points.setdefault((cell.object_bytes, cell.concurrency), {})[step] = cell
-    lines = [
-        "".join(f"{name:>{width}}" for name, width in _COLUMNS),
-    ]
-    for (nbytes, concurrency), cells in sorted(points.items()):
-        lines.append(
-            f"{_size(nbytes):>9} x{concurrency:<3}"
-            f"{_speed(cells.get('first'), 11)}{_times(cells.get('first'), OpKind.READ)}"
-            f"{_speed(cells.get('repeated'), 12)}{_speed(cells.get('mixed'), 12)}"
-            f"{_speed(cells.get('write'), 12)}{_times(cells.get('write'), OpKind.WRITE)}"
-        )
-    return "\n".join(lines)
-
-
-def _speed(cell: Cell | None, width: int) -> str:
-    return f"{MISSING:>{width}}" if cell is None else f"{cell.bytes_per_s / 1e6:>{width},.0f}"
-
-
-def _times(cell: Cell | None, kind: OpKind) -> str:
-    service = None if cell is None else cell.of(kind)
-    percentiles = {} if service is None else {50: service.p50_ns, 99: service.p99_ns}
-    known = {p: ns for p, ns in percentiles.items() if service and supported(service.operations, p)}
-    cells = (f"{known[p] / 1e6:.2f}" if p in known else MISSING for p in (50, 99))
-    return "".join(f"{cell:>9}" for cell in cells)
-
-
-def _size(nbytes: int) -> str:
-    return human_bytes(nbytes).replace(".0 ", " ")
 
 
 def refusals(probed: Probed) -> list[Mapping[str, Any]]:

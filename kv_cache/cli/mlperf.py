@@ -158,10 +158,12 @@ def _check(argv: Sequence[str]) -> int:
     given = parser.parse_args(list(argv))
 
     from kv_cache.core.text import as_json
-    from kv_cache.mlperf.aggregate import summarize
+    from kv_cache.mlperf.document import tree_document
     from kv_cache.mlperf.rules import Status, check_tree
-    from kv_cache.mlperf.text import check_text
     from kv_cache.mlperf.tree import read_tree
+    from kv_cache.result.run import SECTION
+    from kv_cache.view.submission import check_view
+    from kv_cache.view.terminal import terminal
 
     tree = read_tree(given.tree)
     findings = check_tree(tree)
@@ -174,7 +176,7 @@ def _check(argv: Sequence[str]) -> int:
         }
         sys.stdout.write(as_json(told).decode())
     else:
-        print_plain(check_text(findings, summarize(tree)))
+        print_plain(terminal(check_view(tree_document(tree)[SECTION])))
     return Exit.EARLY if any(f.status is Status.FALLS_SHORT for f in findings) else 0
 
 
@@ -189,14 +191,18 @@ def _summarize(argv: Sequence[str]) -> int:
 
     from kv_cache.core.text import as_json
     from kv_cache.mlperf.aggregate import summarize
-    from kv_cache.mlperf.text import summary_markdown, summary_text
     from kv_cache.mlperf.tree import read_tree
+    from kv_cache.result.run import plain
+    from kv_cache.view.markdown import markdown
+    from kv_cache.view.submission import submission_view
+    from kv_cache.view.terminal import terminal
 
     summary = summarize(read_tree(given.tree))
     if given.json:
         sys.stdout.write(as_json(summary).decode())
     else:
-        print_plain(summary_markdown(summary) if given.markdown else summary_text(summary))
+        view = submission_view(plain(summary))
+        print_plain(markdown(view) if given.markdown else terminal(view))
     return 0 if summary["complete"] else Exit.EARLY
 
 

@@ -67,8 +67,10 @@ from kv_cache.mlperf.manifest import (
 )
 from kv_cache.mlperf.plan import CLOSED, OPEN, Plan, deviations, ranks_of_launch
 from kv_cache.mlperf.systems import describe, write_description
-from kv_cache.mlperf.text import summary_text
 from kv_cache.mlperf.tree import Tree, read_tree
+from kv_cache.result.run import plain
+from kv_cache.view.submission import submission_view
+from kv_cache.view.terminal import terminal
 
 _WRAPPER = CHECKOUT / "mlperf_wrapper.py"
 _INSTALLED = (
@@ -502,7 +504,7 @@ def _conclude(sequence: Running, stamp: str) -> int:
         tree = read_tree(sequence.place.run)
         _write_beside(sequence, tree, stamp)
         _keep(sequence)
-        print_plain(summary_text(summarize(tree)))
+        print_plain(terminal(submission_view(plain(summarize(tree)))))
         code = Exit.EARLY if tree.flaws or not whole else Exit.DONE
     if own["status"] != FINISHED:
         _say(f"the sequence is {own['status']}; what was measured is kept in {sequence.place.run}")

@@ -5,9 +5,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from kv_cache.app.documents import beside_tree, is_tree, read_any
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, UsageError, did_you_mean
-from kv_cache.files.reading import read_document
 from kv_cache.installing import install_hint
 from kv_cache.view.picture.plot import (
     FORMATS,
@@ -20,9 +20,9 @@ from kv_cache.view.picture.plot import (
 
 _ABOUT = """\
 Draw a result: a run over time, the curve of a capacity search, preconditioning, how far trials
-agree, the cells of a sweep, the variants of a simulated cluster, what a trace asks, or what
-policies find in it. The picture stands beside the result, as RESULT.svg, if --output does not say
-otherwise.
+agree, the cells of a sweep, the variants of a simulated cluster, what a trace asks, what policies
+find in it, a measured device, or a sequence of MLPerf's. The picture stands beside the result, as
+RESULT.svg, if --output does not say otherwise.
 
 The same result gives the same bytes. A file that plot did not write is never replaced.
 """
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     for target in targets:
         require_ours(target)
     pictures = {
-        target: draw(read_document(result), result, target.suffix[1:].lower())
+        target: draw(read_any(result), result, target.suffix[1:].lower())
         for target, result in targets.items()
     }
     for target, data in pictures.items():
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "results", nargs="+", metavar="RESULT",
         help="result of run, run --trials, capacity, precondition, sweep, sim, trace stats or lab, "
-        "or a run's directory",
+        "a run's directory, a profile that probe wrote, or the tree of mlperf run",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",
@@ -87,7 +87,7 @@ def _targets(results: Sequence[Path], output: Path | None) -> dict[Path, Path]:
         return {output: results[0]}
     targets: dict[Path, Path] = {}
     for result in results:
-        target = picture_of(result)
+        target = beside_tree(result, ".svg") if is_tree(result) else picture_of(result)
         other = next((r for t, r in targets.items() if _same(t, target)), None)
         if other is not None:
             raise ConfigError(

@@ -24,14 +24,13 @@ from kv_cache.bench.probe import (
     StorageProbe,
     objects_needed,
     refusals,
-    table,
 )
 from kv_cache.bench.progress import Bar
 from kv_cache.bench.waits import ANSWER_S, answered
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.config.profile import HEADER, Profile, profile_text
+from kv_cache.config.profile import HEADER, Profile, profile_text, profile_values
 from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
@@ -42,6 +41,8 @@ from kv_cache.files.reading import require_replaceable
 from kv_cache.metrics.passport import found_below
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
+from kv_cache.view.probe import probe_view, refusal_texts
+from kv_cache.view.terminal import terminal
 
 SIZES_MIB = (0.25, 2.0, 8.0, 32.0, 80.0)
 CONCURRENCIES = (1, 4, 16)
@@ -307,7 +308,8 @@ def measure(
     if signals.came:
         return found, None, "\n".join(left)
     if not found.cells:
-        lines = ["nothing could be measured:", *_told(found, []), *left]
+        reasons = [f"  ! {text}" for text in refusal_texts(found.refused)]
+        lines = ["nothing could be measured:", *reasons, *left]
         return found, None, "\n".join(lines)
     notes = list(_notes(found, environment))
     wall_s = time.monotonic() - began_s
@@ -317,8 +319,8 @@ def measure(
     profile = Profile(
         name=str(output), cells=tuple(found.cells), bursts=tuple(found.bursts), facts=facts
     )
-    lines = [_head(environment, plan, wall_s), table(found), *_told(found, notes), *left]
-    return found, profile, "\n".join(lines)
+    text = terminal(probe_view(profile_values(profile)))
+    return found, profile, "\n".join([text, *left])
 
 
 def _probed(place: CacheDir, plan: ProbePlan, signals: Interrupts) -> Probed:
@@ -339,27 +341,6 @@ def _write(output: Path, text: str, found: Probed) -> int:
     print(f"profile  {kept.shown}")
     print_unwritten(kept)
     return kept.code or (Exit.EARLY if found.failures else Exit.DONE)
-
-
-def _head(environment: Mapping[str, Any], plan: ProbePlan, wall_s: float) -> str:
-    device, mount = environment["device"], environment["filesystem"]
-    name = device["name"] or "no device of its own"
-    model = f" ({device['model']})" if device["model"] else ""
-    data = human_bytes(plan.capacity_bytes)
-    return f"{name}{model}, {mount['type']}, {data} of data, {wall_s:.0f} s"
-
-
-def _told(found: Probed, notes: Sequence[str]) -> Iterator[str]:
-    yield ""
-    yield from (f"  ! {note}" for note in notes)
-    by_reason: dict[str, list[str]] = {}
-    for one in found.refused:
-        point = f"{human_bytes(one.object_bytes)} x{one.concurrency}"
-        points = by_reason.setdefault(one.reason, [])
-        if point not in points:
-            points.append(point)
-    for reason, points in by_reason.items():
-        yield f"  ! not measured: {', '.join(points)}: {reason}"
 
 
 def _notes(found: Probed, environment: Mapping[str, Any]) -> Iterator[str]:

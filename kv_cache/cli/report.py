@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kv_cache.app.documents import beside_tree, is_tree, read_any
 from kv_cache.app.run_directory import PAGE_FILE
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     target = _target(options.output, name, form, results)
     if target is not None:
         form.require_ours(target, "--output")
-    data = form.render(read_sources(results))
+    data = form.render(read_sources(results, read_any))
     if target is None:
         sys.stdout.buffer.write(data)
         return 0
@@ -66,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULT",
-        help="result of any command that writes one, or a run's directory",
+        help="result of any command that writes one, a run's directory, a profile that probe "
+        "wrote, or the tree of mlperf run",
     )  # fmt: skip
     parser.add_argument(
         "--format", choices=tuple(FORMATS), metavar="FORM",
@@ -108,6 +110,8 @@ def _target(output: str | None, name: str, form: Format, results: Sequence[Path]
             f"say where it goes: -o FILE{form.suffixes[0]}"
         )
     if output is None and form.beside:
+        if is_tree(results[0]):
+            return beside_tree(results[0], form.suffixes[0])
         if results[0].is_dir():
             return results[0] / PAGE_FILE
         return results[0].with_suffix(form.suffixes[0])

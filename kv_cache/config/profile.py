@@ -11,7 +11,7 @@ Every failure is a ConfigError with the file and the place in it.
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ class Cell:
     deletes: Service | None = None
 
     def of(self, kind: OpKind) -> Service | None:
-        told = {OpKind.READ: self.reads, OpKind.WRITE: self.writes, OpKind.DELETE: self.deletes}
-        return told[kind]
+        services = {OpKind.READ: self.reads, OpKind.WRITE: self.writes, OpKind.DELETE: self.deletes}
+        return services[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,44 +108,63 @@ class Profile:
 
 
 def read_profile(path: str | Path) -> Profile:
-    """The checked profile of a file, or of a shipped one (`configs/profiles/…`). Raises
+    """Read the checked profile of a file, or of a shipped one (`configs/profiles/…`). Raises
     ConfigError."""
     file = shipped("configs", str(path))
-    found = read_yaml(file)
-    if not isinstance(found, Mapping) or found.get("schema") != SCHEMA:
-        told = found.get("schema") if isinstance(found, Mapping) else None
+    profile = profile_of(read_yaml(file), file)
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    return replace(profile, name=str(path), facts={**profile.facts, "sha256": sha256})
+
+
+def profile_of(values: object, file: Path) -> Profile:
+    """Check the values of a profile; `file` is what messages call it. Raises ConfigError."""
+    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
+        schema = values.get("schema") if isinstance(values, Mapping) else None
         raise ConfigError(
-            f"profile {file}: its schema is {show(told)}, not {SCHEMA}; give a file that "
+            f"profile {file}: its schema is {show(schema)}, not {SCHEMA}; give a file that "
             "kv-cache.py probe wrote"
         )
-    for key in found:
+    for key in values:
         if key not in (*_FACTS, "schema", *_LISTS):
             word = key if isinstance(key, str) else show(key)
             known = did_you_mean(word, (*_FACTS, *_LISTS))
             raise ConfigError(f"profile {file}: {word} is not a known key.{known}")
-    rows = found.get("grid")
+    rows = values.get("grid")
     if not isinstance(rows, list) or not 0 < len(rows) <= _MOST_ROWS:
         raise ConfigError(
             f"profile {file}: grid is {show(rows)}; it must be a list of measured points, not empty"
         )
     cells = tuple(_cell(row, _At(file, f"grid[{n}]")) for n, row in enumerate(rows))
     _check_grid(cells, file)
-    told = found.get("bursts", [])
-    if not isinstance(told, list) or len(told) > _MOST_ROWS:
-        raise ConfigError(f"profile {file}: bursts is {show(told)}; it must be a list")
-    bursts = tuple(_burst(row, _At(file, f"bursts[{n}]")) for n, row in enumerate(told))
-    facts = {key: found[key] for key in _FACTS if key in found}
-    facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return Profile(name=str(path), cells=cells, bursts=bursts, facts=facts)
+    bursts = values.get("bursts", [])
+    if not isinstance(bursts, list) or len(bursts) > _MOST_ROWS:
+        raise ConfigError(f"profile {file}: bursts is {show(bursts)}; it must be a list")
+    return Profile(
+        name=str(file),
+        cells=cells,
+        bursts=tuple(_burst(row, _At(file, f"bursts[{n}]")) for n, row in enumerate(bursts)),
+        facts={key: values[key] for key in _FACTS if key in values},
+    )
+
+
+def profile_values(profile: Profile) -> dict[str, Any]:
+    """Return what a profile's file holds: `profile_of` reads an equal grid from it."""
+    return {
+        "schema": SCHEMA,
+        **{key: value for key, value in profile.facts.items() if key in _FACTS},
+        "grid": [_row(cell) for cell in profile.cells],
+        **({"bursts": [_burst_row(each) for each in profile.bursts]} if profile.bursts else {}),
+    }
 
 
 def profile_text(profile: Profile) -> str:
-    """YAML that reads back to an equal grid."""
-    facts = {key: value for key, value in profile.facts.items() if key in _FACTS}
-    head = yaml.safe_dump({"schema": SCHEMA, **facts}, sort_keys=False, allow_unicode=True)
-    lines = [f"- {_flow(_row(cell))}" for cell in profile.cells]
+    """Return YAML that reads back to an equal grid."""
+    values = profile_values(profile)
+    facts = {key: value for key, value in values.items() if key not in _LISTS}
+    head = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
+    lines = [f"- {_flow(row)}" for row in values["grid"]]
     if profile.bursts:
-        lines += ["bursts:", *(f"- {_flow(_burst_row(burst))}" for burst in profile.bursts)]
+        lines += ["bursts:", *(f"- {_flow(row)}" for row in values["bursts"])]
     about = "# service times are inside system calls; data: first = not read since it was written"
     return "\n".join([HEADER, about, f"{head}grid:", *lines]) + "\n"
 

@@ -18,8 +18,9 @@ from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variatio
 from kv_cache.metrics.summary import latency_ms
 from kv_cache.mlperf.rankfile import HISTOGRAMS, RankResult, pooled
 from kv_cache.mlperf.tree import Tree
+from kv_cache.result.submission import SCHEMA
+from kv_cache.view.identity import disk_models
 
-SCHEMA = "kv-cache-mlperf-summary/1"
 CONFIDENCE = 0.95
 
 SUMS = (
@@ -54,7 +55,9 @@ def summarize(tree: Tree) -> dict[str, Any]:
         "trials_per_option": expected.trials,
         "expected_by": expected.told_by,
         "hosts": sorted({result.hostname for result in tree.ranks}),
+        "drives": sorted({m for result in tree.ranks for m in disk_models(result.environment)}),
         "program_versions": sorted({result.program_version for result in tree.ranks}),
+        "started_utc": min((result.started_utc for result in tree.ranks), default=None),
         "complete": not tree.flaws,
         "not_submittable": list(tree.not_submittable),
         "deviations": list(tree.deviations),

@@ -136,6 +136,11 @@ def locate(tree: Path) -> Place:
     return place_of(found[0])
 
 
+def holds_sequence(directory: Path) -> bool:
+    """Whether there is a sequence at or below a directory, or several."""
+    return next(_sequences(Path(os.path.abspath(directory))), None) is not None
+
+
 def place_of(run: Path) -> Place:
     """What the path of a sequence says."""
     above = [parent.name for parent in run.parents[:7]]

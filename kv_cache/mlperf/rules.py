@@ -38,6 +38,7 @@ from kv_cache.mlperf.plan import CLOSED, OPEN
 from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult, flat
 from kv_cache.mlperf.systems import flaws_of_description
 from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
+from kv_cache.result import submission
 
 Json = Mapping[str, Any]
 
@@ -47,10 +48,10 @@ _CLOCKS_S = 1.0  # by which the instants of two trials may be off
 class Status(Enum):
     """The gravest first."""
 
-    FALLS_SHORT = "falls short"
-    NOT_JUDGED = "cannot be judged"
-    PASS = "pass"
-    NOT_APPLICABLE = "not applicable"
+    FALLS_SHORT = submission.FALLS_SHORT
+    NOT_JUDGED = submission.NOT_JUDGED
+    PASS = submission.PASSES
+    NOT_APPLICABLE = submission.NOT_APPLICABLE
 
 
 class Look(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from kv_cache.core.errors import UsageError
 from kv_cache.files.hdr import MARK as HDR_MARK
 from kv_cache.files.hdr import TimedRun, hdr_log
-from kv_cache.files.reading import RESULT_FILE, SECTION, read_document, require_replaceable
+from kv_cache.files.reading import RESULT_FILE, SECTION, require_replaceable
 from kv_cache.result.comparison import LABELS
 from kv_cache.result.kinds import RUN
 from kv_cache.result.metrics import Json
@@ -157,16 +157,17 @@ def _timed(sources: Sequence[Source]) -> list[TimedRun]:
     return [TimedRun.of(s.label, s.path, s.document[SECTION]) for s in sources]
 
 
-def read_sources(paths: Sequence[Path]) -> list[Source]:
-    """The results that are to be shown. Raises UsageError."""
+def read_sources(paths: Sequence[Path], read: Callable[[Path], Json]) -> list[Source]:
+    """Return the results that are to be shown, each of them `read`. Raises UsageError."""
     if len(paths) > len(LABELS):
         raise UsageError(f"report takes up to {len(LABELS)} results, and was given {len(paths)}")
     return [
-        Source(label=label, path=path, name=_name(path), document=read_document(path))
+        Source(label=label, path=path, name=_name(path), document=read(path))
         for label, path in zip(LABELS, paths, strict=False)
     ]
 
 
 def _name(path: Path) -> str:
     """How a report calls it: a directory's result by the directory too, as the run does."""
-    return f"{path.resolve().name}/{RESULT_FILE}" if path.is_dir() else str(path)
+    run = path.is_dir() and (path / RESULT_FILE).exists()
+    return f"{path.resolve().name}/{RESULT_FILE}" if run else str(path)

@@ -146,16 +146,21 @@ def note_of(own: Json) -> str:
     return str(value_at(own, "config.output.note") or "")
 
 
-def origin_texts(own: Json) -> list[str]:
-    """On which drives, when, and by which version, in a few words each."""
+def disk_models(environment: Any) -> list[str]:
+    """Return the models of all disks, or their names where a model is not known."""
     disks = [
         value_at(disk, "model") or value_at(disk, "name")
-        for row in _rows(own, "environment.drives")
+        for row in _rows(environment, "drives")
         for disk in _rows(row, "disks")
     ]
+    return [str(disk) for disk in dict.fromkeys(disks) if disk]
+
+
+def origin_texts(own: Json) -> list[str]:
+    """On which drives, when, and by which version, in a few words each."""
     version = value_at(own, "program_version")
     return [
-        *map(str, dict.fromkeys(disk for disk in disks if disk)),
+        *disk_models(value_at(own, "environment")),
         *([str(started)[:10]] if (started := value_at(own, "started_utc")) else []),
         *([f"kv-cache {version}"] if version else []),
     ]

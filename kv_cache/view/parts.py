@@ -11,7 +11,7 @@ from itertools import groupby
 from statistics import fmean, median
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, MISSING
+from kv_cache.core.units import GIB, MIB, MISSING
 
 Cell = str | float | None
 
@@ -27,6 +27,8 @@ class DisplayUnit:
 GIB_PER_S = DisplayUnit("GiB/s", GIB)
 """Of stored bytes/s: the unit of every rate of bytes that was measured (decision 0030)."""
 GIBIBYTES = DisplayUnit("GiB", GIB)
+"""Of stored bytes."""
+MEBIBYTES = DisplayUnit("MiB", MIB)
 """Of stored bytes."""
 S = DisplayUnit("s")
 MS = DisplayUnit("ms")

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kv_cache.result import capacity, lab, preconditioning, sweep, trace, trials
+from kv_cache.config.profile import SCHEMA as PROFILE
+from kv_cache.result import capacity, lab, preconditioning, submission, sweep, trace, trials
 from kv_cache.result.kinds import RUN
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION, converted, plain
@@ -12,9 +13,11 @@ from kv_cache.view.capacity import capacity_view
 from kv_cache.view.lab import lab_view
 from kv_cache.view.parts import View
 from kv_cache.view.preconditioning import precondition_view
+from kv_cache.view.probe import probe_view
 from kv_cache.view.ranks import ranks_view
 from kv_cache.view.run import run_view
 from kv_cache.view.simulation import sim_view
+from kv_cache.view.submission import submission_view
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.trace import trace_view
 from kv_cache.view.trials import trials_view
@@ -30,6 +33,8 @@ VIEWS: Mapping[str, MakeView] = {
     lab.SCHEMA: lab_view,
     SIM: sim_view,
     trace.SCHEMA: trace_view,
+    PROFILE: probe_view,
+    submission.SCHEMA: submission_view,
     sweep.SCHEMA: lambda section: sweep_view(converted(section, sweep.SweepFacts, "")),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from kv_cache.bench.cache_dir import LOCK_NAME
 from kv_cache.config.profile import HEADER, read_profile
-from kv_cache.core.units import KIB, MIB
+from kv_cache.core.units import KIB, MIB, MISSING
 from kv_cache.files.environment import Reader, filesystem
 from tests.cli import SIGNALS, environment, small
 
@@ -67,9 +67,10 @@ def test_a_small_grid_is_measured_and_only_the_profile_stays(on_disk: Path) -> N
         for depth in (1, 2)
         for share, repeated in ((0.0, False), (0.5, False), (1.0, False), (1.0, True))
     }
-    lines = [line for line in out.splitlines() if " x" in line]
-    assert len(lines) == 4
-    assert all("-" not in line.split() for line in lines)
+    assert out.startswith("Device profile: COMPLETE. The device reads up to ")
+    rows = [words for line in out.splitlines() if (words := line.split())[:1] in (["0.25"], ["1"])]
+    assert [words[:2] for words in rows] == [["0.25", "1"], ["0.25", "2"], ["1", "1"], ["1", "2"]]
+    assert all(len(words) == 10 and words[2] != MISSING != words[7] for words in rows)
     assert found.facts["refused"] == []
     assert found.facts["io"]["engine"] == "direct"
     assert found.facts["filesystem"]["type"]

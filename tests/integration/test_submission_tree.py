@@ -23,6 +23,7 @@ from kv_cache.core.text import as_json
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.mlperf import rankfile
 from kv_cache.mlperf.aggregate import run_summary, summarize
+from kv_cache.mlperf.document import tree_document
 from kv_cache.mlperf.rankfile import (
     CLIENTS,
     CONFIGS,
@@ -37,8 +38,10 @@ from kv_cache.mlperf.rankfile import (
     UNFINISHED,
 )
 from kv_cache.mlperf.rules import RULES, Status, check_tree
-from kv_cache.mlperf.text import check_text, summary_text
 from kv_cache.mlperf.tree import Tree, read_tree
+from kv_cache.result.run import plain
+from kv_cache.view.submission import check_view, submission_view
+from kv_cache.view.terminal import terminal
 from tests.submission import STAMP, Document, Edit, Made, consistent, make, real_result, resealed
 
 Json = Mapping[str, Any]
@@ -334,9 +337,9 @@ def test_one_bad_rank_makes_its_option_invalid_by_name_and_no_other(
     options = summarize(tree)["options"]
     assert [options[o]["valid"] for o in "123"] == [True, False, True]
     assert "by_the_rules" not in options["2"]
-    told = summary_text(summarize(tree))
-    assert "option 2  Storage Throughput: INVALID, nothing is claimed" in told
-    assert f"! {FLAWS[spoil]}: option_2" in told
+    text = terminal(submission_view(plain(summarize(tree))))
+    assert "INVALID: option 2: nothing is claimed of it." in text
+    assert f"! option 2: {FLAWS[spoil]}: option_2" in text
     launchers = run_summary(tree, STAMP)["options"]["2"]
     assert launchers["partial_failure"]
     assert launchers["aggregated_read_bandwidth_gbps"] is None
@@ -581,7 +584,7 @@ def test_nothing_falls_short_in_a_tree_that_keeps_all_rules(whole: Made) -> None
     assert short(whole.tree()) == set()
     code, out = call("check", str(whole.top))
     assert code == 0
-    assert out.startswith("check     NOTHING FALLS SHORT")
+    assert out.startswith("MLPerf check: NOTHING FALLS SHORT. ")
     for rule in RULES:
         assert rule in out
 
@@ -598,9 +601,9 @@ def test_exactly_the_rule_that_is_broken_falls_short(
         broken.tree(made)
     tree = made.tree()
     assert short(tree) == {rule, *broken.also}
-    told = check_text(check_tree(tree), summarize(tree))
-    assert told.startswith("check     FALLS SHORT")
-    assert f"! {rule} ({RULES[rule][0]}): falls short" in told
+    text = terminal(check_view(tree_document(tree)["kv_cache"]))
+    assert text.startswith("MLPerf check: FALLS SHORT. ")
+    assert f"! {rule} ({RULES[rule][0]}): falls short" in text
 
 
 def test_a_sequence_without_an_option_names_it_as_missing(whole: Made) -> None:
@@ -718,7 +721,7 @@ def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:
     assert summary["schema"] == "kv-cache-mlperf-summary/1"
     assert summary["options"]["2"]["pooled_ms"]["device_read"]["count"] > 0
     _, text = call("summarize", str(whole.top), "--markdown")
-    assert text.startswith("<!-- kv-cache mlperf summary")
+    assert text.startswith("<!-- kv-cache report")
     assert text.count("\n| ") >= 10
     _, found = call("check", str(whole.top), "--json")
     assert {row["rule"] for row in json.loads(found)["rules"]} == set(RULES)

@@ -10,10 +10,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.bench.probe import Probed, _Done, summarise, table
+from kv_cache.bench.probe import _Done, summarise
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
-from kv_cache.config.profile import HEADER, Cell, Profile, Service, profile_text, read_profile
+from kv_cache.config.profile import (
+    HEADER,
+    Cell,
+    Profile,
+    Service,
+    profile_text,
+    profile_values,
+    read_profile,
+)
 from kv_cache.core.effect import Chunk, Leg
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Tier
@@ -22,6 +30,8 @@ from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.sim.profile import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
+from kv_cache.view.parts import Table
+from kv_cache.view.probe import probe_view
 from tests.cli import small
 from tests.results import numbers
 
@@ -364,7 +374,10 @@ def test_a_mix_without_one_of_its_kinds_measures_nothing() -> None:
 
 
 def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
-    lines = table(Probed(cells=list(cells()))).splitlines()
-    assert len(lines) == 1 + len(SIZES) * len(DEPTHS)
-    assert lines[1].split()[:4] == ["256", "KiB", "x1", "200"]
-    assert f" {MISSING} " in lines[1]  # nothing was read again
+    profile = Profile(name="p", cells=tuple(cells()))
+    (grid,) = [part for part in probe_view(profile_values(profile)).parts()
+               if isinstance(part, Table)]  # fmt: skip
+    assert len(grid.rows) == len(SIZES) * len(DEPTHS)
+    row = dict(zip(grid.headings, grid.cells()[0], strict=True))
+    assert (row["object, MiB"], row["in flight"], row["read, GiB/s"]) == ("0.25", "1", "0.1863")
+    assert row["read again, GiB/s"] == MISSING

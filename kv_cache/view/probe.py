@@ -1,0 +1,292 @@
+"""What the profile of a measured device shows: the fastest it was, and bandwidth and times by size
+of object and concurrency."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from kv_cache.config.profile import Cell as GridCell
+from kv_cache.config.profile import Profile, Service, profile_of
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import human_bytes
+from kv_cache.metrics.histogram import supported
+from kv_cache.result.probe import ProbeFacts
+from kv_cache.result.run import converted
+from kv_cache.view.parts import (
+    COUNT,
+    GIB_PER_S,
+    MEBIBYTES,
+    MS_OF_NS,
+    PERCENT,
+    Cell,
+    FactList,
+    Figure,
+    Line,
+    PlotPoint,
+    Remarks,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+
+_SIZE = ShownColumn("object", MEBIBYTES)
+_IN_FLIGHT = ShownColumn("in flight", COUNT)
+_RATE = ShownColumn("bandwidth", GIB_PER_S)
+_TIME = ShownColumn("time", MS_OF_NS)
+
+Value = Callable[[GridCell], float | None]
+
+
+def probe_view(section: Mapping[str, Any]) -> View:
+    """The profile of a device, from the values of its file. Raises ConfigError, MisshapenError."""
+    profile = profile_of(section, Path("the device's profile"))
+    facts = converted(section, ProbeFacts, "")
+    whole = not facts.refused and not facts.probe.failed_operations
+    return View(
+        title="Device profile",
+        status="complete" if whole else "incomplete",
+        sentence=_sentence(profile),
+        about=list(_about(facts)),
+        sections=list(_sections(profile, facts)),
+    )
+
+
+def _about(facts: ProbeFacts) -> Iterator[str]:
+    """Device with its model, file system, data, date and version."""
+    name = facts.device.name or "no device of its own"
+    yield f"{name} ({facts.device.model})" if facts.device.model else name
+    if facts.filesystem.type:
+        yield facts.filesystem.type
+    if facts.probe.data_bytes is not None:
+        yield f"{human_bytes(facts.probe.data_bytes)} of data"
+    if facts.probe.wall_seconds is not None:
+        yield f"{facts.probe.wall_seconds:.0f} s"
+    if facts.measured_utc:
+        yield facts.measured_utc[:10]
+    if facts.program_version:
+        yield f"kv-cache {facts.program_version}"
+
+
+def _sections(profile: Profile, facts: ProbeFacts) -> Iterator[ViewSection]:
+    yield ViewSection(title="Bandwidth", parts=_bandwidths(profile), terminal=False)
+    yield ViewSection(title="Times", parts=_times(profile), terminal=False)
+    yield ViewSection(title="Grid", parts=[_grid(profile)])
+    notes = [*facts.notes, *refusal_texts(facts.refused)]
+    if notes:
+        yield ViewSection(title="Know first", parts=[Remarks(texts=notes)])
+    if profile.bursts:
+        yield ViewSection(title="Bursts", parts=[_bursts(profile)], terminal=False)
+    rows = list(_how(facts))
+    if rows:
+        yield ViewSection(title="How it was measured", parts=[FactList(rows=rows)], terminal=False)
+
+
+# --- the answer ------------------------------------------------------------------------------
+
+
+def _sentence(profile: Profile) -> str:
+    """The fastest reads and writes, and how long the smallest object takes alone."""
+    reads, writes = _step(profile, OpKind.READ), _step(profile, OpKind.WRITE)
+    steps = {"reads": reads, "writes": writes} if reads or writes else {"moves": profile.cells}
+    fastest = [f"{verb} up to {_fastest(cells)}" for verb, cells in steps.items() if cells]
+    return f"The device {' and '.join(fastest)}{_alone(reads)}."
+
+
+def _fastest(cells: Sequence[GridCell]) -> str:
+    best = max(cells, key=lambda cell: cell.bytes_per_s)
+    size, count = human_bytes(best.object_bytes), best.concurrency
+    return f"{_RATE.measured(best.bytes_per_s)} ({size}, {count} in flight)"
+
+
+def _alone(reads: Sequence[GridCell]) -> str:
+    """How long the smallest object takes where nothing else is in flight; empty if not known."""
+    alone = [cell for cell in reads if cell.concurrency == 1]
+    least = min(alone, key=lambda cell: cell.object_bytes, default=None)
+    median = None if least is None else _percentile(least.reads, 50)
+    if least is None or median is None:
+        return ""
+    return f"; a {human_bytes(least.object_bytes)} read alone takes {_TIME.measured(median)} (p50)"
+
+
+def _step(profile: Profile, kind: OpKind) -> list[GridCell]:
+    """The cells of that kind alone, on data that was not read before."""
+    share = 1.0 if kind is OpKind.READ else 0.0
+    return [cell for cell in profile.cells if cell.read_share == share and not cell.repeated]
+
+
+def _percentile(service: Service | None, percent: int) -> float | None:
+    """The p50 or p99 in ns; None where too few operations support it."""
+    if service is None or not supported(service.operations, percent):
+        return None
+    return service.p50_ns if percent == 50 else service.p99_ns
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+def _grid(profile: Profile) -> Table:
+    """A row for each size and concurrency; rates of both kinds together where they are mixed."""
+    shares = sorted({cell.read_share for cell in profile.cells} - {0.0, 1.0})
+    mixed = [
+        ShownColumn("mixed" if share == 0.5 else f"{100 * share:g} % reads", GIB_PER_S)
+        for share in shares
+    ]
+    columns = [
+        *(_SIZE, _IN_FLIGHT),
+        *_side_columns("read"),
+        ShownColumn("read again", GIB_PER_S),
+        *mixed,
+        *_side_columns("write"),
+    ]
+    ranked = sorted(profile.cells, key=_point)
+    return Table(
+        columns=columns,
+        rows=[_row(point, list(cells), shares) for point, cells in groupby(ranked, key=_point)],
+        says="Again: the same data once more, which a cache may hold.",
+    )
+
+
+def _side_columns(kind: str) -> list[ShownColumn]:
+    times = [ShownColumn(f"{kind} {percentile}", MS_OF_NS) for percentile in ("p50", "p99")]
+    return [ShownColumn(kind, GIB_PER_S), *times]
+
+
+def _point(cell: GridCell) -> tuple[int, int]:
+    return cell.object_bytes, cell.concurrency
+
+
+def _row(point: tuple[int, int], cells: Sequence[GridCell], shares: Sequence[float]) -> list[Cell]:
+    steps = {(cell.read_share, cell.repeated): cell for cell in cells}
+    read, write = steps.get((1.0, False)), steps.get((0.0, False))
+    return [
+        *point,
+        *_side(read, OpKind.READ),
+        _rate(steps.get((1.0, True))),
+        *(_rate(steps.get((share, False))) for share in shares),
+        *_side(write, OpKind.WRITE),
+    ]
+
+
+def _side(cell: GridCell | None, kind: OpKind) -> list[Cell]:
+    service = None if cell is None else cell.of(kind)
+    return [_rate(cell), *(_percentile(service, percent) for percent in (50, 99))]
+
+
+def _rate(cell: GridCell | None) -> float | None:
+    return None if cell is None else cell.bytes_per_s
+
+
+class Refused(Protocol):
+    """A step that was not measured, whoever holds it."""
+
+    @property
+    def object_bytes(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+
+def refusal_texts(refused: Iterable[Refused]) -> Iterator[str]:
+    """Yield what was not measured, by reason."""
+    points: dict[str, dict[str, None]] = {}
+    for step in refused:
+        point = f"{human_bytes(step.object_bytes)} x{step.concurrency}"
+        points.setdefault(step.reason, {})[point] = None
+    for reason, each in points.items():
+        yield f"not measured: {', '.join(each)}: {reason}"
+
+
+def _bursts(profile: Profile) -> Table:
+    return Table(
+        columns=[
+            *(_SIZE, _IN_FLIGHT, ShownColumn("operation")),
+            *(ShownColumn("mean", MS_OF_NS), ShownColumn("last", MS_OF_NS)),
+            ShownColumn("mean of last", PERCENT),
+        ],
+        rows=[
+            [each.object_bytes, each.concurrency, each.kind.value, each.mean_ns, each.last_ns,
+             each.mean_ns / each.last_ns]
+            for each in profile.bursts
+        ],
+        says="Begun at one instant on an idle device: a mean of about half of the last says that "
+        "it serves in order.",
+    )  # fmt: skip
+
+
+def _how(facts: ProbeFacts) -> Iterator[tuple[str, str]]:
+    rows = (
+        ("cache directory", facts.cache_dir),
+        ("kernel", facts.kernel),
+        ("engine", facts.io.engine),
+        ("layout", facts.io.layout),
+        ("fsync", facts.io.fsync),
+        ("objects verified", _whole(facts.probe.verified_objects)),
+        ("operations failed", _whole(facts.probe.failed_operations)),
+        ("measured", facts.measured_utc),
+    )
+    yield from ((name, text) for name, text in rows if text)
+
+
+def _whole(count: int | None) -> str:
+    return "" if count is None else ShownColumn("", COUNT).text(count)
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def _bandwidths(profile: Profile) -> list[Figure]:
+    again = [cell for cell in profile.cells if cell.read_share == 1.0 and cell.repeated]
+    figures = [
+        _figure("Read", _RATE, _step(profile, OpKind.READ), _rate),
+        _figure("Write", _RATE, _step(profile, OpKind.WRITE), _rate),
+        _figure("Read again", _RATE, again, _rate, detail=True),
+    ]
+    return [figure for figure in figures if any(figure.points())]
+
+
+def _times(profile: Profile) -> list[Figure]:
+    figures = [
+        _figure(f"{kind.value.capitalize()} p{percent}", _TIME, _step(profile, kind),
+                _time_of(kind, percent), log_y=True)
+        for kind in (OpKind.READ, OpKind.WRITE)
+        for percent in (50, 99)
+    ]  # fmt: skip
+    return [figure for figure in figures if any(figure.points())]
+
+
+def _time_of(kind: OpKind, percent: int) -> Value:
+    return lambda cell: _percentile(cell.of(kind), percent)
+
+
+def _figure(
+    title: str,
+    y: ShownColumn,
+    cells: Sequence[GridCell],
+    value: Value,
+    *,
+    log_y: bool = False,
+    detail: bool = False,
+) -> Figure:
+    """A line for each concurrency over the size of objects; of one size, one over concurrency."""
+    several = len({cell.object_bytes for cell in cells}) > 1
+    x = _SIZE if several else _IN_FLIGHT
+    lines: dict[str, list[PlotPoint]] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.concurrency, cell.object_bytes)):
+        height = value(cell)
+        if height is not None:
+            at = cell.object_bytes if several else cell.concurrency
+            name = f"{cell.concurrency} in flight" if several else ""
+            lines.setdefault(name, []).append(PlotPoint(x=at, y=height))
+    return Figure(
+        title=title,
+        x=x,
+        y=y,
+        lines=[Line(name=name, points=points) for name, points in lines.items()],
+        scale=Scale.LOG,
+        log_y=log_y,
+        detail=detail,
+    )

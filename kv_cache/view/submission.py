@@ -1,0 +1,363 @@
+"""What a tree of MLPerf's sequence shows: what the rules report of each option, how far trials and
+ranks agree, and what each rule found."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kv_cache.result.run import converted
+from kv_cache.result.submission import (
+    FALLS_SHORT,
+    STATUSES,
+    OptionSummary,
+    PooledTimes,
+    RuleFinding,
+    TreeFacts,
+)
+from kv_cache.view.parts import (
+    COUNT,
+    MS,
+    PERCENT,
+    BarChart,
+    BarRow,
+    Cell,
+    DisplayUnit,
+    Figure,
+    Line,
+    PlotPoint,
+    Remarks,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+
+_MOST = 8  # reasons of one option, or looks of one rule
+_GIB = DisplayUnit("GiB/s")
+"""Of the launcher's keys, which hold GiB/s and call them `_gbps`."""
+_TOKENS = DisplayUnit("tok/s")
+
+_RULES_COLUMNS = {
+    "aggregated_read_bandwidth_gbps": ShownColumn("storage read", _GIB),
+    "aggregated_write_bandwidth_gbps": ShownColumn("storage write", _GIB),
+    "aggregated_storage_throughput_tokens_per_sec": ShownColumn("storage throughput", _TOKENS),
+    "aggregated_device_read_p95_ms": ShownColumn("device read P95, worst rank", MS),
+    "aggregated_device_write_p95_ms": ShownColumn("device write P95, worst rank", MS),
+}
+_SPREAD_COLUMNS = {
+    "read_bandwidth_gbps": ShownColumn("storage read", _GIB),
+    "write_bandwidth_gbps": ShownColumn("storage write", _GIB),
+    "storage_throughput_tokens_per_sec": ShownColumn("storage throughput", _TOKENS),
+    "avg_throughput_tokens_per_sec": ShownColumn("output", _TOKENS),
+}
+_POOLED_NAMES = {
+    "device_read": "device read",
+    "device_write": "device write",
+    "total_read": "storage read",
+    "total_write": "storage write",
+    "response": "response",
+}
+_PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
+
+
+def submission_view(section: Mapping[str, Any]) -> View:
+    """The summary of a tree, with what the rules found if that is in it. Raises MisshapenError."""
+    facts = converted(section, TreeFacts, "")
+    return View(
+        title="MLPerf Storage KV cache",
+        status="complete" if facts.complete else "invalid",
+        sentence=_sentence(facts),
+        about=list(_about(facts)),
+        reasons=[*facts.not_submittable, *_reasons(facts)],
+        sections=[
+            ViewSection(title="Each option", parts=_charts(facts), terminal=False),
+            ViewSection(title="By the rules", parts=[_by_the_rules(facts)]),
+            *_not_closed(facts),
+            *_beside_the_rules(facts),
+            *_rules(facts),
+        ],
+    )
+
+
+def check_view(section: Mapping[str, Any]) -> View:
+    """What each rule found in a tree. Raises MisshapenError."""
+    facts = converted(section, TreeFacts, "")
+    counts = Counter(finding.status for finding in facts.rules)
+    short = [finding for finding in facts.rules if finding.status == FALLS_SHORT]
+    return View(
+        title="MLPerf check",
+        status=FALLS_SHORT if short else "nothing falls short",
+        sentence=", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) + ".",
+        about=list(_about(facts)),
+        reasons=[*map(_short_text, short), *facts.not_submittable],
+        sections=[*_not_closed(facts), *_rules(facts)],
+    )
+
+
+def _short_text(finding: RuleFinding) -> str:
+    return f"{finding.rule} ({finding.section}): {finding.status}"
+
+
+# --- the answer ------------------------------------------------------------------------------
+
+
+def _options(facts: TreeFacts) -> list[OptionSummary]:
+    return list(facts.options.values())
+
+
+def _valid(facts: TreeFacts) -> list[OptionSummary]:
+    return [option for option in _options(facts) if option.valid]
+
+
+def _sentence(facts: TreeFacts) -> str:
+    """What the rules report of each valid option, and which are invalid."""
+    names = list(_RULES_COLUMNS)[:3]
+    reported = [f"Option {option.option}: {_numbers(option, names)}." for option in _valid(facts)]
+    invalid = [str(option.option) for option in _options(facts) if not option.valid]
+    nothing = f"INVALID: option {', '.join(invalid)}: nothing is claimed of it." if invalid else ""
+    return " ".join(text for text in (*reported, nothing) if text)
+
+
+def _numbers(option: OptionSummary, names: Sequence[str]) -> str:
+    numbers = ((_RULES_COLUMNS[name], option.by_the_rules.get(name)) for name in names)
+    return ", ".join(f"{column.title} {column.measured(value)}" for column, value in numbers)
+
+
+def _about(facts: TreeFacts) -> Iterator[str]:
+    yield facts.tree
+    yield facts.division or "division unknown"
+    if facts.system:
+        yield f"system {facts.system}"
+    yield from facts.drives
+    yield _many(facts.total_ranks, "rank")
+    if facts.hosts:
+        yield _many(len(facts.hosts), "host")
+    yield f"{_many(facts.trials_per_option, 'trial')} each"
+    if facts.started_utc:
+        yield facts.started_utc[:10]
+    yield from (f"kv-cache {version}" for version in facts.program_versions)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _reasons(facts: TreeFacts) -> Iterator[str]:
+    """Why options are invalid, or why what they claim is doubted."""
+    for option in _options(facts):
+        where = f"option {option.option}"
+        flaws = [f"{flaw.kind}: {flaw.where} {flaw.says}" for flaw in option.invalid_because]
+        yield from (f"{where}: {flaw}" for flaw in flaws[:_MOST])
+        if flaws[_MOST:]:
+            yield f"{where}: and {len(flaws) - _MOST} more"
+        if option.not_valid:
+            path, reasons = next(iter(option.not_valid.items()))
+            count = _many(len(option.not_valid), "result")
+            because = "; ".join(reasons)
+            yield f"{where}: not valid by their passports: {count}; {path}: {because}"
+        if option.cpu_tier_ranks:
+            count = _many(len(option.cpu_tier_ranks), "rank")
+            yield f"{where}: {count} served everything from RAM"
+
+
+def _not_closed(facts: TreeFacts) -> Iterator[ViewSection]:
+    if facts.deviations:
+        yield ViewSection(title="Not as in CLOSED", parts=[Remarks(texts=facts.deviations)])
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _named(option: OptionSummary) -> str:
+    return f"{option.option} {option.name or 'of no known name'}"
+
+
+def _by_the_rules(facts: TreeFacts) -> Table:
+    return Table(
+        columns=[
+            ShownColumn("option"),
+            ShownColumn("found", status=True),
+            *_RULES_COLUMNS.values(),
+        ],
+        rows=[
+            [
+                _named(option),
+                "complete" if option.valid else "invalid",
+                *(option.by_the_rules.get(name) for name in _RULES_COLUMNS),
+            ]
+            for option in _options(facts)
+        ],
+        says="Bandwidths and tokens/s: added over ranks, the mean of trials.",
+    )
+
+
+def _beside_the_rules(facts: TreeFacts) -> Iterator[ViewSection]:
+    """What the rules do not give."""
+    valid = _valid(facts)
+    if not valid:
+        return
+    spread = Table(
+        columns=[
+            *(ShownColumn("option"), ShownColumn("number")),
+            *(ShownColumn(name, COUNT) for name in ("median", "from", "to")),
+            ShownColumn("CV", PERCENT),
+        ],
+        rows=[_spread_row(option, name) for option in valid for name in option.spread],
+        says="Of the trials' sums; from and to: the 95 % interval of their mean.",
+    )
+    yield ViewSection(title="How far the trials agree", parts=[spread])
+    pooled = Table(
+        columns=[
+            *(ShownColumn("option"), ShownColumn("time"), ShownColumn("samples", COUNT)),
+            *(ShownColumn(f"p{percent:g}", MS) for percent in _PERCENTILES.values()),
+            ShownColumn("max", MS),
+        ],
+        rows=[
+            [str(option.option), _POOLED_NAMES[name], times.count, *_percentiles(times), times.max]
+            for option in valid
+            for name, times in _pooled(option)
+        ],
+    )
+    curves = [_percentile_figure(valid, name) for name in _POOLED_NAMES]
+    yield ViewSection(
+        title="All samples of all ranks",
+        parts=[pooled, *(figure for figure in curves if any(figure.points()))],
+    )
+
+
+def _spread_row(option: OptionSummary, name: str) -> list[Cell]:
+    numbers = option.spread[name]
+    ends = numbers.interval
+    return [
+        str(option.option),
+        _SPREAD_COLUMNS[name].heading,
+        numbers.median,
+        None if ends is None else ends.low,
+        None if ends is None else ends.high,
+        numbers.coefficient_of_variation,
+    ]
+
+
+def _pooled(option: OptionSummary) -> Iterator[tuple[str, PooledTimes]]:
+    for name in _POOLED_NAMES:
+        times = option.pooled_ms.get(name)
+        if times is not None:
+            yield name, times
+
+
+def _percentiles(times: PooledTimes) -> list[float | None]:
+    return [getattr(times, name) for name in _PERCENTILES]
+
+
+def _rules(facts: TreeFacts) -> Iterator[ViewSection]:
+    """The gravest first; a row for each thing that a rule saw."""
+    if not facts.rules:
+        return
+    ranked = sorted(facts.rules, key=lambda finding: _rank(finding.status))
+    rows: list[list[Cell]] = [
+        [finding.rule, finding.section, finding.status, text]
+        for finding in ranked
+        for text in _look_texts(finding)
+    ]
+    columns = [
+        *(ShownColumn("rule"), ShownColumn("section"), ShownColumn("status", status=True)),
+        ShownColumn("finding"),
+    ]
+    yield ViewSection(title="Rules", parts=[Table(columns=columns, rows=rows)])
+
+
+def _rank(status: str) -> int:
+    return STATUSES.index(status) if status in STATUSES else len(STATUSES)
+
+
+def _look_texts(finding: RuleFinding) -> Iterator[str]:
+    looks = finding.looks
+    for look in looks[:_MOST]:
+        yield f"{look.where}: {look.says}" if look.where else look.says
+    if looks[_MOST:]:
+        yield f"and {len(looks) - _MOST} more"
+    if not looks:
+        yield ""
+
+
+# --- pictures --------------------------------------------------------------------------------
+
+
+def _charts(facts: TreeFacts) -> list[BarChart | Figure]:
+    """Bandwidth and throughput of each option, and how they go from trial to trial."""
+    valid = _valid(facts)
+    if not valid:
+        return []
+    bars = [
+        _bars(valid, "Storage bandwidth", ("read_bandwidth_gbps", "write_bandwidth_gbps")),
+        _bars(valid, "Storage throughput", ("storage_throughput_tokens_per_sec",)),
+    ]
+    several = facts.trials_per_option > 1
+    return [*bars, *(_over_trials(valid, name) for name in _SPREAD_COLUMNS if several)]
+
+
+def _bars(valid: Sequence[OptionSummary], title: str, names: Sequence[str]) -> BarChart:
+    """The mean of the trials with its interval."""
+    return BarChart(
+        title=title,
+        x=ShownColumn(title.lower(), _SPREAD_COLUMNS[names[0]].unit),
+        parts=("mean of trials",),
+        rows=[
+            _bar(option, name)
+            for option in valid
+            for name in names
+            if name in option.spread
+        ],
+    )  # fmt: skip
+
+
+def _bar(option: OptionSummary, name: str) -> BarRow:
+    numbers = option.spread[name]
+    ends = numbers.interval
+    return BarRow(
+        name=f"option {option.option}, {_SPREAD_COLUMNS[name].title}",
+        parts=(numbers.mean,),
+        low=None if ends is None else ends.low,
+        high=None if ends is None else ends.high,
+    )
+
+
+def _over_trials(valid: Sequence[OptionSummary], name: str) -> Figure:
+    column = _SPREAD_COLUMNS[name]
+    return Figure(
+        title=f"{column.title.capitalize()} of each trial",
+        x=ShownColumn("trial", COUNT),
+        y=column,
+        whole=True,
+        lines=[
+            Line(
+                name=f"option {option.option}",
+                points=[
+                    PlotPoint(x=trial, y=value)
+                    for trial, value in enumerate(option.spread[name].values)
+                ],
+            )
+            for option in valid
+            if name in option.spread
+        ],
+    )
+
+
+def _percentile_figure(valid: Sequence[OptionSummary], name: str) -> Figure:
+    lines = []
+    for option in valid:
+        times = option.pooled_ms.get(name)
+        if times is not None:
+            values = zip(_PERCENTILES.values(), _percentiles(times), strict=True)
+            points = [PlotPoint(x=percent, y=ms) for percent, ms in values if ms is not None]
+            lines.append(Line(name=f"option {option.option}", points=points))
+    return Figure(
+        title=f"{_POOLED_NAMES[name].capitalize()}, all samples",
+        x=ShownColumn("percentile (share of values below)", COUNT),
+        y=ShownColumn("time", MS),
+        lines=lines,
+        scale=Scale.PERCENTILE,
+        log_y=True,
+        detail=True,
+    )
