@@ -11,13 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from kv_cache.app.trace_source import SEED, USERS_REQUESTS
 from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.flags import parse
 from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.printing import print_unwritten
-from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.trace import path_in, trace_source
 from kv_cache.config.root import Config
 from kv_cache.config.root import options as known_options
 from kv_cache.config.schema import to_mapping
@@ -332,15 +334,15 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
     for name in _OF_PATTERNS:
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is of patterns; give --pattern too")
-    wanted = asked_of(options, rest)
+    wanted = trace_source(options, rest)
     _refuse_tiers(rest)
     _refuse_inputs(options, wanted.config)
-    look = wanted.look()
+    look = wanted.open(TerminalProgress(wanted.config.output.progress))
     seed = look.config.run.seed or SEED
     accesses = gathered(look.plan())
     source = look.load.source.describe()
-    if look.found is not None:
-        rows = look.found.rows
+    if look.survey is not None:
+        rows = look.survey.rows
         source = {**source, "asked_rows": min(look.requests or rows, rows)}
     if not accesses.lookups:
         raise TraceError(

@@ -8,27 +8,26 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kv_cache.app.prepare import open_workload
+from kv_cache.app.trace_source import (
+    USERS_REQUESTS,
+    RequestStream,
+    SourceOptions,
+    TraceSource,
+    same_file,
+    source_of,
+)
 from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.cli.flags import build_parser, parse
 from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.cli.run import begin_logging
-from kv_cache.config.build import Load, build_load
-from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
-from kv_cache.core.model import ModelShape
-from kv_cache.core.request import Request
-from kv_cache.core.seed import Seed
 from kv_cache.core.text import as_json
 from kv_cache.files.fitted_users import CHOICES, Samples, fit_text
-from kv_cache.files.recording import as_recorded
 from kv_cache.files.records import packing, require_own_name
 from kv_cache.files.writing import open_atomically, write_atomically
 from kv_cache.installing import install_hint
@@ -42,21 +41,15 @@ from kv_cache.view.picture.plot import (
 )
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
-from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
-from kv_cache.workload.formats.opening import Tally, Trace
-from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.surveying import Survey, doubts
+from kv_cache.workload.formats.opening import Trace
+from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.stats import Sessions, Stream
 
 log = logging.getLogger("kv_cache")
 
-SEED = 0
-"""Of what is drawn where no seed is given: who looks twice sees the same."""
-USERS_REQUESTS = 10_000
-MOST_USERS_REQUESTS = 10_000_000
 _STEP = 1024  # requests between two looks at the bar
 _WRITE_BYTES = 1 << 20
 
@@ -132,9 +125,9 @@ def _stats(argv: Sequence[str]) -> int:
     options, rest = own_and_rest(parser, argv)
     if options.output is not None:
         check_output_file(options.output)
-    asked = asked_of(options, rest)
-    _refuse_inputs(options.output, asked)
-    document = _document(asked)
+    source = trace_source(options, rest)
+    source.refuse_as_target(options.output, "--output")
+    document = _document(source)
     if options.output is not None:
         _write(options.output, as_json(document))
     if options.json and options.output is None:
@@ -157,15 +150,15 @@ def _plot(argv: Sequence[str]) -> int:
         raise UsageError(
             f"trace plot needs matplotlib, which is missing; get it: {install_hint('plot')}"
         )
-    asked = asked_of(options, rest)
-    target = options.output or asked.picture
+    source = trace_source(options, rest)
+    target = options.output or _picture(source.config)
     form = target.suffix[1:].lower()
     if form not in FORMATS:
         raise ConfigError(
             f"--output {target} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
         )
     require_ours(target)
-    write_picture(target, draw(_document(asked), target, form))
+    write_picture(target, draw(_document(source), target, form))
     print(f"plot  {target}")
     return 0
 
@@ -180,11 +173,11 @@ def _convert(argv: Sequence[str]) -> int:
     )
     options, rest = own_and_rest(parser, argv)
     require_own_name(options.output, "--output", _is_own_trace)
-    asked = asked_of(options, rest)
-    trace, found = asked.opened()
-    if any(_same(options.output, path) for path in trace.files):
+    source = trace_source(options, rest)
+    trace, found = source.read_trace(TerminalProgress(source.config.output.progress))
+    if any(same_file(options.output, path) for path in trace.files):
         raise PlaceError(f"--output {options.output} is the trace itself; name another file")
-    rows = _convert_to(options.output, asked.config, trace, found)
+    rows = _convert_to(options.output, source.config, trace, found)
     print(f"trace  {options.output} ({rows:,} rows)")
     return 0
 
@@ -202,16 +195,16 @@ def _fit(argv: Sequence[str]) -> int:
     options, rest = own_and_rest(parser, argv)
     if options.output is not None:
         check_output_file(options.output)
-    asked = asked_of(options, rest)
-    _refuse_inputs(options.output, asked)
+    source = trace_source(options, rest)
+    source.refuse_as_target(options.output, "--output")
     samples = Samples()
-    look = asked.look()
+    look = source.open(TerminalProgress(source.config.output.progress))
     assert look.trace is not None
-    assert look.found is not None
+    assert look.survey is not None
     stream, sessions = _walk(look, samples)
     text = fit_text(
         samples, stream.figures(), sessions.figures(), look.watch.thinks, law=options.law,
-        trace=look.trace, found=look.found, config=look.config,
+        trace=look.trace, found=look.survey, config=look.config,
         block_tokens=look.load.geometry.block_tokens,
     )  # fmt: skip
     if options.output is None:
@@ -254,145 +247,21 @@ def _parser(name: str, about: str, *, users: bool) -> argparse.ArgumentParser:
 # --- what is looked at -----------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Watch:
-    """What requests do not say of their rows. It looks on only while it is `on`: a source reads
-    rows ahead when it is made."""
-
-    sessions: set[str] = field(default_factory=set)
-    thinks: Times = field(default_factory=Times)
-    on: bool = False
-
-    def see(self, row: TraceRow) -> None:
-        if not self.on:
-            return
-        if row.think_ns is not None and (row.session in self.sessions or row.after):
-            self.thinks.add(row.think_ns)
-        if row.session is not None:
-            self.sessions.add(row.session)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Watched(Trace):
-    """A trace whose rows somebody sees pass."""
-
-    watch: _Watch
-
-    def rows(self, tally: Tally | None = None) -> Iterator[TraceRow]:
-        for row in Trace.rows(self, tally):
-            self.watch.see(row)
-            yield row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A source, and what it was made of."""
-
-    config: Config
-    model: ModelShape
-    load: Load
-    trace: Trace | None
-    found: Survey | None
-    watch: _Watch
-    requests: int | None
-
-    def plan(self) -> Iterator[Request]:
-        self.watch.on = True
-        return islice(self.load.source.plan(), self.requests)
-
-    def in_session(self, request: Request) -> bool:
-        if request.retrieved or request.once:
-            return False
-        return self.trace is None or request.conversation in self.watch.sessions
-
-    @property
-    def grouped(self) -> bool:
-        return self.trace is not None and TRACE_FORMATS[self.trace.format_name].grouped
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A checked command line."""
-
-    config: Config
-    requests: int | None
-
-    @property
-    def picture(self) -> Path:
-        path = self.config.trace_path()
-        stem = "users" if path is None else path.name.split(".")[0].replace("*", "_") or "trace"
-        return Path(f"{stem}.trace.svg")
-
-    def opened(self) -> tuple[Trace, Survey]:
-        trace, found = _opened(self.config)
-        assert trace is not None
-        assert found is not None
-        return trace, found
-
-    def look(self) -> Look:
-        """Reads a trace once, so that bad rows are found first. Raises UsageError."""
-        config, watch = self.config, _Watch()
-        trace, found = _opened(config)
-        config = as_recorded(config, trace)
-        if trace is not None:
-            given = {each.name: getattr(trace, each.name) for each in fields(trace)}
-            trace = _Watched(**given, watch=watch)
-        model = config.model_shape()
-        load = build_load(config, model, Seed(config.run.seed or SEED), trace, found, None)
-        return Look(
-            config=config, model=model, load=load, trace=trace, found=found, watch=watch,
-            requests=self.requests,
-        )  # fmt: skip
-
-
-def _opened(config: Config) -> tuple[Trace | None, Survey | None]:
-    trace, found = open_workload(config, TerminalProgress(config.output.progress))
-    if trace is not None and found is not None:
-        for warning in doubts(trace, found):
-            log.warning(warning)
-    return trace, found
-
-
-def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:
+def trace_source(options: argparse.Namespace, rest: Sequence[str]) -> TraceSource:
     """Raises UsageError for everything that is wrong before a file is read."""
     path, flags = path_in(rest)
     invocation = parse(flags)
     begin_logging(invocation.log_level)
-    overrides = dict(invocation.overrides)
-    if path is not None:
-        if "workload.trace" in overrides:
-            raise ConfigError(f"{path} and --trace are both traces; give one of them")
-        overrides["workload.trace"] = path
-    config = load_config(invocation.config_path, overrides)
-    if config.replays == options.users:
-        raise ConfigError(
-            "--users looks at synthetic users, and a trace is given; leave one of them out"
-            if options.users
-            else "no trace is given; name one as the first word, or give --users where that is "
-            "possible"
-        )
-    for warning in config.warnings():
-        log.warning(warning)
-    requests: int | None = options.requests
-    if requests is not None and requests < 1:
-        raise ConfigError(f"--requests is {requests}; it must be at least 1")
-    if options.users and (requests or 0) > MOST_USERS_REQUESTS:
-        raise ConfigError(
-            f"--requests is {requests}; of synthetic users it must be {MOST_USERS_REQUESTS:,} at "
-            "most, as what they ask is kept"
-        )
-    if requests is None and config.run.max_requests:
-        requests = config.run.max_requests
-    if requests is None and options.users:
-        requests = USERS_REQUESTS
-    run = replace(
-        config.run,
-        seed=SEED if config.run.seed is None else config.run.seed,
-        max_requests=requests or 0,
-    )
-    cycles = 0 if options.users else 1
-    work = replace(config.workload, replay_cycles=cycles)
-    return Asked(config=replace(config, run=run, workload=work), requests=requests)
+    if options.requests is not None and options.requests < 1:
+        raise ConfigError(f"--requests is {options.requests}; it must be at least 1")
+    chosen = SourceOptions(path=path, users=options.users, requests=options.requests)
+    return source_of(chosen, invocation)
+
+
+def _picture(config: Config) -> Path:
+    path = config.trace_path()
+    stem = "users" if path is None else path.name.split(".")[0].replace("*", "_") or "trace"
+    return Path(f"{stem}.trace.svg")
 
 
 def path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -409,21 +278,21 @@ def path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 # --- looking ---------------------------------------------------------------------------------
 
 
-def _document(asked: Asked) -> dict[str, Any]:
-    look = asked.look()
+def _document(source: TraceSource) -> dict[str, Any]:
+    look = source.open(TerminalProgress(source.config.output.progress))
     stream, sessions = _walk(look)
     return stats_document(
         look.config, look.model, look.load.geometry.block_tokens, look.load.source.describe(),
-        look.found, stream.figures(), sessions.figures(look.watch.thinks),
+        look.survey, stream.figures(), sessions.figures(look.watch.thinks),
     )  # fmt: skip
 
 
-def _walk(look: Look, samples: Samples | None = None) -> tuple[Stream, Sessions]:
+def _walk(look: RequestStream, samples: Samples | None = None) -> tuple[Stream, Sessions]:
     """Every request once."""
     stream, sessions = Stream(by_conversation=look.grouped), Sessions()
     for blocks in look.load.populate:
         stream.store(blocks)
-    total = look.requests or (look.found.rows if look.found else None)
+    total = look.requests or (look.survey.rows if look.survey else None)
     progress = TerminalProgress(look.config.output.progress)
     with progress.bar("looking", unit="requests", total=total) as bar:
         for request in look.plan():
@@ -505,17 +374,3 @@ def _is_own_trace(first: str) -> bool:
     except RowError:
         return False
     return True
-
-
-def _refuse_inputs(output: Path | None, asked: Asked) -> None:
-    """Raises PlaceError where what is to be written is what is read."""
-    path = asked.config.trace_path()
-    if output is not None and path is not None and _same(output, path):
-        raise PlaceError(f"--output {output} is the trace itself; name another file")
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
