@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
+from kv_cache.app.planned import planned_view
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.plan import RunHooks, RunPlan
@@ -47,6 +48,7 @@ from kv_cache.schedule.capacity import (
     judge,
 )
 from kv_cache.sim.run import simulate
+from kv_cache.view.parts import View
 from kv_cache.view.picture.plot import plot_beside
 
 log = logging.getLogger("kv_cache")
@@ -171,6 +173,17 @@ def capacity(
     UsageError before anything is measured.
     """
     return _plan(options, config, notes, progress).search(stop or Interrupts(), progress)
+
+
+def planned_capacity(options: CapacityOptions, config: Config, notes: Sequence[str] = ()) -> View:
+    """Check a search and show what it would do. Raises UsageError."""
+    search = _plan(options, config, notes, SILENT)
+    rules = search.rules
+    then = (
+        f", as each of at most {rules.most_probes} probes from {rules.first:g} {search.unit} on, "
+        f"between {rules.lowest:g} and {rules.highest:g}"
+    )
+    return planned_view(search.job, then=then)
 
 
 # --- checking --------------------------------------------------------------------------------

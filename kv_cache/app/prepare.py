@@ -17,7 +17,13 @@ from kv_cache.bench.places import check_places
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.sizing import size_tiers
 from kv_cache.cache.manager import TierSpec
-from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
+from kv_cache.config.build import (
+    Load,
+    build_load,
+    fillable_bytes,
+    load_extensions,
+    tier_specs,
+)
 from kv_cache.config.machine import read_machine
 from kv_cache.config.root import Config
 from kv_cache.config.sections import FILES_BESIDE, OutputConfig
@@ -102,6 +108,7 @@ def prepare(
     start = start or Start()
     config, sizing = size_tiers(config, start.rank.on_machine or 1)
     noted = (*notes, *sizing)
+    load_extensions(config)
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))

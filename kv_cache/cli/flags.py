@@ -108,6 +108,7 @@ def invocation_of(flags: Mapping[str, Any]) -> Invocation:
         overrides=overrides,
         log_level=flags.get("--log-level", "INFO"),
         given=frozenset(flags),
+        dry_run="--dry-run" in flags,
     )
 
 
@@ -222,6 +223,10 @@ def _add_general(group: argparse._ActionsContainer, *, hidden: bool) -> None:
     ):
         modes.add_argument(flag, dest=flag, action="store_true", help=_or_hidden(text, hidden))
     add_set(group, "run.num_users=50", hidden=hidden)
+    text = "Check everything, print what would be done, and do nothing"
+    group.add_argument(
+        "--dry-run", dest="--dry-run", action="store_true", help=_or_hidden(text, hidden)
+    )
     text = "Least severe level of messages on stderr [default INFO]"
     group.add_argument(
         "--log-level", dest="--log-level", type=_word("--log-level", LOG_LEVELS, str.upper),
@@ -275,7 +280,7 @@ def _add_arrival(group: argparse._ActionsContainer, *, hidden: bool) -> None:
     mode, process = options()["arrival.mode"].rule, options()["arrival.process"].rule
     assert mode.choices is not None
     assert process.choices is not None
-    words = (*mode.choices, *process.choices)
+    words = (*mode.words, *process.words)
     group.add_argument(
         "--arrival", dest="--arrival", metavar=_braces(words),
         type=_word("--arrival", words),
@@ -319,7 +324,7 @@ def _shown(default: object) -> str:
 
 def _metavar(option: Option) -> str:
     if option.rule.choices is not None:
-        return _braces(option.rule.choices)
+        return _braces(option.rule.words)
     return option.rule.metavar or {int: "N", float: "X"}.get(option.kind, "TEXT")
 
 

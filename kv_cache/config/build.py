@@ -22,7 +22,9 @@ from kv_cache.lifecycle import Through, World
 from kv_cache.metrics.outcome import TierFacts
 from kv_cache.metrics.slo import Promise
 from kv_cache.metrics.window import Meter
+from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.policy.prefetch import PREFETCH
 from kv_cache.schedule.admission import Gate
 from kv_cache.schedule.autoscale import Autoscaler, AutoscaleRules, ScaleMode
 from kv_cache.schedule.control import Control, Watch
@@ -263,6 +265,16 @@ def endless(config: Config) -> Config:
         run=replace(config.run, max_requests=0),
         workload=replace(config.workload, replay_cycles=0),
     )
+
+
+def load_extensions(config: Config) -> None:
+    """Import what the configuration names of the user's own. Raises ConfigError."""
+    for table, name in (
+        (EVICTION, config.tiers.eviction),
+        (ADMISSION, config.policies.admission),
+        (PREFETCH, config.policies.prefetch),
+    ):
+        _ = table[name]
 
 
 def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -> World:

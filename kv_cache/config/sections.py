@@ -10,6 +10,7 @@ from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.schema import opt
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import DTYPE_BITS
+from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.tiers.nvme import FSYNC, LAYOUTS
 from kv_cache.workload.formats.base import TimeUnit
@@ -18,6 +19,11 @@ from kv_cache.workload.row_requests import History
 
 REFERENCE_GPU_GIB = 16.0
 REFERENCE_CPU_GIB = 32.0
+_ENGINES = Catalogue(
+    "kv_cache.engines",
+    dict.fromkeys(("auto", "direct", "mmap", "buffered", "uring")),
+    a_callable,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +189,7 @@ class TiersConfig:
     eviction: str = opt(
         "lru",
         "Eviction policy: which copy leaves a full tier first",
-        choices=tuple(EVICTION),
+        choices=EVICTION,
         flag="--eviction",
     )
 
@@ -209,11 +215,11 @@ class IoConfig:
     )  # fmt: skip
     engine: str = opt(
         "auto", "How files are read and written; auto = direct I/O if the file system supports it",
-        choices=("auto", "direct", "mmap", "buffered", "uring"), flag="--io-engine",
+        choices=_ENGINES, flag="--io-engine",
     )  # fmt: skip
     write_engine: str | None = opt(
         None, "How files are written, if not as they are read",
-        choices=("auto", "direct", "mmap", "buffered", "uring"),
+        choices=_ENGINES,
     )  # fmt: skip
     layout: str = opt(
         "file", "How objects lie in files: one file each (file); extents of a few large files "

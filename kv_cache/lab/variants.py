@@ -7,9 +7,11 @@ Numbers are those that the policies themselves take; nothing is known about them
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
+from kv_cache.extensions import Catalogue
 from kv_cache.lab.chance import AtRandom
 from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
 from kv_cache.policy.eviction import EVICTION, Eviction
@@ -17,11 +19,11 @@ from kv_cache.policy.eviction import EVICTION, Eviction
 Number = int | float
 
 RANDOM, ALWAYS = "random", "always"
-POLICIES: Sequence[str] = (*EVICTION, RANDOM)
+POLICIES: Sequence[str] = (*EVICTION.ours, RANDOM)
 """Those of the tiers, and one that no tier has: any block may go."""
 USUAL: Sequence[str] = tuple(name for name in POLICIES if name != "learned")
 """Without the one that takes some tenths of a millisecond for each eviction."""
-ADMISSIONS: Sequence[str] = tuple(ADMISSION)
+ADMISSIONS: Sequence[str] = tuple(ADMISSION.ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class PolicyVariant:
 
 def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[PolicyVariant]:
     """Each policy with each admission, of two lists with commas. Raises ConfigError."""
-    evicting = _listed(policies, flags[0], "policy", POLICIES, _numbers_of_policy)
-    admitting = _listed(admissions, flags[1], "admission", ADMISSIONS, _numbers_of_admission)
+    evicting = _listed(policies, flags[0], "policy", EVICTION, _numbers_of_policy)
+    admitting = _listed(admissions, flags[1], "admission", ADMISSION, _numbers_of_admission)
     variants = [PolicyVariant(policy, admission) for admission in admitting for policy in evicting]
     for variant in variants:
         _tried(variant, flags)
@@ -75,13 +77,16 @@ def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[
 
 
 def _listed(
-    text: str, flag: str, what: str, known: Sequence[str],
+    text: str, flag: str, what: str, table: Catalogue[Any],
     numbers_of: Callable[[str], Mapping[str, type]],
 ) -> list[Named]:  # fmt: skip
     policies: list[Named] = []
     for part in text.split(","):
         name, *numbers = part.strip().split(":")
-        if name not in known:
+        if name not in table.ours and numbers and "=" not in numbers[0]:
+            name, numbers = f"{name}:{numbers[0]}", numbers[1:]  # MODULE:CLASS
+        if name not in table and (table is not EVICTION or name != RANDOM):
+            known = (*table, RANDOM) if table is EVICTION else table
             raise ConfigError(f"{flag}: {name!r} is no {what}.{did_you_mean(name, known)}")
         named = Named(name, tuple(_number(flag, name, each, numbers_of(name)) for each in numbers))
         changed = [key for key, _ in named.numbers]

@@ -19,7 +19,6 @@ from tests.cli import SIGNALS, environment, small
 PROGRAM = """
 from kv_cache import cli
 from kv_cache.cli.probe import main
-cli.COMMANDS = {**cli.COMMANDS, "probe": main}
 cli.console()
 """
 FEW = ("--size-gib=0.05", "--sizes-mib=0.25,1", "--concurrency=2", "--seconds=1")

@@ -20,7 +20,6 @@ from tests.results import document, row, write
 PROGRAM = """
 from kv_cache import cli
 from kv_cache.cli.twin import main
-cli.COMMANDS = {**cli.COMMANDS, "twin": main}
 cli.console()
 """
 needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")

@@ -10,7 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import PAGE_BYTES
+from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.tiers.base import Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
@@ -185,12 +186,11 @@ class Uring:
         return UringRegion(span)
 
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {
-    "direct": Direct,
-    "mmap": Mmap,
-    "buffered": Buffered,
-    "uring": Uring,
-}
+ENGINES: Catalogue[Callable[[], Engine]] = Catalogue(
+    "kv_cache.engines",
+    {"direct": Direct, "mmap": Mmap, "buffered": Buffered, "uring": Uring},
+    a_callable,
+)
 
 
 def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
@@ -201,7 +201,7 @@ def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
     """
     if wanted == "uring" and (missing := uring_missing()) is not None:
         raise PlaceError(f"--io-engine uring: {missing}")
-    if wanted in ("mmap", "buffered"):
+    if wanted != "auto" and not ENGINES[wanted]().open_flags & os.O_DIRECT:
         return ENGINES[wanted](), None
     refused = _direct_refused(directory)
     if refused is None:

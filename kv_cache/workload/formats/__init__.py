@@ -3,9 +3,7 @@
 A new format is a module and a line in the table; its laws are in `base`.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
+from kv_cache.extensions import Catalogue, an_instance
 from kv_cache.workload.formats.agentic import Agentic
 from kv_cache.workload.formats.azure import Azure
 from kv_cache.workload.formats.base import TraceFormat
@@ -19,7 +17,8 @@ from kv_cache.workload.formats.qwen import Qwen
 from kv_cache.workload.formats.sharegpt import ShareGpt
 from kv_cache.workload.formats.splitwise import Splitwise
 
-TRACE_FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
+TRACE_FORMATS: Catalogue[TraceFormat] = Catalogue(
+    "kv_cache.trace_formats",
     {
         "azure": Azure(),
         "burstgpt": BurstGpt(),
@@ -34,5 +33,6 @@ TRACE_FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
         "msr": Msr(),
         "blkparse": Blkparse(),
         **{log.name: log for log in (FioLog(3), FioLog(2))},
-    }
+    },
+    an_instance,
 )
