@@ -50,7 +50,7 @@ LIST = Command(
 
 def main(argv: Sequence[str]) -> int:
     """Run one of the commands; the exit code. UsageError is the caller's to print."""
-    return dispatch("datasets", {"make": _make, "list": _list}, argv, _ABOUT)
+    return dispatch("datasets", SUBCOMMANDS, argv, _ABOUT)
 
 
 def _make(argv: Sequence[str]) -> int:
@@ -62,3 +62,6 @@ def _make(argv: Sequence[str]) -> int:
 def _list(argv: Sequence[str]) -> int:
     print(markdown() if LIST.parse(argv).markdown else text(), end="")
     return Exit.DONE
+
+
+SUBCOMMANDS = {"make": _make, "list": _list}

@@ -18,6 +18,7 @@ from kv_cache.cli.printing import print_json
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.cli.run import begin_logging
 from kv_cache.config.load import Invocation
+from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
@@ -76,8 +77,7 @@ FIT = Command(
 
 def main(argv: Sequence[str]) -> int:
     """Run one of the commands; the exit code. UsageError is the caller's to print."""
-    commands = {"stats": _stats, "plot": _plot, "convert": _convert, "fit": _fit}
-    return dispatch("trace", commands, argv, f"{_ABOUT}{_EPILOG}")
+    return dispatch("trace", SUBCOMMANDS, argv, f"{_ABOUT}{_EPILOG}")
 
 
 def _stats(argv: Sequence[str]) -> int:
@@ -119,5 +119,10 @@ def _fit(argv: Sequence[str]) -> int:
 
 def _source(options: SourceOptions, invocation: Invocation) -> tuple[TraceSource, TerminalProgress]:
     begin_logging(invocation.log_level)
+    if invocation.dry_run:
+        raise ConfigError("--dry-run is for commands that measure or simulate; leave it out")
     source = source_of(options, invocation)
     return source, TerminalProgress(source.config.output.progress)
+
+
+SUBCOMMANDS = {"stats": _stats, "plot": _plot, "convert": _convert, "fit": _fit}
