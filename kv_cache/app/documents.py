@@ -1,17 +1,18 @@
 """Documents of every kind, wherever they are: a result, a device's profile, a tree of MLPerf's."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kv_cache.config.load import read_yaml
 from kv_cache.config.profile import profile_of
 from kv_cache.files.reading import RESULT_FILE, SECTION, read_document
-from kv_cache.result.metrics import Json
 
 _YAML = (".yaml", ".yml")
 
 
-def read_any(path: Path) -> Json:
+def read_any(path: Path) -> Mapping[str, Any]:
     """Read a result file, a run's directory, a profile that `probe` wrote, or the tree of a
     sequence, as a document that a view shows. Raises UsageError."""
     if path.suffix.lower() in _YAML and not os.path.isdir(path):
@@ -22,7 +23,7 @@ def read_any(path: Path) -> Json:
     return read_document(path) if tree is None else tree
 
 
-def _tree(path: Path) -> Json | None:
+def _tree(path: Path) -> Mapping[str, Any] | None:
     """The document of the sequence at or below a directory; None where there is none."""
     if not is_tree(path):
         return None

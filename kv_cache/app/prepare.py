@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.app.run_directory import new_run_directory
+from kv_cache.app.trace_source import open_workload
 from kv_cache.bench.endpoint import check_endpoint
 from kv_cache.bench.path_checks import check_name, check_output_file, check_results_dir
 from kv_cache.bench.progress import SILENT, Progress
@@ -46,8 +47,8 @@ from kv_cache.files.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
 from kv_cache.view.sheets import check_target
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.surveying import Survey, doubts, read, require_usable, survey
-from kv_cache.workload.formats.trace_files import Trace, open_trace
+from kv_cache.workload.formats.surveying import Survey, doubts, require_usable, survey
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.row_requests import History
 
 if TYPE_CHECKING:
@@ -227,26 +228,6 @@ def _fitting(
     with progress.bar("reading trace", unit="rows") as bar:
         taken = found.taken
         found = replace(survey(trace, progress=bar.to), taken=taken)
-    require_usable(trace, found)
-    return trace, found
-
-
-def open_workload(
-    config: Config, progress: Progress = SILENT
-) -> tuple[Trace | None, Survey | None]:
-    """Read the whole trace once, so that a bad row is found now and not in an hour."""
-    path = config.trace_path()
-    if path is None:
-        return None, None
-    trace = open_trace(
-        str(path),
-        config.trace_format(),
-        skip_bad_rows=config.workload.skip_bad_rows,
-        reading=config.trace_reading(),
-        time_unit=config.workload.trace_time_unit,
-    )
-    with progress.bar("reading trace", unit="rows") as bar:
-        trace, found = read(trace, progress=bar.to)
     require_usable(trace, found)
     return trace, found
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from kv_cache.app.trace_source import SEED, USERS_REQUESTS, SourceOptions, TraceSource, source_of
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.path_checks import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
-from kv_cache.cli.flags import parse
+from kv_cache.cli.flags import build_parser, parse
 from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.printing import print_unwritten
-from kv_cache.cli.trace import SEED, USERS_REQUESTS, asked_of, path_in
+from kv_cache.cli.progress import TerminalProgress
+from kv_cache.cli.run import begin_logging
 from kv_cache.config.root import Config
 from kv_cache.config.root import options as known_options
 from kv_cache.config.schema import to_mapping
@@ -332,15 +334,15 @@ def _trace(options: argparse.Namespace, asked: _Asked, rest: Sequence[str]) -> M
     for name in _OF_PATTERNS:
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is of patterns; give --pattern too")
-    wanted = asked_of(options, rest)
+    wanted = trace_source(options, rest)
     _refuse_tiers(rest)
     _refuse_inputs(options, wanted.config)
-    look = wanted.look()
+    look = wanted.open(TerminalProgress(wanted.config.output.progress))
     seed = look.config.run.seed or SEED
     accesses = gathered(look.plan())
     source = look.load.source.describe()
-    if look.found is not None:
-        rows = look.found.rows
+    if look.survey is not None:
+        rows = look.survey.rows
         source = {**source, "asked_rows": min(look.requests or rows, rows)}
     if not accesses.lookups:
         raise TraceError(
@@ -555,3 +557,25 @@ def _write(options: argparse.Namespace, document: Mapping[str, Any]) -> bool:
     if "lab" in kept:
         print_unwritten(kept["lab"])
     return whole
+
+
+def trace_source(options: argparse.Namespace, rest: Sequence[str]) -> TraceSource:
+    """Raises UsageError for everything that is wrong before a file is read."""
+    path, flags = path_in(rest)
+    invocation = parse(flags)
+    begin_logging(invocation.log_level)
+    if options.requests is not None and options.requests < 1:
+        raise ConfigError(f"--requests is {options.requests}; it must be at least 1")
+    chosen = SourceOptions(path=path, users=options.users, requests=options.requests)
+    return source_of(chosen, invocation)
+
+
+def path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """The word that is no option, at the beginning or at the end, and the others."""
+    if rest and not rest[0].startswith("-"):
+        return rest[0], rest[1:]
+    if rest and not rest[-1].startswith("-"):
+        _, extras = build_parser().parse_known_args(list(rest))
+        if extras == [rest[-1]]:
+            return rest[-1], rest[:-1]
+    return None, rest

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kv_cache.core.errors import PlaceError
 from kv_cache.core.text import as_json
 
 _OF_THE_SYSTEM = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -29,6 +30,23 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document as JSON, and the directory that it belongs in. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, as_json(document))
+
+
+def write_output(path: Path, data: bytes, name: str, advice: str = "name another file") -> None:
+    """Write a file that was asked for; `name` is what it is called in errors, such as the flag.
+    Raises PlaceError."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise cannot_write(path, error, name, advice) from None
+
+
+def cannot_write(
+    path: Path, error: OSError, name: str, advice: str = "name another file"
+) -> PlaceError:
+    """Return what is raised if a file that was asked for cannot be written."""
+    reason = (error.strerror or str(error)).lower()
+    return PlaceError(f"{name} {path}: it cannot be written ({reason}); {advice}")
 
 
 @contextmanager

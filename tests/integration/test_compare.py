@@ -143,7 +143,7 @@ def test_text_out_of_a_file_cannot_drive_the_terminal(
         (["A.json", "none.json"], "result none.json cannot be read"),
         (["A.json", "B.json", "--json=A.json"], "--json A.json: a file of that name is there"),
         (["A.json", "B.json", "--json=no/C.json"], "--json no/C.json: there is no directory no"),
-        (["A.json", "B.json", "--jso=x"], "unrecognized arguments: --jso=x"),
+        (["A.json", "B.json", "--jso=x"], "--jso is not a flag. Did you mean '--json'?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(

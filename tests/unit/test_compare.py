@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.app.comparison import MARK, read_inputs
+from kv_cache.app.compare import MARK, read_inputs
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.order import holm
 from kv_cache.result.chain import seal

@@ -22,7 +22,7 @@ from kv_cache.files.reading import (
     SECTION,
     require_replaceable,
 )
-from kv_cache.files.writing import write_atomically
+from kv_cache.files.writing import write_output
 from kv_cache.installing import install_hint
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError
@@ -150,10 +150,4 @@ def _ours(target: Path) -> bool:
 
 def write_picture(target: Path, data: bytes) -> None:
     """Raises PlaceError."""
-    try:
-        write_atomically(target, data)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise PlaceError(
-            f"picture {target}: it cannot be written ({reason}); name another file with --output"
-        ) from None
+    write_output(target, data, "picture", "name another file with --output")
