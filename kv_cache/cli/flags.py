@@ -7,9 +7,11 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -20,6 +22,8 @@ from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
+
+log = logging.getLogger("kv_cache")
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -77,7 +81,9 @@ examples:
   %(prog)s --gpu-mem-gb 0 --cpu-mem-gb 0 --generation-mode none --duration 300 \\
       --num-users 200 --max-concurrent-allocs 16 --cache-dir /mnt/nvme/kv --seed 42
   %(prog)s --semantics serving --trace datasets/<name> --cache-dir /mnt/nvme/kv
-A flag overrides the configuration file. Sizes named gb are GiB (2^30 bytes), as in the reference.
+A flag overrides --set KEY=VALUE, which overrides environment variables (KV_CACHE_RUN__NUM_USERS is
+run.num_users), which override the configuration file. Sizes named gb are GiB (2^30 bytes), as in
+the reference; numbers of bytes and times may have a unit, as 10GB or 5m.
 Flags may be shortened as long as they stay unambiguous."""
 
 _CPCS_PREFIXES = ("--cpcs-", "--spdk-", "--direct-probe-")
@@ -102,13 +108,21 @@ def parse(argv: Sequence[str]) -> Invocation:
 def invocation_of(flags: Mapping[str, Any]) -> Invocation:
     """Return what flags of `run` ask for: those of the environment lie below `--set`, and these
     below the other flags. Raises ConfigError."""
-    overrides = {**from_environment(options(), ""), **_set(flags), **_overrides(flags)}
+    environment = from_environment(options())
+    by_key = set_values(flags.get("--set", ()), options())
+    by_flag = _overrides(flags)
+    overrides = {**environment.values, **by_key, **by_flag}
     return Invocation(
         config_path=flags.get("--config"),
         overrides=overrides,
         log_level=flags.get("--log-level", "INFO"),
         given=frozenset(flags),
         dry_run="--dry-run" in flags,
+        environment={
+            path: name
+            for path, name in environment.variables.items()
+            if path not in by_key and path not in by_flag
+        },
     )
 
 
@@ -386,48 +400,90 @@ def _no_flag(flag: str, known: Iterable[str]) -> ConfigError:
 # --- keys and the environment ----------------------------------------------------------------
 
 ENVIRONMENT = "KV_CACHE_"
+"""What our variables begin with. Those of options have two underscores in the place of each dot;
+others, as KV_CACHE_RANK, are not options."""
 
 
-def variable_of(option: Option, section: str = "") -> str:
-    """Return the environment variable of an option: KV_CACHE_RUN__NUM_USERS is run.num_users,
-    KV_CACHE_PROBE__SECONDS is --seconds of `probe` (`section`)."""
-    path = f"{section}.{option.path}" if section else option.path
-    return ENVIRONMENT + path.upper().replace(" ", "_").replace(".", "__")
+def command_section(command: str) -> str:
+    """Return what stands for a command's name in its variables: KV_CACHE_PROBE__SECONDS is
+    --seconds of `probe`. A command that is called like a section of the configuration has
+    `_COMMAND` behind its name."""
+    name = command.replace("-", "_").replace(" ", "_").lower()
+    return f"{name}_command" if name in _sections() else name
 
 
-def from_environment(known: Mapping[str, Option], section: str) -> dict[str, Any]:
-    """Return the values that environment variables give to options, by path. Raises ConfigError
-    for a variable that begins as one of these and is none."""
-    by_name = {variable_of(option, section): option for option in known.values()}
-    heads = {name.split("__")[0] + "__" for name in by_name}
-    values = {}
-    for name, text in os.environ.items():
-        if "__" not in name or name.split("__")[0] + "__" not in heads:
+def _sections() -> frozenset[str]:
+    return frozenset(path.partition(".")[0] for path in options())
+
+
+def variable_of(path: str) -> str:
+    """Return the environment variable of an option: KV_CACHE_RUN__NUM_USERS is run.num_users."""
+    return ENVIRONMENT + path.upper().replace(".", "__")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What environment variables set: values by the option's path, and variables by that too."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def from_environment(known: Mapping[str, Option], command: str | None = None) -> Environment:
+    """Return what variables set of the `known` options, which are the configuration's, or those of
+    a `command`. Raises ConfigError for a variable of one of its sections that is not an option,
+    and for one whose section does not exist."""
+    section = None if command is None else command_section(command)
+    prefix = "" if section is None else f"{section}."
+    by_name = {variable_of(f"{prefix}{path}"): path for path in known if prefix or "." in path}
+    ours = _sections() if section is None else {section}
+    values, variables = {}, {}
+    for name, text in sorted(os.environ.items()):
+        head, dots, _ = name.removeprefix(ENVIRONMENT).partition("__")
+        if not name.startswith(ENVIRONMENT) or not head or not dots:
             continue
-        option = by_name.get(name)
-        if option is None:
-            raise ConfigError(
-                f"the environment variable {name} is no option's.{did_you_mean(name, by_name)}"
-            )
-        values[option.path] = read_text(option, text, name)
-    return values
+        if name in by_name:
+            path = by_name[name]
+            values[path], variables[path] = read_text(known[path], text, name), name
+        elif head.lower() in ours or not _is_a_section(head.lower()):
+            near = did_you_mean(name, by_name)
+            raise ConfigError(f"the environment variable {name} is not an option's.{near}")
+    return Environment(values, variables)
+
+
+def _is_a_section(head: str) -> bool:
+    """Whether a variable may be an option of the configuration, or of some command."""
+    from kv_cache.cli import COMMANDS as COMMAND_MODULES
+
+    if head in _sections() or head.removesuffix("_command") in _sections():
+        return True
+    return any(f"{head}_".startswith(f"{command_section(name)}_") for name in COMMAND_MODULES)
+
+
+def log_environment(variables: Iterable[str]) -> None:
+    """Log which variables set options, so that none changes a measurement unseen."""
+    for name in variables:
+        log.info("from the environment: %s=%s", name, os.environ.get(name, ""))
+
+
+def begin_logging(level: str = "INFO") -> None:
+    """Log to stderr."""
+    logging.basicConfig(level=level, format="%(levelname)s %(message)s", stream=sys.stderr)
 
 
 def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of `KEY=VALUE` words by path. Raises ConfigError."""
-    values = {}
+    values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise ConfigError(f"--set {word} has no =; write --set KEY=VALUE")
         if key not in known:
             raise ConfigError(f"--set {key} is not a known option.{did_you_mean(key, known)}")
+        if key in values:
+            raise ConfigError(f"--set {key} is given twice; keep one of them")
         values[key] = read_text(known[key], text, f"--set {key}")
     return values
-
-
-def _set(flags: Mapping[str, Any]) -> dict[str, Any]:
-    return set_values(flags.get("--set", ()), options())
 
 
 # --- meaning -------------------------------------------------------------------------------

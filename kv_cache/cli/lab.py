@@ -15,11 +15,10 @@ from kv_cache.app.trace_source import SEED, USERS_REQUESTS, SourceOptions, Trace
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.path_checks import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
-from kv_cache.cli.flags import build_parser, parse
+from kv_cache.cli.flags import begin_logging, build_parser, log_environment, parse
 from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin_logging
 from kv_cache.config.root import Config
 from kv_cache.config.root import options as known_options
 from kv_cache.config.schema import to_mapping
@@ -564,6 +563,7 @@ def trace_source(options: argparse.Namespace, rest: Sequence[str]) -> TraceSourc
     path, flags = path_in(rest)
     invocation = parse(flags)
     begin_logging(invocation.log_level)
+    log_environment(invocation.environment.values())
     if options.requests is not None and options.requests < 1:
         raise ConfigError(f"--requests is {options.requests}; it must be at least 1")
     chosen = SourceOptions(path=path, users=options.users, requests=options.requests)

@@ -206,13 +206,20 @@ def invocation(asked: Asked) -> "Invocation":
 
     config = [] if asked.config is None or _is_absent_default(asked) else [asked.config]
     called = parse([*asked.flags, *(f"--config={path}" for path in config)])
+    if asked.option is not None and called.environment:
+        raise ConfigError(
+            f"the environment variable {next(iter(called.environment.values()))} cannot be set "
+            "beside --option, which sets what is run; unset it"
+        )
     fixed = {} if asked.option is None else MLPERF_OPTIONS[asked.option].overrides()
     if asked.shorten_s is not None:
         fixed["run.duration_s"] = asked.shorten_s
     own: dict[str, Any] = {"run.seed": asked.seed, "tiers.cache_dir": (asked.cache,)}
     if asked.reclaim is not None:
         own["tiers.reclaim"] = asked.reclaim
-    return replace(called, overrides={**called.overrides, **fixed, **own})
+    variables = {path: name for path, name in called.environment.items() if path not in own}
+    overrides = {**called.overrides, **fixed, **own}
+    return replace(called, overrides=overrides, environment=variables)
 
 
 def _is_absent_default(asked: Asked) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,13 +29,15 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """What a command line says of a run: `overrides` by dotted option path, `given` by flag."""
+    """What a command line says of a run: `overrides` by dotted option path, `given` by flag.
+    `environment` holds the variables that set some of the overrides, by path."""
 
     config_path: Path | None
     overrides: Mapping[str, Any]
     log_level: str = "INFO"
     given: frozenset[str] = frozenset()
     dry_run: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def config(self) -> Config:
         """The checked configuration. Raises ConfigError."""
@@ -49,8 +51,9 @@ class Invocation:
             option = options()[path]
             in_file = path in always and value_at(config, path) != option.default
             if in_file or path in self.overrides:
-                flag = f" ({option.flag})" if option.flag else ""
-                raise ConfigError(f"{path}{flag} cannot be given to {command}: {why}; leave it out")
+                source = self.environment.get(path) or option.flag
+                name = f"{path} ({source})" if source else path
+                raise ConfigError(f"{name} cannot be given to {command}: {why}; leave it out")
 
 
 def load_config(

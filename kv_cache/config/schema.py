@@ -17,6 +17,7 @@ import textwrap
 import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from fractions import Fraction
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -206,41 +207,66 @@ def _number_in(kind: Any, rule: Rule, text: str, at: "_At") -> object:
         number: object = kind(text)
     except ValueError:
         if (number := number_with_unit(text, rule.unit, kind)) is None:
-            raise at.error(f"is {show(text)}; it must be {_wanted(kind, rule)}") from None
+            raise at.error(f"is {show(text)}; it must be {_wanted(kind, rule, text)}") from None
     return number
 
 
-_SIZES = {
-    "b": 1,
-    "bytes": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+_SIZES: Mapping[str, Fraction] = {
+    "b": Fraction(1),
+    "bytes": Fraction(1),
+    **{f"{letter}b": Fraction(1000**power) for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": Fraction(1024**power) for power, letter in enumerate("kmgt", 1)},
 }
-_TIMES = {
-    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0,
-    "d": 86_400.0,
-}  # fmt: skip
-_WITH_UNIT = re.compile(r"([0-9.]+(?:e[-+]?[0-9]+)?) ?([a-zµ]+)", re.IGNORECASE)
+_TIMES: Mapping[str, Fraction] = {
+    **{unit: Fraction(1, 10**power) for unit, power in (("ns", 9), ("us", 6), ("µs", 6))},
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86_400),
+}
+_WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]{1,3})? ?([a-zA-Zµ]+)")
 
 
 def number_with_unit(text: str, unit: str | None, kind: type) -> float | int | None:
     """Return `10GB` or `5m` as a number of `unit` (bytes, KiB … TiB, ns … s); None if it is not
-    one, or not a whole number of units if `kind` is int."""
+    one, or not a whole number of units if `kind` is int.
+
+    Sizes may be written in any case, but not as bits (`Gb`); times only as they are (`ms`).
+    """
     matched = _WITH_UNIT.fullmatch(text.strip())
-    for table in (_SIZES, _TIMES):
-        if matched is None or (unit or "").lower() not in table:
-            continue
-        factor = table.get(matched[2].lower())
-        if factor is None:
-            return None
-        try:
-            number = float(matched[1]) * factor / table[(unit or "").lower()]
-        except ValueError:
-            return None
-        if kind is float:
-            return number
-        return round(number) if abs(number - round(number)) < 1e-6 else None
-    return None
+    if matched is None or unit is None:
+        return None
+    number, word = Fraction(f"{matched[1]}{matched[2] or ''}"), matched[3]
+    if unit.lower() in _SIZES and not re.fullmatch("[KMGT]i?b", word):
+        factor, base = _SIZES.get(word.lower()), _SIZES[unit.lower()]
+    elif unit in _TIMES:
+        factor, base = _TIMES.get(word), _TIMES[unit]
+    else:
+        return None
+    if factor is None:
+        return None
+    return _as_number(number * factor / base, kind)
+
+
+def _as_number(exact: Fraction, kind: type) -> float | int | None:
+    if kind is int:
+        return exact.numerator if exact.denominator == 1 else None
+    try:
+        return float(exact)
+    except OverflowError:
+        return None
+
+
+def _units_of(rule: Rule) -> str:
+    """Return a hint at the units that an option is read with; empty if it takes none."""
+    unit = rule.unit or ""
+    if unit.lower() in _SIZES:
+        return f" of {unit}, or one with B, KB, KiB, MB, MiB, GB, GiB, TB or TiB"
+    if unit in _TIMES:
+        return f" of {unit}, or one with ns, us, ms, s, m, h or d"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +316,23 @@ def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any
 
 
 def _scalar(kind: type, rule: Rule, raw: object, at: _At) -> Any:
-    if isinstance(raw, str) and kind in (int, float):
-        raw = raw if (n := number_with_unit(raw, rule.unit, kind)) is None else n
+    raw = _converted(kind, rule, raw)
     value = _typed(kind, rule, raw)
     if value is None or not rule.allows(value):
         hint = did_you_mean(raw, rule.choices) if rule.choices and isinstance(raw, str) else ""
         hint = hint if hint.startswith(" Did") else ""
         quotes = kind is str and rule.choices is None and isinstance(raw, int | float)
-        text = f"is {show(raw)}; it must be {_wanted(kind, rule)}"
+        text = f"is {show(raw)}; it must be {_wanted(kind, rule, raw)}"
         raise at.error(text + (" (put it in quotes)" if quotes else "") + (hint and f".{hint}"))
     return _at_home(value, at) if rule.is_path else value
+
+
+def _converted(kind: type, rule: Rule, raw: object) -> object:
+    """Return text with a unit as the number that it is, anything else as it is."""
+    if not isinstance(raw, str) or kind not in (int, float):
+        return raw
+    number = number_with_unit(raw, rule.unit, kind)
+    return raw if number is None else number
 
 
 def _at_home(path: str, at: _At) -> str:
@@ -344,7 +377,7 @@ def _sequence(kinds: tuple[Any, ...], rule: Rule, raw: object, at: _At) -> tuple
         raw = [raw]
     if not isinstance(raw, list | tuple) or (len(raw) != 2 if pair else not raw):
         raise at.error(f"is {show(raw)}; it must be {wanted}")
-    values = tuple(_typed(kind, rule, item) for item in raw)
+    values = tuple(_typed(kind, rule, _converted(kind, rule, item)) for item in raw)
     for item, value in zip(raw, values, strict=True):
         if value is None or not rule.allows(value):
             raise at.error(f"has {show(item)} in it; it must be {wanted}")
@@ -379,10 +412,12 @@ def _mapping(raw: object, at: _At) -> Mapping[Any, Any]:
     return raw
 
 
-def _wanted(kind: type, rule: Rule) -> str:
+def _wanted(kind: type, rule: Rule, raw: object) -> str:
     if rule.choices is not None:
         return rule.bounds
     noun = _NOUNS[kind] + (" that is not empty" if kind is str else "")
+    if kind in (int, float) and isinstance(raw, str):
+        noun += _units_of(rule)
     return f"{noun}, {rule.bounds}" if rule.bounds else noun
 
 
