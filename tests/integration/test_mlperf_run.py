@@ -56,7 +56,7 @@ def own(tree: Path) -> Any:
 
 def test_the_whole_sequence_is_run_shortened_and_says_so_everywhere(place: Path) -> None:
     out, err = finish(start(place, f"--shorten 1 --trials 1 --clients 2 --org Acme -- {FLAGS}"))
-    assert out.startswith("mlperf    COMPLETE")
+    assert out.startswith("MLPerf Storage KV cache: COMPLETE. Option 1: ")
     assert "not to be submitted" in out
     assert "kvcacheFixedWorkloadPerOption: --shorten 1" in err
     tree = read_tree(place / "tree")
@@ -132,7 +132,8 @@ def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -
     (directory,) = (place / "tree").rglob("option_1/trial_0/rank_1")
     directory.rmdir()  # it cannot write its result then
     out, err = finish(process, 1)
-    assert "INVALID: option 1; valid: option 3" in out
+    assert "Option 3: " in out
+    assert "INVALID: option 1: nothing is claimed of it." in out
     # The other one may have been ended in the middle of its last words.
     assert re.search("option 1 is given up: .*rank 1 ended with exit code 1", err)
     assert [(r["option"], r["trial"], r["complete"]) for r in own(place / "tree")["trials"]] == [
