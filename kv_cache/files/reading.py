@@ -154,7 +154,11 @@ _NOUNS: Mapping[type, str] = {
 
 
 def _parsed(file: Path) -> Any:
-    data = result_bytes(file)
+    return parsed(result_bytes(file), file)
+
+
+def parsed(data: bytes, file: Path) -> Any:
+    """Return the JSON of a file that may be a result, strictly read. Raises UsageError."""
     if not data.strip():
         raise UsageError(f"result {file} is empty; name the file that run wrote to --output")
     try:
@@ -198,7 +202,7 @@ def result_bytes(file: Path) -> bytes:
 
 def deeper_than(value: Any, levels: int) -> bool:
     """Level by level, without recursion."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         inner = (v.values() if isinstance(v, dict) else v for v in level)
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
