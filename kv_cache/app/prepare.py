@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.app.run_directory import new_run_directory
 from kv_cache.app.trace_source import open_workload
-from kv_cache.bench.cache_dir import check_name, check_output_file, check_results_dir
 from kv_cache.bench.endpoint import check_endpoint
-from kv_cache.bench.places import check_places
+from kv_cache.bench.path_checks import check_name, check_output_file, check_results_dir
 from kv_cache.bench.progress import SILENT, Progress
-from kv_cache.bench.sizing import size_tiers
-from kv_cache.cache.manager import TierSpec
+from kv_cache.bench.storage_room import check_places
+from kv_cache.bench.tier_sizes import size_tiers
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import (
     Load,
     build_load,
@@ -33,7 +33,6 @@ from kv_cache.core.errors import PlaceError
 from kv_cache.core.model import ModelShape
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.seed import Seed, fresh_seed
-from kv_cache.core.units import gib_to_bytes
 from kv_cache.files.fio import HEADER
 from kv_cache.files.hdr import check_hdr_log
 from kv_cache.files.iotrace import check_io_trace
@@ -47,9 +46,9 @@ from kv_cache.files.recording import (
 from kv_cache.files.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
 from kv_cache.view.sheets import check_target
-from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, doubts, require_usable, survey
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.row_requests import History
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ def _joined(trace: Trace | None) -> list[str]:
 def _storage_bytes(config: Config, rank: MpiRank) -> int | None:
     if not config.run.virtual_time:
         return check_places(config, rank.on_machine or 1)
-    return gib_to_bytes(config.tiers.storage_capacity_gib) or None
+    return config.tiers.storage_bytes
 
 
 def _fitting(

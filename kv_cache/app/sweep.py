@@ -6,7 +6,6 @@ that is started again keeps the runs that finished with a result that is intact,
 others.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -33,11 +32,11 @@ from kv_cache.app.sweep_document import (
     sweep_document,
 )
 from kv_cache.app.sweep_runs import CODE, CONFIG, LOG, RESULT, Pool, Pooling, local_pool
-from kv_cache.bench.cache_dir import check_name
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.bench.places import check_places
+from kv_cache.bench.path_checks import check_name
 from kv_cache.bench.progress import SILENT, Progress
-from kv_cache.bench.sizing import size_tiers
+from kv_cache.bench.storage_room import check_places
+from kv_cache.bench.tier_sizes import size_tiers
 from kv_cache.config.grid import Cell, Grid, read_grid, told
 from kv_cache.config.load import Invocation, read_yaml
 from kv_cache.config.root import Config
@@ -52,7 +51,8 @@ from kv_cache.files.result import Result
 from kv_cache.files.writing import write_atomically, write_document
 from kv_cache.result.chain import check, file_digest
 from kv_cache.result.sweep import SCHEMA
-from kv_cache.result.trials import FINISHED, trial_seed
+from kv_cache.result.trials import trial_seed
+from kv_cache.result.verdicts import FINISHED
 from kv_cache.view.picture.plot import plot_beside
 
 _LOCK = ".kv-cache-sweep.lock"
@@ -323,13 +323,16 @@ def _locked(place: Path) -> Iterator[None]:
         raise PlaceError(f"--results-dir {place}: it cannot be written ({reason})") from None
     with file:
         try:
+            import fcntl  # here: Windows has none
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PlaceError(
                 f"--results-dir {place}: another sweep works there; wait for it, or name another"
             ) from None
-        except OSError as error:  # a file system without locks
-            log.warning("--results-dir %s cannot be locked (%s)", place, error.strerror)
+        except (ModuleNotFoundError, OSError) as error:  # a file system without locks
+            reason = getattr(error, "strerror", None) or str(error)
+            log.warning("--results-dir %s cannot be locked (%s)", place, reason)
         yield
 
 

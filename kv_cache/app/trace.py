@@ -9,7 +9,7 @@ from typing import Any
 
 from kv_cache.app.report import picture_form, require_matplotlib
 from kv_cache.app.trace_source import RequestStream, SourceOptions, TraceSource, same_file
-from kv_cache.bench.cache_dir import check_output_file
+from kv_cache.bench.path_checks import check_output_file
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt
@@ -24,8 +24,8 @@ from kv_cache.view.picture.plot import draw, require_ours, write_picture
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
-from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.surveying import Survey
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.stats import Sessions, Stream
 
 _STEP = 1024  # requests between two updates of the bar
@@ -129,7 +129,7 @@ def fit_users(options: TraceFitOptions, source: TraceSource, *, progress: Progre
     counts, sessions = _counted(stream, progress, samples)
     text = fit_text(
         samples, counts.figures(), sessions.figures(), stream.watch.thinks, law=options.law,
-        trace=stream.trace, found=stream.survey, config=stream.config,
+        trace=stream.trace, survey=stream.survey, config=stream.config,
         block_tokens=stream.load.geometry.block_tokens,
     )  # fmt: skip
     if target is not None:

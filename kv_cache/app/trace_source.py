@@ -19,9 +19,9 @@ from kv_cache.core.seed import Seed
 from kv_cache.files.recording import as_recorded
 from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Tally, Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, doubts, read, require_usable
+from kv_cache.workload.formats.trace_files import Tally, Trace, open_trace
 
 log = logging.getLogger("kv_cache")
 

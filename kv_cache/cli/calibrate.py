@@ -16,10 +16,11 @@ from typing import Any
 import psutil
 
 from kv_cache import __version__
-from kv_cache.bench.cache_dir import check_cache_dir, check_name, obtainable_bytes
+from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.dram import Copied, NotCopied, measure_copies
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir, check_name
 from kv_cache.bench.probe import ProbePlan
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.printing import print_unwritten
@@ -44,7 +45,7 @@ from kv_cache.config.profile import Profile, profile_text, read_profile
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
 from kv_cache.core.format import gib_per_s
-from kv_cache.core.units import PAGE_BYTES
+from kv_cache.core.units import whole_pages
 from kv_cache.files.keep import keep
 from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
@@ -282,7 +283,7 @@ def _calibrate(plan: _Plan, signals: Interrupts) -> int:
         whole = whole and complete
         if written is not None:
             curves[name] = read_profile(written)
-            room = obtainable_bytes(directory) // PAGE_BYTES * PAGE_BYTES
+            room = whole_pages(obtainable_bytes(directory))
             sheet = _with(sheet, name, _storage(curves[name], written, plan.output, room))
     if signals.came:
         print("interrupted; no hardware profile is written")

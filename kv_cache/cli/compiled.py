@@ -32,8 +32,9 @@ from kv_cache.installing import install_hint
 
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
-        "chain", "cluster", "compute", "counts", "fabric", "fleet", "inflight", "instance", "loop",
-        "roster", "router", "rules", "segments", "stack", "storage", "waiting",
+        "cluster", "compute", "counts", "event_loop", "fabric", "fleet", "flight", "instance",
+        "prefix_chain", "prefix_match", "roster", "router", "scheduler_rules", "segments",
+        "storage", "waiting_queue",
     ),
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",

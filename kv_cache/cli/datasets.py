@@ -7,7 +7,7 @@ from kv_cache.app.datasets import SampleOptions, write_samples
 from kv_cache.cli.command import Command, dispatch
 from kv_cache.config.schema import opt
 from kv_cache.core.exits import Exit
-from kv_cache.workload.catalogue import markdown, text
+from kv_cache.workload.public_traces import markdown, text
 
 _ABOUT = """\
     Traces to try things with.

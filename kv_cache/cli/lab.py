@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from kv_cache.app.trace_source import SEED, USERS_REQUESTS, SourceOptions, TraceSource, source_of
-from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.interrupts import Interrupts, interrupts
+from kv_cache.bench.path_checks import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.flags import build_parser, parse
 from kv_cache.cli.parsing import CommandParser, own_and_rest

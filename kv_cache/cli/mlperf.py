@@ -158,8 +158,9 @@ def _check(argv: Sequence[str]) -> int:
     given = parser.parse_args(list(argv))
 
     from kv_cache.core.text import as_json
+    from kv_cache.metrics.judging import Status
     from kv_cache.mlperf.document import tree_document
-    from kv_cache.mlperf.rules import Status, check_tree
+    from kv_cache.mlperf.rules import check_tree
     from kv_cache.mlperf.tree import read_tree
     from kv_cache.result.run import SECTION
     from kv_cache.view.submission import check_view
@@ -177,7 +178,7 @@ def _check(argv: Sequence[str]) -> int:
         sys.stdout.write(as_json(told).decode())
     else:
         print_plain(terminal(check_view(tree_document(tree)[SECTION])))
-    return Exit.EARLY if any(f.status is Status.FALLS_SHORT for f in findings) else 0
+    return Exit.EARLY if any(f.status is Status.INVALID for f in findings) else 0
 
 
 def _summarize(argv: Sequence[str]) -> int:

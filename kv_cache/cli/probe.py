@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
-from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, nearest_existing, obtainable_bytes
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir, nearest_existing
 from kv_cache.bench.probe import (
     BUFFER_BYTES,
     Probed,
@@ -26,7 +27,7 @@ from kv_cache.bench.probe import (
     refusals,
 )
 from kv_cache.bench.progress import Bar
-from kv_cache.bench.waits import ANSWER_S, answered
+from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress
@@ -38,8 +39,8 @@ from kv_cache.files.environment import Reader, filesystem
 from kv_cache.files.keep import keep
 from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
-from kv_cache.metrics.passport import found_below
-from kv_cache.tiers.nvme import FSYNC, LAYOUTS
+from kv_cache.metrics.passport import findings_below
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 from kv_cache.view.probe import probe_view, refusal_texts
 from kv_cache.view.terminal import terminal
@@ -348,7 +349,7 @@ def _notes(found: Probed, environment: Mapping[str, Any]) -> Iterator[str]:
     device, counted = environment["device"], found.counted
     if device["name"] is None:
         yield f"no device accounts for what was moved: {device['reason']}"
-    yield from found_below(environment["drives"][0]["stack"])
+    yield from findings_below(environment["drives"][0]["stack"])
     for kind in ("read", "write"):
         claimed, process = counted[f"claimed_{kind}_bytes"], counted[f"process_{kind}_bytes"]
         if claimed and process is not None and abs(process / claimed - 1) > _ENOUGH:

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.interrupts import interrupts
+from kv_cache.bench.path_checks import check_output_file
 from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.printing import print_unwritten

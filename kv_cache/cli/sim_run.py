@@ -24,13 +24,13 @@ from kv_cache.files.cluster_events import EventLog
 from kv_cache.files.cluster_tables import ColumnsFile
 from kv_cache.files.writing import open_atomically
 from kv_cache.result.simulation.document import run_row, variant_row
-from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import ClusterOutcome
-from kv_cache.sim.cluster.run import simulate
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
 from kv_cache.sim.cluster.topology import ClusterTopology
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 _LONGEST_NAME = 40
 

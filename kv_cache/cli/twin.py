@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, obtainable_bytes
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir
 from kv_cache.cli.parsing import RECLAIM, CommandParser
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.exits import Exit
@@ -22,16 +23,13 @@ from kv_cache.core.units import human_bytes
 from kv_cache.crew.child_processes import tied
 from kv_cache.files.fio import (
     DEFAULT_SECONDS,
-    Answer,
     Twin,
-    comparison,
     derive,
     export_job,
     job_text,
-    read_answer,
-    read_logs,
     what_it_does,
 )
+from kv_cache.files.fio_report import Answer, comparison, read_answer, read_logs
 from kv_cache.files.reading import read_result, require_intact
 from kv_cache.tiers.objects import is_object_url
 

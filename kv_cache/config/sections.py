@@ -10,9 +10,10 @@ from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.schema import opt
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import DTYPE_BITS
+from kv_cache.core.units import gib_to_bytes, whole_pages
 from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.tiers.nvme import FSYNC, LAYOUTS
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.workload.formats.base import TimeUnit
 from kv_cache.workload.lengths import LAWS
 from kv_cache.workload.row_requests import History
@@ -202,6 +203,15 @@ class TiersConfig:
     def cpu_gib(self) -> float:
         """CPU memory; the reference's where none is given."""
         return REFERENCE_CPU_GIB if self.cpu_mem_gib is None else self.cpu_mem_gib
+
+    @property
+    def storage_bytes(self) -> int | None:
+        """Capacity of the storage tier; None: `share_of_free` of what is free where it lies."""
+        return gib_to_bytes(self.storage_capacity_gib) or None
+
+    def share_of_free(self, free_bytes: int) -> int:
+        """Return what a storage tier without a given capacity takes of these free bytes."""
+        return whole_pages(int(free_bytes * self.free_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

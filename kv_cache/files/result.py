@@ -31,7 +31,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path | str) -> "Result":
-        """The result in a file, or in a run's directory. Raises UsageError."""
+        """Return the result in a file, or in a run's directory. Raises UsageError."""
         return cls(document=read_document(Path(path)))
 
     @property

@@ -1,5 +1,5 @@
 """What is compared: an eviction policy with an admission policy, each with its own numbers where
-somebody changed them. `regret-aware:regret_weight=0+second-hit:memory=1000` is how one is called.
+they were changed. `regret-aware:regret_weight=0+second-hit:memory=1000` is how one is called.
 
 Numbers are those that the policies themselves take; nothing is known about them here.
 """
@@ -92,15 +92,15 @@ def _listed(
         changed = [key for key, _ in named.numbers]
         for key in changed:
             if changed.count(key) > 1:
-                raise ConfigError(f"{flag}: {part.strip()}: {key} stands twice; keep one")
+                raise ConfigError(f"{flag}: {part.strip()}: duplicate {key}; keep one")
         if named in policies:
-            raise ConfigError(f"{flag}: {named} stands twice; keep one")
+            raise ConfigError(f"{flag}: duplicate {named}; keep one")
         policies.append(named)
     return policies
 
 
 def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple[str, Number]:
-    """One of a policy's."""
+    """Parse one number of a policy."""
     key, _, value = text.partition("=")
     if key not in known:
         has = f"it has {', '.join(known)}" if known else "it has no numbers to change"

@@ -32,12 +32,12 @@ class Plan:
     shorten_s: float | None
     config: str | None  # as it was given
     flags: tuple[str, ...]  # of `run`, for every rank
-    launch: tuple[str, ...]  # what stands before the wrapper; empty: ranks are started here
+    launch: tuple[str, ...]  # what precedes the wrapper; empty: ranks are started here
     command: tuple[str, ...]  # the call, word for word
     reclaim: str | None = None  # a dead host, whose files are removed from the cache directory
 
     def window_s(self, option: int) -> float:
-        """How long each of its runs measures, unless a flag says otherwise."""
+        """Return how long each of its runs measures, unless a flag changes it."""
         return MLPERF_OPTIONS[option].duration_s if self.shorten_s is None else self.shorten_s
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +58,8 @@ class Plan:
 def deviations(
     plan: Plan, overrides: Mapping[str, Any], same_filesystem: bool, cache_dir: str
 ) -> list[Deviation]:
-    """Everything in which a plan is no CLOSED submission. `overrides` are what its flags set."""
+    """Return every departure of a plan from a CLOSED submission. `overrides` are the options that
+    its flags set."""
     return [
         *_of_sequence(plan),
         *_of_flags(plan, overrides),
@@ -104,7 +105,7 @@ def _of_places(same_filesystem: bool, cache_dir: str) -> Iterator[Deviation]:
 
 
 def ranks_of_launch(words: tuple[str, ...]) -> int | None:
-    """How many ranks an mpirun or srun starts; None where its words do not say."""
+    """Return how many ranks an mpirun or srun starts; None if its arguments do not say."""
     for at, word in enumerate(words):
         option, _, joined = word.partition("=")
         if option in ("-n", "-np", "--np", "--n", "--ntasks"):

@@ -24,8 +24,8 @@ from kv_cache.workload.formats.base import (
     WrongHeaderError,
 )
 from kv_cache.workload.formats.lmcache import frame_texts
-from kv_cache.workload.formats.opening import open_lines
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.text_files import open_lines
 from kv_cache.workload.samples import SAMPLES, sample_bytes
 from tests.traces import real_trace
 

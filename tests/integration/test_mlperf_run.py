@@ -16,8 +16,9 @@ import pytest
 
 from kv_cache.cli.mlperf import main
 from kv_cache.core.errors import UsageError
+from kv_cache.metrics.judging import Status
 from kv_cache.mlperf.manifest import FINISHED, INTERRUPTED
-from kv_cache.mlperf.rules import Status, check_tree
+from kv_cache.mlperf.rules import check_tree
 from kv_cache.mlperf.tree import read_tree
 from tests.cli import anything, command, environment
 from tests.submission import SMALL
@@ -74,7 +75,7 @@ def test_the_whole_sequence_is_run_shortened_and_says_so_everywhere(place: Path)
     assert len(logs) == 6
     names = {path.name for path in (place / "tree").rglob("*")}
     assert not [n for n in names if n == "summary.json" or n.endswith("_metadata.json")]
-    short = {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT}
+    short = {f.rule for f in check_tree(tree) if f.status is Status.INVALID}
     assert {"submittable", "kvcachePosixCacheDir", "systemDescription"} <= short
     assert not short & {"completeness", "intactResults", "hashChain", "kvcachePerClientIsolation"}
     (yaml,) = (place / "tree").rglob("systems/*.yaml")
@@ -97,7 +98,7 @@ def test_ranks_behind_mpirun_have_the_same_tree(place: Path) -> None:
     finish(process)
     tree = read_tree(place / "tree")
     assert tree.flaws == ()
-    assert [r.told["told_by"] for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
+    assert [r.mpi.told_by for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
     assert (tree.place.run / "option_3" / "trial_0" / "launch.log").stat().st_size
 
 
@@ -112,7 +113,7 @@ def test_a_signal_ends_the_clients_and_keeps_what_there_is(number: int, place: P
     assert "the sequence is interrupted; what was measured is kept in" in err
     tree = read_tree(place / "tree")
     assert tree.manifest is not None
-    assert tree.manifest.own["status"] == INTERRUPTED
+    assert tree.manifest.record.status == INTERRUPTED
     assert tree.manifest.file_changes == ()
     assert sum(flaw.kind == "unfinished" for flaw in tree.flaws) == 2
     assert not list((place / "cache").glob("rank_*"))

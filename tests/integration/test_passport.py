@@ -34,15 +34,15 @@ import yaml
 from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.app.verify import VerifyOptions, verify
-from kv_cache.bench import places as run_places
-from kv_cache.bench.certify import ceiling
+from kv_cache.bench import storage_room
+from kv_cache.bench.client_ceiling import ceiling
 from kv_cache.bench.counters import device_of
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cli.flags import parse
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.files.machine import captured
@@ -409,7 +409,7 @@ class _OtherSink:
         self._write = write
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[MetadataStep]:
         return self._sink.steps
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -592,7 +592,9 @@ def test_an_engine_is_chosen_by_what_the_file_system_does(without_direct: Path) 
 def test_drives_of_which_one_falls_back_are_named_as_a_mix(
     tmp_path: Path, without_direct: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_places, "check_space", lambda *_: None)  # ramfs does not tell its size
+    monkeypatch.setattr(
+        storage_room, "check_space", lambda *_: None
+    )  # ramfs does not tell its size
     places = (f"--cache-dir={tmp_path / 'cache'}", f"--cache-dir={without_direct / 'cache'}")
     own = measured(tmp_path, *places, "--io-engine=auto")
     names(own, V3="invalid", V5="suspect", also=("V1",))

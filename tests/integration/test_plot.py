@@ -75,8 +75,8 @@ def test_the_name_says_the_format_and_our_own_picture_is_replaced(
     [
         (["none.json"], "result none.json cannot be read"),
         (["cut.json"], "give an untouched result file"),
-        (["list.json"], "is JSON but no result of this program"),
-        (["other.json"], "which is none of ours"),
+        (["list.json"], "is JSON but not a result of this program"),
+        (["other.json"], "which this program does not know"),
         (["edited.json"], "was changed after its run"),
         (["A.json", "cut.json"], "give an untouched result file"),
         (["A.json", "A.json"], "would both be A.svg"),

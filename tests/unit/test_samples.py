@@ -10,11 +10,11 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.core.seed import Seed
-from kv_cache.workload.catalogue import SOURCES, markdown, text
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, survey
+from kv_cache.workload.formats.trace_files import Trace, open_trace
+from kv_cache.workload.public_traces import PUBLIC_TRACES, markdown, text
 from kv_cache.workload.samples import (
     SAMPLE_ROWS,
     SAMPLES,
@@ -294,7 +294,7 @@ def test_list_prints_every_source_and_the_readme_has_the_same_table(
 ) -> None:
     assert main(["datasets", "list"]) == 0
     assert capsys.readouterr().out == text()
-    for source in SOURCES:
+    for source in PUBLIC_TRACES:
         assert source.format in TRACE_FORMATS
         assert source.name in text()
         assert source.fetch in text()

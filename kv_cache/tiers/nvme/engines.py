@@ -23,6 +23,8 @@ from kv_cache.tiers.base import Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
 
+_DIRECT = getattr(os, "O_DIRECT", 0)  # stores are opened on Linux alone, which has it
+
 
 class Region(Protocol):
     """The bytes of a span, open for reading or for writing; offsets count from its start."""
@@ -84,7 +86,7 @@ class Direct:
 
     name = "direct"
     capabilities = Capability.DIRECT | Capability.DATA
-    open_flags = os.O_DIRECT
+    open_flags = _DIRECT
     writes_need_space = False
 
     def region(self, span: Span, *, writable: bool) -> Region:
@@ -179,7 +181,7 @@ class Uring:
 
     name = "uring"
     capabilities = Capability.DIRECT | Capability.DATA
-    open_flags = os.O_DIRECT
+    open_flags = _DIRECT
     writes_need_space = False
 
     def region(self, span: Span, *, writable: bool) -> Region:
@@ -194,7 +196,8 @@ ENGINES: Catalogue[Callable[[], Engine]] = Catalogue(
 
 
 def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
-    """The engine for `auto` or a name, and why it is not direct where `auto` had to give way.
+    """Return the engine for `auto` or a name, and why it is not direct where `auto` had to give
+    way.
 
     O_DIRECT may be refused at open (EINVAL on some FUSE and network mounts) or only at the
     transfer, so a page is really written and read back. Raises PlaceError.
@@ -225,7 +228,7 @@ def _direct_refused(directory: Path) -> str | None:
     page, back = aligned_bytes(PAGE_BYTES), aligned_bytes(PAGE_BYTES)
     page[:] = 0x5A
     try:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | _DIRECT | os.O_CLOEXEC, 0o600)
         try:
             region = _PreadRegion(Span(fd, 0, PAGE_BYTES))
             region.write(0, page.data)
