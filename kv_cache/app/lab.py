@@ -4,11 +4,18 @@ many capacities. There is no time: nothing is measured and nothing is served."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kv_cache.app.compiled_engine import require_pure
-from kv_cache.app.lab_cases import Comparison, Drawn
-from kv_cache.app.study_files import StudyFile, check_files, output_file, picture_file, write_files
+from kv_cache.app.lab_cases import Drawn, PolicyComparison
+from kv_cache.app.study_files import (
+    Document,
+    StudyFile,
+    check_files,
+    output_file,
+    picture_file,
+    planned_study,
+    write_files,
+)
 from kv_cache.app.trace_source import SEED, RequestStream, SourceOptions, TraceSource, source_of
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Progress
@@ -27,6 +34,7 @@ from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.residency import BITS, Residency
 from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, variants_of
 from kv_cache.result.lab import CSV_HEAD, lab_csv, source_name
+from kv_cache.view.parts import View
 
 ALL = "all"
 _CAPACITIES = "1%,5%,10%,25%,50%"
@@ -143,12 +151,9 @@ def lab(
     it, when nothing is written. Raises UsageError."""
     caught = stop or Interrupts()
     require_pure(options.pure)
-    comparison = _comparison(options)
-    files = _files(options)
-    trace = source.config.trace_path() if isinstance(source, TraceSource) else None
-    check_files(files, {} if trace is None else {"the trace": trace})
+    comparison, files = _checked(options, source)
 
-    def study() -> Mapping[str, Any]:
+    def study() -> Document:
         if isinstance(source, PatternSource):
             return _patterns_document(options, source, comparison)
         return _trace_document(source.open(progress), comparison)
@@ -157,24 +162,47 @@ def lab(
     return None if document is None else write_files(files, document, caught)
 
 
-class _StoppedError(BaseException):
+def planned_lab(options: LabOptions, source: TraceSource | PatternSource) -> View:
+    """Check a study of a `configured` source and show what it would do. Raises UsageError."""
+    comparison, files = _checked(options, source)
+    if isinstance(source, PatternSource):
+        sequences = len(source.names) * options.seeds
+        asked = f"{', '.join(source.names)}, each with {options.seeds:,} seeds"
+    else:
+        sequences = 1
+        first = "all" if source.requests is None else f"the first {source.requests:,}"
+        path = source.config.trace_path()
+        name = "synthetic users" if path is None else f"trace {path}"
+        asked = f"{first} requests of {name}"
+    replays = sequences * comparison.replays
+    return planned_study([("source", asked), ("replays", f"{replays:,}")], files)
+
+
+def _checked(
+    options: LabOptions, source: TraceSource | PatternSource
+) -> tuple[PolicyComparison, Sequence[StudyFile]]:
+    comparison, files = _comparison(options), _files(options)
+    trace = source.config.trace_path() if isinstance(source, TraceSource) else None
+    check_files(files, {} if trace is None else {"the trace": trace})
+    return comparison, files
+
+
+class _StudyStoppedError(BaseException):
     """A signal came before there was anything to write. No handler on the way takes it for an
     error of what it was doing."""
 
 
-def unless_stopped(
-    caught: Interrupts, study: Callable[[], Mapping[str, Any]]
-) -> Mapping[str, Any] | None:
+def unless_stopped(caught: Interrupts, study: Callable[[], Document]) -> Document | None:
     """Return what `study` returns, or None if a signal came. There is nothing to put away on the
     way, so that a signal may end it at any place."""
 
     def stop() -> None:
-        raise _StoppedError  # each time: within a finaliser the first would be lost
+        raise _StudyStoppedError  # each time: within a finaliser the first would be lost
 
     caught.on_signal = stop
     try:
         return None if caught.came else study()
-    except _StoppedError:
+    except _StudyStoppedError:
         return None
     finally:
         caught.on_signal = _finish
@@ -187,13 +215,13 @@ def _finish() -> None:
 # --- what is compared ------------------------------------------------------------------------
 
 
-def _comparison(options: LabOptions) -> Comparison:
+def _comparison(options: LabOptions) -> PolicyComparison:
     """Raises ConfigError."""
     usual = _CAPACITIES if options.pattern is None else _PATTERN_CAPACITIES
     if options.dequant_source and not options.dequant:
         raise ConfigError("--dequant-source is the source of --dequant, which is not given")
     variants = variants_of(options.policies, options.admission, ("--policies", "--admission"))
-    return Comparison(
+    return PolicyComparison(
         variants=variants,
         capacities=capacities_of(options.capacities or usual, "--capacities"),
         residencies=_residencies(options),
@@ -267,7 +295,7 @@ def _refuse_tiers(invocation: Invocation) -> None:
             )
 
 
-def _trace_document(stream: RequestStream, comparison: Comparison) -> Mapping[str, Any]:
+def _trace_document(stream: RequestStream, comparison: PolicyComparison) -> Document:
     """Raises TraceError and ConfigError."""
     seed = stream.config.run.seed or SEED
     accesses = gathered(stream.plan())
@@ -315,8 +343,8 @@ def _pattern_source(options: LabOptions, names: str, invocation: Invocation) -> 
 
 
 def _patterns_document(
-    options: LabOptions, source: PatternSource, comparison: Comparison
-) -> Mapping[str, Any]:
+    options: LabOptions, source: PatternSource, comparison: PolicyComparison
+) -> Document:
     cases = [
         comparison.case(
             name, list(_sequences(name, source.seed, options)), _PATTERN_BITS, PATTERNS[name]

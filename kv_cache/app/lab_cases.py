@@ -1,11 +1,12 @@
 """What `lab` compares, and its numbers for one trace or one pattern as rows of the document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from statistics import fmean
 from typing import Any
 
 from kv_cache.app.compiled_engine import engine_name
+from kv_cache.app.study_files import Document
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
 from kv_cache.lab.capacity import Capacity
@@ -33,7 +34,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PolicyComparison:
     """Each policy at each capacity, with blocks held in each type. `residencies` has None for
     blocks as they are; `refusing` adds MIN that may refuse a block."""
 
@@ -42,6 +43,11 @@ class Comparison:
     residencies: Sequence[Residency | None]
     cost_source: str
     refusing: bool
+
+    @property
+    def replays(self) -> int:
+        """How often each sequence is replayed, without bounds."""
+        return len(self.variants) * len(self.capacities) * len(self.residencies)
 
     def case(
         self, name: str, sequences: Sequence[Drawn], element_bits: int, pattern: Pattern | None
@@ -85,10 +91,10 @@ class Comparison:
         cases: Sequence[Row],
         *,
         seed: int,
-        source: Mapping[str, Any],
+        source: Row,
         element_bits: int,
-        config: Mapping[str, Any] | None,
-    ) -> Mapping[str, Any]:
+        config: Row | None,
+    ) -> Document:
         """Return the document of these cases; blocks have elements of `element_bits` bits."""
         return lab_document(
             engine=engine_name(), seed=seed, source=source, cases=cases, config=config,

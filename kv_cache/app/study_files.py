@@ -15,7 +15,9 @@ from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
 from kv_cache.files.keep import keep
 from kv_cache.files.result import Result
+from kv_cache.view.parts import View
 from kv_cache.view.picture.plot import draw, require_drawable
+from kv_cache.view.planned import planned
 
 Document = Mapping[str, Any]
 OUTPUT = "output"
@@ -87,3 +89,8 @@ def write_files(files: Sequence[StudyFile], document: Document, caught: Interrup
         end=Exit(caught.exit_code) or (Exit.DONE if in_place else Exit.EARLY),
         files={file.name: places[file.name] for file in files if file.name in places},
     )
+
+
+def planned_study(rows: Sequence[tuple[str, str]], files: Sequence[StudyFile]) -> View:
+    """Return the view of a study that was checked, with the files that it would write."""
+    return planned([*rows, *((file.name, str(file.path)) for file in files)])

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from kv_cache.app.lab import LabOptions, configured, lab
+from kv_cache.app.lab import LabOptions, configured, lab, planned_lab
 from kv_cache.app.trace_source import TraceSource
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.bench.progress import SILENT
@@ -11,12 +11,15 @@ from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_json, print_study
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.cli.run import begin_logging
+from kv_cache.core.exits import Exit
 from kv_cache.lab.patterns import PATTERNS
+from kv_cache.view.terminal import terminal
 
 COMMAND = Command(
     name="lab",
     options=LabOptions,
     of_run=True,
+    abbreviations=True,
     about="""\
     What would policies find in this trace, at these capacities? One pass; no clock, no device.
 
@@ -48,6 +51,9 @@ def main(argv: Sequence[str]) -> int:
     options, invocation = COMMAND.parse_with_run(argv)
     begin_logging(invocation.log_level)
     source = configured(options, invocation)
+    if invocation.dry_run:
+        print(terminal(planned_lab(options, source)))
+        return Exit.DONE
     progress = SILENT
     if isinstance(source, TraceSource):
         progress = TerminalProgress(source.config.output.progress)
