@@ -128,13 +128,6 @@ def use(argv: Sequence[str]) -> bool:
     return True
 
 
-def engine_name() -> str:
-    """`compiled` if what is imported of the engine is machine code, else `python`."""
-    loaded = [sys.modules[name] for name in _names() if name in sys.modules]
-    text = any((each.__file__ or "").endswith(".py") for each in loaded)
-    return "compiled" if loaded and not text else "python"
-
-
 def place() -> Path:
     """Where the machine code of this text for this interpreter lies, or would. All texts of the
     program count: what is compiled may hold constants of the others. A home may be shared by

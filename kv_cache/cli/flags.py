@@ -397,12 +397,13 @@ def variable_of(option: Option, section: str = "") -> str:
 
 def from_environment(known: Mapping[str, Option], section: str) -> dict[str, Any]:
     """Return the values that environment variables give to options, by path. Raises ConfigError
-    for a variable that begins as one of these and is none."""
+    for a variable that begins as one of these and is none, nor an option of `run`."""
     by_name = {variable_of(option, section): option for option in known.values()}
     heads = {name.split("__")[0] + "__" for name in by_name}
+    others = {variable_of(option) for option in options().values()} - by_name.keys()
     values = {}
     for name, text in os.environ.items():
-        if "__" not in name or name.split("__")[0] + "__" not in heads:
+        if name in others or "__" not in name or name.split("__")[0] + "__" not in heads:
             continue
         option = by_name.get(name)
         if option is None:

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import orjson
 
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
 from kv_cache.core.text import as_json
 from kv_cache.files.reading import (
     RESULT_FILE,
@@ -122,6 +122,20 @@ def _matplotlib() -> ModuleType:
 
 
 # --- writing ---------------------------------------------------------------------------------
+
+
+def require_drawable(target: Path, flag: str) -> None:
+    """Refuse a picture that could not be drawn, or not written to `target`. Raises UsageError."""
+    form = target.suffix[1:].lower()
+    if form not in FORMATS:
+        raise ConfigError(
+            f"{flag} {target} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
+        )
+    if not installed():
+        raise UsageError(
+            f"{flag} needs matplotlib, which is missing; get it: {install_hint('plot')}"
+        )
+    require_ours(target)
 
 
 def require_ours(target: Path) -> None:
