@@ -1,11 +1,10 @@
 """Look at a trace, or at what synthetic users would ask: numbers, pictures, our own format, and
 users who ask as the trace does. Nothing is measured and nothing is served."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kv_cache.app.report import picture_form, require_matplotlib
 from kv_cache.app.trace_source import RequestStream, SourceOptions, TraceSource, same_file
@@ -19,6 +18,7 @@ from kv_cache.files.fitted_users import CHOICES, Samples, fit_text
 from kv_cache.files.records import packing, require_own_name
 from kv_cache.files.result import Result
 from kv_cache.files.writing import cannot_write, open_atomically, write_output
+from kv_cache.result.metrics import Json
 from kv_cache.result.trace import stats_document
 from kv_cache.view.picture.plot import draw, require_ours, write_picture
 from kv_cache.workload.formats import TRACE_FORMATS
@@ -155,7 +155,7 @@ def _picture(config: Config) -> Path:
 # --- looking ---------------------------------------------------------------------------------
 
 
-def _stats_document(source: TraceSource, progress: Progress) -> Mapping[str, Any]:
+def _stats_document(source: TraceSource, progress: Progress) -> Json:
     stream = source.open(progress)
     counts, sessions = _counted(stream, progress)
     return stats_document(
