@@ -147,7 +147,7 @@ def planned_sim(options: SimOptions) -> View:
     return planned_study(
         [
             ("scenario", study.source),
-            ("runs", f"{study.size:,}: {variants:,} variants, each with {study.seeds:,} seeds"),
+            ("runs", f"{study.size:,}: {variants:,} variants with {study.seeds:,} seeds each"),
             ("requests", f"{requests:,} in all"),
         ],
         files,

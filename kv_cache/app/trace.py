@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.app.report import picture_form, require_matplotlib
 from kv_cache.app.trace_source import RequestStream, SourceOptions, TraceSource, same_file
 from kv_cache.bench.path_checks import check_output_file
 from kv_cache.bench.progress import SILENT, Progress
@@ -20,7 +19,13 @@ from kv_cache.files.result import Result
 from kv_cache.files.writing import cannot_write, open_atomically, write_output
 from kv_cache.result.metrics import Json
 from kv_cache.result.trace import stats_document
-from kv_cache.view.picture.plot import draw, require_ours, write_picture
+from kv_cache.view.picture.plot import (
+    draw,
+    picture_form,
+    require_matplotlib,
+    require_ours,
+    write_picture,
+)
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
