@@ -89,7 +89,7 @@ def _trace(argv: Sequence[str]) -> int:
 
 
 def _lab(argv: Sequence[str]) -> int:
-    from kv_cache.cli.compiled import use
+    from kv_cache.app.compiled import use
 
     use(argv)
     from kv_cache.cli.lab import main as lab
@@ -98,7 +98,7 @@ def _lab(argv: Sequence[str]) -> int:
 
 
 def _sim(argv: Sequence[str]) -> int:
-    from kv_cache.cli.compiled import use
+    from kv_cache.app.compiled import use
 
     use(argv)
     from kv_cache.cli.sim import main as sim

@@ -7,7 +7,7 @@ takes them (`app/`). The order of precedence is: default, environment, `--set`, 
 
 import argparse
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -26,7 +26,8 @@ from kv_cache.cli.flags import (
 )
 from kv_cache.config.load import Invocation
 from kv_cache.config.schema import Option, describe, overlay
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.exits import Exit
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ class Command(Generic[T]):
         values = {
             **from_environment(self._known, section),
             **set_values(flags.get("--set", ()), self._known),
-            **{path: tuple(v) if isinstance(v, list) else v for path, v in words.items()},
+            **{path: _joined(value) for path, value in words.items()},
         }
         for path, option in self._known.items():
             if option.rule.required and values.get(path) in (None, ()):
@@ -118,11 +119,36 @@ class Command(Generic[T]):
         )
 
     def _add(self, parser: Parser, *, rare: bool) -> None:
-        for option in self._known.values():
+        for option in sorted(self._known.values(), key=lambda option: not option.rule.required):
             if option.flag is not None and (rare or not option.rule.rare):
                 add_option(parser, option)
         if not self.of_run:
             add_set(parser, _example(self._known))
+
+
+def dispatch(
+    name: str,
+    commands: Mapping[str, Callable[[Sequence[str]], int]],
+    argv: Sequence[str],
+    about: str,
+) -> int:
+    """Run the command of `commands` that the first word names, and return its exit code. Without a
+    word, or for --help, print `about`. Raises ConfigError."""
+    if not argv or argv[0] in ("-h", "--help", "--help-all"):
+        print(textwrap.dedent(about), end="")
+        return Exit.DONE
+    command = commands.get(argv[0])
+    if command is None:
+        near = did_you_mean(argv[0], commands)
+        raise ConfigError(f"{name} {argv[0]!r}: there is no such command.{near}")
+    return command(argv[1:])
+
+
+def _joined(value: Any) -> Any:
+    """Return the values of several words, or of a flag that is repeated, as one tuple."""
+    if not isinstance(value, list):
+        return value
+    return tuple(item for each in value for item in (each if isinstance(each, tuple) else (each,)))
 
 
 def flags_name(option: Option) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from kv_cache.app.compiled import PURE, engine_name
 from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.interrupts import Interrupts, interrupts
-from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.flags import parse
 from kv_cache.cli.parsing import CommandParser, own_and_rest
 from kv_cache.cli.printing import print_unwritten

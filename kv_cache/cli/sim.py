@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
+from kv_cache.app.compiled import PURE, engine_name
 from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.interrupts import interrupts
-from kv_cache.cli.compiled import PURE, engine_name
 from kv_cache.cli.parsing import CommandParser
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.sim_run import Found, NothingEndedError, Streams, run_all
