@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.app.compiled_engine import require_pure
+from kv_cache.app.compiled import require_pure
 from kv_cache.app.lab_cases import Drawn, PolicyComparison
 from kv_cache.app.study_files import (
     Document,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.app.compiled_engine import engine_name, require_pure
+from kv_cache.app.compiled import engine_name, require_pure
 from kv_cache.app.sim_runs import EndedRuns, NothingEndedError, ScenarioInputs, StreamPaths, run_all
 from kv_cache.app.study_files import (
     Document,

@@ -124,7 +124,7 @@ class Command(Generic[T]):
         )
 
     def _add(self, parser: Parser, *, rare: bool) -> None:
-        for option in self._known.values():
+        for option in sorted(self._known.values(), key=lambda option: not option.rule.required):
             if option.flag is not None and (rare or not option.rule.rare):
                 add_option(parser, option)
         if not self.of_run and not self._has_own_set:

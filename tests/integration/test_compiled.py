@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kv_cache.cli.compiled import MODULES
+from kv_cache.app.compiled import MODULES
 from kv_cache.lab.variants import USUAL
 from kv_cache.policy import eviction
 from tests.cli import command, environment
@@ -129,7 +129,7 @@ def test_a_compile_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> N
         command("compile"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**environment(), "XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
-    while not list(cache.glob("compiling-*/said.txt")):
+    while not list(cache.glob("compiling-*/errors.txt")):
         assert compiling.poll() is None
         time.sleep(0.01)
     time.sleep(1.0)  # it has begun; how far it came is all the same
