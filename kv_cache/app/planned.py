@@ -7,7 +7,8 @@ from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.config.root import value_at
 from kv_cache.config.sections import FILES_BESIDE
 from kv_cache.core.units import MISSING, human_bytes
-from kv_cache.view.parts import FactList, Remarks, View, ViewSection
+from kv_cache.view.parts import View
+from kv_cache.view.planned import planned
 
 
 def planned_view(job: Job, *, then: str = "") -> View:
@@ -16,15 +17,8 @@ def planned_view(job: Job, *, then: str = "") -> View:
     window_s = config.window_s()
     seconds = "no limit of time" if window_s is None else f"{window_s:g} s"
     what = "in virtual time" if config.run.virtual_time else "with real I/O"
-    sentence = f"All was checked and nothing was done: {seconds} {what}{then}."
-    parts = (FactList(rows=[*_load(job), *_tiers(job), *_files(job)]), Remarks(texts=job.warnings))
-    return View(
-        title="Dry run",
-        status="checked",
-        sentence=sentence,
-        about=(),
-        sections=(ViewSection(title="What would be done", parts=parts),),
-    )
+    rows = [*_load(job), *_tiers(job), *_files(job)]
+    return planned(rows, scale=f"{seconds} {what}{then}", warnings=job.warnings)
 
 
 def _load(job: Job) -> list[tuple[str, str]]:

@@ -79,7 +79,7 @@ def _called(name: str, argv: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}.{did_you_mean(name, COMMANDS)}")
     if name in ("lab", "sim"):
-        from kv_cache.cli.compiled import use
+        from kv_cache.app.compiled import use
 
         use(argv)
     return command_of(name)(argv)

@@ -25,6 +25,7 @@ from kv_cache.cli.flags import (
     log_environment,
     set_values,
     unknown,
+    variable_of,
 )
 from kv_cache.config.load import Invocation
 from kv_cache.config.schema import Option, describe, overlay
@@ -63,15 +64,25 @@ class Command(Generic[T]):
     def parse_with_run(self, argv: Sequence[str]) -> tuple[T, Invocation]:
         """Return the command's options, and what is said of the run. Raises ConfigError."""
         flags = self._flags(argv)
-        ours = {flags_name(option) for option in self._known.values()} | {"--set"}
+        ours = {*map(flags_name, self._known.values()), "--set"}
         keys = flags.get("--set", ())
         of_run = {name: value for name, value in flags.items() if name not in ours}
         of_run["--set"] = [word for word in keys if word.partition("=")[0] not in self._known]
-        command = {name: value for name, value in flags.items() if name in ours}
-        command["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
-        options, environment = self._read(command)
+        of_command = {name: value for name, value in flags.items() if name in ours}
+        of_command["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
+        options, environment = self._read(of_command)
         invocation = invocation_of(of_run)
         return options, replace(invocation, environment={**environment, **invocation.environment})
+
+    @property
+    def _has_own_set(self) -> bool:
+        """Whether `--set` means something else to this command than its options by their keys."""
+        return any(option.flag == "--set" for option in self._known.values())
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The environment variables of the options."""
+        return frozenset(variable_of(path, self.name) for path in self._known)
 
     @cached_property
     def _known(self) -> Mapping[str, Option]:
@@ -90,7 +101,7 @@ class Command(Generic[T]):
         words = {by_flag[name]: value for name, value in flags.items() if name in by_flag}
         environment = from_environment(self._known, self.name)
         over = {
-            **set_values(flags.get("--set", ()), self._known),
+            **set_values(() if self._has_own_set else flags.get("--set", ()), self._known),
             **{path: _joined(value) for path, value in words.items()},
         }
         values = {**environment.values, **over}
@@ -130,10 +141,10 @@ class Command(Generic[T]):
         )
 
     def _add(self, parser: Parser, *, rare: bool) -> None:
-        for option in self._known.values():
+        for option in sorted(self._known.values(), key=lambda option: not option.rule.required):
             if option.flag is not None and (rare or not option.rule.rare):
                 add_option(parser, option)
-        if not self.of_run:
+        if not self.of_run and not self._has_own_set:
             add_set(parser, _example(self._known))
 
 

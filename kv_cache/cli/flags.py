@@ -13,9 +13,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
+from kv_cache.cli import COMMANDS as COMMAND_MODULES
 from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import options
@@ -272,9 +274,9 @@ def add_option(group: argparse._ActionsContainer, option: Option, *, hidden: boo
     names = [flag] if option.rule.short is None else [option.rule.short, flag]
     shape: dict[str, Any] = {"dest": flag, "help": text}
     if get_origin(option.kind) is tuple:
-        numbers = get_args(option.kind)[0] is not str
+        repeats = get_args(option.kind)[-1] is Ellipsis
         shape |= {"metavar": _metavar(option), "type": reads}
-        shape |= {} if numbers else {"action": "extend"}
+        shape |= {"action": "extend"} if repeats else {}
     elif option.kind is not bool:
         shape |= {"metavar": _metavar(option), "type": reads}
         shape |= {"action": Once} if flag == "--config" else {}
@@ -342,8 +344,8 @@ def _metavar(option: Option) -> str:
     return option.rule.metavar or {int: "N", float: "X"}.get(option.kind, "TEXT")
 
 
-def _braces(words: Sequence[str]) -> str:
-    return f"{{{','.join(words)}}}"
+def _braces(words: Iterable[object]) -> str:
+    return f"{{{','.join(map(str, words))}}}"
 
 
 # --- values --------------------------------------------------------------------------------
@@ -404,21 +406,11 @@ ENVIRONMENT = "KV_CACHE_"
 others, as KV_CACHE_RANK, are not options."""
 
 
-def command_section(command: str) -> str:
-    """Return what stands for a command's name in its variables: KV_CACHE_PROBE__SECONDS is
-    --seconds of `probe`. A command that is called like a section of the configuration has
-    `_COMMAND` behind its name."""
-    name = command.replace("-", "_").replace(" ", "_").lower()
-    return f"{name}_command" if name in _sections() else name
-
-
-def _sections() -> frozenset[str]:
-    return frozenset(path.partition(".")[0] for path in options())
-
-
-def variable_of(path: str) -> str:
-    """Return the environment variable of an option: KV_CACHE_RUN__NUM_USERS is run.num_users."""
-    return ENVIRONMENT + path.upper().replace(".", "__")
+def variable_of(path: str, command: str = "") -> str:
+    """Return the environment variable of an option: KV_CACHE_RUN__NUM_USERS is run.num_users,
+    KV_CACHE_PROBE__SECONDS is --seconds of the command `probe`."""
+    section = command.replace("-", "_").replace(" ", "_")
+    return ENVIRONMENT + f"{section}.{path}".lstrip(".").upper().replace(".", "__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,35 +421,61 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def from_environment(known: Mapping[str, Option], command: str | None = None) -> Environment:
-    """Return what variables set of the `known` options, which are the configuration's, or those of
-    a `command`. Raises ConfigError for a variable of one of its sections that is not an option,
-    and for one whose section does not exist."""
-    section = None if command is None else command_section(command)
-    prefix = "" if section is None else f"{section}."
-    by_name = {variable_of(f"{prefix}{path}"): path for path in known if prefix or "." in path}
-    ours = _sections() if section is None else {section}
-    values, variables = {}, {}
+def from_environment(known: Mapping[str, Option], command: str = "") -> Environment:
+    """Return what environment variables set. Raises ConfigError as `variables_of`."""
+    variables = variables_of(known, command)
+    return Environment(
+        {path: read_text(known[path], text, name) for name, (path, text) in variables.items()},
+        {path: name for name, (path, _) in variables.items()},
+    )
+
+
+def variables_of(known: Mapping[str, Option], command: str = "") -> dict[str, tuple[str, str]]:
+    """Return the environment variables that set options, of the configuration or of a `command`:
+    of each the option's path, and the text. Raises ConfigError for a variable of the same sections
+    that is not an option, and for one whose section does not exist."""
+    named = {variable_of(path, command): path for path in known}
+    by_name = {name: path for name, path in named.items() if "__" in name}
+    heads = {_head(name) for name in by_name}
+    variables = {}
     for name, text in sorted(os.environ.items()):
-        head, dots, _ = name.removeprefix(ENVIRONMENT).partition("__")
-        if not name.startswith(ENVIRONMENT) or not head or not dots:
-            continue
         if name in by_name:
-            path = by_name[name]
-            values[path], variables[path] = read_text(known[path], text, name), name
-        elif head.lower() in ours or not _is_a_section(head.lower()):
-            near = did_you_mean(name, by_name)
-            raise ConfigError(f"the environment variable {name} is not an option's.{near}")
-    return Environment(values, variables)
+            variables[name] = by_name[name], text
+        elif _head(name) and (_head(name) in heads or not _is_a_section(_head(name))):
+            _refuse_unknown(name, by_name)
+    return variables
+
+
+def _head(variable: str) -> str:
+    """Return the section that a variable names; empty if it is not of our form."""
+    head, dots, _ = variable.removeprefix(ENVIRONMENT).partition("__")
+    return head if dots and variable.startswith(ENVIRONMENT) else ""
 
 
 def _is_a_section(head: str) -> bool:
-    """Whether a variable may be an option of the configuration, or of some command."""
-    from kv_cache.cli import COMMANDS as COMMAND_MODULES
-
-    if head in _sections() or head.removesuffix("_command") in _sections():
+    """Whether a variable may be of the configuration, or of some command."""
+    if any(_head(variable_of(path)) == head for path in options()):
         return True
-    return any(f"{head}_".startswith(f"{command_section(name)}_") for name in COMMAND_MODULES)
+    return any(f"{head}_".startswith(f"{_command_head(name)}_") for name in COMMAND_MODULES)
+
+
+def _command_head(command: str) -> str:
+    return _head(variable_of("x", command))
+
+
+def _refuse_unknown(name: str, known: Iterable[str]) -> None:
+    """Raise ConfigError for a variable, if it is not one of a command or section of the same name:
+    `sim` and `precondition` are both."""
+    if name in {variable_of(path) for path in options()}:
+        return
+    for command, module in COMMAND_MODULES.items():
+        if _command_head(command) == _head(name):
+            about = getattr(import_module(f"kv_cache.cli.{module}"), "COMMAND", None)
+            if about is not None and name in about.variables:
+                return
+    raise ConfigError(
+        f"the environment variable {name} is not an option's.{did_you_mean(name, known)}"
+    )
 
 
 def log_environment(variables: Iterable[str]) -> None:

@@ -96,7 +96,11 @@ def require_intact(document: Mapping[str, Any], path: Path) -> None:
 
 
 def _parsed(file: Path) -> Any:
-    data = result_bytes(file)
+    return parsed(result_bytes(file), file)
+
+
+def parsed(data: bytes, file: Path) -> Any:
+    """Return the JSON of a file that may be a result, strictly read. Raises UsageError."""
     if not data.strip():
         raise UsageError(f"result {file} is empty; name the file that run wrote to --output")
     try:
@@ -137,7 +141,7 @@ def result_bytes(file: Path) -> bytes:
 
 def deeper_than(value: Any, levels: int) -> bool:
     """Return whether a value is nested deeper than that, without recursion."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         inner = (v.values() if isinstance(v, dict) else v for v in level)
         level = [item for items in inner for item in items if isinstance(item, dict | list)]

@@ -112,12 +112,12 @@ def _valid(facts: TreeFacts) -> list[OptionSummary]:
 
 def _sentence(facts: TreeFacts) -> str:
     """What the rules report of each valid option, and which are invalid."""
-    reported = [
-        f"Option {option.option}: {', '.join(_headline(option))}." for option in _valid(facts)
-    ]
+    texts = [f"Option {option.option}: {', '.join(_headline(option))}." for option in _valid(facts)]
     invalid = [str(option.option) for option in _options(facts) if not option.valid]
-    nothing = f"INVALID: option {', '.join(invalid)}: nothing is claimed of it." if invalid else ""
-    return " ".join(text for text in (*reported, nothing) if text)
+    if invalid:
+        them = "it" if len(invalid) == 1 else "them"
+        texts.append(f"INVALID: option {', '.join(invalid)}: nothing is claimed of {them}.")
+    return " ".join(texts)
 
 
 _WORDS = {

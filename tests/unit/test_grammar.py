@@ -4,9 +4,10 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from kv_cache.cli import COMMANDS
 from kv_cache.cli.command import Command
-from kv_cache.cli.flags import command_section, parse, variable_of
+from kv_cache.cli.flags import parse, variable_of
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config, options, value_at
 from kv_cache.config.schema import describe, from_mapping, number_with_unit, opt, read_text
@@ -144,7 +145,7 @@ def test_a_variable_that_means_nothing_is_refused_in_one_sentence(
     [
         "KV_CACHE_RANK", "KV_CACHE_RANKS_HERE", "KV_CACHE_COORDINATOR", "KV_CACHE_SCREENSHOTS",
         "KV_CACHE_MODEL_CONFIGS", "KV_CACHE__RUN", "KV_CACHE_PROBE__SECONDS",
-        "KV_CACHE_TRACE_STATS__REQUESTS", "KV_CACHE_SIM_COMMAND__SEEDS", "OTHER_RUN__NUM_USERS",
+        "KV_CACHE_TRACE_STATS__REQUESTS", "KV_CACHE_SIM__SEEDS", "OTHER_RUN__NUM_USERS",
         "kv_cache_run__num_users",
     ],
 )  # fmt: skip
@@ -155,11 +156,27 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, nam
     assert invocation.environment == {}
 
 
-def test_no_command_has_variables_that_could_be_those_of_the_configuration() -> None:
-    sections = {path.partition(".")[0] for path in options()}
-    assert not sections & {command_section(name) for name in COMMANDS}
-    assert command_section("trace stats") == "trace_stats"
-    assert command_section("precondition") == "precondition_command"
+def commands() -> Iterator[Command[Any]]:
+    for name in COMMANDS.values():
+        module = import_module(f"kv_cache.cli.{name}")
+        yield from (each for each in vars(module).values() if isinstance(each, Command))
+
+
+def test_no_variable_of_a_command_is_one_of_the_configuration() -> None:
+    configuration = {variable_of(path) for path in options()}
+    names = [command.name for command in commands()]
+    assert {"sim", "precondition", "trace stats"} <= set(names)
+    for command in commands():
+        assert not configuration & command.variables, command.name
+    assert variable_of("requests", "trace stats") == "KV_CACHE_TRACE_STATS__REQUESTS"
+
+
+@pytest.mark.parametrize("name", ["KV_CACHE_SIM__SEED", "KV_CACHE_PRECONDITION__SIZE"])
+def test_what_neither_a_command_nor_a_section_of_one_name_has_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "2")
+    assert f"{name} is not an option's" in refusal()
 
 
 def test_a_value_that_a_flag_overrides_is_not_said_to_be_of_the_environment(
@@ -216,7 +233,9 @@ def test_the_mlperf_wrapper_refuses_variables_beside_an_option_of_the_rules(
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 2
-    assert "KV_CACHE_IO__VERIFY cannot be set beside --option" in ran.stderr
+    assert (
+        "io.verify (by --set or in the environment) cannot be given beside --option" in ran.stderr
+    )
     assert not (tmp_path / "o").exists() or not any((tmp_path / "o").iterdir())
 
 

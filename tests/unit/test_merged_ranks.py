@@ -636,7 +636,7 @@ def test_verify_says_intact_with_each_ranks_fingerprint_or_what_was_changed(
     file = written(tmp_path / "R.json", document)
     assert verify_command([file]) == 0
     said = capsys.readouterr().out
-    assert "nothing was changed; each of 2 results follows from what it counted" in said
+    assert "Nothing was changed; each of 2 results follows from what it counted" in said
     for row_ in document["kv_cache"]["ranks"]:
         assert row_["fingerprint"] in said
     document["kv_cache"]["requests"]["completed"] += 1

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import orjson
 
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
 from kv_cache.core.text import as_json
 from kv_cache.files.reading import (
     RESULT_FILE,
@@ -122,6 +122,24 @@ def _matplotlib() -> ModuleType:
 
 
 # --- writing ---------------------------------------------------------------------------------
+
+
+def require_matplotlib(user: str) -> None:
+    """Raise UsageError if pictures cannot be drawn; `user` is what would draw one."""
+    if not installed():
+        raise UsageError(
+            f"{user} needs matplotlib, which is not installed; get it: {install_hint('plot')}"
+        )
+
+
+def picture_form(target: Path, flag: str = "--output") -> str:
+    """Return the form of a picture by its file's name. Raises ConfigError."""
+    form = target.suffix[1:].lower()
+    if form not in FORMATS:
+        raise ConfigError(
+            f"{flag} {target} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
+        )
+    return form
 
 
 def require_ours(target: Path) -> None:
