@@ -38,9 +38,10 @@ from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.storage_room import check_places
 from kv_cache.bench.tier_sizes import size_tiers
 from kv_cache.config.grid import Cell, Grid, read_grid, told
-from kv_cache.config.load import Invocation, read_yaml
+from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt, print_config, show
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.core.seed import fresh_seed

@@ -13,9 +13,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.load import load_config, read_yaml
+from kv_cache.config.load import load_config
 from kv_cache.config.root import Config, options
 from kv_cache.config.schema import Option, overlay, show, to_mapping
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 MOST_CELLS = 10_000
@@ -255,7 +256,7 @@ def _require_once(base: Mapping[str, Any], axes: Sequence[Axis], source: str) ->
         for path in axis.paths:
             if path in seen:
                 raise ConfigError(
-                    f"{source}: {path} stands twice, in {seen[path]} too; keep one of them"
+                    f"{source}: {path} is given twice, in {seen[path]} too; keep one of them"
                 )
             seen[path] = "vary"
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from kv_cache.config.load import read_yaml, shipped
 from kv_cache.config.schema import show
+from kv_cache.config.yaml_files import read_yaml, shipped
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_US

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.grid import Axis, same, word, zipped
-from kv_cache.config.load import data_file, read_yaml, shipped_names, yaml_value
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_rules import check, not_asked, refuse, unread
+from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
 from kv_cache.config.schema import describe, overlay, print_config, show
+from kv_cache.config.yaml_files import data_file, read_yaml, shipped_names, yaml_value
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
 
@@ -117,7 +117,7 @@ class Scenarios:
                 continue
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
-            found.append((variant.scenario, unread(variant.scenario)))
+            found.append((variant.scenario, not_read(variant.scenario)))
         reasons = {path: why for _, idle in reversed(found) for path, why in idle.items()}
         nobody = {
             path: why

@@ -52,6 +52,7 @@ class Rule:
     metavar: str | None = None
     required: bool = False
     rare: bool = False  # in --help-all alone
+    read_when: tuple[str, ...] = ()  # conditions without which it has no effect: config/unread.py
 
     @property
     def is_path(self) -> bool:
@@ -140,12 +141,14 @@ def opt(
     metavar: str | None = None,
     required: bool = False,
     rare: bool = False,
+    read_when: str | tuple[str, ...] = (),
 ) -> Any:
     """Declare one option as a dataclass field; `help` is one line without the bounds and the unit.
     A number with a unit is also read from text that has one, as `10GB` or `5m`."""
     rule = Rule(
         help=help, unit=unit, low=low, above=above, high=high, choices=choices, flag=flag,
         short=short, metavar=metavar, required=required, rare=rare,
+        read_when=(read_when,) if isinstance(read_when, str) else read_when,
     )  # fmt: skip
     if isinstance(default, Mapping):
         table = dict(default)
@@ -534,6 +537,11 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
         assert len(kinds) == 1, f"{hint} is not `X | None`"
         return kinds[0], True
     return hint, False
+
+
+def is_optional(cls: type, name: str) -> bool:
+    """Whether an option of a section need not be set: it may be None."""
+    return _without_none(_hints(cls)[name])[1]
 
 
 def _hints(cls: type) -> dict[str, Any]:
