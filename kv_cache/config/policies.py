@@ -19,9 +19,7 @@ class PoliciesConfig(AdmissionConfig):
     admission: str = opt("always", TAKES, choices=ADMISSION, flag="--admission")
     admission_at: str = opt(
         "lower", "Tiers that apply the admission policy: all below the fastest, all, or storage "
-                 "only", choices=AT,
-        flag="--admission-at",
-        read_when=".admission!=always",
+        "only", choices=AT, flag="--admission-at", read_when=".admission!=always",
     )  # fmt: skip
     write: str = opt(
         "back",
@@ -35,42 +33,28 @@ class PoliciesConfig(AdmissionConfig):
         "none",
         "What to prefetch into faster tiers while requests compute and users think: nothing; the "
         "blocks of the request, which its next turn will need (next-in-session); the blocks of "
-        "what followed this conversation or sequence before (successor)",
-        choices=PREFETCH, flag="--prefetch",
-        read_when="several_tiers",
+        "what followed this conversation or sequence before (successor)", choices=PREFETCH,
+        flag="--prefetch", read_when="several_tiers",
     )  # fmt: skip
     prefetch_to: str = opt(
         "fastest", "Where it is brought: the fastest tier that takes it, or the next above",
-        choices=("fastest", "next"),
-        read_when=".prefetch!=none",
+        choices=("fastest", "next"), read_when=".prefetch!=none",
     )  # fmt: skip
     prefetch_blocks: int = opt(
-        16,
-        "Blocks that one request may have brought up",
-        unit="blocks",
-        low=1,
-        high=4096,
+        16, "Blocks that one request may have brought up", unit="blocks", low=1, high=4096,
         read_when=".prefetch!=none",
-    )
+    )  # fmt: skip
     prefetch_in_flight: int = opt(
-        4,
-        "Blocks that are brought up at the same time",
-        unit="blocks",
-        low=1,
-        high=64,
+        4, "Blocks that are brought up at the same time", unit="blocks", low=1, high=64,
         read_when=".prefetch!=none",
-    )
+    )  # fmt: skip
     prefetch_confidence: int = opt(
-        2,
-        "With successor: how often it must have followed",
-        low=1,
-        high=1_000_000,
+        2, "With successor: how often it must have followed", low=1, high=1_000_000,
         read_when=".prefetch=successor",
-    )
+    )  # fmt: skip
     prefetch_memory: int = opt(
         16_384, "With successor: conversations, and sequences, that are remembered", low=2,
-        high=2**24,
-        read_when=".prefetch=successor",
+        high=2**24, read_when=".prefetch=successor",
     )  # fmt: skip
 
     def prefetch_rules(self) -> PrefetchRules:

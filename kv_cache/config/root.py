@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from kv_cache.cache.limits import CacheRules
 from kv_cache.config import reference as r
 from kv_cache.config import sections as s
+from kv_cache.config import workload_sections as w
 from kv_cache.config.passport import PassportConfig
 from kv_cache.config.policies import PoliciesConfig
 from kv_cache.config.schema import Option, describe, opt, show
@@ -84,10 +85,10 @@ class Config:
     s3: s.S3Config = field(default_factory=s.S3Config, metadata={"read_when": ("on_objects",)})
     semantics: s.SemanticsConfig = field(default_factory=s.SemanticsConfig)
     schedule: s.ScheduleConfig = field(default_factory=s.ScheduleConfig)
-    arrival: s.ArrivalConfig = field(default_factory=s.ArrivalConfig)
-    workload: s.WorkloadConfig = field(default_factory=s.WorkloadConfig)
-    lengths: s.LengthsConfig = field(
-        default_factory=s.LengthsConfig, metadata={"read_when": ("!replays",)}
+    arrival: w.ArrivalConfig = field(default_factory=w.ArrivalConfig)
+    workload: w.WorkloadConfig = field(default_factory=w.WorkloadConfig)
+    lengths: w.LengthsConfig = field(
+        default_factory=w.LengthsConfig, metadata={"read_when": ("!replays",)}
     )
     output: s.OutputConfig = field(default_factory=s.OutputConfig)
     monitor: s.MonitorConfig = field(default_factory=s.MonitorConfig)

@@ -37,10 +37,9 @@ class ModelSection:
     """The model that is served: its geometry by name, its weights for the compute model."""
 
     name: str = opt(
-        "llama3.1-8b",
-        "Built-in model whose geometry gives KV bytes and attention FLOPs per token",
+        "llama3.1-8b", "Built-in model whose geometry gives KV bytes and attention FLOPs per token",
         read_when="!.kv_bytes_per_token or computed",
-    )
+    )  # fmt: skip
     kv_dtype: str | None = opt(
         None, "Element type of the KV cache; if not given, the model's own",
         choices=tuple(DTYPE_BITS),
@@ -50,13 +49,9 @@ class ModelSection:
         high=10**9,
     )  # fmt: skip
     params_billion: float = opt(
-        8.03,
-        "Weights that every token passes through",
-        unit="10^9",
-        above=0,
-        high=1e5,
+        8.03, "Weights that every token passes through", unit="10^9", above=0, high=1e5,
         read_when="computed",
-    )
+    )  # fmt: skip
     weight_bits: int = opt(
         16, "Bits of one weight", unit="bits", low=1, high=64, read_when="computed"
     )
@@ -83,20 +78,16 @@ class WorkloadSection:
     )  # fmt: skip
     rate_per_s: float = opt(
         10.0, "Sessions (or single requests) that begin in a second; 0 = all begin at once",
-        unit="1/s", low=0, high=1e9,
-        read_when="!.concurrency or .source=trace",
+        unit="1/s", low=0, high=1e9, read_when="!.concurrency or .source=trace",
     )  # fmt: skip
     concurrency: int = opt(
         0, "Closed loop: so many users; each has one session after the other, and thinks between "
         "them too; 0 = open loop", low=0, high=10_000_000,
     )  # fmt: skip
     turns: tuple[int, int] = opt(
-        (4, 4),
-        "Turns of a session, drawn between",
-        low=1,
-        high=10_000,
+        (4, 4), "Turns of a session, drawn between", low=1, high=10_000,
         read_when=".source=sessions|agents",
-    )
+    )  # fmt: skip
     think_s: tuple[float, float] = opt(
         (0.0, 0.0),
         "Between an answer and the next turn, drawn between",
@@ -110,39 +101,27 @@ class WorkloadSection:
         ),
     )
     system_prompts: int = opt(
-        8,
-        "System prompts, dealt out in turn; 0 = none",
-        low=0,
-        high=10**6,
+        8, "System prompts, dealt out in turn; 0 = none", low=0, high=10**6,
         read_when=".source=sessions|agents",
-    )
+    )  # fmt: skip
     system_tokens: int = opt(
-        128,
-        "Length of a system prompt",
-        unit="tokens",
-        low=1,
-        high=10**7,
+        128, "Length of a system prompt", unit="tokens", low=1, high=10**7,
         read_when=".source=sessions|agents",
-    )
+    )  # fmt: skip
     tool_sets: int = opt(
-        0,
-        "Sets of tool descriptions behind it; 0 = none",
-        low=0,
-        high=10**6,
+        0, "Sets of tool descriptions behind it; 0 = none", low=0, high=10**6,
         read_when=".source=sessions|agents",
-    )
+    )  # fmt: skip
     tool_tokens: int = opt(
         2048, "Length of one", unit="tokens", low=1, high=10**7, read_when=".source=sessions|agents"
     )
     context_tokens: int = opt(
         4096, "Further context before the first turn: a session's own, or documents", unit="tokens",
-        low=0, high=10**8,
-        read_when=".source=sessions|agents",
+        low=0, high=10**8, read_when=".source=sessions|agents",
     )  # fmt: skip
     documents: int = opt(
         0, "Documents that all sessions draw their context from; 0 = each has its own", low=0,
-        high=10**7,
-        read_when=".source=sessions|agents",
+        high=10**7, read_when=".source=sessions|agents",
     )  # fmt: skip
     documents_per_session: int = opt(
         3, "Documents of one context", low=1, high=1000, read_when=".source=sessions|agents"
@@ -151,31 +130,21 @@ class WorkloadSection:
         1.2, "Skew of the draw of documents", low=0, high=10, read_when=".source=sessions|agents"
     )
     prompt_tokens: tuple[int, int] = opt(
-        (256, 2048),
-        "New tokens of a turn, drawn between",
-        unit="tokens",
-        low=1,
-        high=10**8,
+        (256, 2048), "New tokens of a turn, drawn between", unit="tokens", low=1, high=10**8,
         read_when=".source!=trace",
-    )
+    )  # fmt: skip
     prompt_law: str = opt(
         "uniform", "How they are drawn: fixed: the pair's middle; uniform: between; exponential: "
-        "with the pair's middle as mean, at least 1", choices=LAWS,
-        read_when=".source!=trace",
+        "with the pair's middle as mean, at least 1", choices=LAWS, read_when=".source!=trace",
     )  # fmt: skip
     reasoning_tokens: int = opt(
         0, "Tokens that every later turn of an agent adds before its tool result", unit="tokens",
-        low=0, high=10**7,
-        read_when=(".source=agents", "several_turns"),
+        low=0, high=10**7, read_when=(".source=agents", "several_turns"),
     )  # fmt: skip
     output_tokens: tuple[int, int] = opt(
-        (128, 128),
-        "Tokens of an answer",
-        unit="tokens",
-        low=1,
-        high=10**7,
+        (128, 128), "Tokens of an answer", unit="tokens", low=1, high=10**7,
         read_when=".source!=trace",
-    )
+    )  # fmt: skip
     output_law: str = opt(
         "uniform", "How they are drawn, as prompt_law", choices=LAWS, read_when=".source!=trace"
     )
@@ -188,16 +157,12 @@ class WorkloadSection:
     trace_time_unit: str = opt(
         "auto", "Unit of its times where they are bare numbers; auto = the format's, unless that "
         "makes them faster than any service and another unit does not",
-        choices=("auto", *(unit.value for unit in TimeUnit)),
-        read_when=".source=trace",
+        choices=("auto", *(unit.value for unit in TimeUnit)), read_when=".source=trace",
     )  # fmt: skip
     arrival_scale: float = opt(
-        1.0,
-        "Times the rate at which a trace's sessions begin",
-        above=0,
-        high=1e9,
+        1.0, "Times the rate at which a trace's sessions begin", above=0, high=1e9,
         read_when=".source=trace",
-    )
+    )  # fmt: skip
 
     @property
     def drawn_requests(self) -> int:
@@ -221,13 +186,9 @@ class InstanceSection:
         choices=COMPUTE,
     )
     tflops: float = opt(
-        800.0,
-        "Peak of the instance",
-        unit="10^12 FLOP/s",
-        above=0,
-        high=1e9,
+        800.0, "Peak of the instance", unit="10^12 FLOP/s", above=0, high=1e9,
         read_when=".compute=roofline",
-    )
+    )  # fmt: skip
     flops_share: float = opt(
         0.5, "Share of it that prefill reaches", above=0, high=1, read_when=".compute=roofline"
     )
@@ -241,17 +202,12 @@ class InstanceSection:
         0.0, "Fixed time of a step", unit="us", low=0, high=1e9, read_when=".compute!=none"
     )
     prefill_tokens_per_s: float = opt(
-        4000.0,
-        "Measured prefill rate (compute rate)",
-        unit="tokens/s",
-        above=0,
-        high=1e12,
+        4000.0, "Measured prefill rate (compute rate)", unit="tokens/s", above=0, high=1e12,
         read_when=".compute=rate",
-    )
+    )  # fmt: skip
     decode_tokens_per_s: float = opt(
         2000.0, "Measured decode rate of all sequences together", unit="tokens/s", above=0,
-        high=1e12,
-        read_when=".compute=rate",
+        high=1e12, read_when=".compute=rate",
     )  # fmt: skip
     max_num_seqs: int | None = opt(
         None, "Sequences at a time, if not as scheduler.max_num_seqs", low=1, high=1_000_000
@@ -274,21 +230,11 @@ class PlaceSection:
     capacity_gib: float = opt(0.0, "Capacity of one place of it", unit="GiB", low=0, high=1e9)
     scope: str = opt("node", "Who shares one place", choices=SCOPES)
     read_gbytes_per_s: float = opt(
-        25.0,
-        "Read bandwidth of one place",
-        unit="GB/s",
-        above=0,
-        high=1e9,
-        read_when="!.profile",
-    )
+        25.0, "Read bandwidth of one place", unit="GB/s", above=0, high=1e9, read_when="!.profile",
+    )  # fmt: skip
     write_gbytes_per_s: float = opt(
-        25.0,
-        "Write bandwidth of one place",
-        unit="GB/s",
-        above=0,
-        high=1e9,
-        read_when="!.profile",
-    )
+        25.0, "Write bandwidth of one place", unit="GB/s", above=0, high=1e9, read_when="!.profile",
+    )  # fmt: skip
     read_latency_us: float = opt(
         10.0, "Fixed time of a read", unit="us", low=0, high=1e9, read_when="!.profile"
     )
@@ -342,13 +288,9 @@ class TiersSection:
         choices=WRITE_POLICIES,
     )
     selective_depth_blocks: int = opt(
-        64,
-        "See write_policy",
-        unit="blocks",
-        low=1,
-        high=10**9,
+        64, "See write_policy", unit="blocks", low=1, high=10**9,
         read_when=".write_policy=through-selective",
-    )
+    )  # fmt: skip
     prefetch: str = opt(
         "none",
         "on-arrival: load while the request waits; next-in-session: bring what the next turn of "
@@ -358,8 +300,7 @@ class TiersSection:
     prefetch_at: float = opt(
         0.5,
         "Share of the time to think after which next-in-session begins; a simulation knows when "
-        "the turn will come, an engine has to guess",
-        low=0, high=1,
+        "the turn will come, an engine has to guess", low=0, high=1,
         read_when=".prefetch=next-in-session",
     )  # fmt: skip
     overlap_load: bool = opt(
@@ -387,8 +328,7 @@ class RouterSection:
     )
     candidates: int = opt(
         16, "Instances that prefix-aware looks at: holders of the longest prefix, and the least "
-        "loaded", low=1, high=100_000,
-        read_when=".kind=prefix-aware or decode_by_prefix",
+        "loaded", low=1, high=100_000, read_when=".kind=prefix-aware or decode_by_prefix",
     )  # fmt: skip
 
 
@@ -408,11 +348,9 @@ class SchedulerSection:
     order: str = opt("fcfs", "Order of the waiting queue", choices=ORDERS)
     reservation: str = opt("on-demand", "Memory that admission takes", choices=RESERVATIONS)
     preemption: str = opt(
-        "recompute",
-        "What becomes of who loses memory",
-        choices=PREEMPTIONS,
+        "recompute", "What becomes of who loses memory", choices=PREEMPTIONS,
         read_when=(".reservation!=reserve-full", "lower_tiers or .preemption!=swap"),
-    )
+    )  # fmt: skip
     max_queue: int = opt(
         0, "Requests that may wait at an instance; more are rejected; 0 = no limit", low=0,
         high=10**9,
@@ -426,22 +364,17 @@ class SeparationSection:
     transfer: str = opt(
         "push", "push: the prefill side sends; pull: the decode side asks when it has room; "
         "on-demand: as pull, chunk by chunk, each asked for when the one before is there",
-        choices=TRANSFERS,
-        read_when="separated",
+        choices=TRANSFERS, read_when="separated",
     )  # fmt: skip
     pipelined: bool = opt(
-        True,
-        "push only: each chunk goes when it is computed, not the whole at the end; none goes "
+        True, "push only: each chunk goes when it is computed, not the whole at the end; none goes "
         "before all of the prompt has memory (with reservation on-demand: its last chunk)",
         read_when=("separated", ".transfer=push"),
-    )
+    )  # fmt: skip
     chunk_blocks: int = opt(
-        16,
-        "Blocks that on-demand asks for at once",
-        low=1,
-        high=10**6,
+        16, "Blocks that on-demand asks for at once", low=1, high=10**6,
         read_when=("separated", ".transfer=on-demand"),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

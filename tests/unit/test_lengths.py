@@ -14,7 +14,7 @@ from kv_cache.config.lengths import build_lengths
 from kv_cache.config.root import Config
 from kv_cache.config.rules import check
 from kv_cache.config.schema import from_mapping
-from kv_cache.config.sections import LengthsConfig
+from kv_cache.config.workload_sections import LengthsConfig
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Qos
 from kv_cache.core.model import MODELS
