@@ -166,16 +166,15 @@ def same_option(section: type, name: str, default: Any = dataclasses.MISSING) ->
 # --- reading -------------------------------------------------------------------------------
 
 
-def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
-    """A `cls` from plain values; what is missing takes its default. `where` names the file.
-
-    Raises ConfigError.
+def from_mapping(cls: type[T], mapping: object, where: str = "", path: str = "") -> T:
+    """Return a `cls` of plain values; what is missing takes its default, if it is not required.
+    `where` names the file, and `path` the place in it. Raises ConfigError.
     """
-    return overlay(cls(), mapping, where)
+    return _section(cls(), mapping, _At(where, path), whole=True)
 
 
 def overlay(base: T, mapping: object, where: str = "") -> T:
-    """`base` with the values of `mapping` put over it, at any depth. Raises ConfigError."""
+    """Return `base` with the values of `mapping` over it, at any depth. Raises ConfigError."""
     return _section(base, mapping, _At(where, ""))
 
 
@@ -296,18 +295,24 @@ class _At:
         return ConfigError(f"{prefix}{self.path or 'the top level'} {text}")
 
 
-def _section(base: T, raw: object, at: _At) -> T:
-    if raw is None:  # a section in YAML whose keys are all commented out
-        return base
+def _section(base: T, raw: object, at: _At, *, whole: bool = False) -> T:
+    """Return `base` with the values of `raw`, which if it is to be `whole` has all that the section
+    requires."""
     hints = _hints(type(base))
     rules = _rules(type(base))
-    given = {}
+    required = [name for name, rule in rules.items() if whole and rule and rule.required]
+    if raw is None and not required:  # a section in YAML whose keys are all commented out
+        return base
+    values = {}
     for key, value in _mapping(raw, at).items():
         if key not in hints:
             word = key if isinstance(key, str) else show(key)
             raise at.key(key).error(f"is not a known key.{did_you_mean(word, hints)}")
-        given[key] = _value(hints[key], rules[key], getattr(base, key), value, at.key(key))
-    return dataclasses.replace(base, **given)  # type: ignore[type-var]
+        values[key] = _value(hints[key], rules[key], getattr(base, key), value, at.key(key))
+    for name in required:
+        if name not in values:
+            raise at.key(name).error("is missing")
+    return dataclasses.replace(base, **values)  # type: ignore[type-var]
 
 
 def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any:
@@ -316,6 +321,9 @@ def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any
     kind, optional = _without_none(hint)
     if raw is None and optional:
         return None
+    if is_dataclass(kind):
+        assert isinstance(kind, type)
+        return _section(kind(), raw, at, whole=True)
     assert rule is not None, f"{at.path} is neither a section nor made by opt"
     origin = get_origin(kind)
     if origin is tuple:
@@ -544,11 +552,17 @@ def is_optional(cls: type, name: str) -> bool:
     return _without_none(_hints(cls)[name])[1]
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+def _hints(cls: type) -> Mapping[str, Any]:
+    """Return the type of each field."""
+    if cls not in _HINTS:
+        hints = get_type_hints(cls)
+        _HINTS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    return _HINTS[cls]
+
+
+_HINTS: dict[type, Mapping[str, Any]] = {}  # for files with thousands of equal sections
 
 
 def _rules(cls: type) -> dict[str, Rule | None]:
-    """The rule of each field; None for a section."""
+    """Return the rule of each field; None for a section."""
     return {f.name: f.metadata.get("rule") for f in dataclasses.fields(cls)}
