@@ -8,7 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.config.grid import Axis, Cell, Grid, read_grid
+from kv_cache.config.axes import Axis
+from kv_cache.config.grid import Cell, Grid, read_grid
 from kv_cache.core.errors import ConfigError
 
 
@@ -20,7 +21,7 @@ def grid(tmp_path: Path, tree: Any, **options: bool) -> Grid:
 
 def made(axes: list[tuple[str, list[Any]]], **more: Any) -> Grid:
     return Grid(
-        source="g", given={}, config=None, base={}, repeat=1, seed=None,
+        source="g", tree={}, config=None, base={}, repeat=1, seed=None,
         axes=tuple(Axis(paths=(name,), values=tuple((v,) for v in vs)) for name, vs in axes),
         exclude=more.get("exclude", ()),
     )  # fmt: skip
