@@ -69,22 +69,22 @@ class TerminalProgress:
     def bar(
         self, what: str = "", *, unit: str = "", total: float | None = None, scale: bool = False
     ) -> Iterator["_Bar"]:
-        given: dict[str, Any] = {"desc": what} if what else {}
+        settings: dict[str, Any] = {"desc": what} if what else {}
         if unit:
-            given |= {"unit": unit if unit == "B" else f" {unit}", "unit_scale": scale}
+            settings |= {"unit": unit if unit == "B" else f" {unit}", "unit_scale": scale}
         else:
-            given["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
+            settings["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
         if total is not None:
-            given["total"] = total
+            settings["total"] = total
         logs = nullcontext() if not sys.stderr.isatty() else logging_redirect_tqdm()
-        with self._tqdm(given) as bar, logs:
+        with self._tqdm(settings) as bar, logs:
             yield _Bar(bar)
 
-    def _tqdm(self, given: Mapping[str, Any]) -> "tqdm[Any]":
+    def _tqdm(self, settings: Mapping[str, Any]) -> "tqdm[Any]":
         if self._wanted and not sys.stderr.isatty():
-            return StatusBar(Status(), **given)
+            return StatusBar(Status(), **settings)
         width = get_terminal_size((100, 24)).columns  # some say 0, which tqdm would believe
-        return tqdm(disable=not self._wanted, leave=False, ncols=width, **given)
+        return tqdm(disable=not self._wanted, leave=False, ncols=width, **settings)
 
     @contextmanager
     def run(
@@ -394,13 +394,13 @@ def _ended(totals: Totals, outcome: Outcome) -> int:
 def _now(window: Window) -> list[str]:
     """The last window, as far as a line has room."""
     seconds = max(window.seconds, 1e-9)
-    told = []
+    parts = []
     for kind in (OpKind.READ, OpKind.WRITE):
         p95_ns = window.storage_p95_ns(kind)
         late = "" if p95_ns is None else f" (p95 {ns_to_ms(p95_ns):.0f} ms)"
-        told.append(f"{kind} {window.storage_bytes(kind) / seconds / GIB:.2f} GiB/s{late}")
+        parts.append(f"{kind} {window.storage_bytes(kind) / seconds / GIB:.2f} GiB/s{late}")
     if window.gauges.users is not None:
-        told.append(f"{window.gauges.users} users")
+        parts.append(f"{window.gauges.users} users")
     if window.saturation is not None:
-        told.append(f"saturation {window.saturation.level:.2f}")
-    return told
+        parts.append(f"saturation {window.saturation.level:.2f}")
+    return parts

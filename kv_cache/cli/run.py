@@ -25,7 +25,7 @@ from kv_cache.core.exits import Exit
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.coordinator import Coordinator
 from kv_cache.crew.launched import COORDINATOR, rank_of
-from kv_cache.crew.per_rank import alone_note, apart, own_file, together_note
+from kv_cache.crew.per_rank import alone_note, config_of_rank, own_file, together_note
 from kv_cache.crew.seat import Refused, Seat
 from kv_cache.files.result import Result
 from kv_cache.result.trials import SCHEMA as TRIALS
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         return _run_seated(config, notes, part)
     if rank.alone:
         return measure(config, Start(rank=rank), notes)
-    own = apart(config, rank, own_file(output_of(config), rank))
+    own = config_of_rank(config, rank, own_file(output_of(config), rank))
     own = _shown(own, own.output.progress and rank.rank == 0)  # one of several says how it goes
     said = (*alone_note(rank), *([part] if part else []))
     return measure(own, Start(rank=rank, notes=said), notes)
@@ -149,7 +149,7 @@ def _run_seated(config: Config, notes: Sequence[str], seat: Seat) -> int:
     output = own_file(seat.output, seat.rank, together=True)
     said = together_note(seat.rank, seat.output)
     try:
-        own = apart(config, seat.rank, output, together=True)
+        own = config_of_rank(config, seat.rank, output, together=True)
         start = Start(rank=seat.rank, notes=said, seat=seat)
         return measure(_shown(own, False), start, notes)  # the coordinator shows it
     except UsageError as error:
