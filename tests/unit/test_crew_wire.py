@@ -161,7 +161,7 @@ def test_progress_tells_sums_and_the_worst_percentile() -> None:
 @pytest.mark.parametrize(
     ("attached", "why"),
     [
-        (b"", "not JSON"), (b'{"kv_cache": {', "no JSON"), (b"\xff", "no JSON"),
+        (b"", "not JSON"), (b'{"kv_cache": {', "not JSON"), (b"\xff", "not JSON"),
         (b"[" * 5000, "not JSON"), (None, "wrote no result (exit code 3)"),
     ],
 )  # fmt: skip
