@@ -214,7 +214,8 @@ def over(names: Iterable[str], **others: Mapping[str, object]) -> pytest.MarkDec
     names): a covering array of what the stores are made of and of those values."""
     cases: dict[str, tuple[object, ...]] = {}
     words: dict[str, tuple[str, ...]] = {}
-    for store, *chosen in product(names, *(values.items() for values in others.values())):
+    values = product(*(each.items() for each in others.values()))
+    for store, chosen in product(names, values):
         name = "-".join((store, *(word for word, _ in chosen)))
         cases[name] = (store, *(value for _, value in chosen))
         words[name] = (
