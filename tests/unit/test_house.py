@@ -28,7 +28,13 @@ def parsed(folder: str) -> dict[str, ast.Module]:
 
 
 def nodes(tree: ast.AST, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-    return (node for node in ast.walk(tree) if isinstance(node, kinds))
+    within = walked(tree) if isinstance(tree, ast.Module) else ast.walk(tree)
+    return (node for node in within if isinstance(node, kinds))
+
+
+@cache
+def walked(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
 
 
 def package() -> Iterator[tuple[str, ast.Module]]:
