@@ -91,7 +91,10 @@ def test_every_use_case_of_the_page_is_a_function_that_needs_no_terminal(name: s
 def test_the_page_names_what_a_result_has() -> None:
     table = PAGE[PAGE.index("| of a `Result`") : PAGE.index("`Result.read")]
     names = [
-        name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
+        name
+        for row in table.splitlines()[2:]
+        if row
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
     ]
     assert names
     known = {field.name for field in fields(Result)} | set(dir(Result))
