@@ -8,10 +8,6 @@ from typing import NoReturn
 from kv_cache.cli.flags import Once, build_parser, unknown
 from kv_cache.core.errors import ConfigError, did_you_mean
 
-RECLAIM = (
-    "host known to be dead, whose runs' files are removed from the directory; those of any other "
-    "host may be in use, and are refused"
-)
 _UNKNOWN = re.compile(r"unrecognized arguments: (-[^\s=]+)")
 
 
@@ -43,4 +39,4 @@ def own_and_rest(
     return options, rest
 
 
-__all__ = ["RECLAIM", "CommandParser", "Once", "own_and_rest"]
+__all__ = ["CommandParser", "Once", "own_and_rest"]

@@ -36,7 +36,7 @@ def utc_now() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
+class TrialRecord:
     """One trial, from start to end. `arguments` are the words of each rank; `problem` is what makes
     it incomplete; files that ranks left in the cache directory are counted on this machine."""
 
@@ -68,7 +68,7 @@ class TrialRow:
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class SequenceRecord:
     """The record of a sequence that is running."""
 
     plan: Plan
@@ -78,7 +78,7 @@ class Record:
     status: str = RUNNING
     started_utc: str = field(default_factory=utc_now)
     ended_utc: str | None = None
-    trials: list[TrialRow] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
