@@ -48,13 +48,13 @@ class Trial:
     ignored: frozenset[str]  # environment variables that ranks do not get
 
     def run(
-        self, signals: SignalCounter, show: Callable[[float], None]
+        self, counter: SignalCounter, show: Callable[[float], None]
     ) -> tuple[list[int], str | None]:
         """Run the ranks; return their exit codes, and what makes the trial incomplete. `show` gets
         the seconds so far. Raises PlaceError if a rank cannot be started."""
         self.directory.mkdir(parents=True)
         with ExitStack() as files:
-            codes = _wait(list(self._start(files)), signals, show)
+            codes = _wait(list(self._start(files)), counter, show)
         if any(codes) and (self.launch or -signal.SIGKILL in codes):
             self._await_late()
         return codes, self._problem(codes)
