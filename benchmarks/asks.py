@@ -24,7 +24,7 @@ from benchmarks.figures import Figure, table
 from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
 from kv_cache.config.scenario_trace import open_work
 from kv_cache.core.units import NS_PER_S
-from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources import build_source
 

@@ -28,8 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, percentile, table
-from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.record import RequestRecord

@@ -40,7 +40,8 @@ from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory, throttle
 from benchmarks.figures import Figure, Middle, middle, middle_ratio, percentile, table
 from benchmarks.quiet import FOREIGN_CORES, with_foreign_cores
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.counters import device_of, parse_diskstats
+from kv_cache.bench.counters import device_of
+from kv_cache.bench.probes.diskstats import added_up, read_diskstats
 from kv_cache.bench.run import SWITCH_INTERVAL_S
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.core.block import content_key
@@ -387,8 +388,11 @@ class _Pair:
 
     def _device_bytes(self, action: str) -> int:
         """0 where nobody counts them."""
-        counted = parse_diskstats(Path("/proc/diskstats").read_text(), self._device or "")
-        return counted.get("write_bytes" if action == STORE else "read_bytes", 0)
+        stats = read_diskstats([self._device] if self._device else [])
+        if stats is None:
+            return 0
+        counted = added_up(stats.values())
+        return counted.write_bytes if action == STORE else counted.read_bytes
 
 
 def compare(place: str, case: Case, groups: int, actions: Sequence[str]) -> Iterator[Seen]:

@@ -25,11 +25,11 @@ from benchmarks.figures import Figure, shares_of_a_core, table
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.monitor import MachineMonitor
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import Chunk, CopyRef, Leg, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, IoChunk, Leg, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import MIB, NS_PER_US
-from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.window import Gauges, Meter
 
 MOST_SHARE = 0.01
@@ -47,7 +47,7 @@ def fill(meter: Meter, dice: np.random.Generator) -> None:
         ref = CopyRef(1, content_key("monitors", 1), tier, MIB, 0)
         for kind, op in _KINDS:
             for ns in map(int, 10 ** dice.uniform(3, 9, EACH)):
-                leg = Leg(tier, kind, "none", MIB, 0, ns, ns, (Chunk(ns, MIB),))
+                leg = Leg(tier, kind, "none", MIB, 0, ns, ns, (IoChunk(ns, MIB),))
                 meter.op(OpDone(op(ref, Cause.REUSE), 0, ns, (leg,)))
     record = RequestRecord(
         request_id=1, user="u", conversation="c", turn=1, qos=Qos.BATCH, prompt_tokens=100,
@@ -63,7 +63,7 @@ def fill(meter: Meter, dice: np.random.Generator) -> None:
 def costs(ticks: int, device: str | None) -> dict[str, list[float]]:
     """CPU time of each part of each tick, in microseconds."""
     monitor = MachineMonitor([device] if device else [])
-    meter = Meter(parse_promises("interactive:p95<50ms,responsive:p95<200ms"))
+    meter = Meter(parse_slos("interactive:p95<50ms,responsive:p95<200ms"))
     dice, caches = np.random.default_rng(1), np.zeros(_CACHES, np.uint8)
     parts: dict[str, Callable[[], object]] = {
         "nothing": lambda: None,

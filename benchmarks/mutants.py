@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "a criterion that fails is no failure",
         "kv_cache/result/reference.py",
-        '"PASS" if criteria and passed == len(criteria) else "FAIL"',
+        '"PASS" if criteria and met == len(criteria) else "FAIL"',
         '"PASS" if criteria else "FAIL"',
         (f"{UNIT}judged.py",),
     ),
@@ -81,8 +81,8 @@ MUTANTS = (
     Mutant(
         "a part of a result has no link in the chain",
         "kv_cache/result/chain.py",
-        '        "config": own.pop("config", None),\n',
-        '        "config": own.pop("config", None) and None,\n',
+        '        "config": section.pop("config", None),\n',
+        '        "config": section.pop("config", None) and None,\n',
         (f"{UNIT}chain.py",),
     ),
     Mutant(
@@ -94,8 +94,8 @@ MUTANTS = (
     ),
     Mutant(
         "histograms of several results are those of the first",
-        "kv_cache/result/counted.py",
-        "return [_pooled(groups[each]) for each in sorted(groups)]",
+        "kv_cache/result/merge.py",
+        "return [pooled(groups[each]) for each in sorted(groups)]",
         "return [groups[each][0] for each in sorted(groups)]",
         (f"{UNIT}merged_ranks.py", f"{UNIT}trials.py"),
     ),
@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "a comparison of trials does not pair them by their schedules",
         "kv_cache/result/comparison.py",
-        "known = [value for _, value in sorted(_by_schedule(given, several))]",
-        "known = [value for _, value in _by_schedule(given, several)]",
+        "known = [value for _, value in sorted(_by_schedule(result, several))]",
+        "known = [value for _, value in _by_schedule(result, several)]",
         (f"{UNIT}compare.py",),
     ),
     Mutant(
@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "a terminal that closes leaves the child to run",
         "kv_cache/cli/supervisor.py",
-        "of_group = came.si_code == _SI_KERNEL and came.si_signo != signal.SIGHUP",
+        "of_group = came.si_code == _SI_KERNEL and came.si_signo != _HANGUP",
         "of_group = came.si_code == _SI_KERNEL",
         (f"{INTEGRATION}interrupts.py",),
     ),
@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     Mutant(
         "a link that is too fast for its bus is fine",
-        "kv_cache/metrics/rules.py",
+        "kv_cache/metrics/rules/page_cache.py",
         "if rate is not None and rate > link * (1 + t.link_tolerance):",
         "if rate is not None and rate > 100 * link * (1 + t.link_tolerance):",
         (f"{UNIT}passport.py",),
@@ -242,7 +242,7 @@ MUTANTS = (
     Mutant(
         "a submission without its third option is complete",
         "kv_cache/mlperf/rules.py",
-        'yield _short(f"option_{option}", "was not run; all three options are wanted")',
+        'yield invalid("was not run; all three options are wanted", f"option_{option}")',
         "continue",
         (f"{INTEGRATION}submission_tree.py", f"{UNIT}submission.py"),
     ),

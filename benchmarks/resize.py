@@ -24,8 +24,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, table
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import RealRun, open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.seed import Seed

@@ -1,19 +1,21 @@
-"""One request, from arrival to record: the only place where a request's life is told.
+"""One request, from arrival to record: the only place that says what a request does.
 
 A life is a pure generator. It asks the cache what is resident, decides, and yields an effect
 ("read these copies", "write this one", "compute 3 ms"); it is sent back what happened and when.
 `bench/` performs effects with threads and real bytes, `sim/` charges them to models on a virtual
 clock. Between two yields the code runs alone.
 
-It must never look at a clock, draw a number, or wait for room while it holds pins: whoever holds
-something always runs to its end, so nobody waits for ever.
+It must never look at a clock, draw a number, or wait for room while it holds pins: what holds
+something always runs to its end, so nothing waits for ever.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_cache.cache.counts import Tally
-from kv_cache.cache.manager import NO_PLACES, CacheManager, Place, Plan
+from kv_cache.cache.copies import NO_POSITIONS, Position, positions_of
+from kv_cache.cache.counts import CopyTally
+from kv_cache.cache.manager import CacheManager
+from kv_cache.cache.plans import RoomPlan
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import (
     VANISHED,
@@ -75,8 +77,8 @@ class Through:
 
     gate: Gate
     selective: bool
-    written: Tally = field(default_factory=Tally)
-    failed: Tally = field(default_factory=Tally)
+    written: CopyTally = field(default_factory=CopyTally)
+    failed: CopyTally = field(default_factory=CopyTally)
     dropped_blocks: int = 0  # as the queue was full
 
 
@@ -90,7 +92,7 @@ class World:
     stores: Gate  # --max-concurrent-allocs and in-flight bytes
     behind: Gate  # the bounded write-behind queue
     through: Through | None = None  # None: what is stored goes down when its tier makes room
-    ahead: Ahead | None = None  # None: nothing is brought up before somebody asks
+    ahead: Ahead | None = None  # None: nothing is brought up ahead
     announced: dict[Key, Token] = field(default_factory=dict)  # blocks in that queue
     groups: int = 0  # handed to that queue so far; numbers their tokens
     dropped_stores: int = 0
@@ -98,7 +100,7 @@ class World:
     """When live requests had theirs: all that is known of those that are cut off."""
 
     def rest(self) -> None:
-        """The last request has ended: nothing is brought up ahead any more."""
+        """Bring nothing more up ahead, as the last request has ended."""
         if self.ahead is not None:
             self.ahead.rest()
 
@@ -124,31 +126,20 @@ class _Progress:
         self.loaded_bytes = self.stored_bytes = 0
         self.load_ns = self.store_ns = self.wait_ns = self.compute_ns = 0
         self.prefilled = self.decoded = False
-        self.places: Mapping[Key, Place] = NO_PLACES
+        self.positions: Mapping[Key, Position] = NO_POSITIONS
         self.unwanted: set[Key] = set()  # what no tier has admitted: it is not offered again
 
     def first_token(self) -> None:
         self.first_token_ns = self.world.first_tokens[self.request.request_id] = self.now_ns
 
-    def place(self, start: int) -> None:
-        """Find out where the blocks from `start` on stand, if they are a sequence: before what is
+    def locate(self, start: int) -> None:
+        """Find the positions of the blocks from `start` on, if they are a sequence: before what is
         missing of them is stored."""
         if self.request.lookup in _SEQUENCES:
-            self.places = places_of(self.request.blocks, start)
+            self.positions = positions_of(self.request.blocks, start)
 
     def fail(self, reason: str) -> None:
         self.error = self.error or reason
-
-
-def places_of(sequence: Sequence[Block], start: int) -> Mapping[Key, Place]:
-    """Of the blocks from `start` on; a key that comes again stands where it came first."""
-    places: dict[Key, Place] = {}
-    parent = sequence[start - 1].key if start else None
-    for depth in range(start, len(sequence)):
-        key = sequence[depth].key
-        places.setdefault(key, Place(depth, parent))
-        parent = key
-    return places
 
 
 def lifecycle(
@@ -176,26 +167,27 @@ def _reuse(p: _Progress) -> Step:
     request, cache = p.request, p.world.cache
     prefix = _by_prefix(p)
     known = request.lookup in _KNOWN and not prefix
-    asked = request.blocks[: request.new_from] if known else request.blocks
-    yield from _await_stores(p, asked, prefix=prefix)
-    found: list[CopyRef | None] = []
-    for block in asked:
+    looked_up = request.blocks[: request.new_from] if known else request.blocks
+    yield from _await_stores(p, looked_up, prefix=prefix)
+    refs: list[CopyRef | None] = []
+    for block in looked_up:
         ref = cache.begin_read(block.key)
         if ref is None and prefix:
             break
-        found.append(ref)
-    pinned = [ref for ref in found if ref is not None]
+        refs.append(ref)
+    pinned = [ref for ref in refs if ref is not None]
     yield from _load(p, pinned, Cause.REUSE)
     if p.world.through is not None and p.world.through.selective:
         yield from _write_through(p, [ref.key for ref in pinned])
     yield from _look_ahead(p)
-    p.prefix_hits = len(found) if prefix else 0
-    p.looked_up = len(asked)
-    _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in found])
+    p.prefix_hits = len(refs) if prefix else 0
+    p.looked_up = len(looked_up)
+    _count_hits(p, [ref is not None and ref.copy_id not in p.unreadable for ref in refs])
 
 
 def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
-    """`hit` tells of the first blocks of the sequence which were resident and could be read."""
+    """Count hits. `hit` says of the first blocks of the sequence whether they were resident and
+    could be read."""
     request = p.request
     p.hits = sum(hit)
     p.hit_tokens = sum(block.tokens for block, was in zip(request.blocks, hit, strict=False) if was)
@@ -211,7 +203,7 @@ def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
 
 
 def _prefill(p: _Progress) -> Step:
-    """Compute the blocks that nobody has, and store them."""
+    """Compute the blocks that are stored nowhere, and store them."""
     request, semantics = p.request, p.world.semantics
     cache = p.world.cache
     if _by_prefix(p):
@@ -228,7 +220,7 @@ def _prefill(p: _Progress) -> Step:
     yield from _compute(p, tokens * semantics.prefill_ns_per_token)
     p.prefilled = bool(missing)
     if missing:
-        p.place(p.prefix_hits)
+        p.locate(p.prefix_hits)
     if semantics.write_behind:
         yield from _store_behind(p, missing)
     else:
@@ -253,14 +245,15 @@ def _decode(p: _Progress) -> Step:
             p.first_token()
         yield from _compute(p, request.output_tokens * semantics.decode_ns_per_token)
         return
-    own = request.blocks if p.world.mode is RunMode.DECODE_ONLY else request.blocks[_own(p) :]
-    yield from _read_sequence(p, own)
+    start = 0 if p.world.mode is RunMode.DECODE_ONLY else _first_new_block(p)
+    sequence = request.blocks[start:]
+    yield from _read_sequence(p, sequence)
     if p.world.mode is RunMode.DECODE_ONLY:
         yield from _look_ahead(p)
     p.first_token()
     left = request.output_tokens
     while p.error is None:
-        yield from _read_sequence(p, own)
+        yield from _read_sequence(p, sequence)
         tokens = min(left, semantics.decode_batch_tokens)
         yield from _compute(p, tokens * semantics.decode_ns_per_token)
         left -= tokens
@@ -279,12 +272,12 @@ STAGES: Mapping[RunMode, tuple[Callable[[_Progress], Step], ...]] = {
 
 
 def _by_prefix(p: _Progress) -> bool:
-    """Whether only the longest resident prefix is of use."""
+    """Return whether only the longest resident prefix is of use."""
     return p.world.semantics.reuse_prefix and p.request.lookup in _SEQUENCES
 
 
-def _own(p: _Progress) -> int:
-    """Where this turn's own blocks begin: the whole sequence where the source does not know."""
+def _first_new_block(p: _Progress) -> int:
+    """Return where this turn's new blocks begin: at 0 if the source does not know."""
     return 0 if p.world.semantics.reuse_prefix else p.request.new_from
 
 
@@ -296,9 +289,10 @@ def _compute(p: _Progress, duration_ns: int) -> Step:
 
 
 def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Step:
-    """Wait for blocks that somebody has computed and is still storing: an engine would have them
-    in memory, so they are neither a miss nor computed twice. A prefix ends at the first block
-    that nobody has. Before anything is pinned: who holds a pin must not wait for a store."""
+    """Wait for blocks that another request has computed and is still storing: an engine would have
+    them in memory, so they are neither a miss nor computed twice. A prefix ends at the first block
+    that is not there or on its way. Called before anything is pinned: who holds a pin must not wait
+    for a store."""
     cache = p.world.cache
     for block in blocks:
         while cache.resident(block.key) is None:
@@ -315,12 +309,12 @@ def _await_stores(p: _Progress, blocks: Sequence[Block], *, prefix: bool) -> Ste
 
 
 def _look_ahead(p: _Progress) -> Step:
-    """Tell the prefetch policy what is asked, and let what it wants be brought up while this
-    request computes and whoever asked thinks."""
+    """Show the prefetch policy what this request uses, and let what it wants be brought up while
+    this request computes and its user thinks."""
     ahead, request, cache = p.world.ahead, p.request, p.world.cache
     if ahead is None or request.once:
         return
-    wanted = ahead.policy.asked(request.conversation, [b.key for b in request.blocks])
+    wanted = ahead.policy.wanted_after(request.conversation, [b.key for b in request.blocks])
     ahead.want((key for key in wanted if cache.resident(key) is not None), cache.can_rise)
     while ahead.try_enter():
         done = yield Spawn(_prefetch(p.world, ahead))
@@ -328,8 +322,8 @@ def _look_ahead(p: _Progress) -> Step:
 
 
 def _prefetch(world: World, ahead: Ahead) -> Life:
-    """Bring up what is wanted, a block at a time, so that nobody waits for one but for its own
-    copy."""
+    """Bring up what is wanted, a block at a time, so that a request waits for no copy but its
+    own."""
     while (key := ahead.take()) is not None:
         begun = world.cache.begin_prefetch(key, nearest=ahead.nearest)
         if begun is not None:
@@ -347,7 +341,7 @@ def _wait(p: _Progress, token: Token) -> Step:
 
 
 def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
-    """Read every block once; one that has been dropped meanwhile is a miss, and is made again."""
+    """Read every block once; one that has been dropped meanwhile is a miss, and is stored again."""
     cache = p.world.cache
     yield from _await_stores(p, blocks, prefix=False)
     pinned: list[CopyRef] = []
@@ -363,12 +357,12 @@ def _read_sequence(p: _Progress, blocks: Sequence[Block]) -> Step:
     yield from _load(p, pinned, Cause.DECODE)
     missing = [block for block in missing if block.key not in p.unwanted]
     if missing and p.world.mode is not RunMode.DECODE_ONLY and p.error is None:
-        p.place(0)
+        p.locate(0)
         yield from _store(p, missing, Cause.DECODE)
 
 
 def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
-    """Load pinned copies, moving them up where promotion is on. Every pin is given back."""
+    """Load pinned copies, moving them up if promotion is on. Every pin is released."""
     cache, semantics = p.world.cache, p.world.semantics
     here: list[CopyRef] = []  # where they are as fast as can be
     lower: list[CopyRef] = []
@@ -404,7 +398,7 @@ def _read(p: _Progress, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef
 
 
 def _promote(
-    p: _Progress, plan: Plan, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]
+    p: _Progress, plan: RoomPlan, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]
 ) -> Step:
     cache = p.world.cache
     p.now_ns = yield from _make_room(plan, p.world, p.now_ns)
@@ -420,7 +414,7 @@ def _promote(
 
 
 def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: list[CopyRef]) -> None:
-    """Give the pin back. Data that could not be read fails the request; it is never a hit."""
+    """Release the pin. Data that could not be read fails the request; it is never a hit."""
     readable = result.failed is not OpKind.READ
     delete = p.world.cache.end_read(ref, ok=readable)
     if delete is not None:
@@ -435,16 +429,16 @@ def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: lis
 
 
 class _Background:
-    """Stands in for `_Progress` where nobody waits for the store."""
+    """In place of `_Progress` for a store that no request waits for."""
 
     def __init__(
         self,
         world: World,
-        places: Mapping[Key, Place] = NO_PLACES,
+        positions: Mapping[Key, Position] = NO_POSITIONS,
         unwanted: set[Key] | None = None,
     ) -> None:
         self.world = world
-        self.places = places
+        self.positions = positions
         self.unwanted = set() if unwanted is None else unwanted
         self.now_ns = 0
         self.store_ns = 0
@@ -468,8 +462,8 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
             p.world.groups += 1
             token = ("announced", p.world.groups)
             p.world.announced.update((b.key, token) for b in group)
-            places = {b.key: p.places[b.key] for b in group if b.key in p.places}
-            stored = _Background(p.world, places, p.unwanted)
+            positions = {b.key: p.positions[b.key] for b in group if b.key in p.positions}
+            stored = _Background(p.world, positions, p.unwanted)
             done = yield Spawn(_behind(stored, group, token))
             p.now_ns = done.at_ns
 
@@ -495,7 +489,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
         while not gate.try_enter(nbytes):
             done = yield Await(gate.token)
             p.now_ns = done.at_ns
-        placement = cache.begin_stores(group, p.places)
+        placement = cache.begin_stores(group, p.positions)
         if placement.plan is not None:
             p.now_ns = yield from _make_room(placement.plan, p.world, p.now_ns)
             yield from _write(p, placement.plan, cause)
@@ -512,7 +506,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
     p.store_ns += p.now_ns - began_ns
 
 
-def _write(p: _Progress | _Background, plan: Plan, cause: Cause) -> Step:
+def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
     cache = p.world.cache
     if not cache.begin_writes(plan):
         p.fail(ROOM_LOST)
@@ -559,16 +553,21 @@ def _copy_through(world: World, through: Through, keys: Sequence[Key]) -> Life:
         backup = world.cache.begin_backups(later, selective=through.selective)
         later = backup.later
         if backup.plan is not None:
-            told = yield from _copy(backup.plan, backup.sources, world, Cause.WRITE_THROUGH)
-            for ref, ok in zip(backup.sources, told, strict=True):
+            complete = yield from _copy(backup.plan, backup.sources, world, Cause.WRITE_THROUGH)
+            for ref, ok in zip(backup.sources, complete, strict=True):
                 (through.written if ok else through.failed).add(ref.nbytes)
 
 
 def _copy(
-    plan: Plan, refs: Sequence[CopyRef], world: World, cause: Cause, charged: Cause | None = None
+    plan: RoomPlan,
+    refs: Sequence[CopyRef],
+    world: World,
+    cause: Cause,
+    charged: Cause | None = None,
 ) -> Generator[Effect, Done, list[bool]]:
-    """Make a plan's targets out of pinned copies, in the background: which of them are complete.
-    Every pin is given back. `charged`: the cause of what leaves to make room, if not its own."""
+    """Make a plan's targets out of pinned copies, in the background, and return which of them are
+    complete. Every pin is released. `charged`: the cause of what leaves to make room, if not its
+    own."""
     cache = world.cache
     yield from _make_room(plan, world, 0, charged)
     ops: Sequence[OpDone] = ()
@@ -587,10 +586,10 @@ def _copy(
 
 
 def _make_room(
-    plan: Plan, world: World, now_ns: int, charged: Cause | None = None
+    plan: RoomPlan, world: World, now_ns: int, charged: Cause | None = None
 ) -> Generator[Effect, Done, int]:
     """Carry out a plan's deletes and demotions, the lowest tier first. `charged`: their cause, if
-    somebody else is to answer for them."""
+    it is that of another operation."""
     cache = world.cache
     evicted, demoted = charged or Cause.EVICTION, charged or Cause.DEMOTION
     for level in plan.levels:
@@ -628,7 +627,8 @@ def _delete(refs: Sequence[CopyRef], cause: Cause, world: World) -> Generator[Ef
 
 
 def _gone(result: OpDone) -> bool:
-    """Whether a delete has left nothing: somebody else may have been quicker (which is told)."""
+    """Return whether a delete has left nothing; if something else was quicker, the operation's
+    record shows it."""
     return result.ok or result.error == VANISHED
 
 
@@ -673,33 +673,4 @@ def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
         compute_ns=p.compute_ns,
         prefilled=p.prefilled,
         decoded=p.decoded,
-    )
-
-
-def unstarted(
-    request: Request,
-    enqueued_ns: int,
-    outcome: Outcome,
-    reason: str,
-    first_token_ns: int | None = None,
-) -> RequestRecord:
-    """The record of a request that was submitted but never lived, or not to its end."""
-    return RequestRecord(
-        request_id=request.request_id,
-        user=request.user,
-        conversation=request.conversation,
-        turn=request.turn,
-        qos=request.qos,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-        outcome=outcome,
-        error=reason,
-        intended_ns=request.intended_ns,
-        enqueued_ns=enqueued_ns,
-        first_token_ns=first_token_ns,
-        blocks=len(request.blocks),
-        context_tokens=request.context_tokens,
-        offered_blocks=request.offered_blocks,
-        offered_tokens=request.offered_tokens,
-        retrieved=request.retrieved,
     )

@@ -22,10 +22,10 @@ from kv_cache.config.scenario_rules import check
 from kv_cache.config.schema import from_mapping
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.cluster import OnEvent
 from kv_cache.sim.cluster.outcome import ClusterOutcome
-from kv_cache.sim.cluster.run import simulate
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
 
 GIB = 1 << 30

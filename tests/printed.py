@@ -42,7 +42,7 @@ WORKERS = ("run", "capacity", "precondition", "probe", "calibrate", "predict", "
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`((?:python )?kv-cache\.py(?: [^`\n]*)?)`")
-_FILE = re.compile(r"# ([\w.-]+\.yaml)\b.*\n")
+_FILE = re.compile(r"# ([\w.-]+\.(?:yaml|py))\b.*\n")
 _FIRST = ("python", "kv-cache.py", "make", "mpirun", "pip", "curl", "git", "xz", "export",
           "docs/reports/make.sh")  # fmt: skip
 _ROWS = 800
@@ -80,7 +80,7 @@ def steps(page: str) -> list[Step]:
     for block in _FENCE.finditer(text):
         fenced.append(block.span())
         named = _FILE.match(block[2])
-        if block[1] == "yaml" and named:
+        if block[1] in ("yaml", "python") and named:
             add(block.start(), named[1], block[2])
         elif not block[1]:
             for at, command in commands(block[2]):

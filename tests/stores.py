@@ -21,7 +21,8 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, PAGE_BYTES
 from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer, BufferPool
-from kv_cache.tiers.nvme import ENGINES, FSYNC, LAYOUTS, NvmeStore, Striped, open_storage, uring
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
+from kv_cache.tiers.nvme import ENGINES, NvmeStore, Striped, open_storage, uring
 from kv_cache.tiers.nvme.layouts import Arena, Buckets, FilePerObject
 from kv_cache.tiers.objects import Client, ObjectStore
 from kv_cache.tiers.payload import Payload

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from kv_cache.core.seed import Seed
-from kv_cache.workload.samples.talks import sharegpt_text
+from kv_cache.workload.samples.session_traces import sharegpt_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKED = ROOT / "tests" / "data" / "traces"

@@ -16,9 +16,10 @@ import psutil
 
 from kv_cache import __version__
 from kv_cache.app.probe import DriveOptions, DriveProbe, ProbeJob, checked_plan, probe
-from kv_cache.bench.cache_dir import check_name, obtainable_bytes
+from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.dram import Copied, NotCopied, measure_copies
 from kv_cache.bench.interrupts import Interrupts
+from kv_cache.bench.path_checks import check_name
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.hardware import (
     HEADER,

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
+from kv_cache.app.planned import planned_view
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt
@@ -31,22 +32,15 @@ from kv_cache.files.keep import Kept, keep
 from kv_cache.files.machine import captured
 from kv_cache.files.result import Result
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.slo import Promise, parse_promises
+from kv_cache.metrics.slo import Slo, parse_slos
 from kv_cache.metrics.steady import LEAST_WINDOWS, backlog_grows, stationarity
 from kv_cache.metrics.window import Window
 from kv_cache.result.capacity import Probe, capacity_document, client_bound, probe_of
 from kv_cache.result.document import build_result
-from kv_cache.schedule.capacity import (
-    Batch,
-    CapacitySearch,
-    Judged,
-    ProbeVerdict,
-    SearchRules,
-    Status,
-    counts_of,
-    judge,
-)
+from kv_cache.schedule.capacity import CapacitySearch, SearchRules
+from kv_cache.schedule.probe import Batch, Judged, ProbeStatus, ProbeVerdict, counts_of, judge
 from kv_cache.sim.run import simulate
+from kv_cache.view.parts import View
 from kv_cache.view.picture.plot import plot_beside
 
 log = logging.getLogger("kv_cache")
@@ -173,6 +167,17 @@ def capacity(
     return _plan(options, config, notes, progress).search(stop or Interrupts(), progress)
 
 
+def planned_capacity(options: CapacityOptions, config: Config, notes: Sequence[str] = ()) -> View:
+    """Check a search and show what it would do. Raises UsageError."""
+    search = _plan(options, config, notes, SILENT)
+    rules = search.rules
+    then = (
+        f", as each of at most {rules.most_probes} probes from {rules.first:g} {search.unit} on, "
+        f"between {rules.lowest:g} and {rules.highest:g}"
+    )
+    return planned_view(search.job, then=then)
+
+
 # --- checking --------------------------------------------------------------------------------
 
 
@@ -181,7 +186,7 @@ class _Search:
     """A checked search."""
 
     job: Job
-    slos: tuple[Promise, ...]
+    slos: tuple[Slo, ...]
     by_users: bool
     rules: SearchRules
     probe_s: float
@@ -198,7 +203,7 @@ def _plan(
     options: CapacityOptions, config: Config, notes: Sequence[str], progress: Progress
 ) -> _Search:
     """Raises UsageError for everything that can be known to be wrong."""
-    slos = parse_promises(options.slo)
+    slos = parse_slos(options.slo)
     job = prepare(config, notes=notes, progress=progress)
     if options.by_users and job.config.replays:
         raise ConfigError(
@@ -224,7 +229,7 @@ def _plan(
     )
 
 
-def _check_lengths(options: CapacityOptions, config: Config, slos: Sequence[Promise]) -> None:
+def _check_lengths(options: CapacityOptions, config: Config, slos: Sequence[Slo]) -> None:
     """Until an SLO's limit has passed no request can be over it, and a backlog that grows is only
     seen in some windows."""
     longest_s = max(slo.limit_ns for slo in slos) / NS_PER_S
@@ -259,7 +264,7 @@ def _rules(options: CapacityOptions, fewest: int) -> SearchRules:
     )
 
 
-def _fewest(job: Job, slos: Sequence[Promise], highest: int) -> int:
+def _fewest(job: Job, slos: Sequence[Slo], highest: int) -> int:
     """Return the fewest users of whom at least one is in a class that has an SLO."""
 
     def any_has_slo(users: int) -> bool:
@@ -276,7 +281,7 @@ def _fewest(job: Job, slos: Sequence[Promise], highest: int) -> int:
     return bisect_left(range(1, most + 1), True, key=any_has_slo) + 1
 
 
-def _require_users(job: Job, slos: Sequence[Promise]) -> None:
+def _require_users(job: Job, slos: Sequence[Slo]) -> None:
     """With a rate, the users are given: each SLO must be of a class that has some."""
     tested = _tested(_at(job.config, job.seed, 1.0, 0, False), job, slos)
     for slo in slos:
@@ -303,7 +308,7 @@ def _at(config: Config, seed: int, load: float, number: int, by_users: bool) -> 
     return replace(config, run=run, workload=workload, arrival=arrival)
 
 
-def _tested(config: Config, job: Job, slos: Sequence[Promise]) -> tuple[Promise, ...]:
+def _tested(config: Config, job: Job, slos: Sequence[Slo]) -> tuple[Slo, ...]:
     """Return the SLOs of classes that have users: of a few users none may be interactive."""
     facts = job.build(config).source.describe()
     some = {qos for qos in Qos if facts.get(f"{qos}_users", 1)}
@@ -329,9 +334,9 @@ class _Probing:
             return simulate(
                 config, load, job.specs, config.run.seed,
                 progress=_ignore, on_record=_ignore, on_op=_ignore,
-                stopped=self._caught.stop.is_set, promises=self.slos, watch=self._watch,
+                stopped=self._caught.stop.is_set, slos=self.slos, watch=self._watch,
             )  # fmt: skip
-        plan = RunPlan(config, load, job.specs, config.run.seed, promises=self.slos)
+        plan = RunPlan(config, load, job.specs, config.run.seed, slos=self.slos)
         with (
             open_run(plan, self._caught.stop, RunHooks(watch=self._watch)) as run,
             self._progress.run(config, what, self.slos) as tick,
@@ -354,7 +359,7 @@ class _Probing:
         self._batches.append(counts_of(window, self.slos))
         status = self._judged().status
         long_enough = len(self._batches) >= LEAST_WINDOWS  # for a growing backlog to be seen
-        return status is Status.OUTSIDE or (status is Status.INSIDE and long_enough)
+        return status is ProbeStatus.OUTSIDE or (status is ProbeStatus.INSIDE and long_enough)
 
     def _judged(self) -> Judged:
         longest = max(1, round(self._search.probe_s / self._config.monitor.tick_s))
@@ -445,7 +450,7 @@ class _Searching:
             search.job.model,
             search=self._loads,
             rules=search.rules,
-            promises=search.slos,
+            slos=search.slos,
             unit=search.unit,
             probes=self._probes,
             seed=search.job.seed,

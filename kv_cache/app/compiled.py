@@ -10,6 +10,7 @@ never fail for want of it.
 
 import hashlib
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,14 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.extensions import is_an_extension
 
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
-        "chain", "cluster", "compute", "counts", "fabric", "fleet", "inflight", "instance", "loop",
-        "roster", "router", "rules", "segments", "stack", "storage", "waiting",
+        "cluster", "compute", "counts", "event_loop", "fabric", "fleet", "flight", "instance",
+        "prefix_chain", "prefix_match", "roster", "router", "scheduler_rules", "segments",
+        "storage", "waiting_queue",
     ),
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",
@@ -56,8 +59,10 @@ class _Finder(MetaPathFinder):
 
 def use(argv: Sequence[str]) -> bool:
     """Let the modules be taken from what was compiled, if it is there, and return whether they are.
-    Does nothing once one of them is imported."""
-    if PURE in argv or any(name in sys.modules for name in module_names()):
+    Does nothing once one of them is imported, nor where a policy of the user's own is named, which
+    cannot inherit from machine code."""
+    own = any(is_an_extension(name) for word in argv for name in re.split("[=,]", word))
+    if PURE in argv or own or any(name in sys.modules for name in module_names()):
         return False
     try:
         if not any(cache_directory().glob("engine-*")):
@@ -77,6 +82,12 @@ def engine_name() -> str:
     loaded = [sys.modules[name] for name in module_names() if name in sys.modules]
     text = any((each.__file__ or "").endswith(".py") for each in loaded)
     return "compiled" if loaded and not text else "python"
+
+
+def require_pure(pure: bool) -> None:
+    """Raise ConfigError if `pure` is wanted, and the compiled engine is loaded already."""
+    if pure and engine_name() == "compiled":
+        raise ConfigError("the compiled engine is loaded already; give --pure as a flag")
 
 
 def module_names() -> list[str]:

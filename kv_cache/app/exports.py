@@ -78,7 +78,7 @@ def watch(config: Config, served: Endpoint | None, run: RealRun) -> None:
         numbers = measured(run.recorder, run.totals, run.latest)
         return exposition([*about(info, run.phase), *numbers])
 
-    served.tells = tells
+    served.render = tells
 
 
 def _info(config: Config) -> dict[str, str]:

@@ -26,14 +26,14 @@ from kv_cache.mlperf.manifest import (
     FINISHED,
     INCOMPLETE,
     INTERRUPTED,
-    Json,
-    SequenceRecord,
-    TrialRecord,
+    EndedTrial,
+    RunningRecord,
     utc_now,
     write_manifest,
 )
 from kv_cache.mlperf.systems import describe, write_description
 from kv_cache.mlperf.tree import Tree, read_tree
+from kv_cache.result.counted import Json
 from kv_cache.result.run import plain
 
 OVERHEAD_S = 15.0  # of a trial beside its window, until one is known
@@ -87,11 +87,11 @@ class _Sequence:
     signals: SignalCounter
     bar: Bar
     overheads_s: list[float] = field(default_factory=list)  # of trials, beside their window
-    record: SequenceRecord = field(init=False)
+    record: RunningRecord = field(init=False)
 
     def run(self) -> SequenceResult:
         job = self.job
-        self.record = SequenceRecord(
+        self.record = RunningRecord(
             plan=job.plan, place=job.place, environment=job.environment, deviations=job.deviations
         )
         self._keep()
@@ -129,7 +129,7 @@ class _Sequence:
             caught.stop.wait(min(POLL_S, left_s))
         return not caught.came
 
-    def _run_trial(self, option: int, number: int) -> TrialRecord:
+    def _run_trial(self, option: int, number: int) -> EndedTrial:
         job, plan = self.job, self.job.plan
         window_s = plan.window_s(option)
         name = MLPERF_OPTIONS[option].name
@@ -157,7 +157,7 @@ class _Sequence:
         if problem is not None:
             log.error("%s: incomplete: %s", title, problem)
             log.error("%s", trial.last_words())
-        return TrialRecord(
+        return EndedTrial(
             option=option, trial=number, started_utc=started_utc, ended_utc=utc_now(),
             arguments=words, exit_codes=codes, problem=problem, left_in_cache=_left(job.cache),
         )  # fmt: skip

@@ -22,7 +22,7 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.files.environment import Reader, filesystem
 from kv_cache.mlperf.layout import DIVISIONS, NOBODY, Place, as_name, new_place, require_empty
-from kv_cache.mlperf.manifest import MOST_RANKS, MOST_TRIALS, Json
+from kv_cache.mlperf.manifest import MOST_RANKS, MOST_TRIALS
 from kv_cache.mlperf.plan import (
     CLOSED,
     OPEN,
@@ -33,6 +33,7 @@ from kv_cache.mlperf.plan import (
     longest_window_s,
     ranks_of_launch,
 )
+from kv_cache.result.counted import Json
 
 _SECRET = re.compile(r"(AWS_(?:ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN))=")
 _FROM_THE_SEQUENCE = {

@@ -8,9 +8,9 @@ from dataclasses import replace
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.app.run import fill_first, load_of_rounds
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.sections import FILES_BESIDE

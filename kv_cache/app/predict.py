@@ -9,11 +9,11 @@ from typing import Any
 
 from kv_cache.app.prepare import prepare
 from kv_cache.app.twin_prediction import foresee
-from kv_cache.bench.cache_dir import nearest_existing
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.bench.places import drive_capacities
+from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.progress import SILENT, Progress
-from kv_cache.bench.sizing import size_tiers
+from kv_cache.bench.storage_room import drive_capacities
+from kv_cache.bench.tier_sizes import size_tiers
 from kv_cache.config.load import Invocation
 from kv_cache.config.machine import read_machine
 from kv_cache.config.root import Config
@@ -22,7 +22,7 @@ from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
-from kv_cache.core.units import GIB, PAGE_BYTES
+from kv_cache.core.units import GIB
 from kv_cache.files.keep import keep
 from kv_cache.files.machine import captured
 from kv_cache.files.result import Result
@@ -76,7 +76,7 @@ def _room(config: Config, profile: str) -> int | None:
     """Return the bytes that a run would take if none are given: those that are free in its cache
     directory, if that is on this machine, else those of the profile's drive; None = as
     configured."""
-    if config.tiers.storage_capacity_gib:
+    if config.tiers.storage_bytes is not None:
         return None
     places = storage_places(config)
     if config.tiers.cache_dir is not None and all(
@@ -86,7 +86,7 @@ def _room(config: Config, profile: str) -> int | None:
     storage = read_machine(profile).storage
     if storage is None or storage.capacity_bytes is None:
         return None
-    return int(storage.capacity_bytes * config.tiers.free_share) // PAGE_BYTES * PAGE_BYTES
+    return config.tiers.share_of_free(storage.capacity_bytes)
 
 
 def predict(

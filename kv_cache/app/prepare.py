@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kv_cache.app.run_directory import new_run_directory
-from kv_cache.bench.cache_dir import check_name, check_output_file, check_results_dir
+from kv_cache.app.trace_source import open_workload
 from kv_cache.bench.endpoint import check_endpoint
-from kv_cache.bench.places import check_places
+from kv_cache.bench.path_checks import check_name, check_output_file, check_results_dir
 from kv_cache.bench.progress import SILENT, Progress
-from kv_cache.bench.sizing import size_tiers
-from kv_cache.cache.manager import TierSpec
-from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
+from kv_cache.bench.storage_room import check_places
+from kv_cache.bench.tier_sizes import size_tiers
+from kv_cache.cache.limits import TierSpec
+from kv_cache.config.build import (
+    Load,
+    build_load,
+    fillable_bytes,
+    load_extensions,
+    tier_specs,
+)
 from kv_cache.config.machine import read_machine
 from kv_cache.config.root import Config
 from kv_cache.config.sections import FILES_BESIDE, OutputConfig
@@ -26,7 +33,6 @@ from kv_cache.core.errors import PlaceError
 from kv_cache.core.model import ModelShape
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.seed import Seed, fresh_seed
-from kv_cache.core.units import gib_to_bytes
 from kv_cache.files.fio import HEADER
 from kv_cache.files.hdr import check_hdr_log
 from kv_cache.files.iotrace import check_io_trace
@@ -40,9 +46,9 @@ from kv_cache.files.recording import (
 from kv_cache.files.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
 from kv_cache.view.sheets import check_target
-from kv_cache.workload.formats.opening import Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.surveying import Survey, doubts, read, require_usable, survey
+from kv_cache.workload.formats.surveying import Survey, doubts, require_usable, survey
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.row_requests import History
 
 if TYPE_CHECKING:
@@ -101,6 +107,7 @@ def prepare(
     start = start or Start()
     config, sizing = size_tiers(config, start.rank.on_machine or 1)
     noted = (*notes, *sizing)
+    load_extensions(config)
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))
@@ -199,7 +206,7 @@ def _joined(trace: Trace | None) -> list[str]:
 def _storage_bytes(config: Config, rank: MpiRank) -> int | None:
     if not config.run.virtual_time:
         return check_places(config, rank.on_machine or 1)
-    return gib_to_bytes(config.tiers.storage_capacity_gib) or None
+    return config.tiers.storage_bytes
 
 
 def _fitting(
@@ -221,26 +228,6 @@ def _fitting(
     with progress.bar("reading trace", unit="rows") as bar:
         taken = found.taken
         found = replace(survey(trace, progress=bar.to), taken=taken)
-    require_usable(trace, found)
-    return trace, found
-
-
-def open_workload(
-    config: Config, progress: Progress = SILENT
-) -> tuple[Trace | None, Survey | None]:
-    """Read the whole trace once, so that a bad row is found now and not in an hour."""
-    path = config.trace_path()
-    if path is None:
-        return None, None
-    trace = open_trace(
-        str(path),
-        config.trace_format(),
-        skip_bad_rows=config.workload.skip_bad_rows,
-        reading=config.trace_reading(),
-        time_unit=config.workload.trace_time_unit,
-    )
-    with progress.bar("reading trace", unit="rows") as bar:
-        trace, found = read(trace, progress=bar.to)
     require_usable(trace, found)
     return trace, found
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache import __version__
-from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, nearest_existing, obtainable_bytes
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir, nearest_existing
 from kv_cache.bench.probe import (
     BUFFER_BYTES,
     Probed,
@@ -26,7 +27,7 @@ from kv_cache.bench.probe import (
     refusals,
 )
 from kv_cache.bench.progress import SILENT, Bar, Progress
-from kv_cache.bench.waits import ANSWER_S, answered
+from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.config.profile import HEADER, Cell, Profile, profile_text
 from kv_cache.config.schema import opt, same_option
 from kv_cache.config.sections import TiersConfig
@@ -37,8 +38,8 @@ from kv_cache.files.environment import Reader, filesystem
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
-from kv_cache.metrics.passport import found_below
-from kv_cache.tiers.nvme import FSYNC, LAYOUTS
+from kv_cache.metrics.passport import findings_below
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 
 _DEFAULT_GIB = 6.0
@@ -298,7 +299,7 @@ def _notes(probed: Probed, environment: Environment) -> Iterator[str]:
     device, counted = environment["device"], probed.counted
     if device["name"] is None:
         yield f"no device accounts for what was moved: {device['reason']}"
-    yield from found_below(environment["drives"][0]["stack"])
+    yield from findings_below(environment["drives"][0]["stack"])
     for kind in ("read", "write"):
         claimed, process = counted[f"claimed_{kind}_bytes"], counted[f"process_{kind}_bytes"]
         if claimed and process is not None and abs(process / claimed - 1) > _ENOUGH:

@@ -27,13 +27,13 @@ from kv_cache.app.prepare import (
 )
 from kv_cache.app.twin_prediction import Foresight, foresee
 from kv_cache.app.watchers import Watchers
-from kv_cache.bench.certify import ceiling
+from kv_cache.bench.client_ceiling import ceiling
 from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.fill import Filled
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.run import RealRun, open_run
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.bench.stores import fill_drives
 from kv_cache.config.build import Load, endless
 from kv_cache.config.root import Config

@@ -19,6 +19,7 @@ from msgspec import convert
 from kv_cache import __version__
 from kv_cache.files.reading import SECTION
 from kv_cache.metrics.intervals import (
+    CONFIDENCE,
     Interval,
     bounded_interval,
     coefficient_of_variation,
@@ -26,7 +27,7 @@ from kv_cache.metrics.intervals import (
 )
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.metrics import CONFIDENCE, HIGHER, METRICS
+from kv_cache.result.metrics import HIGHER, METRICS
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, SweepFacts
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal

@@ -16,26 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.cache_dir import CacheDir, check_cache_dir, obtainable_bytes
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir
 from kv_cache.config.schema import opt, same_option
 from kv_cache.config.sections import TiersConfig
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.units import human_bytes
 from kv_cache.crew.child_processes import tied
-from kv_cache.files.fio import (
-    DEFAULT_SECONDS,
-    HEADER,
-    Answer,
-    Twin,
-    derive,
-    export_job,
-    job_text,
-    read_answer,
-    read_logs,
-)
+from kv_cache.files.fio import DEFAULT_SECONDS, HEADER, Twin, derive, export_job, job_text
+from kv_cache.files.fio_report import Answer, read_answer, read_logs
 from kv_cache.files.reading import read_result, require_intact, require_replaceable
 from kv_cache.tiers.objects import is_object_url
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.app.prepare import Build, check_machine
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.machine import Machine, read_machine
 from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import storage_places

@@ -1,25 +1,22 @@
 """What the kernel counted: bytes of this process and of the device, beside what we counted.
 
 Two snapshots around a run, subtracted, show whether the bytes that the program claims to have
-moved reached the device, and whether somebody else moved bytes too.
+moved reached the device, and whether others moved bytes too.
 """
 
 import os
-import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
-from kv_cache.bench.cache_dir import nearest_existing
+from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
 from kv_cache.bench.procfs import parse_pairs, text_of
 from kv_cache.core.units import KIB
-
-SECTOR_BYTES = 512
-"""The unit of /proc/diskstats, whatever the device's own."""
 
 _LEVELS = frozenset({"device", "peak_rss_bytes", "rss_bytes"})
 
@@ -73,15 +70,14 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
 
 
 def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters:
-    """The counters now; `devices` as `device_of` names them, each once; their counts add up. None
-    given = no device is counted. `disks`: those at the feet of the stack, likewise."""
-    io = parse_pairs(_text("/proc/self/io"))
+    """Read the counters now. `devices`, named as by `device_of`, each once, are added up; none
+    means that no device is counted. `disks`: those at the feet of the stack, likewise."""
+    io = _pairs("/proc/self/io")
     process, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
     total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
-    stats = _text("/proc/diskstats") if devices or disks else ""
-    disk, foot = (added_up([parse_diskstats(stats, d) for d in each]) for each in (devices, disks))
-    status = parse_pairs(_text("/proc/self/status"))
+    disk, foot = (_total(each) for each in (devices, disks))
+    status = _pairs("/proc/self/status")
     rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
     return Counters(
         process_read_bytes=_int(io.get("read_bytes")),
@@ -90,13 +86,13 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         rchar=_int(io.get("rchar")),
         wchar=_int(io.get("wchar")),
         device="+".join(devices) or None,
-        device_read_bytes=disk.get("read_bytes"),
-        device_write_bytes=disk.get("write_bytes"),
-        device_reads=disk.get("reads"),
-        device_writes=disk.get("writes"),
-        device_io_ms=disk.get("io_ms"),
-        foot_read_bytes=foot.get("read_bytes"),
-        foot_write_bytes=foot.get("write_bytes"),
+        device_read_bytes=None if disk is None else disk.read_bytes,
+        device_write_bytes=None if disk is None else disk.write_bytes,
+        device_reads=None if disk is None else disk.reads,
+        device_writes=None if disk is None else disk.writes,
+        device_io_ms=None if disk is None else disk.busy_ms,
+        foot_read_bytes=None if foot is None else foot.read_bytes,
+        foot_write_bytes=None if foot is None else foot.write_bytes,
         process_cpu_ns=time.process_time_ns(),
         process_user_s=process.user,
         process_system_s=process.system,
@@ -104,49 +100,35 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         host_total_s=total_s,
         network_rx_bytes=sum(nic.bytes_recv for nic in network),
         network_tx_bytes=sum(nic.bytes_sent for nic in network),
-        # getrusage's maximum survives exec: it can be that of the program that started us.
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-        if peak is None
-        else peak,
+        peak_rss_bytes=_peak_rss_bytes() if peak is None else peak,
         rss_bytes=rss,
     )
 
 
 def device_of(path: Path) -> str | None:
-    """The name in /proc/diskstats of the disk or partition that holds `path` (or will hold it).
+    """Return the name in /proc/diskstats of the disk or partition that holds `path` (or will hold
+    it).
 
-    None where the file system has no block device of its own: tmpfs, overlay, FUSE, network,
+    None if the file system has no block device of its own: tmpfs, overlay, FUSE, network,
     btrfs. Raises PlaceError when the path cannot be looked at.
     """
     number = os.stat(nearest_existing(path)).st_dev
     link = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
     name = os.path.basename(os.path.realpath(link)) if os.path.exists(link) else ""
-    return name if parse_diskstats(_text("/proc/diskstats"), name) else None
+    return name if read_diskstats([name]) else None
 
 
-def parse_diskstats(text: str, device: str) -> dict[str, int]:
-    """reads, read_bytes, writes, write_bytes and io_ms of one device; empty when it is not there.
-
-    Columns: kernel documentation, admin-guide/iostats.rst.
-    """
-    for line in text.splitlines():
-        columns = line.split()
-        if columns[2:3] == [device]:
-            return {
-                "reads": int(columns[3]),
-                "read_bytes": int(columns[5]) * SECTOR_BYTES,
-                "writes": int(columns[7]),
-                "write_bytes": int(columns[9]) * SECTOR_BYTES,
-                "io_ms": int(columns[12]),
-            }
-    return {}
+def _total(devices: Sequence[str]) -> DiskStats | None:
+    """Add up what the devices counted; None if there are none, or one of them has no counters."""
+    stats = read_diskstats(devices)
+    return None if stats is None else added_up(stats.values())
 
 
-def added_up(rows: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of several devices' counters; empty where one of them has none."""
-    if not all(rows):
-        return {}
-    return {name: sum(row[name] for row in rows) for name in (rows[0] if rows else ())}
+def _peak_rss_bytes() -> int:
+    """Ask getrusage, whose maximum survives exec: it can be that of the program that started us."""
+    import resource  # here: only Linux has /proc, and modules are imported anywhere
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 
 def _int(value: str | None) -> int | None:
@@ -154,10 +136,10 @@ def _int(value: str | None) -> int | None:
 
 
 def _kib(value: str | None) -> int | None:
-    """`1234 kB` in bytes."""
+    """Convert `1234 kB` to bytes."""
     return None if value is None else int(value.split()[0]) * KIB
 
 
-def _text(path: str) -> str:
-    """Empty where the kernel was built without the file or hides it."""
-    return text_of(Path(path)) or ""
+def _pairs(path: str) -> dict[str, str]:
+    """Parse a file of /proc; empty if the kernel was built without it or hides it."""
+    return parse_pairs(text_of(Path(path)) or "")

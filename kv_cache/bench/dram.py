@@ -2,12 +2,11 @@
 
 Copies between two arrays that are each several times the last-level cache, so that what is measured
 is memory. A byte counts once: it is read once and written once. The median of the passes counts,
-and their spread is told, because on a machine that is shared no single pass can be believed.
+and their spread is reported, because on a machine that is shared no single pass can be believed.
 
-Nothing is measured where it would be no measurement: where there is no room for such arrays.
+Nothing is measured where it would not be a measurement: if there is no room for such arrays.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,12 +16,13 @@ from statistics import median
 
 import numpy as np
 
+from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.memory import available_ram_bytes, usable_bytes
 from kv_cache.bench.procfs import text_of
 from kv_cache.core.units import MIB, human_bytes
 
 PASSES = 9
-_CACHES = 4  # an array is so many times the last-level cache
+_CACHES = 4  # an array is N times the last-level cache
 _LEAST_BYTES = 256 * MIB
 _CACHE_SIZES = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -47,8 +47,8 @@ class NotCopied:
 
 
 def measure_copies(stop: Callable[[], bool] = lambda: False) -> Copied | NotCopied:
-    """About two seconds."""
-    threads = len(os.sched_getaffinity(0))
+    """Measure for about two seconds."""
+    threads = usable_cpus()
     each = max(_LEAST_BYTES, _CACHES * _last_level_cache_bytes()) // threads
     each = -(-each // MIB) * MIB
     needed, room = 2 * each * threads, usable_bytes(available_ram_bytes())
@@ -73,7 +73,7 @@ def measure_copies(stop: Callable[[], bool] = lambda: False) -> Copied | NotCopi
 
 
 def _rate(pairs: list[tuple["np.ndarray", "np.ndarray"]]) -> float:
-    """Bytes/s of copying each pair by a thread of its own, all at the same time."""
+    """Return bytes/s of copying each pair by a thread of its own, all at the same time."""
     gate = threading.Barrier(len(pairs) + 1)
 
     def copy(source: "np.ndarray", target: "np.ndarray") -> None:
@@ -92,7 +92,7 @@ def _rate(pairs: list[tuple["np.ndarray", "np.ndarray"]]) -> float:
 
 
 def _last_level_cache_bytes() -> int:
-    """0 where the kernel does not say."""
+    """Return the size of the last-level cache; 0 if the kernel does not say."""
     sizes = [0]
     for file in _CACHE_SIZES.glob("index*/size"):
         text = (text_of(file) or "").strip()

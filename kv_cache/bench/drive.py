@@ -13,6 +13,7 @@ from typing import Any
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.transfer import Mover
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import (
     Await,
     Compute,
@@ -26,11 +27,11 @@ from kv_cache.core.effect import (
     Transfer,
 )
 from kv_cache.core.kinds import Outcome
-from kv_cache.core.record import RequestRecord
+from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_S, s_to_ns
-from kv_cache.lifecycle import World, lifecycle, unstarted
+from kv_cache.lifecycle import World, lifecycle
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Bins, Gauges
 from kv_cache.schedule.intake import Intake
@@ -38,10 +39,6 @@ from kv_cache.schedule.queue import Queued
 
 OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
-
-
-def _ignore(_: object) -> None:
-    """Nobody is told."""
 
 
 _LONGEST_WAIT_S = 0.5  # nobody waits longer without looking around
@@ -129,9 +126,9 @@ class Drive:
         self._leaving = 0  # workers that end at the next opportunity
         self._started = False
         self._users: int | None = None  # as they were wanted, if they were changed
-        self._made = itertools.count()
+        self._thread_numbers = itertools.count()
         self._submitted_before = 0
-        self._told = on_record
+        self._record_sink = on_record
         self._open = False
         self._stopping = False
         self._sealed = False  # the books are closed
@@ -169,16 +166,16 @@ class Drive:
                 self._abort.set()
             tick()
 
-    def switch(self, intake: Intake, *, told: bool) -> None:
+    def switch(self, intake: Intake, *, recorded: bool) -> None:
         """Serve another intake from the next `open` on. The one before must be closed and nothing
-        of it in flight. `told`: whether its requests are records of the run."""
+        of it in flight. `recorded`: whether its requests are records of the run."""
         with self._lock:
             assert not self._intake.in_flight, "requests of the intake before are still served"
             self._submitted_before += self._intake.submitted
             self._intake, self._open = intake, False
             if self._users is not None:
                 intake.resize(self._users, 0)
-            self._told = self._on_record if told else _ignore
+            self._record_sink = self._on_record if recorded else ignore
 
     def resize(self, workers: int, users: int | None) -> None:
         """So many workers from now on and, where users make the load, so many users. A worker who
@@ -313,7 +310,9 @@ class Drive:
                 self.fail(error)
 
         return [
-            threading.Thread(target=guarded, name=f"{name}-{next(self._made)}", daemon=True)
+            threading.Thread(
+                target=guarded, name=f"{name}-{next(self._thread_numbers)}", daemon=True
+            )
             for _ in range(count)
         ]
 
@@ -357,7 +356,7 @@ class Drive:
                 return
             del self._living[request.request_id]
             self._recorder.request(record)
-            self._told(record)
+            self._record_sink(record)
             self._intake.finish(request, self._clock.now_ns())
             if self._intake.finished:
                 self._world.rest()
@@ -477,7 +476,7 @@ class Drive:
         first_token_ns = self._world.first_tokens.get(queued.request.request_id)
         record = unstarted(queued.request, queued.enqueued_ns, outcome, reason, first_token_ns)
         self._recorder.request(record)
-        self._told(record)
+        self._record_sink(record)
 
     @property
     def _over(self) -> bool:

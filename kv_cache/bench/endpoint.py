@@ -1,8 +1,8 @@
-"""Metrics for whoever scrapes them while a run goes on (`--metrics-port`): a small HTTP server on a
+"""Metrics for scraping during a run (`--metrics-port`): a small HTTP server on a
 thread of its own, which ends with the run.
 
 It never takes the run's lock. However often it is asked, it looks at the run at most every
-quarter of a second, so that nobody can slow a run down by asking.
+quarter of a second, so that asking cannot slow a run down.
 """
 
 import errno
@@ -34,11 +34,11 @@ def check_endpoint(host: str, port: int) -> None:
 
 
 class Endpoint:
-    """Listens from when it is made until it is closed. `tells` may be changed at any time."""
+    """Listens from its creation until it is closed. `render` may be changed at any time."""
 
-    def __init__(self, host: str, port: int, tells: Text) -> None:
+    def __init__(self, host: str, port: int, render: Text) -> None:
         """Raises PlaceError."""
-        self.tells = tells
+        self.render = render
         self._server = _bound(host, port)
         self._server.text = self._text
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """Nobody is answered any more; whoever is being answered is left behind."""
+        """Stop answering; clients that are being answered are left behind."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -72,7 +72,7 @@ class Endpoint:
         with self._lock:
             now = time.monotonic()
             if self._last is None or now - self._last[0] >= FRESH_S:
-                self._last = now, self.tells().encode()
+                self._last = now, self.render().encode()
             return self._last[1]
 
 
@@ -137,8 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return 200, CONTENT_TYPE, self.server.text()
         except Exception:
-            log.exception("the metrics could not be told")
-            return 500, "text/plain", b"the metrics could not be told, see the log\n"
+            log.exception("the metrics could not be rendered")
+            return 500, "text/plain", b"the metrics could not be rendered, see the log\n"
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug("metrics: %s", format % args)
@@ -165,6 +165,6 @@ def _why(where: str, host: str, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"{where}: this user may not listen there; name one above 1023, or 0 for any"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--metrics-host {host}: it is no address of this machine; give one that is"
+        return f"--metrics-host {host}: it is not an address of this machine; give one that is"
     reason = (error.strerror or str(error)).lower()
     return f"{where} on {host}: it cannot be listened on ({reason}); name another"

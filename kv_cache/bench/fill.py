@@ -14,26 +14,28 @@ It must never leave a file behind that it made, nor remove one that it did not.
 import errno
 import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.cache_dir import nearest_existing, obtainable_bytes
+from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.counters import device_of, read_counters
+from kv_cache.bench.linux import usable_cpus
+from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.procfs import text_of
-from kv_cache.bench.waits import ANSWER_S, ThreadStillness, all_still, answered
+from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
 from kv_cache.core.kinds import Tier
+from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes
+from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes, whole_pages
 from kv_cache.metrics.steady import FILL_TIMES
 from kv_cache.tiers.base import Span
 from kv_cache.tiers.buffers import Buffer, aligned_bytes
@@ -61,7 +63,7 @@ log = logging.getLogger("kv_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillRow:
+class FillInterval:
     """One interval of a fill: bytes written between two instants, in seconds since it began."""
 
     start_s: float
@@ -80,9 +82,9 @@ class FillRow:
 class Filled:
     """The result of a fill. `bytes` are fewer than `wanted_bytes` if it was stopped.
 
-    `device_write_bytes` is the kernel's count for all drives; None where one of them has none.
+    `device_write_bytes` is the kernel's count for all drives; None if one of them has none.
     `discard`: whether the file system hands deleted blocks back to the drive, which undoes the
-    fill when its files are removed; None where no mount tells.
+    fill when its files are removed; None if no mount holds it.
     """
 
     wanted_bytes: int
@@ -96,7 +98,7 @@ class Filled:
     threads: int
     discard: bool | None
     device_write_bytes: int | None
-    rows: tuple[FillRow, ...]
+    rows: tuple[FillInterval, ...]
 
     @property
     def complete(self) -> bool:
@@ -148,7 +150,7 @@ def fill(
     """Write `size_bytes` (0 = twice the capacity) to files in existing directories that are ours,
     at most `capacities[i]` of each at a time; remove the files, however it ends.
 
-    `threads` 0 is one for each core. `progress` is told the bytes written so far, a few times a
+    `threads` 0 is one for each core. `progress` gets the bytes written so far, a few times a
     second. `stop` ends it early, without an error. Raises PlaceError when the disk is full or
     fails, and NoAnswerError, with nothing removed, once all writes have stood still for `answer_s`.
     """
@@ -161,7 +163,7 @@ def fill(
         writing.remove()
         for directory, there in zip(directories, existed, strict=True):
             if not there:
-                with suppress(OSError):  # somebody else's file is in it by now
+                with suppress(OSError):  # another's file is in it by now
                     os.rmdir(directory / "00")
 
     try:
@@ -173,22 +175,19 @@ def fill(
 
 
 def _plan(size_bytes: int, capacities: Sequence[int]) -> tuple[int, list[int]]:
-    """Bytes to write in all, and the area in each directory: its capacity, or its share of a size
-    that is less. Whole pages."""
+    """Return the bytes to write in all, and the area in each directory: its capacity, or its share
+    of a smaller size. Whole pages."""
     whole = sum(capacities)
     size = min(size_bytes or whole, whole)
-    areas = [_pages(size * each // max(1, whole)) for each in capacities]
-    return _pages(size_bytes or FILL_TIMES * sum(areas)), areas
-
-
-def _pages(nbytes: int) -> int:
-    return nbytes // PAGE_BYTES * PAGE_BYTES
+    areas = [whole_pages(size * each // max(1, whole)) for each in capacities]
+    return whole_pages(size_bytes or FILL_TIMES * sum(areas)), areas
 
 
 def _file_systems(
     areas: Sequence[int], directories: Sequence[Path]
 ) -> Iterator[tuple[int, int, int, Path]]:
-    """Of each file system: its size, what is free, what of the area lies there, a directory."""
+    """Yield for each file system: its size, its free bytes, the bytes of the area on it, a
+    directory."""
     shares: dict[int, int] = {}
     for directory, area in zip(directories, areas, strict=True):
         place = os.stat(nearest_existing(directory)).st_dev
@@ -207,7 +206,7 @@ def _size_of(path: Path) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _DriveFill:
-    """One thread's file: so long, and so many bytes to write to it. `written` is the thread's."""
+    """One thread's file: its length, and the bytes to write to it. `written` is the thread's."""
 
     number: int
     directory: Path
@@ -226,7 +225,7 @@ class _DriveFill:
 class _Rows:
     """Bandwidth over time, of bounded number."""
 
-    rows: list[FillRow] = field(default_factory=list)
+    rows: list[FillInterval] = field(default_factory=list)
     every_s: float = _ROW_S
     _start_s: float = 0.0
     _bytes: int = 0
@@ -234,7 +233,7 @@ class _Rows:
     def see(self, now_s: float, nbytes: int, *, last: bool = False) -> None:
         if now_s - self._start_s < self.every_s and not (last and nbytes > self._bytes):
             return
-        row = FillRow(start_s=self._start_s, end_s=now_s, bytes=nbytes - self._bytes)
+        row = FillInterval(start_s=self._start_s, end_s=now_s, bytes=nbytes - self._bytes)
         if self.rows and now_s - self._start_s < self.every_s / 2:  # a scrap at the end
             row = _joined([self.rows.pop(), row])
         self.rows.append(row)
@@ -244,9 +243,9 @@ class _Rows:
             self.every_s *= 2
 
 
-def _joined(rows: Sequence[FillRow]) -> FillRow:
+def _joined(rows: Sequence[FillInterval]) -> FillInterval:
     nbytes = sum(row.bytes for row in rows)
-    return FillRow(start_s=rows[0].start_s, end_s=rows[-1].end_s, bytes=nbytes)
+    return FillInterval(start_s=rows[0].start_s, end_s=rows[-1].end_s, bytes=nbytes)
 
 
 class _Fill:
@@ -275,7 +274,7 @@ class _Fill:
         self._area = sum(areas)
         self._engines = "+".join(sorted({engine.name for engine, _ in chosen}))
         self._note = next((note for _, note in chosen if note), None)
-        each = -(-(threads or len(os.sched_getaffinity(0))) // len(directories))
+        each = -(-(threads or usable_cpus()) // len(directories))
         self._parts: list[_DriveFill] = []
         for directory, (engine, _), area in zip(directories, chosen, areas, strict=True):
             for length in _cut(area, each):
@@ -283,13 +282,13 @@ class _Fill:
         self._parts[0].quota += wanted - sum(part.quota for part in self._parts)
 
     def _part(self, directory: Path, engine: Engine, length: int) -> _DriveFill:
-        """A file of this length, and its share of the bytes to write."""
+        """Return a file of this length, and its share of the bytes to write."""
         return _DriveFill(
             number=len(self._parts),
             directory=directory,
             engine=engine,
             length=length,
-            quota=_pages(self._wanted * length // self._area),
+            quota=whole_pages(self._wanted * length // self._area),
         )
 
     # --- the whole of it ---------------------------------------------------------------------
@@ -305,7 +304,9 @@ class _Fill:
         counted = None if None in names else moved.device_write_bytes
         return self._filled(seconds, tuple(rows.rows), counted)
 
-    def _filled(self, seconds: float, rows: tuple[FillRow, ...], counted: int | None) -> Filled:
+    def _filled(
+        self, seconds: float, rows: tuple[FillInterval, ...], counted: int | None
+    ) -> Filled:
         known = [discards(directory) for directory in self._directories]
         places = {os.stat(each).st_dev: _size_of(each) for each in self._directories}
         return Filled(
@@ -331,18 +332,16 @@ class _Fill:
             threading.Thread(target=self._work, args=(part,), name="fill", daemon=True)
             for part in self._parts
         ]
-        left, watched = 0, dict[threading.Thread, ThreadStillness]()
         try:
             for worker in workers:
                 worker.start()
-                watched[worker] = ThreadStillness(os.getpid(), worker.native_id or 0)
-                left += 1
+            threads, left = IoThreads(workers, self._answer_s), len(workers)
             while left and not self._over():
                 left -= self._ended.acquire(timeout=_TICK_S)
                 done = self._written()
                 rows.see(time.monotonic() - began_s, done)
                 progress(done)
-                self._require_answer([watched[each] for each in workers if each.is_alive()])
+                self._require_answer(threads)
         finally:
             self._abort.set()
             deadline = time.monotonic() + _GRACE_S
@@ -355,13 +354,14 @@ class _Fill:
             raise self._errors[0]
         progress(self._written())
 
-    def _require_answer(self, watched: Sequence[ThreadStillness]) -> None:
-        if all_still(watched, self._answer_s):
-            self.silent = True
-            raise NoAnswerError(
-                f"the device did not answer: {len(watched)} writes of the fill in "
-                f"{', '.join(map(str, self._directories))} have not moved for {self._answer_s:g} s"
+    def _require_answer(self, threads: IoThreads) -> None:
+        try:
+            threads.require_answer(
+                f"writes of the fill in {', '.join(map(str, self._directories))}"
             )
+        except NoAnswerError:
+            self.silent = True
+            raise
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._abort.is_set()
@@ -374,7 +374,7 @@ class _Fill:
                     if (status.st_dev, status.st_ino) == part.created:  # else it is not ours
                         os.unlink(part.path)
                 except FileNotFoundError:
-                    pass  # somebody else was quicker: it is gone, as wished
+                    pass  # another process was quicker: it is gone, as wished
                 except OSError as error:  # its directory's owner tries again
                     log.warning("%s could not be removed: %s", part.path, error.strerror)
 
@@ -429,8 +429,8 @@ class _Fill:
 
 
 def _allocate(part: _DriveFill) -> None:
-    """A full disk is known before the first byte. Without O_DIRECT: where a file system cannot
-    allocate, the C library writes a byte to each block instead."""
+    """Allocate the file, so that a full disk is known before the first byte. Without O_DIRECT: if a
+    file system cannot allocate, the C library writes a byte to each block instead."""
     part.path.parent.mkdir(exist_ok=True)
     fd = os.open(part.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     status = os.fstat(fd)
@@ -442,7 +442,7 @@ def _allocate(part: _DriveFill) -> None:
 
 
 def _cut(area: int, most: int) -> list[int]:
-    """Lengths of the files of an area: of about one size, none below a block."""
+    """Return the lengths of an area's files: all about one size, none below a block."""
     pages, count = area // PAGE_BYTES, max(1, min(most, area // BLOCK_BYTES))
     ends = [pages * part // count * PAGE_BYTES for part in range(count + 1)]
     return [end - begin for begin, end in pairwise(ends) if end > begin]
@@ -471,27 +471,9 @@ def _place_error(directory: Path, written: int, error: OSError | StoreError) -> 
 
 def discards(directory: Path) -> bool | None:
     """Whether deleting files there tells the drive that their blocks are free (mount option
-    `discard`); None where no mount is found."""
-    mounts = text_of(Path("/proc/self/mountinfo"))
-    options = None if mounts is None else mount_options(mounts, os.path.realpath(directory))
-    if options is None:
+    `discard`); None if no mount holds it."""
+    mounts = parse_mounts(text_of(Path("/proc/self/mountinfo")) or "")
+    mount = mount_of(os.path.realpath(directory), "", mounts)
+    if mount is None:
         return None
-    return any(option == "discard" or option.startswith("discard=") for option in options)
-
-
-def mount_options(mountinfo: str, path: str) -> list[str] | None:
-    """The options of the deepest mount above `path`, the file system's own among them; of two on
-    one point the later. Takes the text of /proc/self/mountinfo (proc(5))."""
-    options_at: Mapping[str, list[str]] = {
-        _unescaped(left[4]): f"{left[5]},{right[-1]}".split(",")
-        for line in mountinfo.splitlines()
-        for left, right in [tuple(half.split() for half in line.partition(" - ")[::2])]
-        if len(left) > 5 and right
-    }
-    above = [point for point in options_at if Path(path).is_relative_to(point)]
-    return options_at[max(above, key=len)] if above else None
-
-
-def _unescaped(text: str) -> str:
-    """Blanks and such stand as octal numbers there."""
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
+    return any(o == "discard" or o.startswith("discard=") for o in mount.all_options)

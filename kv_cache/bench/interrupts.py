@@ -4,19 +4,18 @@ import contextlib
 import errno
 import os
 import signal
-import termios
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.exits import Exit
 
-EXITS = {
-    signal.SIGINT: Exit.SIGINT,
-    signal.SIGTERM: Exit.SIGTERM,
-    signal.SIGHUP: Exit.SIGTERM,
-}
+_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+EXITS = {signal.SIGINT: Exit.SIGINT, signal.SIGTERM: Exit.SIGTERM}
+if _HANGUP is not None:
+    EXITS[_HANGUP] = Exit.SIGTERM
 """The signals that are taken over, with the exit code of each."""
 
 
@@ -49,13 +48,13 @@ class Stop(threading.Event):
 
 
 class Interrupts:
-    """The first signal that came. `stop` is set by it; whoever has to do something at once sets
-    `on_signal`, which must not take a lock that the main thread may hold."""
+    """The first signal that came. It sets `stop` and calls `on_signal`, for what has to happen at
+    once; that must not take a lock that the main thread may hold."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.stop = Stop()
-        self.on_signal: Callable[[], None] = _nothing
+        self.on_signal: Callable[[], None] = ignore
 
     @property
     def name(self) -> str | None:
@@ -72,32 +71,34 @@ class Interrupts:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Within it a signal only leaves a note, so that what was made can be removed in peace."""
-    found = Interrupts()
+    """Only note signals while the context lasts, so that files can be removed in peace."""
+    caught = Interrupts()
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
+        if number == _HANGUP:
             drop_dead_terminal()
-        found.number = found.number or number
-        found.stop.set()
-        found.on_signal()
+        caught.number = caught.number or number
+        caught.stop.set()
+        caught.on_signal()
 
     before = {number: signal.signal(number, handler) for number in taken_over()}
     try:
-        yield found
+        yield caught
     finally:
         for number, old in before.items():
             signal.signal(number, old)
 
 
 def taken_over() -> list[signal.Signals]:
-    """The signals to take over: all, but for a SIGHUP that `nohup` has set to be ignored."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in EXITS if number is not signal.SIGHUP or not ignored]
+    """Return the signals to take over: all, except a SIGHUP that `nohup` has set to be ignored."""
+    ignored = _HANGUP is not None and signal.getsignal(_HANGUP) is signal.SIG_IGN
+    return [number for number in EXITS if number is not _HANGUP or not ignored]
 
 
 def drop_dead_terminal() -> None:
-    """Write to nowhere from now on where the terminal is gone: each write to it would fail."""
+    """Write to nowhere from now on if the terminal is gone: each write to it would fail."""
+    import termios  # here: there is no such module where there is no SIGHUP
+
     for fd in (0, 1, 2):
         try:
             termios.tcgetattr(fd)
@@ -106,7 +107,3 @@ def drop_dead_terminal() -> None:
                 nowhere = os.open(os.devnull, os.O_RDWR)
                 os.dup2(nowhere, fd)
                 os.close(nowhere)
-
-
-def _nothing() -> None:
-    """Nobody wants to be told."""

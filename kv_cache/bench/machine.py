@@ -1,16 +1,17 @@
 """What a run takes from the machine: storage and threads, and what watches the machine."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kv_cache.bench.answers import Answers
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
-from kv_cache.bench.plan import RunHooks, RunPlan
-from kv_cache.bench.state import RunState
+from kv_cache.bench.run_plan import RunHooks, RunPlan
+from kv_cache.bench.run_state import RunState
+from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.stores import (
     Opening,
     RunDirectories,
@@ -18,7 +19,6 @@ from kv_cache.bench.stores import (
     open_directories,
     open_stores,
 )
-from kv_cache.bench.tracing import Tracer
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.bench.witness import Witness
 from kv_cache.config.build import BACKGROUND_THREADS, workers
@@ -29,6 +29,9 @@ from kv_cache.tiers.gpu import GpuStore
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import Payload
 
+if TYPE_CHECKING:
+    from kv_cache.bench.tracing import Tracer
+
 
 @dataclass(frozen=True, slots=True)
 class RunMachine:
@@ -37,11 +40,11 @@ class RunMachine:
     stores: RunStores
     witness: Witness
     monitor: MachineMonitor
-    tracer: Tracer | None
+    tracer: "Tracer | None"
     drive: Drive
 
     def resize(self, users: int) -> None:
-        """Serve so many users from now on, with the workers that they need."""
+        """Serve `users` from now on, with the workers that they need."""
         self.drive.resize(workers(self.config, users), users)
 
     def buffer_facts(self) -> Mapping[str, Any]:
@@ -55,11 +58,13 @@ class RunMachine:
 
 
 def open_machine(
-    plan: RunPlan, hooks: RunHooks, state: RunState, answers: Answers, opening: Opening
+    plan: RunPlan, hooks: RunHooks, state: RunState, answers: StorageAnswers, opening: Opening
 ) -> RunMachine:
     """Open all that a run needs; what is opened puts its closing on `opening.closing`."""
     config = plan.config
-    directories = open_directories(plan, answers, opening.closing)
+    directories = open_directories(
+        config, plan.seed, answers, opening.closing, keep=config.tiers.keep_cache
+    )
     stores = open_stores(plan, directories, answers, opening)
     objects = [drive.objects for drive in directories.local]
     witness = Witness(
@@ -71,9 +76,7 @@ def open_machine(
         pulse=answers.pulse,
     )
     devices = [device for path in objects if (device := device_of(path)) is not None]
-    tracer = Tracer(devices) if config.monitor.latency_tracing else None
-    if tracer is not None:
-        opening.closing.push(tracer)
+    tracer = _open_tracer(devices, opening.closing) if config.monitor.latency_tracing else None
     mover = Mover(
         stores.by_tier,
         Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB),
@@ -104,6 +107,15 @@ def open_machine(
     return RunMachine(
         config, directories, stores, witness, _monitor(config, stores, devices), tracer, drive
     )
+
+
+def _open_tracer(devices: Sequence[str], closing: ExitStack) -> "Tracer":
+    """Open the tracer of the block layer; `closing` ends it."""
+    from kv_cache.bench.tracing import Tracer  # seldom wanted, and with signals of Linux
+
+    tracer = Tracer(devices)
+    closing.push(tracer)
+    return tracer
 
 
 def _prefetchers(config: Config) -> int:

@@ -12,7 +12,7 @@ from kv_cache.core.units import GIB, MIB, human_bytes
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 256 * MIB
-"""Left to everybody else: this share of what is available, at least so many bytes."""
+"""Left to others: this share of what is available, at least `RESERVE_BYTES`."""
 
 GPU_TIER = "gpu tier"
 CPU_TIER = "cpu tier"
@@ -60,7 +60,8 @@ def usable_bytes(available: int) -> int:
 
 
 def _what_fits(parts: Mapping[str, int], usable: int) -> str:
-    """The GPU tier goes first: one emulated in RAM measures nothing that the CPU tier doesn't."""
+    """Name the options that would fit. The GPU tier is given up first: one emulated in RAM measures
+    nothing that the CPU tier does not."""
     cpu = sum(size for name, size in parts.items() if name.startswith(CPU_TIER))
     gpu = sum(size for name, size in parts.items() if name.startswith(GPU_TIER))
     fixed = sum(parts.values()) - cpu - gpu
@@ -75,13 +76,14 @@ def _what_fits(parts: Mapping[str, int], usable: int) -> str:
 
 
 def _floor_gib(nbytes: int) -> float:
-    """Whole GiB, or hundredths below one."""
+    """Round down to whole GiB, or to hundredths below one."""
     gib = nbytes / GIB
     return float(math.floor(gib)) if gib >= 1 else math.floor(gib * 100) / 100
 
 
 def available_ram_bytes() -> int:
-    """Count the bytes that can be allocated without swapping, as the machine and cgroups allow."""
+    """Count the bytes that can be allocated without swapping, as the machine and cgroups
+    allow."""
     return max(0, min([int(psutil.virtual_memory().available), *_left_in_cgroups()]))
 
 
@@ -110,7 +112,7 @@ def _left_v2(directory: Path) -> int | None:
 
 
 def left_under_limit(limit: str | None, usage: str | None, statistics: str | None) -> int | None:
-    """Limit less usage plus the page cache that can be reclaimed at once; None = no limit.
+    """Return limit less usage plus the page cache that can be reclaimed at once; None = no limit.
 
     Takes the text of the files `memory.max` (`max` is no limit), `memory.current` and
     `memory.stat`, or what cgroup v1 has instead; None where a file is not there.
@@ -121,6 +123,7 @@ def left_under_limit(limit: str | None, usage: str | None, statistics: str | Non
 
 
 def reclaimable_bytes(statistics: str) -> int:
-    """`inactive_file` of a memory.stat; v1 has it with the children's as `total_inactive_file`."""
+    """Return `inactive_file` of a memory.stat; v1 has it with the children's as
+    `total_inactive_file`."""
     values = dict(line.split(maxsplit=1) for line in statistics.splitlines() if " " in line)
     return int(values.get("total_inactive_file", values.get("inactive_file", 0)))

@@ -1,7 +1,7 @@
 """What the machine did between two ticks: devices, pressure, CPU, memory.
 
-It looks and judges nothing. What the machine does not tell is None, and so is what it tells in a
-way that cannot be (a counter that ran backwards).
+It looks and judges nothing. What the machine does not say is None, and so is what cannot be (a
+counter that ran backwards).
 """
 
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
+from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
 from kv_cache.bench.probes.pressure import RESOURCES, read_pressure
 from kv_cache.bench.probes.throttles import usable_cores
 from kv_cache.bench.procfs import parse_pairs, text_of
@@ -20,7 +20,6 @@ from kv_cache.core.units import KIB, NS_PER_MS, NS_PER_S, NS_PER_US
 
 _IDLE = (3, 4)  # the columns `idle` and `iowait` of /proc/stat; both do nothing
 _OWN = 8  # columns; the two behind them, of guests, are in `user` and `nice` already
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # its unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,8 @@ class _Look:
 
 
 class MachineMonitor:
-    """`sample` once a tick, always from the same thread; the first tells of the time since this
-    was made."""
+    """`sample` once a tick, always from the same thread; the first sample covers the time since the
+    creation."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class MachineMonitor:
         device_in_flight          operations begun and not ended, now
         device_queue_depth        operations in flight, on average (of those that ended)
         device_read_iops, _write_ operations ended, a second, as the device saw them
-        device_read_ms, _write_   mean time of those; None where none ended
+        device_read_ms, _write_   mean time of those; None if none ended
         device_read_bytes_per_s, device_write_bytes_per_s
         device_merged             requests that became part of another
         io_, memory_, cpu_pressure_some and _full: see `probes/pressure`; a share of the time
@@ -100,8 +99,8 @@ class MachineMonitor:
 
 
 def gpu_used_bytes(numbers: Sequence[int]) -> Callable[[], int | None] | None:
-    """Asks for the memory in use, by anybody, on these CUDA devices together, through the library
-    that the GPU tier has imported already; None where it has imported none."""
+    """Return a function that returns the memory in use on these CUDA devices together, through the
+    library that the GPU tier has imported already; None if it has imported none."""
     libraries = {"torch": _torch_used, "cupy": _cupy_used}
     imported = next((name for name in libraries if name in sys.modules), None)
     if imported is None or not numbers:
@@ -121,7 +120,7 @@ def _cupy_used(cupy: Any, number: int) -> int:
 
 
 def _sum(values: Iterable[int]) -> int | None:
-    """None where the driver refuses; a run does not end for that."""
+    """Add the values up; None if the driver refuses, as a run does not end for that."""
     try:
         return sum(values)
     except RuntimeError:
@@ -151,25 +150,25 @@ def _devices(
     if not moved or any(_backwards(stats) for stats in moved):
         return {f"device_{name}": None for name in _OF_DEVICES}
     seconds = passed_ns / NS_PER_S
-    total = {name: sum(getattr(stats, name) for stats in moved) for name in DiskStats.__slots__}
+    total = added_up(moved)
     return {
         "device_utilisation": min(
             1.0, max(stats.busy_ms for stats in moved) * NS_PER_MS / passed_ns
         ),
-        "device_in_flight": total["in_flight"],
-        "device_queue_depth": total["waiting_ms"] * NS_PER_MS / passed_ns,
-        "device_read_iops": total["reads"] / seconds,
-        "device_write_iops": total["writes"] / seconds,
-        "device_read_ms": total["read_ms"] / total["reads"] if total["reads"] else None,
-        "device_write_ms": total["write_ms"] / total["writes"] if total["writes"] else None,
-        "device_read_bytes_per_s": total["read_bytes"] / seconds,
-        "device_write_bytes_per_s": total["write_bytes"] / seconds,
-        "device_merged": total["reads_merged"] + total["writes_merged"],
+        "device_in_flight": total.in_flight,
+        "device_queue_depth": total.waiting_ms * NS_PER_MS / passed_ns,
+        "device_read_iops": total.reads / seconds,
+        "device_write_iops": total.writes / seconds,
+        "device_read_ms": total.read_ms / total.reads if total.reads else None,
+        "device_write_ms": total.write_ms / total.writes if total.writes else None,
+        "device_read_bytes_per_s": total.read_bytes / seconds,
+        "device_write_bytes_per_s": total.write_bytes / seconds,
+        "device_merged": total.reads_merged + total.writes_merged,
     }
 
 
 def _backwards(moved: DiskStats) -> bool:
-    """The device was taken away, and one of the same name came."""
+    """Whether a counter ran backwards: the device was taken away, and one of the same name came."""
     return any(getattr(moved, name) < 0 for name in DiskStats.__slots__ if name != "in_flight")
 
 
@@ -202,4 +201,4 @@ def _busy_ns(stat: str) -> int | None:
         return None
     ticks = [int(word) for word in words[1:]]
     busy = sum(n for column, n in enumerate(ticks[:_OWN]) if column not in _IDLE)
-    return busy * NS_PER_S // _TICKS_PER_S
+    return busy * NS_PER_S // os.sysconf("SC_CLK_TCK")

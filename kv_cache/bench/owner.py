@@ -4,7 +4,7 @@ of them, and whether they may still be at work.
 Nothing here removes anything. A run is dead only where that is certain: numbers of processes mean
 something within one pid namespace of one running kernel, which its boot id identifies. A record
 with another boot id is of this machine before a reboot only if nothing speaks against it (see
-`_was_rebooted`); every other one may be of another host's run, which nobody here can look at.
+`_was_rebooted`); every other one may be of another host's run, which cannot be looked at from here.
 """
 
 import functools
@@ -46,7 +46,7 @@ class Host(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The same text in two processes that see each other's numbers; None where unknown."""
+        """The same text in two processes that see each other's numbers; None if unknown."""
         if self.boot_id is None or self.pid_namespace is None:
             return None
         return f"{self.boot_id}/{self.pid_namespace}"
@@ -85,7 +85,7 @@ def run_identity(run: str) -> dict[str, Any]:
 
 
 def parse_record(content: bytes) -> dict[str, Any] | None:
-    """A lock or owner file of ours; None when it is not one."""
+    """Parse a lock or owner file of ours; return None if it is not one."""
     try:
         record = json.loads(content)
     except (ValueError, RecursionError):
@@ -112,7 +112,7 @@ def host_of(owner: dict[str, Any]) -> str:
 
 
 def process_of(record: dict[str, Any]) -> str:
-    """The process that wrote the record, in words; with its host where it is not of this one."""
+    """Name the process that wrote the record; with its host, if it is not of this one."""
     here = this_host()
     ours = (record.get("boot_id"), record.get("pid_namespace")) == (
         here.boot_id,
@@ -125,7 +125,7 @@ def process_of(record: dict[str, Any]) -> str:
 def life_of(record: dict[str, Any], *, device: int | None) -> Life:
     """Whether who wrote the record is at work.
 
-    `device` is the number of the file system (st_dev) on which nobody else holds the lock; None
+    `device` is the number of the file system (st_dev) on which no other run holds the lock; None
     where there are no locks. Within one kernel a lock reaches every process on the same file
     system, and no process that has mounted the same storage once more.
     """
@@ -149,7 +149,8 @@ def is_alive(record: dict[str, Any]) -> bool:
 
 
 def _where(record: dict[str, Any]) -> tuple[str | None, int | None]:
-    """Boot id and pid namespace; version 0.7.0 wrote them as one text, and only into buckets."""
+    """Return the boot id and PID namespace; version 0.7.0 wrote them as one text, into buckets
+    only."""
     boot_id, namespace = record.get("boot_id"), record.get("pid_namespace")
     if "host" not in record and isinstance(record.get("machine"), str):
         boot_id, _, number = record["machine"].partition("/")
@@ -177,13 +178,14 @@ def _started(record: dict[str, Any]) -> float | None:
 
 
 def _booted() -> float | None:
-    """When this kernel began, in seconds since 1970."""
+    """Return when this kernel began, in seconds since 1970."""
     lines = (text_of(Path("/proc/stat")) or "").splitlines()
     return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None when it is dead or a zombie."""
+    """Return when the process started, in clock ticks since boot; None if it is dead or a
+    zombie."""
     text = text_of(Path(f"/proc/{pid}/stat"))
     if text is None:
         return None

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from kv_cache.bench.machine import RunMachine
-from kv_cache.bench.plan import RunPlan, Together
-from kv_cache.bench.state import RunState
-from kv_cache.bench.windows import TICK_S, Windows
+from kv_cache.bench.run_plan import RunPlan, Together
+from kv_cache.bench.run_state import RunState
+from kv_cache.bench.windows import TICK_S, WindowCutter
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
@@ -40,7 +40,7 @@ class Phases:
         plan: RunPlan,
         state: RunState,
         machine: RunMachine,
-        windows: Windows,
+        windows: WindowCutter,
         together: Together | None,
     ) -> None:
         self._config, self._plan = plan.config, plan
@@ -119,7 +119,7 @@ class Phases:
         state.serving = state.rounds_intake
         edges.precondition_end_ns = None
         edges.measure_start_ns = _NOT_YET_NS
-        drive.switch(state.rounds_intake, told=False)
+        drive.switch(state.rounds_intake, recorded=False)
         drive.open()
         windows.cut()
         self.preconditioning = {**(self.preconditioning or {}), **self._rounds_until_steady()}
@@ -133,7 +133,7 @@ class Phases:
         ended = not self._stop.is_set() and drive.death is None
         if ended:  # else what still runs goes on being the rounds'
             edges.precondition_end_ns = state.clock.now_ns()
-            drive.switch(state.intake, told=True)
+            drive.switch(state.intake, recorded=True)
         windows.cut()
         state.serving = state.intake
 
@@ -187,7 +187,8 @@ class Phases:
         self._witness.close_window()
 
     def _wait_for_others(self) -> None:
-        """Until all open together, the windows are those of a warm-up without requests."""
+        """Wait until all open together; until then the windows are those of a warm-up without
+        requests."""
         if self._together is None:
             return
         self._state.phase, self._state.recorder.edges.measure_start_ns = "waiting", _NOT_YET_NS
@@ -205,7 +206,7 @@ class Phases:
             log.warning("--enable-latency-tracing: %s", reason)
 
     def _end_tracing(self) -> None:
-        """After a signal nothing waits until bpftrace has printed."""
+        """End tracing; after a signal nothing waits until bpftrace has printed."""
         tracer = self._machine.tracer
         if tracer is None:
             return
@@ -259,8 +260,8 @@ class Phases:
 
 
 def _round_of(windows: Sequence[Window]) -> Round:
-    """A p95 is the median of the windows', as percentiles do not add up, where the round has enough
-    operations for one."""
+    """Summarise the windows of a round. Its p95 is the median of the windows', as percentiles do
+    not add up; None if there are too few operations for one."""
     sides = {
         kind: [w.ops[Tier.NVME, kind] for w in windows if (Tier.NVME, kind) in w.ops]
         for kind in (OpKind.READ, OpKind.WRITE)

@@ -10,7 +10,7 @@ leave the data as the next one needs it:
     repeated  what was read before is read again, which a host's cache may hold
 
 and for each size bursts: as many reads, then writes, begun at the same instant on an idle device
-tell whether it serves in order or all at once.
+show whether it serves in order or all at once.
 
 All in random order, with direct I/O, stamped and verified. The arena is written once as a whole
 before: a device answers reads of what was never written out of nothing, and first writes to
@@ -23,21 +23,21 @@ part of it that lies inside.
 """
 
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
+from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.bench.transfer import Mover, Verify
-from kv_cache.bench.waits import ANSWER_S, ThreadStillness, all_still, answered
 from kv_cache.config.profile import QUANTILES, Burst, Cell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
@@ -112,7 +112,8 @@ class ProbePlan:
 
 
 def objects_needed(concurrency: int) -> int:
-    """Count the objects that give every thread something unread to read, and room to write."""
+    """Count the objects that give every thread something unread to read, and room to
+    write."""
     return (LEAST_PER_THREAD + 1) * concurrency
 
 
@@ -139,16 +140,9 @@ class Probed:
     failures: int = 0
 
 
-class _Done(NamedTuple):
-    """One operation that went well."""
-
-    kind: OpKind
-    leg: Leg
-
-
 class _Objects:
-    """The copies of one size: those that nobody has read since they were written, the others, and
-    free places."""
+    """The copies of one size: those not read since they were written, the others, and free
+    places."""
 
     def __init__(self, nbytes: int, places: int, random: Random, first_id: int) -> None:
         self._nbytes = nbytes
@@ -197,7 +191,7 @@ class _Objects:
             self.used.append(ref)
 
     def lost(self) -> None:
-        """A copy could not be written: its place is free."""
+        """Free the place of a copy that could not be written."""
         with self._lock:
             self._places += 1
 
@@ -222,7 +216,7 @@ class StorageProbe:
         self._done_steps = 0
         self._ids = 0
         self._switch_interval_s = sys.getswitchinterval()
-        self.found = Probed()
+        self.probed = Probed()
         _, refused = choose_engine("auto", root)
         if refused is not None:
             raise PlaceError(
@@ -262,16 +256,16 @@ class StorageProbe:
             answered(f"closing files in {self._root}", self._store.close, ANSWER_S)
 
     def run(self) -> Probed:
-        """Everything of the plan, or until `stop`."""
+        """Measure everything of the plan, or until `stop`."""
         devices = [name for name in (device_of(self._root),) if name is not None]
         before = read_counters(devices)
         moved = {OpKind.READ: 0, OpKind.WRITE: 0}
         for at, nbytes in enumerate(sorted(self._plan.sizes, reverse=True)):
             self._one_size(nbytes, moved, whole=at == 0)
-        self.found.cells.sort(key=lambda c: (c.object_bytes, c.concurrency, c.read_share))
-        self.found.store = dict(self._store.describe())
+        self.probed.cells.sort(key=lambda c: (c.object_bytes, c.concurrency, c.read_share))
+        self.probed.store = dict(self._store.describe())
         counted = read_counters(devices) - before
-        self.found.counted = {
+        self.probed.counted = {
             "claimed_read_bytes": moved[OpKind.READ],
             "claimed_write_bytes": moved[OpKind.WRITE],
             "process_read_bytes": counted.process_read_bytes,
@@ -279,10 +273,10 @@ class StorageProbe:
             "device_read_bytes": counted.device_read_bytes,
             "device_write_bytes": counted.device_write_bytes,
         }
-        return self.found
+        return self.probed
 
     def _one_size(self, nbytes: int, moved: dict[OpKind, int], *, whole: bool) -> None:
-        """`whole`: all of the arena is written, and not only as much as is soon read."""
+        """Measure one size. `whole`: write all of the arena, and not only what is soon read."""
         places = self._plan.capacity_bytes // nbytes
         objects = _Objects(nbytes, places, self._random, self._ids)
         self._fill(objects, nbytes, moved, whole=whole)
@@ -305,7 +299,7 @@ class StorageProbe:
     def _fill(
         self, objects: _Objects, nbytes: int, moved: dict[OpKind, int], *, whole: bool
     ) -> None:
-        """Objects for the first step, at least as many as any step needs."""
+        """Write objects for the first step, at least as many as any step needs."""
         self._say(f"{human_bytes(nbytes)}: writing data")
         until_ns = self._clock.now_ns() + s_to_ns(2 * self._plan.step_s)
         needed = objects_needed(max(self._plan.concurrencies))
@@ -321,7 +315,7 @@ class StorageProbe:
             return None if pair is None else Write(pair[1], Cause.POPULATE)
 
         _, errors = self._together(_FILL_THREADS, job, objects, moved)
-        self.found.failures += len(errors)
+        self.probed.failures += len(errors)
         self._done_steps += 2
 
     def _measure(
@@ -337,7 +331,7 @@ class StorageProbe:
         begun = [0] * concurrency
 
         def job(thread: int, number: int) -> Op | None:
-            # Nobody leaves before all have done their least: whoever is slow would be alone then.
+            # None leaves before all have done their least: a slow one would be alone then.
             if self._clock.now_ns() > until_ns and min(begun) >= LEAST_PER_THREAD:
                 return None
             begun[thread] = number + 1
@@ -360,7 +354,7 @@ class StorageProbe:
         deletes: list[list[int]] = [[] for _ in range(concurrency)]
         done, errors = self._together(concurrency, job, objects, moved)
         if errors:
-            self.found.failures += len(errors)
+            self.probed.failures += len(errors)
             reasons = ", ".join(sorted(set(errors)))
             self._refuse(nbytes, concurrency, step, f"{len(errors)} operations failed: {reasons}")
             return
@@ -371,15 +365,16 @@ class StorageProbe:
             nbytes,
             read_share=share,
             repeated=step == "repeated",
-            deletes=[took for mine in deletes for took in mine],
+            deletes=list(chain.from_iterable(deletes)),
         )
         if cell is None:
             self._refuse(nbytes, concurrency, step, "threads had too few objects to work at once")
         else:
-            self.found.cells.append(cell)
+            self.probed.cells.append(cell)
 
     def _bursts(self, objects: _Objects, nbytes: int, moved: dict[OpKind, int]) -> None:
-        """Several at the same instant, some times; nothing where there are too few objects."""
+        """Begin several operations at the same instant, a few times; do nothing if there are too
+        few objects."""
         within = [c for c in self._plan.concurrencies if 1 < c <= BURST_CONCURRENCY]
         if not within or self._stop.is_set():
             return
@@ -393,7 +388,7 @@ class StorageProbe:
             if whole:
                 mean_ns = sum(map(sum, whole)) / (len(whole) * count)
                 last_ns = sum(map(max, whole)) / len(whole)
-                self.found.bursts.append(
+                self.probed.bursts.append(
                     Burst(
                         object_bytes=nbytes,
                         concurrency=count,
@@ -406,7 +401,7 @@ class StorageProbe:
     def _burst(
         self, objects: _Objects, kind: OpKind, count: int, moved: dict[OpKind, int]
     ) -> list[int]:
-        """One round: how long each took, in the device."""
+        """Do one round; return how long each operation took in the device."""
         ops: list[Op] = []
         for _ in range(count):
             if kind is OpKind.READ:
@@ -427,8 +422,8 @@ class StorageProbe:
             return ops[thread]
 
         done, errors = self._together(len(ops), job, objects, moved) if ops else ([], [])
-        self.found.failures += len(errors)
-        return [one.leg.device_ns for mine in done for one in mine]
+        self.probed.failures += len(errors)
+        return [leg.device_ns for legs in done for leg in legs]
 
     def _together(
         self,
@@ -436,10 +431,10 @@ class StorageProbe:
         job: Callable[[int, int], Op | None],
         objects: _Objects,
         moved: dict[OpKind, int],
-    ) -> tuple[list[list[_Done]], list[str]]:
-        """Let so many threads do what `job` says until it says nothing: what each has done, in
-        order, and the reasons of what failed."""
-        done: list[list[_Done]] = [[] for _ in range(threads)]
+    ) -> tuple[list[list[Leg]], list[str]]:
+        """Let N threads perform what `job` returns until it returns None. Returns what each has
+        done, in order, and the reasons of what failed."""
+        done: list[list[Leg]] = [[] for _ in range(threads)]
         errors: list[str] = []
 
         def work(thread: int) -> None:
@@ -455,7 +450,7 @@ class StorageProbe:
                 elif isinstance(op, Read):
                     objects.read(op.copy)
                 if ended.ok:
-                    done[thread].append(_Done(ended.legs[0].kind, ended.legs[0]))
+                    done[thread].append(ended.legs[0])
                 elif ended.error is not None:
                     errors.append(ended.error)
 
@@ -463,24 +458,20 @@ class StorageProbe:
         for worker in workers:
             worker.start()
         self._join(workers)
-        for one in (d for mine in done for d in mine):
-            moved[one.kind] += one.leg.nbytes
-            self.found.verified_objects += one.kind is OpKind.READ
+        for leg in chain.from_iterable(done):
+            moved[leg.kind] += leg.nbytes
+            self.probed.verified_objects += leg.kind is OpKind.READ
         return done, errors
 
     def _join(self, workers: Sequence[threading.Thread]) -> None:
-        """Wait for all. Raises NoAnswerError once none of those that go on has moved for long."""
-        watched = {each: ThreadStillness(os.getpid(), each.native_id or 0) for each in workers}
-        while left := [worker for worker in workers if worker.is_alive()]:
+        """Wait for all. Raises NoAnswerError once none of those left has moved for long."""
+        threads = IoThreads(workers, ANSWER_S)
+        while left := threads.alive:
             left[0].join(_LOOK_S)
-            if all_still([watched[each] for each in left], ANSWER_S):
-                raise NoAnswerError(
-                    f"the device did not answer: {len(left)} operations in {self._root} have "
-                    f"stood still for {ANSWER_S:g} s"
-                )
+            threads.require_answer(f"operations in {self._root}")
 
     def _refuse(self, nbytes: int, concurrency: int, step: str, reason: str) -> None:
-        self.found.refused.append(
+        self.probed.refused.append(
             RefusedCell(object_bytes=nbytes, concurrency=concurrency, step=step, reason=reason)
         )
 
@@ -492,31 +483,31 @@ class StorageProbe:
 
 
 def summarise(
-    done: Sequence[Sequence[_Done]],
+    done: Sequence[Sequence[Leg]],
     nbytes: int,
     *,
     read_share: float,
     repeated: bool,
     deletes: Sequence[int] = (),
 ) -> Cell | None:
-    """One point of the grid from what each thread did; None where they were never all at work, or
-    one kind that should be there was not counted."""
-    if any(len(mine) < 2 for mine in done):
+    """Compute one point of the grid from what each thread did; None if they were never all at work,
+    or one kind that should be there was not counted."""
+    if any(len(legs) < 2 for legs in done):
         return None
-    from_ns = max(mine[0].leg.finished_ns for mine in done)
-    until_ns = min(mine[-1].leg.finished_ns for mine in done)
+    from_ns = max(legs[0].finished_ns for legs in done)
+    until_ns = min(legs[-1].finished_ns for legs in done)
     if until_ns <= from_ns:
         return None
-    counted = [one for mine in done for one in mine[1:]]
-    reads = _service([d.leg.device_ns for d in counted if d.kind is OpKind.READ])
-    writes = _service([d.leg.device_ns for d in counted if d.kind is OpKind.WRITE])
+    counted = [leg for legs in done for leg in legs[1:]]
+    reads = _service([leg.device_ns for leg in counted if leg.kind is OpKind.READ])
+    writes = _service([leg.device_ns for leg in counted if leg.kind is OpKind.WRITE])
     if (read_share > 0 and reads is None) or (read_share < 1 and writes is None):
         return None
     inside = busy_ns = 0.0
-    for one in (d for mine in done for d in mine):
-        part = _part_inside(one.leg, from_ns, until_ns)
-        inside += part * one.leg.nbytes
-        busy_ns += part * one.leg.device_ns
+    for leg in chain.from_iterable(done):
+        part = _part_inside(leg, from_ns, until_ns)
+        inside += part * leg.nbytes
+        busy_ns += part * leg.device_ns
     return Cell(
         object_bytes=nbytes,
         concurrency=len(done),
@@ -552,12 +543,4 @@ def _service(device_ns: Sequence[int]) -> Service | None:
 
 def refusals(probed: Probed) -> list[Mapping[str, Any]]:
     """List the refused cells for the profile."""
-    return [
-        {
-            "object_bytes": one.object_bytes,
-            "concurrency": one.concurrency,
-            "step": one.step,
-            "reason": one.reason,
-        }
-        for one in probed.refused
-    ]
+    return [asdict(cell) for cell in probed.refused]

@@ -5,9 +5,11 @@ Reading fails to None and parsing is pure; what a value means is decided by the 
 
 from pathlib import Path
 
+from kv_cache.core.mounts import Mount, parse_mounts
+
 
 def text_of(path: Path) -> str | None:
-    """The content of a small file of /proc or /sys; None where it is absent or hidden.
+    """Return the content of a small file of /proc or /sys; None if it is absent or hidden.
 
     Names in it can be any bytes: they are decoded as Python decodes paths, so that a mount point
     whose name is not UTF-8 breaks no run and compares equal to its path.
@@ -37,31 +39,28 @@ def cgroup_directories(controller: str, cgroups: str, mounts: str) -> tuple[int,
             cgroup_paths[2] = path
         elif controller in names.split(","):
             cgroup_paths[1] = path
-    for version in (1, 2):
-        mount = _cgroup_mount(version, controller, mounts) if version in cgroup_paths else None
+    for version in sorted(cgroup_paths):
+        mount = _cgroup_mount(version, controller, mounts)
         if mount is not None:
-            return version, _upwards(cgroup_paths[version], *mount)
+            return version, _upwards(cgroup_paths[version], mount)
     return 2, ()
 
 
-def _cgroup_mount(version: int, controller: str, mounts: str) -> tuple[str, str] | None:
-    """Find root and mount point of the hierarchy; None if it is not mounted."""
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        if (version == 2 and kind == "cgroup2") or (
-            version == 1 and kind == "cgroup" and controller in options.split(",")
-        ):
-            root, point = left.split(" ")[3:5]
-            return root, point
+def _cgroup_mount(version: int, controller: str, mounts: str) -> Mount | None:
+    """Find the mount of the hierarchy that carries a controller; None if it is not mounted."""
+    for mount in parse_mounts(mounts):
+        if version == 2 and mount.kind == "cgroup2":
+            return mount
+        if version == 1 and mount.kind == "cgroup" and controller in mount.all_options:
+            return mount
     return None
 
 
-def _upwards(path: str, root: str, point: str) -> tuple[str, ...]:
+def _upwards(path: str, mount: Mount) -> tuple[str, ...]:
     """List the directories from `path` up to the mount point.
 
-    In a container the mount may show only the part below `root`, and `path` begins with it.
+    In a container the mount may show only the part below its root, and `path` begins with it.
     """
-    inside = path.removeprefix(root.rstrip("/")) if path.startswith(root) else ""
+    inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else ""
     parts = [part for part in inside.split("/") if part]
-    return tuple("/".join([point, *parts[:depth]]) for depth in range(len(parts), -1, -1))
+    return tuple("/".join([mount.point, *parts[:depth]]) for depth in range(len(parts), -1, -1))

@@ -1,12 +1,13 @@
-"""What long work tells whoever waits for it. How that is drawn is not known here: a terminal draws
-it, and `SILENT` does not."""
+"""How long work reports its progress. How that is drawn is not known here: a terminal draws it, and
+`SILENT` does not."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from kv_cache.config.root import Config
-from kv_cache.metrics.slo import Promise
+from kv_cache.core.callbacks import ignore
+from kv_cache.metrics.slo import Slo
 
 if TYPE_CHECKING:
     from kv_cache.bench.run import RealRun
@@ -23,7 +24,7 @@ class Bar(Protocol):
 
 
 class Progress(Protocol):
-    """Shows work that goes on."""
+    """Shows work in progress."""
 
     def bar(
         self, what: str = "", *, unit: str = "", total: float | None = None, scale: bool = False
@@ -32,18 +33,18 @@ class Progress(Protocol):
         without both its note alone. `scale`: large numbers get k, M, G."""
 
     def run(
-        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+        self, config: Config, prefix: str = "", slos: Sequence[Slo] | None = None
     ) -> AbstractContextManager[Callable[["RealRun"], None]]:
-        """Show a real run, whose ticks call what the context gives. `promises`: those of the
+        """Show a real run, whose ticks call what the context gives. `slos`: those of the
         configuration's classes, if not given."""
 
 
 class _NoBar:
     def to(self, done: float) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
     def note(self, text: str) -> None:
-        """Nobody looks."""
+        """Show nothing."""
 
 
 class _Silent:
@@ -55,13 +56,9 @@ class _Silent:
         return nullcontext(_NoBar())
 
     def run(
-        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+        self, config: Config, prefix: str = "", slos: Sequence[Slo] | None = None
     ) -> AbstractContextManager[Callable[["RealRun"], None]]:
-        return nullcontext(_ignore)
-
-
-def _ignore(_: object) -> None:
-    """Nobody looks."""
+        return nullcontext(ignore)
 
 
 SILENT: Progress = _Silent()

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from kv_cache.bench.answers import Answers
 from kv_cache.bench.machine import open_machine
 from kv_cache.bench.phases import Phases
-from kv_cache.bench.plan import RunHooks, RunPlan
-from kv_cache.bench.state import RunState
+from kv_cache.bench.removal import Removed
+from kv_cache.bench.run_plan import RunHooks, RunPlan
+from kv_cache.bench.run_state import RunState
+from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.stores import Opening, Wrap
-from kv_cache.bench.sweep import Removed
-from kv_cache.bench.windows import Windows
+from kv_cache.bench.windows import WindowCutter
 from kv_cache.config.build import policy_facts, tier_facts
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.tiers.base import Store
 from kv_cache.workload.digest import ScheduleDigest, schedule_digest
 
@@ -66,7 +66,7 @@ class RealRun(RunState):
         self._plan, self._config = plan, plan.config
         self._stop, self._abort = stop, opening.abort
         self._together = hooks.together
-        self._answers = Answers(plan.config, self.clock)
+        self._answers = StorageAnswers(plan.config, self.clock)
         self._machine = open_machine(plan, hooks, self, self._answers, opening)
         self._directories = self._machine.directories
 
@@ -90,18 +90,17 @@ class RealRun(RunState):
             del self._machine  # the memory of its buffers goes back now
 
     def raise_if_silent(self) -> None:
-        if self._answers.silence is not None:
-            raise self._answers.error()
+        self._answers.raise_if_silent()
 
     def resize(self, users: int) -> None:
-        """Serve so many users from now on, with the workers that they need."""
+        """Serve `users` from now on, with the workers that they need."""
         self._machine.resize(users)
 
     def execute(self, tick: Tick, *, measure: bool = True) -> RunOutcome:
         """Run all phases; without `measure`, those before the warm-up. `tick` is called a few
         times a second, to show progress."""
         digest = schedule_digest(self._plan.load.source.plan(), self._config.run.max_requests)
-        windows = Windows(
+        windows = WindowCutter(
             self, self._machine, self._answers, (self._stop, self._abort), partial(tick, self)
         )
         phases = Phases(self._plan, self, self._machine, windows, self._together)
@@ -116,7 +115,7 @@ class RealRun(RunState):
         machine, answers, config = self._machine, self._answers, self._config
         death = machine.drive.death
         if death is None and answers.silence is None and not self._abort.is_set():
-            self.world.cache.check()  # at idle its laws hold; a run that broke one is no result
+            self.world.cache.check()  # at idle its laws hold; a run that broke one is not a result
         removed = self._directories.removed
         edges, witness = self.recorder.edges, machine.witness
         gaps = witness.gaps(edges.measure_start_ns, edges.measure_end_ns or 0)
@@ -142,7 +141,7 @@ class RealRun(RunState):
             kernel=witness.kernel,
             witness={**witness.evidence(), "gaps": gaps},
             series=self.control.series,
-            promises=[str(promise) for promise in self.meter.promises],
+            slos=[str(slo) for slo in self.meter.slos],
             decisions=[decision_row(decision) for decision in self.control.decisions],
             standing=self.control.standing,
             preconditioning=phases.preconditioning,

@@ -9,21 +9,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from kv_cache.bench.answers import Answers
-from kv_cache.bench.bucket import RunPrefix
 from kv_cache.bench.cache_dir import CacheDir
+from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.fill import Filled, fill
-from kv_cache.bench.places import drive_capacities
-from kv_cache.bench.plan import RunPlan
-from kv_cache.bench.sizing import real_gpu
-from kv_cache.bench.sweep import Removed
-from kv_cache.bench.waits import answered
-from kv_cache.cache.manager import TierSpec
+from kv_cache.bench.removal import Removed
+from kv_cache.bench.run_plan import RunPlan
+from kv_cache.bench.run_prefix import RunPrefix
+from kv_cache.bench.storage_answers import StorageAnswers
+from kv_cache.bench.storage_room import drive_capacities
+from kv_cache.bench.tier_sizes import real_gpu
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.root import Config
-from kv_cache.config.storage_targets import place_of, storage_places
+from kv_cache.config.storage_targets import place_of
 from kv_cache.core.errors import NoAnswerError, StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
@@ -74,34 +73,38 @@ class RunStores:
     store_buffers: BufferPool
 
 
-def open_directories(plan: RunPlan, answers: Answers, closing: ExitStack) -> RunDirectories:
-    config = plan.config
+def open_directories(
+    config: Config, seed: int, answers: StorageAnswers, closing: ExitStack, *, keep: bool
+) -> RunDirectories:
+    """Open the cache directories of a run; `closing` removes its files, or leaves them if `keep`.
+    Raises PlaceError and NoAnswerError."""
     directories = RunDirectories(
         answers.call(
             f"opening the cache directory {answers.places}",
-            lambda: _cache_dirs(config, f"seed {plan.seed}"),
+            lambda: _cache_dirs(config, f"seed {seed}"),
         ),
         [],
     )
     for drive in directories.drives:
-        closing.callback(_release, drive, config.tiers.keep_cache, directories, answers)
+        closing.callback(_release, drive, keep, directories, answers)
     answers.directories += [drive.path for drive in directories.drives]
     return directories
 
 
 def _release(
-    drive: CacheDir | RunPrefix, keep: bool, directories: RunDirectories, answers: Answers
+    drive: CacheDir | RunPrefix, keep: bool, directories: RunDirectories, answers: StorageAnswers
 ) -> None:
     if answers.silence is None:
         with suppress(NoAnswerError):
             removed = answers.call(
                 f"removing the cache files in {drive.path}", lambda: drive.close(keep=keep)
             )
-            directories.left_behind.extend(removed.told().left)
+            removed.log_left()
+            directories.left_behind.extend(removed.left)
 
 
 def open_stores(
-    plan: RunPlan, directories: RunDirectories, answers: Answers, opening: "Opening"
+    plan: RunPlan, directories: RunDirectories, answers: StorageAnswers, opening: "Opening"
 ) -> RunStores:
     """Open a store for each tier, with `opening.wrap` around it."""
     return _Opener(plan, directories, answers, opening).open()
@@ -118,7 +121,7 @@ class Opening:
 
 class _Opener:
     def __init__(
-        self, plan: RunPlan, directories: RunDirectories, answers: Answers, opening: Opening
+        self, plan: RunPlan, directories: RunDirectories, answers: StorageAnswers, opening: Opening
     ) -> None:
         self._config, self._plan = plan.config, plan
         self._drives = directories.drives
@@ -203,7 +206,7 @@ class _Opener:
         return store
 
 
-def _close(store: Store, answers: Answers) -> None:
+def _close(store: Store, answers: StorageAnswers) -> None:
     """Close a store. What storage has to say now is too late for the result, and no reason to
     leave files."""
     if answers.silence is not None:
@@ -220,38 +223,28 @@ def fill_drives(
     config: Config, seed: int, stop: threading.Event, progress: Callable[[int], None]
 ) -> Filled:
     """Do the workload-independent half of preconditioning, in run directories that are gone again
-    when it returns: the storage tier may take all the room for itself. Raises PlaceError."""
-    with ExitStack() as taken:
-        answer_s = config.run.answer_s
-        places = ", ".join(map(str, storage_places(config)))
-        opened = answered(
-            f"opening the cache directory {places}",
-            lambda: _cache_dirs(config, f"seed {seed}"),
-            answer_s,
-        )
-        drives = [d for d in opened if isinstance(d, CacheDir)]
-        for drive in drives:
-            what = f"removing the cache files in {drive.path}"
-            taken.callback(answered, what, partial(_close_drive, drive), answer_s)
-        paths = [drive.path for drive in drives]
-        try:
-            return fill(
-                [drive.objects for drive in drives],
-                drive_capacities(config, paths),
-                seed=Seed(seed).child("fill"),
-                stop=stop,
-                size_bytes=gib_to_bytes(config.precondition.size_gib),
-                threads=config.precondition.threads,
-                progress=progress,
-                answer_s=answer_s,
-            )
-        except NoAnswerError:
-            taken.pop_all()  # nothing more is asked of storage
-            raise
-
-
-def _close_drive(drive: CacheDir) -> None:
-    drive.close().told()
+    when it returns: the storage tier may take all the room for itself. Raises PlaceError and
+    NoAnswerError."""
+    answers = StorageAnswers(config, MonotonicClock())
+    try:
+        with ExitStack() as closing:
+            drives = open_directories(config, seed, answers, closing, keep=False).local
+            try:
+                return fill(
+                    [drive.objects for drive in drives],
+                    drive_capacities(config, [drive.path for drive in drives]),
+                    seed=Seed(seed).child("fill"),
+                    stop=stop,
+                    size_bytes=gib_to_bytes(config.precondition.size_gib),
+                    threads=config.precondition.threads,
+                    progress=progress,
+                    answer_s=config.run.answer_s,
+                )
+            except NoAnswerError:
+                closing.pop_all()  # nothing more is asked of storage
+                raise
+    finally:
+        answers.raise_if_silent()
 
 
 def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:

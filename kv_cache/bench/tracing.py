@@ -14,12 +14,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from kv_cache.bench.bpftrace_program import ATTACHED, CLOSE, OPEN, kernel_number, missing, program
 from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
 from kv_cache.bench.procfs import text_of
-from kv_cache.bench.tracing_program import ATTACHED, CLOSE, OPEN, kernel_number, missing, program
 from kv_cache.metrics.tracing import READ, WRITE, Traced, parse
 
 ATTACH_S = 20.0
@@ -31,7 +30,7 @@ _POLL_S = 0.02
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _TOOLS = {"bpftrace": "bpftrace", "setpriv": "util-linux", "unshare": "util-linux"}
 _WITH_ITS_NUMBER = ("sh", "-c", 'exec bpftrace "$@" "$$"', "sh")
-"""The start of a command that tells bpftrace its own process number, as its last argument."""
+"""The start of a command that gives bpftrace its own process number, as its last argument."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO
 _HARMLESS = "RLIMIT_MEMLOCK"  # kernels since 5.11 don't count BPF memory there
 
@@ -56,12 +55,7 @@ class Tracer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end((signal.SIGKILL,))
 
     def start(self) -> str | None:
@@ -86,7 +80,7 @@ class Tracer:
         if ended is not None:
             return Traced(reason=f"bpftrace ended before the run did{_last_words(err)}")
         if not self._ended_well:
-            return Traced(reason=f"bpftrace did not end when it was told to{_last_words(err)}")
+            return Traced(reason=f"bpftrace did not end when it was asked to{_last_words(err)}")
         return Traced(
             reason=None,
             version=self._version,
@@ -111,7 +105,7 @@ class Tracer:
         numbers = {device: _number(device) for device in self._devices}
         unknown = [device for device, number in numbers.items() if number is None]
         if unknown:
-            return f"{unknown[0]} is no block device that the kernel numbers (/sys/class/block)"
+            return f"{unknown[0]} is not a block device that the kernel numbers (/sys/class/block)"
         self._version = _version()
         self._notes = _notes(self._wanted, self._devices, self._traceable_pid())
         self._program = program(
@@ -176,8 +170,8 @@ class Tracer:
 
 
 def why_not(devices: Sequence[str]) -> str | None:
-    """Why these devices cannot be traced here, as one sentence, as far as it shows before trying;
-    None = nothing is known against it."""
+    """Return why these devices cannot be traced here, as one sentence, as far as it shows before
+    trying; None = nothing is known against it."""
     if not devices:
         return "the storage tier lies on no block device that the kernel counts"
     if os.geteuid() != 0:
@@ -189,8 +183,8 @@ def why_not(devices: Sequence[str]) -> str | None:
 
 
 def request_devices(device: str, sysfs: Path = Path("/sys")) -> list[str]:
-    """Where the requests of a device are seen: those of a partition at its disk, those of a device
-    that is made of others (mapper, RAID) at its parts."""
+    """Return where the requests of a device are seen: those of a partition at its disk, those of a
+    device that is made of others (mapper, RAID) at its parts."""
     directory = (sysfs / "class/block" / device).resolve()
     parts = sorted(path.name for path in directory.glob("slaves/*"))
     if parts:
@@ -216,12 +210,12 @@ def _number(device: str) -> int | None:
 
 
 def _mortal() -> list[str]:
-    """Killed by the kernel when we end, however we do. There is nobody to read the output then."""
+    """Have the kernel kill it when we end, however we do: its output is not read any more then."""
     return ["setpriv", "--pdeathsig", "KILL"]
 
 
 def _seeing_tracepoints() -> list[str]:
-    """The start of a command that sees them, where this process does not."""
+    """Return the start of a command that sees them, if this process does not."""
     if any(Path(root, "events/block").is_dir() for root in _TRACEFS):
         return []
     mount = f'mount -t tracefs tracefs {_TRACEFS[0]} && exec "$@"'
@@ -229,7 +223,7 @@ def _seeing_tracepoints() -> list[str]:
 
 
 def _tracepoints() -> tuple[set[str], str | None]:
-    """Their names, `block:block_rq_issue`; or why they cannot be seen."""
+    """Return their names, `block:block_rq_issue`; or why they cannot be seen."""
     look = f"cd {_TRACEFS[0]}/events 2>/dev/null || cd {_TRACEFS[1]}/events || exit; "
     listed = subprocess.run(
         [*_seeing_tracepoints(), "sh", "-c", look + "ls -d block/block_* syscalls/sys_*"],
@@ -251,13 +245,13 @@ def _version() -> str | None:
 
 
 def _content(fd: int) -> str:
-    """All that was written so far. Opened anew, as the child shares the offset of `fd`, and read
-    by no system call that is traced."""
+    """Return all that was written so far. Opened anew, as the child shares the offset of `fd`, and
+    read by no system call that is traced."""
     return Path(f"/proc/self/fd/{fd}").read_text(errors="replace")
 
 
 def _last_words(text: str) -> str:
-    """` (…)`: the first error, else the last line, or nothing where nothing was said."""
+    """` (…)`: the first error, else the last line, or nothing if nothing was said."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and _HARMLESS not in line]
     errors = [line for line in lines if "ERROR" in line]
     return f" ({(errors or lines[-1:])[0]})" if lines else ""

@@ -14,18 +14,18 @@ import numpy as np
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import PageCacheSampler, SampledPages
-from kv_cache.bench.pulse import Pulse
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import (
     ABORTED,
-    Chunk,
     CopyRef,
     Delete,
+    IoChunk,
     Leg,
+    MetadataStep,
     Move,
     Op,
     OpDone,
     Read,
-    Step,
     Write,
 )
 from kv_cache.core.errors import StoreError
@@ -47,7 +47,7 @@ class _LegTimer:
     """Collects one leg's system calls. The leg is in flight until `leg` is asked for."""
 
     def __init__(
-        self, clock: MonotonicClock, pulse: Pulse, cause: Cause, tier: Tier, kind: OpKind
+        self, clock: MonotonicClock, pulse: StoreCalls, cause: Cause, tier: Tier, kind: OpKind
     ) -> None:
         self._clock = clock
         self._pulse = pulse
@@ -60,8 +60,8 @@ class _LegTimer:
         self._last_ns = self.started_ns
         self.device_ns = 0
         self.aside_ns = 0
-        self._chunks: list[Chunk] = []
-        self.steps: tuple[Step, ...] = ()
+        self._chunks: list[IoChunk] = []
+        self.steps: tuple[MetadataStep, ...] = ()
         self.sampled: SampledPages | None = None
         self.calling = False
         """Inside a call of the store, or that call has raised."""
@@ -86,7 +86,7 @@ class _LegTimer:
         began_ns = self._last_ns
         self.end_of_names()
         if nbytes:
-            self._chunks.append(Chunk(self._last_ns, nbytes))
+            self._chunks.append(IoChunk(self._last_ns, nbytes))
         if self.on_storage:
             self._pulse.ended(began_ns, self._last_ns)
 
@@ -99,7 +99,7 @@ class _LegTimer:
         self._last_ns = now_ns
 
     def leg(self, nbytes: int) -> Leg:
-        """The whole leg, which ends here."""
+        """Return the whole leg, which ends here."""
         if self.calling and self.on_storage:  # the call failed, and so it ended too
             self._pulse.ended(self._last_ns, self._clock.now_ns())
         self._pulse.leave(self)
@@ -138,11 +138,11 @@ class Mover:
         *,
         page_cache: PageCacheSampler | None = None,
         rehearse: bool = False,
-        pulse: Pulse | None = None,
+        pulse: StoreCalls | None = None,
     ) -> None:
         """`rehearse`: for a store that keeps nothing, stamp and verify all the same, so that all
         that is left out is the storage. `pulse` is told of every operation."""
-        self._pulse = pulse or Pulse()
+        self._pulse = pulse or StoreCalls()
         self._rehearse = rehearse
         self._page_cache = page_cache
         self._stores = stores

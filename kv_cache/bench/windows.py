@@ -3,19 +3,19 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from kv_cache.bench.answers import Answers
 from kv_cache.bench.machine import RunMachine
-from kv_cache.bench.state import RunState
+from kv_cache.bench.run_state import RunState
+from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.core.errors import NoAnswerError
 from kv_cache.core.kinds import Phase
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, s_to_ns
 from kv_cache.metrics.window import Window
 
 TICK_S = 0.2
-_SHORTEST_NS = NS_PER_MS  # less than this is no window
+_SHORTEST_NS = NS_PER_MS  # less than this is not a window
 
 
-class Windows:
+class WindowCutter:
     """Waits within a phase. `tick` is called a few times a second; `stop` ends the run, `abort`
     its operations at their next buffer."""
 
@@ -23,7 +23,7 @@ class Windows:
         self,
         state: RunState,
         machine: RunMachine,
-        answers: Answers,
+        answers: StorageAnswers,
         stops: tuple[threading.Event, threading.Event],
         tick: Callable[[], None],
     ) -> None:

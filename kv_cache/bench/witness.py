@@ -1,7 +1,7 @@
-"""What the machine says while a run goes on: the evidence that the program cannot make up itself.
+"""What the machine says during a run: the evidence that the program cannot make up itself.
 
 Begun before the first byte and ended after the last, with a look at the edges of the measured
-window. It judges nothing: `metrics/passport` does, from what stands in the result.
+window. It judges nothing: `metrics/passport` does, from what is in the result.
 """
 
 import os
@@ -16,14 +16,14 @@ import numpy as np
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.probes import foreign, interposed, throttles
+from kv_cache.bench.probes.counter_watch import CounterWatch
 from kv_cache.bench.probes.lag import LagCanary, in_ms
 from kv_cache.bench.probes.link import link_of
 from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.probes.pagecache import PageCacheSampler
-from kv_cache.bench.probes.sample import examine
+from kv_cache.bench.probes.payload_pages import examine
 from kv_cache.bench.probes.stack import stack_of
-from kv_cache.bench.probes.still import StillWatch
-from kv_cache.bench.pulse import Pulse
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.config.passport import PassportConfig
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
@@ -47,10 +47,10 @@ class Witness:
         *,
         siblings: Sequence[int] = (),
         servers: Sequence[str] = (),
-        pulse: Pulse | None = None,
+        pulse: StoreCalls | None = None,
     ) -> None:
         """`siblings` are processes that belong to us, as other ranks of one run do: what they move
-        is nobody else's. `servers`: the URLs of object stores, where storage is no directory.
+        counts as ours. `servers`: the URLs of object stores, if storage is not a directory.
         `pulse` knows the calls of the stores."""
         self._config = config
         self._siblings = tuple(siblings)
@@ -63,9 +63,9 @@ class Witness:
         self._stack = stack_of(directories)
         self.page_cache = PageCacheSampler(config.sample_every)
         self._canary = LagCanary()
-        self._pulse = pulse or Pulse()
+        self._pulse = pulse or StoreCalls()
         accounted = self._devices if self._accounted else ()
-        self._still = StillWatch(clock, self._stack.disks or accounted)
+        self._still = CounterWatch(clock, self._stack.disks or accounted)
         self._settled_s = 0.0
         self._payload: Mapping[str, Any] = {}
 
@@ -89,7 +89,7 @@ class Witness:
         return read_counters(self._devices, self._stack.disks)
 
     def _others(self) -> foreign.Snapshot:
-        return foreign.snapshot(own={os.getpid(), *self._siblings})
+        return foreign.snapshot(excluded={os.getpid(), *self._siblings})
 
     def open_window(self) -> None:
         self._around = self._others()
@@ -159,7 +159,7 @@ class Witness:
         pages: list[bytes] = []
         for ref in refs:
             if stopped():
-                return  # whoever stopped us does not wait for long
+                return  # a signal does not wait for long
             pages += _pages(store, ref, each, dice)
         if pages:
             self._payload = examine(pages)
@@ -173,14 +173,14 @@ class Witness:
         return {"run": asdict(run), "window": asdict(window)}
 
     def gaps(self, start_ns: int, end_ns: int) -> dict[str, Any]:
-        """Times in a window in which storage stood still. The counters are those of the disks at
-        the feet, else of the devices above, if all of storage lies on such."""
+        """Return times in a window in which storage stood still. The counters are those of the
+        disks at the feet, else of the devices above, if all of storage lies on such."""
         silences = self._pulse.silences(self._clock.now_ns())
         gaps = find_gaps(silences, self._still.stretches(), start_ns, end_ns)
         return {"counted": self._still.counted, "found": gap_rows(gaps, start_ns)}
 
     def evidence(self) -> dict[str, Any]:
-        """The sections that only the machine can fill."""
+        """Return the sections that only the machine can fill."""
         window = self._closed - self._opened
         link = _link(self._config, self._devices if self._accounted else ())
         wall_s, monotonic_ns = (
@@ -220,7 +220,7 @@ def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, i
 
 
 def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:
-    """What all devices together can carry, where it is given or all of them tell."""
+    """Return what all devices together can carry, if it is set or all of them say."""
     if config.link_gbytes_per_s:
         return config.link_gbytes_per_s * 1e9, "passport.link_gbytes_per_s"
     links = [link_of(device) for device in devices]

@@ -1,13 +1,13 @@
 """The admission gate of the tiers: who asks the admission policies, and what was turned away.
 
-A plan asks through an `Asked`, which changes nothing. Once the plan is carried out its answers are
-settled: only then do the policies hear of them, and only then do they count.
+A plan asks through `AdmissionAnswers`, which changes nothing. Once the plan is carried out its
+answers are settled: only then do the policies hear of them, and only then do they count.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kv_cache.cache.counts import Tally
+from kv_cache.cache.counts import CopyTally
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 
@@ -48,13 +48,15 @@ class Rivals:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """What one plan has asked: by tier and key, the candidate and why not (None: admitted)."""
+class AdmissionAnswers:
+    """What one plan was answered: by tier and key, the candidate and why not (None: admitted)."""
 
-    answers: dict[tuple[int, Key], tuple[Candidate, str | None]] = field(default_factory=dict)
+    by_tier_and_key: dict[tuple[int, Key], tuple[Candidate, str | None]] = field(
+        default_factory=dict
+    )
 
     def refused(self, index: int, key: Key) -> bool:
-        answer = self.answers.get((index, key))
+        answer = self.by_tier_and_key.get((index, key))
         return answer is not None and answer[1] is not None
 
 
@@ -64,9 +66,9 @@ class AdmissionGate:
     def __init__(self, policies: Sequence[Admission | None]) -> None:
         self._policies = tuple(policies)
         self._counting = tuple(p for p in self._policies if p is not None and p.counts)
-        self.admitted = tuple(Tally() for _ in policies)
-        self.not_admitted: tuple[dict[str, Tally], ...] = tuple({} for _ in policies)
-        self.not_stored = Tally()  # new blocks that no tier took
+        self.admitted = tuple(CopyTally() for _ in policies)
+        self.not_admitted: tuple[dict[str, CopyTally], ...] = tuple({} for _ in policies)
+        self.not_stored = CopyTally()  # new blocks that no tier took
 
     def guarded(self, index: int) -> bool:
         return self._policies[index] is not None
@@ -75,28 +77,31 @@ class AdmissionGate:
         policy = self._policies[index]
         return policy is not None and policy.compares
 
-    def ask(self, asked: Asked, index: int, candidate: Candidate, rivals: Rivals | None) -> bool:
-        """Whether a tier takes the candidate; the answer stands in `asked`."""
+    def ask(
+        self, answers: AdmissionAnswers, index: int, candidate: Candidate, rivals: Rivals | None
+    ) -> bool:
+        """Return whether a tier takes the candidate; the answer is kept in `answers`."""
         policy = self._policies[index]
         if policy is None:
             return True
         against = () if rivals is None else rivals.against(candidate.nbytes)
         why = policy.refusal(candidate, against)
-        asked.answers[index, candidate.key] = candidate, why
+        answers.by_tier_and_key[index, candidate.key] = candidate, why
         if why is None and rivals is not None:
             rivals.admit(candidate.nbytes)
         return why is None
 
-    def settle(self, asked: Asked, key: Key, *, into: int | None) -> None:
-        """Content went into a tier, or into none: the answers before that one have been decisions.
-        Of a tier that would have taken it and had no room nothing is known."""
+    def settle(self, answers: AdmissionAnswers, key: Key, *, into: int | None) -> None:
+        """Settle what one plan asked about a key that went `into` a tier, or into none: the answers
+        of the tiers before that one have been decisions. If a tier would have admitted it but had
+        no room, no decision is recorded."""
         for index, policy in enumerate(self._policies):
-            answer = asked.answers.get((index, key))
+            answer = answers.by_tier_and_key.get((index, key))
             if policy is None or answer is None:
                 continue
             candidate, why = answer
             if why is not None:
-                self.not_admitted[index].setdefault(why, Tally()).add(candidate.nbytes)
+                self.not_admitted[index].setdefault(why, CopyTally()).add(candidate.nbytes)
                 policy.offered(candidate, admitted=False)
             elif index == into:
                 self.admitted[index].add(candidate.nbytes)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class CopyTally:
     """Blocks and their bytes (whole pages)."""
 
     blocks: int = 0
@@ -21,12 +21,12 @@ class Prefetches:
     read where it was brought (useful), asked for while it was on its way (late), gone unread
     (wasted), not completed (failed); or it is there at the end, unread."""
 
-    started: Tally = field(default_factory=Tally)
-    useful: Tally = field(default_factory=Tally)
-    late: Tally = field(default_factory=Tally)
-    wasted: Tally = field(default_factory=Tally)
-    failed: Tally = field(default_factory=Tally)
-    no_room: Tally = field(default_factory=Tally)  # not begun
+    started: CopyTally = field(default_factory=CopyTally)
+    useful: CopyTally = field(default_factory=CopyTally)
+    late: CopyTally = field(default_factory=CopyTally)
+    wasted: CopyTally = field(default_factory=CopyTally)
+    failed: CopyTally = field(default_factory=CopyTally)
+    no_room: CopyTally = field(default_factory=CopyTally)  # not begun
 
     @property
     def ended_blocks(self) -> int:

@@ -5,8 +5,8 @@ after the delete has ended. `held` is free space that plans have claimed. Always
 
     used + held <= limit          (so capacity holds at every instant, in-flight bytes included)
 
-A plan that frees space takes what it freed into its own claim, so nobody can steal it between
-the delete and the write.
+A plan that frees space takes what it freed into its own claim, so that no other plan takes it
+between the delete and the write.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ class Ledger:
         self.peak = 0
 
     def free(self, limit: int | None) -> int | None:
-        """Bytes that can be claimed now under `limit` (at most the capacity); None = no limit."""
+        """Return the bytes that can be claimed now under `limit` (at most the capacity); None = no
+        limit."""
         return None if limit is None else max(0, limit - self.used - self.held)
 
     def claim(self, need: int, held: int) -> Claim:

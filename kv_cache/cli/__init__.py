@@ -3,155 +3,44 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from io import TextIOWrapper
 
 from kv_cache.core.errors import BrokenLawError, NoAnswerError, UsageError, did_you_mean
 from kv_cache.core.exits import Exit
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
 
-
-def _run(argv: Sequence[str]) -> int:
-    from kv_cache.cli.run import main as run
-
-    return run(argv)
-
-
-def _calibrate(argv: Sequence[str]) -> int:
-    from kv_cache.cli.calibrate import main as calibrate
-
-    return calibrate(argv)
-
-
-def _predict(argv: Sequence[str]) -> int:
-    from kv_cache.cli.predict import main as predict
-
-    return predict(argv)
-
-
-def _config(argv: Sequence[str]) -> int:
-    from kv_cache.cli.config import main as config
-
-    return config(argv)
-
-
-def _verify(argv: Sequence[str]) -> int:
-    from kv_cache.cli.verify import main as verify
-
-    return verify(argv)
-
-
-def _twin(argv: Sequence[str]) -> int:
-    from kv_cache.cli.twin import main as twin
-
-    return twin(argv)
-
-
-def _probe(argv: Sequence[str]) -> int:
-    from kv_cache.cli.probe import main as probe
-
-    return probe(argv)
-
-
-def _capacity(argv: Sequence[str]) -> int:
-    from kv_cache.cli.capacity import main as capacity
-
-    return capacity(argv)
-
-
-def _compare(argv: Sequence[str]) -> int:
-    from kv_cache.cli.compare import main as compare
-
-    return compare(argv)
-
-
-def _report(argv: Sequence[str]) -> int:
-    from kv_cache.cli.report import main as report
-
-    return report(argv)
-
-
-def _sweep(argv: Sequence[str]) -> int:
-    from kv_cache.cli.sweep import main as sweep
-
-    return sweep(argv)
-
-
-def _plot(argv: Sequence[str]) -> int:
-    from kv_cache.cli.plot import main as plot
-
-    return plot(argv)
-
-
-def _trace(argv: Sequence[str]) -> int:
-    from kv_cache.cli.trace import main as trace
-
-    return trace(argv)
-
-
-def _lab(argv: Sequence[str]) -> int:
-    from kv_cache.app.compiled import use
-
-    use(argv)
-    from kv_cache.cli.lab import main as lab
-
-    return lab(argv)
-
-
-def _sim(argv: Sequence[str]) -> int:
-    from kv_cache.app.compiled import use
-
-    use(argv)
-    from kv_cache.cli.sim import main as sim
-
-    return sim(argv)
-
-
-def _compile(argv: Sequence[str]) -> int:
-    from kv_cache.cli.compiled import main as compile_
-
-    return compile_(argv)
-
-
-def _datasets(argv: Sequence[str]) -> int:
-    from kv_cache.cli.datasets import main as datasets
-
-    return datasets(argv)
-
-
-def _precondition(argv: Sequence[str]) -> int:
-    from kv_cache.cli.precondition import main as precondition
-
-    return precondition(argv)
-
-
-def _mlperf(argv: Sequence[str]) -> int:
-    from kv_cache.cli.mlperf import main as mlperf
-
-    return mlperf(argv)
-
-
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "run": _run,
-    "capacity": _capacity,
-    "compare": _compare,
-    "sweep": _sweep,
-    "precondition": _precondition,
-    "mlperf": _mlperf,
-    "report": _report,
-    "plot": _plot,
-    "trace": _trace,
-    "lab": _lab,
-    "sim": _sim,
-    "compile": _compile,
-    "datasets": _datasets,
-    "verify": _verify,
-    "twin": _twin,
-    "probe": _probe,
-    "calibrate": _calibrate,
-    "predict": _predict,
-    "config": _config,
+COMMANDS: Mapping[str, str] = {
+    "run": "run",
+    "capacity": "capacity",
+    "compare": "compare",
+    "sweep": "sweep",
+    "precondition": "precondition",
+    "mlperf": "mlperf",
+    "report": "report",
+    "plot": "plot",
+    "trace": "trace",
+    "lab": "lab",
+    "sim": "sim",
+    "compile": "compiled",
+    "datasets": "datasets",
+    "verify": "verify",
+    "twin": "twin",
+    "probe": "probe",
+    "calibrate": "calibrate",
+    "predict": "predict",
+    "config": "config",
+    "completion": "completion",
 }
-"""Each command with its entry; without a command's name, `run` is meant."""
+"""Each command with its module; without a command's name, `run` is meant."""
+
+
+def command_of(name: str) -> Callable[[Sequence[str]], int]:
+    """Import a command, which takes its arguments and returns the exit code."""
+    module = import_module(f"kv_cache.cli.{COMMANDS[name]}")
+    main: Callable[[Sequence[str]], int] = module.main
+    return main
+
 
 _ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate", "twin"})
 _NOT_ON_DEVICES = frozenset({"-h", "--help", "--help-all", "--version", "--virtual-time"})
@@ -173,13 +62,8 @@ def main(argv: Sequence[str]) -> int:
     argv = [at_home(word) for word in argv]
     try:
         if argv and not argv[0].startswith("-"):
-            command = COMMANDS.get(argv[0])
-            if command is None:
-                raise UsageError(
-                    f"there is no command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS)}"
-                )
-            return command(argv[1:])
-        return _run(argv)
+            return _called(argv[0], argv[1:])
+        return command_of("run")(argv)
     except UsageError as error:
         print(f"kv-cache: {error}", file=sys.stderr)
         return Exit.REFUSED
@@ -189,6 +73,16 @@ def main(argv: Sequence[str]) -> int:
     except NoAnswerError as error:
         print(f"kv-cache: {error}", file=sys.stderr)
         return Exit.NO_ANSWER
+
+
+def _called(name: str, argv: Sequence[str]) -> int:
+    if name not in COMMANDS:
+        raise UsageError(f"there is no command {name!r}.{did_you_mean(name, COMMANDS)}")
+    if name in ("lab", "sim"):
+        from kv_cache.app.compiled import use
+
+        use(argv)
+    return command_of(name)(argv)
 
 
 def _refuse_other_than_utf8(argv: Sequence[str]) -> int:

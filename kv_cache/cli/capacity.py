@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-from kv_cache.app.capacity import CapacityOptions, capacity, configured
+from kv_cache.app.capacity import CapacityOptions, capacity, configured, planned_capacity
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_result
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.cli.run import begin
+from kv_cache.core.exits import Exit
+from kv_cache.view.terminal import terminal
 
 COMMAND = Command(
     name="capacity",
@@ -40,6 +42,9 @@ def main(argv: Sequence[str]) -> int:
     options, invocation = COMMAND.parse_with_run(argv)
     notes = begin(invocation)
     config = configured(options, invocation)
+    if invocation.dry_run:
+        print(terminal(planned_capacity(options, config, notes)))
+        return Exit.DONE
     with interrupts() as caught:
         progress = TerminalProgress(config.output.progress)
         result = capacity(options, config, notes=notes, stop=caught, progress=progress)

@@ -57,13 +57,18 @@ class Command(Generic[T]):
     def parse_with_run(self, argv: Sequence[str]) -> tuple[T, Invocation]:
         """Return the command's options, and what is said of the run. Raises ConfigError."""
         flags = self._flags(argv)
-        ours = {flags_name(option) for option in self._known.values()} | {"--set"}
+        ours = {*map(flags_name, self._known.values()), "--set"}
         keys = flags.get("--set", ())
         of_run = {name: value for name, value in flags.items() if name not in ours}
         of_run["--set"] = [word for word in keys if word.partition("=")[0] not in self._known]
-        own = {name: value for name, value in flags.items() if name in ours}
-        own["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
-        return self._read(own), invocation_of(of_run)
+        of_command = {name: value for name, value in flags.items() if name in ours}
+        of_command["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
+        return self._read(of_command), invocation_of(of_run)
+
+    @property
+    def _has_own_set(self) -> bool:
+        """Whether `--set` means something else to this command than its options by their keys."""
+        return any(option.flag == "--set" for option in self._known.values())
 
     @cached_property
     def _known(self) -> Mapping[str, Option]:
@@ -82,7 +87,7 @@ class Command(Generic[T]):
         section = self.name.replace("-", "_")
         values = {
             **from_environment(self._known, section),
-            **set_values(flags.get("--set", ()), self._known),
+            **set_values(() if self._has_own_set else flags.get("--set", ()), self._known),
             **{path: _joined(value) for path, value in words.items()},
         }
         for path, option in self._known.items():
@@ -122,7 +127,7 @@ class Command(Generic[T]):
         for option in sorted(self._known.values(), key=lambda option: not option.rule.required):
             if option.flag is not None and (rare or not option.rule.rare):
                 add_option(parser, option)
-        if not self.of_run:
+        if not self.of_run and not self._has_own_set:
             add_set(parser, _example(self._known))
 
 

@@ -1,27 +1,41 @@
 """`kv-cache.py config`: every option with its default, unit and help, as a file that loads."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from kv_cache.cli.command import Command
 from kv_cache.config.load import load_config
-from kv_cache.config.schema import print_config
-from kv_cache.core.errors import ConfigError
+from kv_cache.config.schema import opt, print_config
+from kv_cache.core.exits import Exit
 
-_HELP = """usage: kv-cache.py config [FILE | NAME]
 
-Print the effective configuration of FILE (or of a shipped one, such as quick; without either, the
-defaults) as YAML: every option with its value, help, unit, bounds and flag. The output is itself
-a configuration file: kv-cache.py config > my.yaml; kv-cache.py run --config my.yaml
-"""
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
+    """Whose configuration is printed."""
+
+    file: str | None = opt(
+        None, "File, or a shipped configuration such as quick; if not given, the defaults",
+        flag="FILE",
+    )  # fmt: skip
+
+
+COMMAND = Command(
+    name="config",
+    options=ConfigOptions,
+    about="""\
+    Print an effective configuration as YAML: every option with its value, help, unit, bounds and
+    flag. The output is itself a configuration file.
+    """,
+    epilog="""\
+    example:
+      kv-cache.py config > my.yaml; kv-cache.py run --config my.yaml
+    """,
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    if any(word in ("-h", "--help") for word in argv):
-        print(_HELP, end="")
-        return 0
-    if len(argv) > 1 or any(word.startswith("-") for word in argv):
-        raise ConfigError(
-            f"config takes at most one file or name, not {' '.join(argv)!r}; see config --help"
-        )
-    print(print_config(load_config(Path(argv[0]) if argv else None)), end="")
-    return 0
+    """Print; the exit code. UsageError is the caller's to print."""
+    file = COMMAND.parse(argv).file
+    print(print_config(load_config(None if file is None else Path(file))), end="")
+    return Exit.DONE

@@ -108,6 +108,7 @@ def invocation_of(flags: Mapping[str, Any]) -> Invocation:
         overrides=overrides,
         log_level=flags.get("--log-level", "INFO"),
         given=frozenset(flags),
+        dry_run="--dry-run" in flags,
     )
 
 
@@ -222,6 +223,10 @@ def _add_general(group: argparse._ActionsContainer, *, hidden: bool) -> None:
     ):
         modes.add_argument(flag, dest=flag, action="store_true", help=_or_hidden(text, hidden))
     add_set(group, "run.num_users=50", hidden=hidden)
+    text = "Check everything, print what would be done, and do nothing"
+    group.add_argument(
+        "--dry-run", dest="--dry-run", action="store_true", help=_or_hidden(text, hidden)
+    )
     text = "Least severe level of messages on stderr [default INFO]"
     group.add_argument(
         "--log-level", dest="--log-level", type=_word("--log-level", LOG_LEVELS, str.upper),
@@ -275,7 +280,7 @@ def _add_arrival(group: argparse._ActionsContainer, *, hidden: bool) -> None:
     mode, process = options()["arrival.mode"].rule, options()["arrival.process"].rule
     assert mode.choices is not None
     assert process.choices is not None
-    words = (*mode.choices, *process.choices)
+    words = (*mode.words, *process.words)
     group.add_argument(
         "--arrival", dest="--arrival", metavar=_braces(words),
         type=_word("--arrival", words),
@@ -319,7 +324,7 @@ def _shown(default: object) -> str:
 
 def _metavar(option: Option) -> str:
     if option.rule.choices is not None:
-        return _braces(option.rule.choices)
+        return _braces(option.rule.words)
     return option.rule.metavar or {int: "N", float: "X"}.get(option.kind, "TEXT")
 
 
@@ -392,7 +397,7 @@ def variable_of(option: Option, section: str = "") -> str:
 
 def from_environment(known: Mapping[str, Option], section: str) -> dict[str, Any]:
     """Return the values that environment variables give to options, by path. Raises ConfigError
-    for a variable that begins as one of these and is none."""
+    for a variable that begins as one of these and is none, nor an option of `run`."""
     variables = variables_of(known, section)
     return {path: read_text(known[path], text, name) for name, (path, text) in variables.items()}
 
@@ -402,9 +407,10 @@ def variables_of(known: Mapping[str, Option], section: str) -> dict[str, tuple[s
     Raises ConfigError as `from_environment`."""
     by_name = {variable_of(option, section): option.path for option in known.values()}
     heads = {name.split("__")[0] for name in by_name if "__" in name}
+    of_run = {variable_of(option) for option in options().values()} - by_name.keys()
     variables = {}
     for name, text in os.environ.items():
-        if "__" not in name or name.split("__")[0] not in heads:
+        if name in of_run or "__" not in name or name.split("__")[0] not in heads:
             continue
         if name not in by_name:
             raise ConfigError(

@@ -35,7 +35,7 @@ class TierNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseNow:
+class SloNow:
     """A percentile of a class as it was last seen (None: not yet, or one that windows do not
     know), and the limit that was promised for it."""
 
@@ -64,7 +64,7 @@ class Snapshot:
     saturation: float | None = None
     tiers: Sequence[TierNow] = ()
     storage: TierNow | None = None
-    promises: Sequence[PromiseNow] = ()
+    slos: Sequence[SloNow] = ()
     failed_operations: int = 0
     failed_requests: int = 0
     rejected: int = 0
@@ -184,8 +184,8 @@ def _tables(now: Snapshot) -> Iterator[list[str]]:
     if now.storage is not None:
         head = f"{'storage ms':<11}{'p50':>8}{'p95':>8}{'p99':>8}"
         yield [head, _latency("read", now.storage.read), _latency("write", now.storage.write)]
-    if now.promises:
-        yield [f"{'answers ms':<20}{'now':>8}{'target':>9}", *map(_promise, now.promises)]
+    if now.slos:
+        yield [f"{'answers ms':<20}{'now':>8}{'target':>9}", *map(_slo, now.slos)]
 
 
 def _moved(side: Side, width: int) -> str:
@@ -200,7 +200,7 @@ def _latency(name: str, side: Side) -> str:
     )
 
 
-def _promise(row: PromiseNow) -> str:
+def _slo(row: SloNow) -> str:
     over = row.seen_ns is not None and row.seen_ns > row.limit_ns
     return f"{cut(row.name, 20):<20} {_ms(row.seen_ns):>7} {_ms(row.limit_ns):>8}{' !' * over}"
 

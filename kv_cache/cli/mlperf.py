@@ -9,9 +9,10 @@ from kv_cache.cli.printing import print_json, print_plain
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
+from kv_cache.metrics.judging import Status
 from kv_cache.mlperf.aggregate import summarize
 from kv_cache.mlperf.document import check_document, tree_document
-from kv_cache.mlperf.rules import Status, check_tree
+from kv_cache.mlperf.rules import check_tree
 from kv_cache.mlperf.tree import read_tree
 from kv_cache.result.run import SECTION, plain
 from kv_cache.view.markdown import markdown
@@ -104,7 +105,7 @@ def _check(argv: Sequence[str]) -> int:
         print_json(check_document(tree, findings))
     else:
         print_plain(terminal(check_view(tree_document(tree, findings)[SECTION])))
-    return Exit.EARLY if any(f.status is Status.FALLS_SHORT for f in findings) else Exit.DONE
+    return Exit.EARLY if any(f.status is Status.INVALID for f in findings) else Exit.DONE
 
 
 def _summarize(argv: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_result
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin
+from kv_cache.cli.run import begin, dry_run
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
     _, invocation = COMMAND.parse_with_run(argv)
     notes = begin(invocation)
     config = configured(invocation)
+    if invocation.dry_run:
+        return dry_run(config, notes, ", after the fill and its rounds", "precondition")
     with interrupts() as caught:
         progress = TerminalProgress(config.output.progress)
         result = precondition(config, notes=notes, stop=caught, progress=progress)

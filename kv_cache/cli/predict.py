@@ -8,7 +8,7 @@ from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_json, print_unwritten
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin
+from kv_cache.cli.run import begin, dry_run
 from kv_cache.view.prediction import prediction_table
 from kv_cache.view.terminal import table_lines
 
@@ -48,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
     _, invocation = COMMAND.parse_with_run(argv)
     notes = begin(invocation)
     config = configured(invocation)
+    if invocation.dry_run:
+        return dry_run(config, notes)
     with interrupts() as caught:
         progress = TerminalProgress(config.output.progress)
         result = predict(config, notes=notes, stop=caught, progress=progress)

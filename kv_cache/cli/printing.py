@@ -59,6 +59,16 @@ def print_result(result: Result) -> None:
     print_unwritten(result.kept)
 
 
+def print_study(result: Result, *more: str) -> None:
+    """Print a document for which no file need be named: its view, `more` lines, and its files."""
+    print(terminal(made_view(result.document)))
+    lines = [*more, *(f"{name:<14}{path}" for name, path in result.files.items())]
+    if lines:
+        print()
+        print("\n".join(lines))
+    print_unwritten(result.kept)
+
+
 def summary(result: Result, of_trials: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """The same for programs, with the result's file first, or with the whole result where it could
     be written nowhere: only one document goes to stdout. `of_trials`: the summary of each."""

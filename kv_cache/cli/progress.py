@@ -24,12 +24,12 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from kv_cache.bench.run import RealRun
-from kv_cache.cli.live import PromiseNow, Side, Snapshot, TierNow, cut, live_lines, status_line
-from kv_cache.config.build import class_promises
+from kv_cache.cli.live import Side, SloNow, Snapshot, TierNow, cut, live_lines, status_line
+from kv_cache.config.build import class_slos
 from kv_cache.config.root import Config
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.units import GIB, ns_to_ms
-from kv_cache.metrics.slo import Measure, Promise
+from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.window import Latency, Totals, Window
 
 STATUS_S = 10.0
@@ -88,12 +88,12 @@ class TerminalProgress:
 
     @contextmanager
     def run(
-        self, config: Config, prefix: str = "", promises: Sequence[Promise] | None = None
+        self, config: Config, prefix: str = "", slos: Sequence[Slo] | None = None
     ) -> Iterator[Callable[[RealRun], None]]:
         if not self._wanted:
             yield lambda run: None
             return
-        with RunProgress(config, prefix, promises) as shown:
+        with RunProgress(config, prefix, slos) as shown:
             yield shown.tick
 
 
@@ -217,11 +217,11 @@ class RunProgress:
         self,
         config: Config,
         prefix: str = "",
-        promises: Sequence[Promise] | None = None,
+        slos: Sequence[Slo] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`promises` as the run has them: those of the classes, if not given."""
+        """`slos` as the run has them: those of the classes, if not given."""
         self._config = config
         self._prefix = prefix
         self._clock = clock
@@ -231,11 +231,11 @@ class RunProgress:
         self._line: _Line | None = None
         self._block: Block | None = None
         self._warnings = _Warnings()
-        self._promises = class_promises(config) if promises is None else tuple(promises)
+        self._slos = class_slos(config) if slos is None else tuple(slos)
         self._phase = ""
         self._phase_began = self._drawn_at = 0.0
         self._tiers: set[Tier] = {Tier.NVME}
-        self._seen: dict[tuple[Qos, Measure], Latency] = {}
+        self._seen: dict[tuple[Qos, SloMeasure], Latency] = {}
 
     def __enter__(self) -> "RunProgress":
         if self._status is not None:
@@ -304,7 +304,7 @@ class RunProgress:
             saturation=None if level is None else level.level,
             tiers=tiers,
             storage=tiers[-1] if tiers else None,
-            promises=[self._promise(promise) for promise in self._promises if self._any(promise)],
+            slos=[self._slo(slo) for slo in self._slos if self._any(slo)],
             failed_operations=sum(dict(run.recorder.failures).values()),
             failed_requests=_ended(totals, Outcome.FAILED),
             rejected=_ended(totals, Outcome.REJECTED),
@@ -336,23 +336,23 @@ class RunProgress:
         self._tiers |= {tier for tier, _ in window.ops}
         for qos, mine in window.classes.items():
             for measure, latency in (
-                (Measure.RESPONSE, mine.response),
-                (Measure.TTFT, mine.ttft),
+                (SloMeasure.RESPONSE, mine.response),
+                (SloMeasure.TTFT, mine.ttft),
             ):
                 if latency.count:
                     self._seen[qos, measure] = latency
 
-    def _any(self, promise: Promise) -> bool:
-        return (promise.qos, promise.measure) in self._seen
+    def _any(self, slo: Slo) -> bool:
+        return (slo.qos, slo.measure) in self._seen
 
-    def _promise(self, promise: Promise) -> PromiseNow:
-        seen = self._seen[promise.qos, promise.measure]
+    def _slo(self, slo: Slo) -> SloNow:
+        seen = self._seen[slo.qos, slo.measure]
         known = {50.0: seen.p50_ns, 95.0: seen.p95_ns, 99.0: seen.p99_ns}
-        ttft = "ttft " if promise.measure is Measure.TTFT else ""
-        return PromiseNow(
-            name=f"{promise.qos} {ttft}p{promise.percent:g}",
-            seen_ns=known.get(promise.percent),
-            limit_ns=promise.limit_ns,
+        ttft = "ttft " if slo.measure is SloMeasure.TTFT else ""
+        return SloNow(
+            name=f"{slo.qos} {ttft}p{slo.percent:g}",
+            seen_ns=known.get(slo.percent),
+            limit_ns=slo.limit_ns,
         )
 
     def _parts(self, run: RealRun) -> list[str]:

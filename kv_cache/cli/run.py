@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.app.crew_part import take_part
-from kv_cache.app.prepare import Start, output_of
+from kv_cache.app.planned import planned_view
+from kv_cache.app.prepare import Start, output_of, prepare
 from kv_cache.app.run import run
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.bench.probes.foreign import count_as_ours
@@ -28,6 +29,7 @@ from kv_cache.crew.per_rank import alone_note, apart, own_file, together_note
 from kv_cache.crew.seat import Refused, Seat
 from kv_cache.files.result import Result
 from kv_cache.result.trials import SCHEMA as TRIALS
+from kv_cache.view.terminal import terminal
 
 QUICK = Path("quick")
 
@@ -40,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         invocation = replace(invocation, config_path=QUICK)
     config, notes = loaded(invocation)
+    if invocation.dry_run:
+        return dry_run(config, notes)
     rank = rank_of(os.environ)
     try:
         part = take_part(config, rank, os.environ)
@@ -75,6 +79,16 @@ def begin(invocation: Invocation) -> tuple[str, ...]:
         return ()
     said = "--config config.yaml: there is no such file here, so the defaults are taken"
     return (f"{said}, which are the values of the reference's file of that name",)
+
+
+def dry_run(
+    config: Config, notes: Sequence[str], then: str = "", name: str = "benchmark_results"
+) -> int:
+    """Check a run and print what it would do; the exit code. Raises UsageError."""
+    progress = TerminalProgress(config.output.progress)
+    job = prepare(config, notes=notes, name=name, progress=progress)
+    print(terminal(planned_view(job, then=then)))
+    return Exit.DONE
 
 
 def begin_logging(level: str = "INFO") -> None:

@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 
 from kv_cache.core.exits import Exit
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANGUP = getattr(signal, "SIGHUP", None)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, *([] if _HANGUP is None else [_HANGUP]))
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80  # of a signal that the terminal sent, to the whole of its foreground group
 _LOOK_S = 0.5
@@ -46,7 +47,10 @@ def supervisor() -> int | None:
 
 
 def supervise(*, own_session: bool = False) -> None:
-    """Returns in the child. The parent waits for it, and exits as it exits."""
+    """Returns in the child. The parent waits for it, and exits as it exits. Does nothing where the
+    kernel is not Linux: nothing touches a device there."""
+    if not hasattr(signal, "sigtimedwait"):
+        return
     global _channel
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -97,7 +101,7 @@ class _Parent:
     def _pass_on(self, came: "signal.struct_siginfo") -> None:
         """What the terminal sends has reached the child too, unless that has its own session. A
         SIGHUP may have come to this process alone, as the leader of the terminal's session."""
-        of_group = came.si_code == _SI_KERNEL and came.si_signo != signal.SIGHUP
+        of_group = came.si_code == _SI_KERNEL and came.si_signo != _HANGUP
         if self._own_session or not of_group:
             self._kill(came.si_signo)
 
@@ -110,7 +114,7 @@ class _Parent:
         if not pid:
             return None
         code = os.waitstatus_to_exitcode(status)
-        if code == -signal.SIGHUP:
+        if _HANGUP is not None and code == -_HANGUP:
             return Exit.SIGTERM
         return code if code >= 0 else 128 - code
 

@@ -1,521 +1,127 @@
-"""`kv-cache.py trace stats|plot|convert|fit`: look at a trace, or at what synthetic users ask.
+"""`kv-cache.py trace stats|plot|convert|fit`: look at a trace, or at what synthetic users ask."""
 
-Nothing is measured and nothing is served: the requests are those that a run would plan.
-"""
+from collections.abc import Sequence
 
-import argparse
-import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from itertools import islice
-from pathlib import Path
-from typing import Any
-
-from kv_cache.app.prepare import open_workload
-from kv_cache.bench.cache_dir import check_output_file
-from kv_cache.cli.flags import build_parser, parse
-from kv_cache.cli.parsing import CommandParser, own_and_rest
+from kv_cache.app.trace import (
+    TraceConvertOptions,
+    TraceFitOptions,
+    TracePlotOptions,
+    TraceStatsOptions,
+    convert_trace,
+    fit_users,
+    plot_trace,
+    trace_stats,
+)
+from kv_cache.app.trace_source import SourceOptions, TraceSource, source_of
+from kv_cache.cli.command import Command, dispatch
+from kv_cache.cli.printing import print_json
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.cli.run import begin_logging
-from kv_cache.config.build import Load, build_load
-from kv_cache.config.load import load_config
-from kv_cache.config.root import Config
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
-from kv_cache.core.model import ModelShape
-from kv_cache.core.request import Request
-from kv_cache.core.seed import Seed
-from kv_cache.core.text import as_json
-from kv_cache.files.fitted_users import CHOICES, Samples, fit_text
-from kv_cache.files.recording import as_recorded
-from kv_cache.files.records import packing, require_own_name
-from kv_cache.files.writing import open_atomically, write_atomically
-from kv_cache.installing import install_hint
-from kv_cache.result.trace import stats_document
-from kv_cache.view.picture.plot import (
-    FORMATS,
-    draw,
-    installed,
-    require_ours,
-    write_picture,
-)
+from kv_cache.config.load import Invocation
+from kv_cache.core.errors import ConfigError
+from kv_cache.core.exits import Exit
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
-from kv_cache.workload.distribution import Times
-from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.base import RowError
-from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
-from kv_cache.workload.formats.opening import Tally, Trace
-from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.surveying import Survey, doubts
-from kv_cache.workload.stats import Sessions, Stream
-
-log = logging.getLogger("kv_cache")
-
-SEED = 0
-"""Of what is drawn where no seed is given: who looks twice sees the same."""
-USERS_REQUESTS = 10_000
-MOST_USERS_REQUESTS = 10_000_000
-_STEP = 1024  # requests between two looks at the bar
-_WRITE_BYTES = 1 << 20
 
 _ABOUT = """\
-Look at a trace before it is replayed, or at what synthetic users would ask.
+    Look at a trace before it is replayed, or at what synthetic users would ask.
 
-usage: kv-cache.py trace stats PATH [--json] [-o FILE] [option of run ...]
-       kv-cache.py trace stats --users [--requests N] [option of run ...]
-       kv-cache.py trace plot PATH | --users [-o FILE.svg]
-       kv-cache.py trace convert PATH -o FILE
-       kv-cache.py trace fit PATH [-o FILE.yaml]
+    commands, each with a --help of its own:
+      trace stats PATH | --users  how much is asked, when, by whom, and how much a cache would hit
+      trace plot PATH | --users   the same as a page of pictures
+      trace convert PATH -o FILE  a trace of any format as our own JSON lines
+      trace fit PATH              a configuration of synthetic users who ask as the trace does
 
-commands:
-  stats    how much is asked, when, by whom, and what caches of any size would find of it
-  plot     the same as a page of pictures
-  convert  a trace of any format as our own JSON lines
-  fit      a configuration of synthetic users who ask as the trace does
 """
-
-_STATS = """\
-Rows, tokens, arrivals, sessions, blocks and their reuse: with a cache without limits, and exactly
-with an LRU cache of any size.
-
-The requests are those that a run with the same options would plan. Percentiles are the value at
-rank ceil(percent / 100 * count); those of times are within 0.2 %, all else is exact.
-"""
-
-_PLOT = """\
-Draw what stats tells: arrivals, lengths, the hits of an LRU cache over its size, how long ago
-blocks were asked for, the growth of what was asked for, and the turns of sessions.
-"""
-
-_CONVERT = """\
-Write a trace of any format as our own JSON lines (kv-cache-trace/1), with all that its rows say.
-FILE is packed when its name ends in .gz or .zst.
-"""
-
-_FIT = """\
-Write a configuration for synthetic users whose requests are as long, as many and as bursty as those
-of the trace, and whose sessions have as many turns. Comments say how well each law fits
-(Kolmogorov-Smirnov distance) and what no law carries over.
-"""
-
 _EPILOG = """\
-Options of run that change what is asked may follow (--block-tokens, --model, --trace-format,
---trace-users, --skip-bad-rows, --config, ...); see run --help-all.
+    Flags of run that change what is asked: --block-tokens, --model, --trace-format, --trace-users,
+    --skip-bad-rows, --config, ...
 
-exit code: 0 done, 2 bad input
+    exit code: 0 done, 2 bad input
 """
+
+STATS = Command(
+    name="trace stats", options=TraceStatsOptions, of_run=True, epilog=_EPILOG,
+    about="""\
+    Rows, tokens, arrivals, sessions, blocks and their reuse: with a cache without limits, and
+    exactly with an LRU cache of any size.
+
+    The requests are those that a run with the same options would plan. Percentiles are the value at
+    rank ceil(percent / 100 * count); those of times are within 0.2 %, all else is exact.
+    """,
+)  # fmt: skip
+PLOT = Command(
+    name="trace plot", options=TracePlotOptions, of_run=True, epilog=_EPILOG,
+    about="""\
+    Draw what stats shows: arrivals, lengths, the hits of an LRU cache over its size, how long ago
+    blocks were asked for, the growth of what was asked for, and the turns of sessions.
+    """,
+)  # fmt: skip
+CONVERT = Command(
+    name="trace convert", options=TraceConvertOptions, of_run=True, epilog=_EPILOG,
+    about="""\
+    Write a trace of any format as our own JSON lines (kv-cache-trace/1), with all that its rows
+    say. FILE is packed when its name ends in .gz or .zst.
+    """,
+)  # fmt: skip
+FIT = Command(
+    name="trace fit", options=TraceFitOptions, of_run=True, epilog=_EPILOG,
+    about="""\
+    Write a configuration for synthetic users whose requests are as long, as many and as bursty as
+    those of the trace, and whose sessions have as many turns. Comments say how well each law fits
+    (Kolmogorov-Smirnov distance) and what no law carries over.
+    """,
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
-    """One of the commands; the exit code. UsageError is the caller's to print."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(f"{_ABOUT}\n{_EPILOG}", end="")
-        return 0
-    command = _COMMANDS.get(argv[0])
-    if command is None:
-        near = did_you_mean(argv[0], _COMMANDS)
-        raise ConfigError(f"trace {argv[0]!r}: there is no such command.{near}")
-    return command(argv[1:])
-
-
-# --- the commands ----------------------------------------------------------------------------
+    """Run one of the commands; the exit code. UsageError is the caller's to print."""
+    return dispatch("trace", SUBCOMMANDS, argv, f"{_ABOUT}{_EPILOG}")
 
 
 def _stats(argv: Sequence[str]) -> int:
-    parser = _parser("stats", _STATS, users=True)
-    parser.add_argument("--json", action="store_true", help="print the whole document")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the document there"
-    )
-    options, rest = own_and_rest(parser, argv)
-    if options.output is not None:
-        check_output_file(options.output)
-    asked = asked_of(options, rest)
-    _refuse_inputs(options.output, asked)
-    document = _document(asked)
-    if options.output is not None:
-        _write(options.output, as_json(document))
+    options, invocation = STATS.parse_with_run(argv)
+    source, progress = _source(options, invocation)
+    result = trace_stats(options, source, progress=progress)
     if options.json and options.output is None:
-        sys.stdout.write(as_json(document).decode())
+        print_json(result.document)
     else:
-        print(terminal(made_view(document)))
+        print(terminal(made_view(result.document)))
     if options.output is not None:
         print(f"\nstats     {options.output}")
-    return 0
+    return Exit.DONE
 
 
 def _plot(argv: Sequence[str]) -> int:
-    parser = _parser("plot", _PLOT, users=True)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE",
-        help="FILE.svg, FILE.png or FILE.pdf [default: trace.svg, named after PATH]",
-    )  # fmt: skip
-    options, rest = own_and_rest(parser, argv)
-    if not installed():
-        raise UsageError(
-            f"trace plot needs matplotlib, which is missing; get it: {install_hint('plot')}"
-        )
-    asked = asked_of(options, rest)
-    target = options.output or asked.picture
-    form = target.suffix[1:].lower()
-    if form not in FORMATS:
-        raise ConfigError(
-            f"--output {target} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
-        )
-    require_ours(target)
-    write_picture(target, draw(_document(asked), target, form))
-    print(f"plot  {target}")
-    return 0
+    options, invocation = PLOT.parse_with_run(argv)
+    source, progress = _source(options, invocation)
+    print(f"plot  {plot_trace(options, source, progress=progress)}")
+    return Exit.DONE
 
 
 def _convert(argv: Sequence[str]) -> int:
-    parser = _parser("convert", _CONVERT, users=False)
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="where the trace goes"
-    )
-    parser.add_argument(
-        "--to", choices=("kv-cache",), default="kv-cache", help="the format [default kv-cache]"
-    )
-    options, rest = own_and_rest(parser, argv)
-    require_own_name(options.output, "--output", _is_own_trace)
-    asked = asked_of(options, rest)
-    trace, found = asked.opened()
-    if any(_same(options.output, path) for path in trace.files):
-        raise PlaceError(f"--output {options.output} is the trace itself; name another file")
-    rows = _convert_to(options.output, asked.config, trace, found)
+    options, invocation = CONVERT.parse_with_run(argv)
+    source, progress = _source(SourceOptions(path=options.path), invocation)
+    rows = convert_trace(options, source, progress=progress)
     print(f"trace  {options.output} ({rows:,} rows)")
-    return 0
+    return Exit.DONE
 
 
 def _fit(argv: Sequence[str]) -> int:
-    parser = _parser("fit", _FIT, users=False)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where it goes [default: printed]"
-    )
-    parser.add_argument(
-        "--law", choices=CHOICES, default=CHOICES[0],
-        help="law of lengths and turns; best = lognormal where that is near enough, else what is "
-        "nearest [default best]",
-    )  # fmt: skip
-    options, rest = own_and_rest(parser, argv)
-    if options.output is not None:
-        check_output_file(options.output)
-    asked = asked_of(options, rest)
-    _refuse_inputs(options.output, asked)
-    samples = Samples()
-    look = asked.look()
-    assert look.trace is not None
-    assert look.found is not None
-    stream, sessions = _walk(look, samples)
-    text = fit_text(
-        samples, stream.figures(), sessions.figures(), look.watch.thinks, law=options.law,
-        trace=look.trace, found=look.found, config=look.config,
-        block_tokens=look.load.geometry.block_tokens,
-    )  # fmt: skip
-    if options.output is None:
-        print(text, end="")
-        return 0
-    _write(options.output, text.encode())
-    print(f"config  {options.output}")
-    return 0
+    options, invocation = FIT.parse_with_run(argv)
+    chosen = SourceOptions(path=options.path, requests=options.requests)
+    source, progress = _source(chosen, invocation)
+    text = fit_users(options, source, progress=progress)
+    print(text if options.output is None else f"config  {options.output}\n", end="")
+    return Exit.DONE
 
 
-_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "stats": _stats,
-    "plot": _plot,
-    "convert": _convert,
-    "fit": _fit,
-}
-
-
-def _parser(name: str, about: str, *, users: bool) -> argparse.ArgumentParser:
-    who = "PATH | --users" if users else "PATH"
-    parser = CommandParser(
-        prog=f"kv-cache.py trace {name}",
-        usage=f"%(prog)s {who} [option ...]",
-        description=about,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(users=False, requests=None)
-    if users:
-        parser.add_argument("--users", action="store_true", help="synthetic users, not a trace")
-    if name != "convert":
-        parser.add_argument(
-            "--requests", type=int, metavar="N",
-            help=f"the first N requests [default: all; of synthetic users {USERS_REQUESTS}]",
-        )  # fmt: skip
-    return parser
-
-
-# --- what is looked at -----------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Watch:
-    """What requests do not say of their rows. It looks on only while it is `on`: a source reads
-    rows ahead when it is made."""
-
-    sessions: set[str] = field(default_factory=set)
-    thinks: Times = field(default_factory=Times)
-    on: bool = False
-
-    def see(self, row: TraceRow) -> None:
-        if not self.on:
-            return
-        if row.think_ns is not None and (row.session in self.sessions or row.after):
-            self.thinks.add(row.think_ns)
-        if row.session is not None:
-            self.sessions.add(row.session)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Watched(Trace):
-    """A trace whose rows somebody sees pass."""
-
-    watch: _Watch
-
-    def rows(self, tally: Tally | None = None) -> Iterator[TraceRow]:
-        for row in Trace.rows(self, tally):
-            self.watch.see(row)
-            yield row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A source, and what it was made of."""
-
-    config: Config
-    model: ModelShape
-    load: Load
-    trace: Trace | None
-    found: Survey | None
-    watch: _Watch
-    requests: int | None
-
-    def plan(self) -> Iterator[Request]:
-        self.watch.on = True
-        return islice(self.load.source.plan(), self.requests)
-
-    def in_session(self, request: Request) -> bool:
-        if request.retrieved or request.once:
-            return False
-        return self.trace is None or request.conversation in self.watch.sessions
-
-    @property
-    def grouped(self) -> bool:
-        return self.trace is not None and TRACE_FORMATS[self.trace.format_name].grouped
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A checked command line."""
-
-    config: Config
-    requests: int | None
-
-    @property
-    def picture(self) -> Path:
-        path = self.config.trace_path()
-        stem = "users" if path is None else path.name.split(".")[0].replace("*", "_") or "trace"
-        return Path(f"{stem}.trace.svg")
-
-    def opened(self) -> tuple[Trace, Survey]:
-        trace, found = _opened(self.config)
-        assert trace is not None
-        assert found is not None
-        return trace, found
-
-    def look(self) -> Look:
-        """Reads a trace once, so that bad rows are found first. Raises UsageError."""
-        config, watch = self.config, _Watch()
-        trace, found = _opened(config)
-        config = as_recorded(config, trace)
-        if trace is not None:
-            given = {each.name: getattr(trace, each.name) for each in fields(trace)}
-            trace = _Watched(**given, watch=watch)
-        model = config.model_shape()
-        load = build_load(config, model, Seed(config.run.seed or SEED), trace, found, None)
-        return Look(
-            config=config, model=model, load=load, trace=trace, found=found, watch=watch,
-            requests=self.requests,
-        )  # fmt: skip
-
-
-def _opened(config: Config) -> tuple[Trace | None, Survey | None]:
-    trace, found = open_workload(config, TerminalProgress(config.output.progress))
-    if trace is not None and found is not None:
-        for warning in doubts(trace, found):
-            log.warning(warning)
-    return trace, found
-
-
-def asked_of(options: argparse.Namespace, rest: Sequence[str]) -> Asked:
-    """Raises UsageError for everything that is wrong before a file is read."""
-    path, flags = path_in(rest)
-    invocation = parse(flags)
+def _source(options: SourceOptions, invocation: Invocation) -> tuple[TraceSource, TerminalProgress]:
     begin_logging(invocation.log_level)
-    overrides = dict(invocation.overrides)
-    if path is not None:
-        if "workload.trace" in overrides:
-            raise ConfigError(f"{path} and --trace are both traces; give one of them")
-        overrides["workload.trace"] = path
-    config = load_config(invocation.config_path, overrides)
-    if config.replays == options.users:
-        raise ConfigError(
-            "--users looks at synthetic users, and a trace is given; leave one of them out"
-            if options.users
-            else "no trace is given; name one as the first word, or give --users where that is "
-            "possible"
-        )
-    for warning in config.warnings():
-        log.warning(warning)
-    requests: int | None = options.requests
-    if requests is not None and requests < 1:
-        raise ConfigError(f"--requests is {requests}; it must be at least 1")
-    if options.users and (requests or 0) > MOST_USERS_REQUESTS:
-        raise ConfigError(
-            f"--requests is {requests}; of synthetic users it must be {MOST_USERS_REQUESTS:,} at "
-            "most, as what they ask is kept"
-        )
-    if requests is None and config.run.max_requests:
-        requests = config.run.max_requests
-    if requests is None and options.users:
-        requests = USERS_REQUESTS
-    run = replace(
-        config.run,
-        seed=SEED if config.run.seed is None else config.run.seed,
-        max_requests=requests or 0,
-    )
-    cycles = 0 if options.users else 1
-    work = replace(config.workload, replay_cycles=cycles)
-    return Asked(config=replace(config, run=run, workload=work), requests=requests)
+    if invocation.dry_run:
+        raise ConfigError("--dry-run is for commands that measure or simulate; leave it out")
+    source = source_of(options, invocation)
+    return source, TerminalProgress(source.config.output.progress)
 
 
-def path_in(rest: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """The word that is no option, at the beginning or at the end, and the others."""
-    if rest and not rest[0].startswith("-"):
-        return rest[0], rest[1:]
-    if rest and not rest[-1].startswith("-"):
-        _, extras = build_parser().parse_known_args(list(rest))
-        if extras == [rest[-1]]:
-            return rest[-1], rest[:-1]
-    return None, rest
-
-
-# --- looking ---------------------------------------------------------------------------------
-
-
-def _document(asked: Asked) -> dict[str, Any]:
-    look = asked.look()
-    stream, sessions = _walk(look)
-    return stats_document(
-        look.config, look.model, look.load.geometry.block_tokens, look.load.source.describe(),
-        look.found, stream.figures(), sessions.figures(look.watch.thinks),
-    )  # fmt: skip
-
-
-def _walk(look: Look, samples: Samples | None = None) -> tuple[Stream, Sessions]:
-    """Every request once."""
-    stream, sessions = Stream(by_conversation=look.grouped), Sessions()
-    for blocks in look.load.populate:
-        stream.store(blocks)
-    total = look.requests or (look.found.rows if look.found else None)
-    progress = TerminalProgress(look.config.output.progress)
-    with progress.bar("looking", unit="requests", total=total) as bar:
-        for request in look.plan():
-            stream.add(request)
-            in_session = look.in_session(request)
-            if in_session:
-                sessions.add(request)
-            if samples is not None:
-                samples.add(request, in_session=in_session)
-            if stream.requests % _STEP == 0:
-                bar.to(stream.requests)
-    return stream, sessions
-
-
-def _convert_to(path: Path, config: Config, trace: Trace, found: Survey) -> int:
-    """How many rows were written. Raises UsageError."""
-    of = TRACE_FORMATS[trace.format_name]
-    header = Header(
-        grouped=of.grouped,
-        timed=of.timed,
-        block_tokens=found.block_tokens,
-        source=f"{of.name}: {', '.join(file.name for file in trace.files[:5])}",
-    )
-    rows, progress = 0, TerminalProgress(config.output.progress)
-    with (
-        _packed_file(path) as write,
-        progress.bar("converting", unit="rows", total=found.rows) as bar,
-    ):
-        write(header_line(header))
-        for rows, row in enumerate(trace.rows(), 1):
-            write(row_line(row, header))
-            if rows % _STEP == 0:
-                bar.to(rows)
-    return rows
-
-
-@contextmanager
-def _packed_file(path: Path) -> Iterator[Callable[[str], None]]:
-    """A file that is there when all is written; the answer writes a line. Raises PlaceError."""
-    packed = packing(path, "--output")
-    pending = bytearray()
-    try:
-        with open_atomically(path) as file:
-
-            def flush() -> None:
-                file.write(bytes(pending) if packed is None else packed.compress(bytes(pending)))
-                pending.clear()
-
-            def write(line: str) -> None:
-                pending.extend(line.encode())
-                pending.extend(b"\n")
-                if len(pending) >= _WRITE_BYTES:
-                    flush()
-
-            yield write
-            flush()
-            if packed is not None:
-                file.write(packed.flush())
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-
-
-def _cannot_write(path: Path, error: OSError) -> PlaceError:
-    reason = (error.strerror or str(error)).lower()
-    return PlaceError(f"--output {path}: it cannot be written ({reason}); name another file")
-
-
-def _is_own_trace(first: str) -> bool:
-    """Whether a file that begins with this line is one of `trace convert` or `run --record`."""
-    try:
-        read_header(first)
-    except RowError:
-        return False
-    return True
-
-
-def _refuse_inputs(output: Path | None, asked: Asked) -> None:
-    """Raises PlaceError where what is to be written is what is read."""
-    path = asked.config.trace_path()
-    if output is not None and path is not None and _same(output, path):
-        raise PlaceError(f"--output {output} is the trace itself; name another file")
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
+SUBCOMMANDS = {"stats": _stats, "plot": _plot, "convert": _convert, "fit": _fit}

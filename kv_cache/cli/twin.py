@@ -8,7 +8,8 @@ from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_planned
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import human_bytes
-from kv_cache.files.fio import Twin, comparison, what_it_does
+from kv_cache.files.fio import Twin, what_it_does
+from kv_cache.files.fio_report import comparison
 
 COMMAND = Command(
     name="twin",

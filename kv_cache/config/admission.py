@@ -18,7 +18,7 @@ TAKES = (
 class AdmissionConfig:
     """Part of a section that has an admission policy."""
 
-    admission: str = opt("always", TAKES, choices=tuple(ADMISSION))
+    admission: str = opt("always", TAKES, choices=ADMISSION)
     admission_max_mib: float = opt(
         16.0, "With size: the largest object that is admitted", unit="MiB", above=0, high=2**30
     )

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kv_cache.cache.manager import CacheManager, TierSpec
+from kv_cache.cache.limits import TierSpec
+from kv_cache.cache.manager import CacheManager
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
 from kv_cache.config.policies import build_admission, build_ahead
@@ -20,20 +21,22 @@ from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
 from kv_cache.lifecycle import Through, World
 from kv_cache.metrics.outcome import TierFacts
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import Meter
+from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.policy.prefetch import PREFETCH
 from kv_cache.schedule.admission import Gate
-from kv_cache.schedule.autoscale import Autoscaler, AutoscaleRules, ScaleMode
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.rules import AutoscaleRules, ScaleMode
 from kv_cache.schedule.control import Control, Watch
-from kv_cache.schedule.intake import Intake, OnArrival, nobody
+from kv_cache.schedule.intake import Intake, OnArrival, ignore_arrival
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.formats.surveying import facts as trace_facts
-from kv_cache.workload.mapped import MappedBlocks, Told
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.mix import Mix, Mixed
 from kv_cache.workload.offered import Offered
 from kv_cache.workload.paced import Pace, Paced
@@ -45,14 +48,15 @@ from kv_cache.workload.prepopulated import (
 from kv_cache.workload.prompts import Prompted
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.quota import Counts, one
-from kv_cache.workload.rag import Retriever, Retrieving
+from kv_cache.workload.rag import Retriever, WithRetrievals
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
-from kv_cache.workload.row_requests import AskingConfig, History
+from kv_cache.workload.row_requests import History, RowRequestsConfig
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Described, MappedBlocks
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
 
 BACKGROUND_THREADS = 8  # that store what was written behind, and populate
@@ -113,7 +117,9 @@ def _placed(config: Config, load: Load, mix: Mix | None, ranks: Ranks | None) ->
         source = Ranked(source, ranks)
     populate = MappedBlocks(load.populate, kept, times)
     if load.retriever is not None:
-        source = Told(source, lambda: {"rag_bytes": None, "rag_ingested_bytes": populate.nbytes})
+        source = Described(
+            source, lambda: {"rag_bytes": None, "rag_ingested_bytes": populate.nbytes}
+        )
     return replace(load, source=source, populate=populate)
 
 
@@ -158,9 +164,9 @@ def _one_model(
         # Outermost: what is retrieved comes along with what the pace has let come, and the
         # documents are the same whatever else is renamed.
         return Load(
-            source=Told(source, retriever.describe)
+            source=Described(source, retriever.describe)
             if recorded
-            else Retrieving(source, retriever, _planned(config)),
+            else WithRetrievals(source, retriever, _planned(config)),
             geometry=geometry,
             sessions=sessions,
             populate=retriever.ingested,
@@ -171,7 +177,7 @@ def _one_model(
     wanted = users * OBJECTS_PER_USER
     swapped: Source = Prepopulated(source, objects, seed.child("prepopulated"), wanted)
     if recorded:  # it asks for objects that were swapped already
-        swapped = Told(source, swapped.describe)
+        swapped = Described(source, swapped.describe)
     return Load(source=swapped, geometry=geometry, populate=objects, sessions=sessions)
 
 
@@ -181,7 +187,7 @@ def is_recording(trace: Trace) -> bool:
     return first is not None and first.request is not None
 
 
-def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> Intake:
+def build_intake(config: Config, load: Load, on_arrival: OnArrival = ignore_arrival) -> Intake:
     """Users who wait for their answers bound the queue themselves: none of them is rejected."""
     offered = Offered()
     for blocks in load.populate:
@@ -202,11 +208,11 @@ def build_intake(config: Config, load: Load, on_arrival: OnArrival = nobody) -> 
 
 
 def build_control(
-    config: Config, promises: Sequence[Promise] | None = None, watch: Watch | None = None
+    config: Config, slos: Sequence[Slo] | None = None, watch: Watch | None = None
 ) -> tuple[Meter, Control]:
     """What sees the windows of a run. `promises`: those of the classes, if not given; `watch` may
     end the measured window."""
-    kept = class_promises(config) if promises is None else tuple(promises)
+    kept = class_slos(config) if slos is None else tuple(slos)
     found = config.saturation_detection
     saturation = Saturation(
         SaturationRules(
@@ -223,10 +229,10 @@ def build_control(
     return Meter(kept), control
 
 
-def class_promises(config: Config) -> tuple[Promise, ...]:
+def class_slos(config: Config) -> tuple[Slo, ...]:
     """The P95 that each class is promised."""
     return tuple(
-        Promise(
+        Slo(
             qos=qos,
             percent=95.0,
             limit_ns=round(
@@ -237,7 +243,7 @@ def class_promises(config: Config) -> tuple[Promise, ...]:
     )
 
 
-def _autoscaler(config: Config, promises: Sequence[Promise]) -> Autoscaler | None:
+def _autoscaler(config: Config, slos: Sequence[Slo]) -> Autoscaler | None:
     given = config.autoscaler
     if not given.enabled:
         return None
@@ -253,7 +259,7 @@ def _autoscaler(config: Config, promises: Sequence[Promise]) -> Autoscaler | Non
         windows_per_sample=given.windows_per_sample,
     )
     mode = ScaleMode.CAPACITY if given.mode == "capacity" else ScaleMode.QOS
-    return Autoscaler(rules, mode, promises, config.run.num_users)
+    return Autoscaler(rules, mode, slos, config.run.num_users)
 
 
 def endless(config: Config) -> Config:
@@ -263,6 +269,16 @@ def endless(config: Config) -> Config:
         run=replace(config.run, max_requests=0),
         workload=replace(config.workload, replay_cycles=0),
     )
+
+
+def load_extensions(config: Config) -> None:
+    """Import what the configuration names of the user's own. Raises ConfigError."""
+    for table, name in (
+        (EVICTION, config.tiers.eviction),
+        (ADMISSION, config.policies.admission),
+        (PREFETCH, config.policies.prefetch),
+    ):
+        _ = table[name]
 
 
 def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -> World:
@@ -455,7 +471,7 @@ def _replay(
     counts: Counts,
 ) -> TraceReplay | SessionReplay:
     work = config.workload
-    asking = AskingConfig(
+    requests = RowRequestsConfig(
         geometry=geometry,
         qos=_qos(config),
         trace_block_tokens=found.block_tokens,
@@ -469,14 +485,14 @@ def _replay(
     own, most = seed.child("trace"), config.run.max_requests
     if of.grouped:
         sessions = SessionsConfig(
-            asking=asking,
+            requests=requests,
             users=_asking(config),
             speedup=0 if paced else work.trace_speedup,
             cycles=work.replay_cycles,
         )
         return SessionReplay(trace.rows, sessions, own, facts, most, counts)
     replay = ReplayConfig(
-        asking=asking,
+        requests=requests,
         speedup=0 if paced or not of.timed else work.trace_speedup,
         arrival_scale=work.arrival_scale,
         cycles=work.replay_cycles,

@@ -35,6 +35,7 @@ class Invocation:
     overrides: Mapping[str, Any]
     log_level: str = "INFO"
     given: frozenset[str] = frozenset()
+    dry_run: bool = False
 
     def config(self) -> Config:
         """The checked configuration. Raises ConfigError."""
@@ -52,14 +53,17 @@ class Invocation:
                 raise ConfigError(f"{path}{flag} cannot be given to {command}: {why}; leave it out")
 
 
-def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The checked configuration of a file, or of the name of a shipped one (`quick`), or of the
-    defaults (None), with `overrides` by dotted path (`{"run.num_users": 5}`) put over it.
+def load_config(
+    path: Path | str | None = None, overrides: Mapping[str, Any] | None = None
+) -> Config:
+    """Return the checked configuration of a file, or of the name of a shipped one (`quick`), or of
+    the defaults (None), with `overrides` by dotted path (`{"run.num_users": 5}`) put over it.
 
+    Sizes and times are in the unit of the option's name, or text with a unit (`"10GB"`, `"5m"`).
     Raises ConfigError.
     """
     overrides = overrides or {}
-    path = config_file(path)
+    path = config_file(None if path is None else Path(path))
     tree = None if path is None else read_yaml(path)
     config = overlay(Config(), _nested(_personality(tree, overrides)))
     config = overlay(config, tree, str(path))

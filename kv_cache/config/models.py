@@ -7,7 +7,7 @@ from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
-from kv_cache.workload.formats.opening import Trace
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.mix import Mix, Share
 from kv_cache.workload.ranks import Ranks
 from kv_cache.workload.sizing import Geometry

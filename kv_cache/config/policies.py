@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kv_cache.config.admission import READ_WITH, TAKES, AdmissionConfig
 from kv_cache.config.schema import opt, show
+from kv_cache.extensions import is_an_extension
 from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.prefetch import PREFETCH, PrefetchRules
 from kv_cache.schedule.ahead import Ahead
@@ -21,7 +22,7 @@ AT = ("lower", "all", "storage")
 class PoliciesConfig(AdmissionConfig):
     """What comes into a tier (which copy leaves it: tiers.eviction)."""
 
-    admission: str = opt("always", TAKES, choices=tuple(ADMISSION), flag="--admission")
+    admission: str = opt("always", TAKES, choices=ADMISSION, flag="--admission")
     admission_at: str = opt(
         "lower", "Tiers that apply the admission policy: all below the fastest, all, or storage "
                  "only", choices=AT,
@@ -39,7 +40,7 @@ class PoliciesConfig(AdmissionConfig):
         "What to prefetch into faster tiers while requests compute and users think: nothing; the "
         "blocks of the request, which its next turn will need (next-in-session); the blocks of "
         "what followed this conversation or sequence before (successor)",
-        choices=tuple(PREFETCH), flag="--prefetch",
+        choices=PREFETCH, flag="--prefetch",
     )  # fmt: skip
     prefetch_to: str = opt(
         "fastest", "Where it is brought: the fastest tier that takes it, or the next above",
@@ -88,7 +89,7 @@ _ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "prefetch_in_flight": ("prefetch", ("next-in-session", "successor")),
     "prefetch_confidence": ("prefetch", ("successor",)),
     "prefetch_memory": ("prefetch", ("successor",)),
-    "admission_at": ("admission", tuple(name for name in ADMISSION if name != "always")),
+    "admission_at": ("admission", tuple(name for name in ADMISSION.ours if name != "always")),
 }
 """Options that mean something only with certain values of another one."""
 
@@ -98,7 +99,10 @@ def policy_warnings(config: "Config") -> Iterator[str]:
     given = config.policies
     default = {field.name: field.default for field in fields(PoliciesConfig)}
     for name, (switch, values) in _ONLY_WITH.items():
-        if getattr(given, name) != default[name] and getattr(given, switch) not in values:
+        policy = getattr(given, switch)
+        if is_an_extension(policy):  # it may read anything
+            continue
+        if getattr(given, name) != default[name] and policy not in values:
             yield f"{_say(given, name)}: no effect, as {_say(given, switch)}"
     asking = given.admission == "always" or bool(guarded_tiers(given, _tiers(config)))
     if not asking and _writes_all(given, _tiers(config)):

@@ -205,8 +205,8 @@ def _cell(row: object, at: _At) -> Cell:
         raise at.key("data").error(values["data"], "first or repeated")
     reads = _service(values["reads"], at.key("reads"))
     writes = _service(values["writes"], at.key("writes"))
-    for told, name, wanted in ((reads, "reads", share > 0), (writes, "writes", share < 1)):
-        if (told is not None) is not wanted:
+    for times, name, wanted in ((reads, "reads", share > 0), (writes, "writes", share < 1)):
+        if (times is not None) is not wanted:
             what = "a mapping of measured times" if wanted else "null"
             raise at.key(name).error(values[name], f"{what} where read_share is {share:g}")
     return Cell(
@@ -259,10 +259,10 @@ def _quantiles(value: object, at: _At) -> tuple[int, ...]:
         return ()
     if not isinstance(value, list) or len(value) != len(QUANTILES):
         raise at.error(value, f"a list of {len(QUANTILES)} times, of percentiles {QUANTILES}")
-    found = tuple(_ns(one, at.key(str(n))) for n, one in enumerate(value))
-    if list(found) != sorted(found):
+    times = tuple(_ns(one, at.key(str(n))) for n, one in enumerate(value))
+    if list(times) != sorted(times):
         raise at.error(value, "a list of times that do not fall")
-    return found
+    return times
 
 
 def _ns(value: object, at: _At) -> int:

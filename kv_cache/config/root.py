@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kv_cache.cache.manager import CacheRules
+from kv_cache.cache.limits import CacheRules
 from kv_cache.config import reference as r
 from kv_cache.config import sections as s
 from kv_cache.config.lengths import build_lengths

@@ -184,7 +184,7 @@ class PlaceSection:
     )
     read_latency_us: float = opt(10.0, "Fixed time of a read", unit="us", low=0, high=1e9)
     write_latency_us: float = opt(10.0, "Fixed time of a write", unit="us", low=0, high=1e9)
-    eviction: str = opt("lru", "Eviction policy", choices=tuple(EVICTION))
+    eviction: str = opt("lru", "Eviction policy", choices=EVICTION)
     profile: str | None = opt(
         None, "Hardware profile (of `probe` or `calibrate`) in place of bandwidths and latencies",
         metavar="PATH",
@@ -201,7 +201,7 @@ class TierSection(AdmissionConfig, PlaceSection):
 class TiersSection:
     """HBM is each instance's own; below it, in this order, the tiers that have a capacity."""
 
-    hbm_eviction: str = opt("lru", "Eviction policy of HBM", choices=tuple(EVICTION))
+    hbm_eviction: str = opt("lru", "Eviction policy of HBM", choices=EVICTION)
     dram: TierSection = field(default_factory=TierSection)
     rack_pool: TierSection = field(
         default_factory=lambda: TierSection(

@@ -14,9 +14,9 @@ from kv_cache.config.load import shipped
 from kv_cache.config.scenario import Scenario, WorkloadSection
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Lookup
-from kv_cache.workload.formats.opening import AUTO, Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, facts, read, require_usable
+from kv_cache.workload.formats.trace_files import AUTO, Trace, open_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import os
 import re
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,7 @@ import yaml
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.text import is_utf8
+from kv_cache.extensions import Catalogue
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Rule:
     low: float | None = None
     above: float | None = None  # an exclusive lower bound
     high: float | None = None
-    choices: tuple[Any, ...] | None = None
+    choices: Collection[Any] | None = None
     flag: str | None = None  # `--name`, or a bare NAME for a word that needs no flag
     short: str | None = None
     metavar: str | None = None
@@ -57,10 +58,17 @@ class Rule:
         return self.metavar in ("PATH", "DIR")
 
     @property
+    def words(self) -> list[str]:
+        """The choices for a person; of a table that may be extended ours, and how."""
+        if isinstance(self.choices, Catalogue):
+            return [*self.choices.ours, "MODULE:CLASS"]
+        return [str(choice) for choice in self.choices or ()]
+
+    @property
     def bounds(self) -> str:
         """`1 to 100000`, `above 0, at most 86400`, `one of lru, fifo`; empty without bounds."""
         if self.choices is not None:
-            return f"one of {', '.join(str(c) for c in self.choices)}"
+            return f"one of {', '.join(self.words)}"
         if self.low is not None and self.high is not None:
             return f"{_number(self.low)} to {_number(self.high)}"
         parts = []
@@ -125,7 +133,7 @@ def opt(
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,
-    choices: tuple[Any, ...] | None = None,
+    choices: Collection[Any] | None = None,
     flag: str | None = None,
     short: str | None = None,
     metavar: str | None = None,

@@ -10,14 +10,21 @@ from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.schema import opt
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import DTYPE_BITS
+from kv_cache.core.units import gib_to_bytes, whole_pages
+from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.tiers.nvme import FSYNC, LAYOUTS
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.workload.formats.base import TimeUnit
 from kv_cache.workload.lengths import LAWS
 from kv_cache.workload.row_requests import History
 
 REFERENCE_GPU_GIB = 16.0
 REFERENCE_CPU_GIB = 32.0
+_ENGINES = Catalogue(
+    "kv_cache.engines",
+    dict.fromkeys(("auto", "direct", "mmap", "buffered", "uring")),
+    a_callable,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +190,7 @@ class TiersConfig:
     eviction: str = opt(
         "lru",
         "Eviction policy: which copy leaves a full tier first",
-        choices=tuple(EVICTION),
+        choices=EVICTION,
         flag="--eviction",
     )
 
@@ -197,6 +204,15 @@ class TiersConfig:
         """CPU memory; the reference's where none is given."""
         return REFERENCE_CPU_GIB if self.cpu_mem_gib is None else self.cpu_mem_gib
 
+    @property
+    def storage_bytes(self) -> int | None:
+        """Capacity of the storage tier; None: `share_of_free` of what is free where it lies."""
+        return gib_to_bytes(self.storage_capacity_gib) or None
+
+    def share_of_free(self, free_bytes: int) -> int:
+        """Return what a storage tier without a given capacity takes of these free bytes."""
+        return whole_pages(int(free_bytes * self.free_share))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IoConfig:
@@ -209,11 +225,11 @@ class IoConfig:
     )  # fmt: skip
     engine: str = opt(
         "auto", "How files are read and written; auto = direct I/O if the file system supports it",
-        choices=("auto", "direct", "mmap", "buffered", "uring"), flag="--io-engine",
+        choices=_ENGINES, flag="--io-engine",
     )  # fmt: skip
     write_engine: str | None = opt(
         None, "How files are written, if not as they are read",
-        choices=("auto", "direct", "mmap", "buffered", "uring"),
+        choices=_ENGINES,
     )  # fmt: skip
     layout: str = opt(
         "file", "How objects lie in files: one file each (file); extents of a few large files "

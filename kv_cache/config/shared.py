@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from itertools import cycle, islice
 
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.root import Config
 from kv_cache.core.block import Block
 from kv_cache.core.errors import ConfigError

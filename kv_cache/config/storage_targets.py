@@ -83,7 +83,7 @@ def check_places(config: "Config") -> None:
     for said, is_asked, why in _for_devices(config):
         if is_asked:
             raise ConfigError(f"{said} and --cache-dir {urls[0]}: {why}; leave one of them out")
-    if not config.tiers.storage_capacity_gib and not config.run.virtual_time:
+    if config.tiers.storage_bytes is None and not config.run.virtual_time:
         raise ConfigError(
             f"--cache-dir {urls[0]}: a bucket has no free space to take a share of; say with "
             "tiers.storage_capacity_gib (--storage-capacity-gb) how much the cache may keep there"

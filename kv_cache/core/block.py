@@ -22,13 +22,14 @@ class Block(NamedTuple):
 
 
 def content_key(*parts: str | int) -> Key:
-    """The key of content that is named rather than given, e.g. one turn of one conversation."""
+    """Return the key of content that is named rather than given, e.g. one turn of one
+    conversation."""
     text = "\x1f".join(str(p) for p in parts).encode()
     return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
 
 
 def salted_key(key: Key, salt: Key) -> Key:
-    """The key of the same content of something else (another model, another rank): as unlike it as
-    the two salts are, and for one salt never the same for two keys."""
+    """Return the key of the same content of something else (another model, another rank): as unlike
+    it as the two salts are, and for one salt never the same for two keys."""
     mixed = int.from_bytes(key, "little") ^ int.from_bytes(salt, "little")
     return mixed.to_bytes(KEY_BYTES, "little")

@@ -2,7 +2,7 @@
 
 
 class VirtualClock:
-    """A clock that moves when it is told to; used by `sim/` and by tests."""
+    """A clock that moves when it is set; used by `sim/` and by tests."""
 
     def __init__(self) -> None:
         self._now_ns = 0

@@ -14,8 +14,8 @@ OWN = ("run.seed", "run.clients_port", "tiers.cache_dir", "tiers.free_share", "o
 
 
 def is_own(path: str) -> bool:
-    """Whether the option at a dotted path is each rank's own."""
-    return any(path == own or path.startswith(f"{own}.") for own in OWN)
+    """Return whether the option at a dotted path is each rank's own."""
+    return any(path == option or path.startswith(f"{option}.") for option in OWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Crew:
     how: str  # they were started: "mpi" or "clients"
     wanted: int
     members: Sequence[Member]
-    planned_ns: int | None = None  # the instant at which all were told to open
+    planned_ns: int | None = None  # the instant at which all were to open
     ended_early: str | None = None  # why the run was ended for all, in words
 
     @property

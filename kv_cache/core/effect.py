@@ -68,7 +68,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """The accelerator is busy with this request for so long."""
+    """The accelerator is busy with this request for `duration_ns`."""
 
     duration_ns: int
 
@@ -86,7 +86,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Let `life` live in the background from now on; this request goes on at once."""
+    """Let `life` live in the background from now on; this request continues at once."""
 
     life: "Life"
 
@@ -94,14 +94,14 @@ class Spawn:
 Effect = Transfer | Compute | Await | Spawn
 
 
-class Chunk(NamedTuple):
+class IoChunk(NamedTuple):
     """One system call's worth: when it ended and how many bytes it moved."""
 
     finished_ns: int
     nbytes: int
 
 
-class Step(NamedTuple):
+class MetadataStep(NamedTuple):
     """One operation on metadata (create, open, allocate, fsync, rename, close): a part of the
     device time of its leg, and counted apart."""
 
@@ -124,9 +124,9 @@ class Leg(NamedTuple):
     started_ns: int
     finished_ns: int
     device_ns: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[IoChunk, ...]
     aside_ns: int = 0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[MetadataStep, ...] = ()
 
     @property
     def total_ns(self) -> int:

@@ -37,7 +37,7 @@ class PlaceError(UsageError):
 
 
 class NoAnswerError(KvCacheError):
-    """A call on storage has stood still for too long, and is not waited for any more. The message
+    """A call on storage has not returned for too long, and is not waited for any more. The message
     names the call and where it was made; its thread is left behind."""
 
 

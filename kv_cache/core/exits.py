@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a command's end means to whoever started it."""
+    """What a command's end means to what started it."""
 
     DONE = 0
     EARLY = 1  # it ended early, or something that was asked for is missing

@@ -22,12 +22,12 @@ def figures(value: float | None) -> str:
 
 
 def gib_per_s(bytes_per_s: float) -> str:
-    """A rate of bytes in GiB/s, the unit of every rate that was measured."""
+    """Return a rate of bytes in GiB/s, the unit of every rate that was measured."""
     return f"{figures(bytes_per_s / GIB)} GiB/s"
 
 
 def as_text(value: object) -> str:
-    """A value of JSON as people write it."""
+    """Return a value of JSON as people write it."""
     if value is None:
         return MISSING
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
 """The geometry of a model from its Hugging Face `config.json`.
 
-What decides the bytes of a token stands in keys that each family names anew: layers without a
-cache, states that do not grow, latents, indexers, layers with other heads. A file whose family is
-not in the tables here, or that has a key which tells of such and is not read, is refused: bytes
+What decides the bytes of a token is in keys that each family names anew: layers without a cache,
+states that do not grow, latents, indexers, layers with other heads. A file whose family is not in
+the tables here, or that has a key which concerns such layers and is not read, is refused: bytes
 that are silently wrong are worse than none.
 """
 
@@ -62,8 +62,8 @@ _SLIDING = ("sliding_attention", "chunked_attention")
 def model_from_hf(
     config: Mapping[str, Any], source: str, kv_bytes_per_token: int = 0
 ) -> ModelShape:
-    """The geometry in a Hugging Face `config.json`, or in its `text_config` where it has one.
-    `kv_bytes_per_token` above 0: what a token costs is known, and need not be in the file."""
+    """Return the geometry in a Hugging Face `config.json`, or in its `text_config` where it has
+    one. `kv_bytes_per_token` above 0: what a token costs is known, and need not be in the file."""
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
         raise ConfigError(f"{source}: text_config is not a mapping; give a model's config.json")
@@ -100,20 +100,21 @@ def model_from_hf(
 
 
 def _stated(hf: "_Hf", name: str, kv_bytes_per_token: int) -> ModelShape:
-    """A model of which the bytes are known; what its file says of the rest is for the record."""
+    """Return a model of which the bytes are known; what its file says of the rest is for the
+    record."""
     rest = ModelShape(name=name)
 
-    def found(default: int, *keys: str) -> int:
+    def first_of(default: int, *keys: str) -> int:
         values = [hf.text.get(key) for key in keys]
         return next((v for v in values if type(v) is int and 0 < v <= MOST_HIDDEN), default)
 
-    heads = found(rest.num_heads, "num_attention_heads", "n_head")
+    heads = first_of(rest.num_heads, "num_attention_heads", "n_head")
     return replace(
         rest,
-        num_layers=found(rest.num_layers, "num_hidden_layers", "n_layer"),
-        hidden_dim=found(rest.hidden_dim, "hidden_size", "n_embd"),
+        num_layers=first_of(rest.num_layers, "num_hidden_layers", "n_layer"),
+        hidden_dim=first_of(rest.hidden_dim, "hidden_size", "n_embd"),
         num_heads=heads,
-        kv_heads=found(heads, "num_key_value_heads"),
+        kv_heads=first_of(heads, "num_key_value_heads"),
         kv_bytes_per_token=kv_bytes_per_token,
         source=hf.source,
     )
@@ -123,16 +124,16 @@ def _stated(hf: "_Hf", name: str, kv_bytes_per_token: int) -> ModelShape:
 
 
 def _is_latent(hf: "_Hf") -> bool:
-    """Whether one latent is cached for each layer. Raises ConfigError where not every key that
-    tells of the cache is read."""
+    """Return whether one latent is cached for each layer. Raises ConfigError where not every key
+    that tells of the cache is read."""
     kind = str(hf.text.get("model_type"))
-    telling = [key for key in _NOT_READ if _given(hf, key) and not _all_alike(hf, key)]
+    telling = [key for key in _NOT_READ if _is_set(hf, key) and not _all_alike(hf, key)]
     latent = kind in _LATENT
     if not latent:
-        telling += [key for key in _OF_LATENTS if _given(hf, key)]
-        if _given(hf, "v_head_dim") and hf.text["v_head_dim"] != hf.text.get("head_dim"):
+        telling += [key for key in _OF_LATENTS if _is_set(hf, key)]
+        if _is_set(hf, "v_head_dim") and hf.text["v_head_dim"] != hf.text.get("head_dim"):
             telling.append("v_head_dim")
-    if _given(hf, "attention_chunk_size") and not _given(hf, "layer_types"):
+    if _is_set(hf, "attention_chunk_size") and not _is_set(hf, "layer_types"):
         telling.append("attention_chunk_size")
     if telling or not (latent or kind in _FULL_OR_SLIDING):
         says = f" with {', '.join(telling)}" if telling else ""
@@ -146,7 +147,7 @@ def _is_latent(hf: "_Hf") -> bool:
 
 
 def _all_alike(hf: "_Hf", key: str) -> bool:
-    """Whether a list says of all layers that their attention is full (MiniMax-M2)."""
+    """Return whether a list says of all layers that their attention is full (MiniMax-M2)."""
     kinds = hf.text[key]
     return key == "attn_type_list" and isinstance(kinds, list) and set(map(str, kinds)) == {"1"}
 
@@ -160,13 +161,13 @@ def _head_dim(hf: "_Hf") -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Hf:
-    """The keys of a `config.json`, for whoever wants numbers."""
+    """The keys of a `config.json`, to be read as numbers."""
 
     text: Mapping[str, Any]
     source: str
 
     def number(self, *names: str, default: int | None = None, most: int = 2**62) -> int:
-        """The first of `names` that is there."""
+        """Return the first of `names` that is there."""
         for name in names:
             value = self.text.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -200,18 +201,18 @@ def _layers_with_a_cache(hf: _Hf) -> int:
     return layers - shared
 
 
-def _given(hf: _Hf, name: str) -> bool:
-    """Whether a key says something: absent, null, false, 0 and empty are all "no" in these
+def _is_set(hf: _Hf, name: str) -> bool:
+    """Return whether a key says something: absent, null, false, 0 and empty are all "no" in these
     files."""
     return bool(hf.text.get(name))
 
 
 def _count(hf: _Hf, name: str) -> int:
-    return hf.number(name) if _given(hf, name) else 0
+    return hf.number(name) if _is_set(hf, name) else 0
 
 
 def _sliding(hf: _Hf, layers: int) -> tuple[int, int]:
-    """The window and the number of layers that have it.
+    """Return the window and the number of layers that have it.
 
     `layer_types` names each layer. Without it, `sliding_window_pattern` (or the pattern of the
     model_type) says which layers are full; with `use_sliding_window`, those before
@@ -225,7 +226,7 @@ def _sliding(hf: _Hf, layers: int) -> tuple[int, int]:
     if kinds:
         return hf.number(chunk), slide
     qwen = "max_window_layers" in hf.text
-    if not _given(hf, "sliding_window") or not hf.text.get("use_sliding_window", not qwen):
+    if not _is_set(hf, "sliding_window") or not hf.text.get("use_sliding_window", not qwen):
         return 0, 0
     window = hf.number("sliding_window")
     if qwen:

@@ -109,30 +109,30 @@ class ModelShape:
         return self.object_bytes(1)
 
     def object_bytes(self, tokens: int, tensor_parallel: int = 1, *, turn: bool = False) -> int:
-        """Bytes of `tokens` tokens, 1/N of them for one of N ranks (not of MLA's latent, which is
-        not split). `turn`: these are the tokens of a whole turn, so that layers with a sliding
-        window keep only its end."""
+        """Return the bytes of `tokens` tokens, 1/N of them for one of N ranks (not of MLA's latent,
+        which is not split). `turn`: these are the tokens of a whole turn, so that layers with a
+        sliding window keep only its end."""
         sliding = self.sliding_layers if turn else 0
         spans = (self.num_layers - sliding) * tokens + sliding * min(tokens, self.sliding_window)
         whole = self.kv_bytes_per_token * tokens or self._bytes(spans * self._elements)
         return whole if self.attention_type == "mla" else -(-whole // tensor_parallel)
 
     def rank_bytes(self, nbytes: int, ranks: int) -> int:
-        """What each of several ranks stores of an object of `nbytes`. Heads are split over the
-        ranks; where there are more ranks than heads, each has one, and heads are there several
+        """Return what each of several ranks stores of an object of `nbytes`. Heads are split over
+        the ranks; where there are more ranks than heads, each has one, and heads are there several
         times (as vLLM and SGLang do). A latent is not split."""
         if self.attention_type == "mla":
             return nbytes
         return -(-nbytes // min(ranks, self.kv_heads))
 
     def rank_objects(self, ranks: int) -> int:
-        """How many objects several ranks store: one each, and one of a latent, which all have
-        alike (SGLang's HiCache lets one rank write it)."""
+        """Return how many objects several ranks store: one each, and one of a latent, which all
+        have alike (SGLang's HiCache lets one rank write it)."""
         return 1 if self.attention_type == "mla" else ranks
 
     @property
     def _elements(self) -> int:
-        """Of one token in one layer."""
+        """Return the elements of one token in one layer."""
         if self.attention_type == "mla":
             return self.kv_lora_rank + self.qk_rope_head_dim
         return 2 * self.kv_heads * self.head_dim

@@ -19,9 +19,14 @@ class Mount:
     source: str
     super_options: str
 
+    @property
+    def all_options(self) -> list[str]:
+        """The mount's own options, and those of its file system."""
+        return f"{self.options},{self.super_options}".split(",")
+
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """The lines of a mountinfo, as proc(5) describes them."""
+    """Return the lines of a mountinfo, as proc(5) describes them."""
     return tuple(_mount(line) for line in text.splitlines() if " - " in line)
 
 
@@ -46,7 +51,7 @@ def _unescape(text: str) -> str:
 
 
 def mount_of(path: str, major_minor: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that a resolved path lies on: the deepest, of two on one point the later.
+    """Return the mount that a resolved path lies on: the deepest, of two on one point the later.
 
     Those of the file's own device go first, because a mount can be hidden under another; btrfs
     gives files a device number that no mount has.

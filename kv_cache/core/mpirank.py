@@ -32,4 +32,4 @@ class MpiRank:
 
 
 ALONE = MpiRank()
-"""A process that nobody started as one of several."""
+"""A process that was not started as one of several."""

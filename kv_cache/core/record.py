@@ -6,6 +6,7 @@ Instants are nanoseconds since the run's origin on one monotonic clock.
 from dataclasses import dataclass
 
 from kv_cache.core.kinds import Outcome, Qos
+from kv_cache.core.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +95,32 @@ class RequestRecord:
         if self.finished_ns is None or self.first_token_ns is None or self.output_tokens < 2:
             return None
         return (self.finished_ns - self.first_token_ns) / (self.output_tokens - 1)
+
+
+def unstarted(
+    request: Request,
+    enqueued_ns: int,
+    outcome: Outcome,
+    reason: str,
+    first_token_ns: int | None = None,
+) -> RequestRecord:
+    """Return the record of a request that was submitted but never begun, or not ended."""
+    return RequestRecord(
+        request_id=request.request_id,
+        user=request.user,
+        conversation=request.conversation,
+        turn=request.turn,
+        qos=request.qos,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        outcome=outcome,
+        error=reason,
+        intended_ns=request.intended_ns,
+        enqueued_ns=enqueued_ns,
+        first_token_ns=first_token_ns,
+        blocks=len(request.blocks),
+        context_tokens=request.context_tokens,
+        offered_blocks=request.offered_blocks,
+        offered_tokens=request.offered_tokens,
+        retrieved=request.retrieved,
+    )

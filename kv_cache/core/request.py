@@ -15,12 +15,12 @@ class Request:
     earlier turns of the same conversation. `lookup` says what a source knows that does not know
     these. `tail_tokens` are prompt tokens behind the last block: an unfilled block is not stored.
 
-    `model` is the one that is asked, as the source calls it; "" where it does not say.
-    `retrieved`: asked by RAG, beside what users or a trace ask. `once`: nobody else ever asks for
-    any of these blocks. `cycle` is the pass over a trace that it is of: what has a name of its own
-    in each pass is not asked for in a later one. `offered_blocks` of the sequence (with so many
-    tokens) had been asked for before this request came: what a cache without limits would have
-    had, filled in by the intake.
+    `model` is the one that is asked, as the source calls it; "" where it does not say. `retrieved`:
+    asked by RAG, beside what users or a trace ask. `once`: no other request ever asks for any of
+    these blocks. `cycle` is the pass over a trace that it is of: what has a name of its own in each
+    pass is not asked for in a later one. `offered_blocks` of the sequence (and their tokens) had
+    been asked for before this request came: what a cache without limits would have had, filled in
+    by the intake.
     """
 
     request_id: int

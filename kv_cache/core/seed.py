@@ -29,14 +29,15 @@ class Seed:
         return int.from_bytes(self.bits(), "little")
 
     def share(self) -> float:
-        """A number from 0 to 1 (excluded), to be held against a probability."""
+        """Return a number from 0 to 1 (excluded), to be held against a probability."""
         return (self.integer() >> 75) / 2**53
 
     def rng(self) -> random.Random:
-        """A fresh generator, always starting at the same point."""
+        """Return a fresh generator, always starting at the same point."""
         return random.Random(self.integer())
 
 
 def fresh_seed() -> int:
-    """A seed for a run that names none (32 bits, as the reference accepts); it is recorded."""
+    """Return a seed for a run that names none (32 bits, as the reference accepts); it is
+    recorded."""
     return random.SystemRandom().randrange(2**32)

@@ -33,6 +33,13 @@ def in_utf8(value: Any) -> Any:
     return [in_utf8(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+def printable(text: str, *, longest: int | None = None, instead: str = "?") -> str:
+    """Return a text that anybody may have written as a terminal can show it, on one line: `instead`
+    of what cannot be printed, and dots after the `longest` that is shown."""
+    shown = "".join(c if c.isprintable() else instead for c in text)
+    return shown if longest is None or len(shown) <= longest else f"{shown[:longest]}..."
+
+
 def is_utf8(text: str) -> bool:
     try:
         text.encode()

@@ -20,7 +20,7 @@ PAGE_BYTES = 4096
 
 def gib_to_bytes(gib: float) -> int:
     """GiB (2^30) to bytes, rounded down to a whole page."""
-    return int(gib * GIB) // PAGE_BYTES * PAGE_BYTES
+    return whole_pages(int(gib * GIB))
 
 
 def s_to_ns(seconds: float) -> int:
@@ -33,6 +33,11 @@ def ns_to_s(ns: float) -> float:
 
 def ns_to_ms(ns: float) -> float:
     return ns / NS_PER_MS
+
+
+def whole_pages(nbytes: int) -> int:
+    """Round down to a multiple of `PAGE_BYTES`."""
+    return nbytes // PAGE_BYTES * PAGE_BYTES
 
 
 def round_up(value: int, unit: int) -> int:

@@ -555,7 +555,7 @@ def _remove_empty(directories: Sequence[Path]) -> None:
 
 
 def too_little_room(told: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]]]) -> str | None:
-    """By rank its machine and the room that it wants (`room_wanted`). Why all of it is not there,
+    """By rank its machine and the room that it wants (`wanted_space`). Why all of it is not there,
     though there may be enough for each; None where it is."""
     wanting: dict[tuple[str, int], list[tuple[int, Mapping[str, Any]]]] = {}
     for rank, (machine, rows) in told.items():

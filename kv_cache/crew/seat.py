@@ -19,8 +19,8 @@ from typing import Any
 from kv_cache import __version__
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.owner import this_host
-from kv_cache.bench.places import room_wanted
 from kv_cache.bench.run import RealRun
+from kv_cache.bench.storage_room import wanted_space
 from kv_cache.config.root import Config
 from kv_cache.core.crew import is_own
 from kv_cache.core.errors import ConfigError, PlaceError
@@ -83,7 +83,7 @@ class Seat:
         signals are noted from now on."""
         self._caught = caught
         self._patience_s = config.run.clients_timeout_s + PATIENCE_S
-        self._send("hello", config=comparable(config), room=room_wanted(config))
+        self._send("hello", config=comparable(config), room=wanted_space(config))
         self._await(self._welcome)
 
     def refuse(self, why: str) -> bool:
@@ -204,7 +204,7 @@ class Seat:
         self._wire.send("signal", name=caught.name)
 
 
-def _hurry(policy: int, param: os.sched_param) -> None:
+def _hurry(policy: int, param: "os.sched_param") -> None:
     """So that this thread, which sleeps, gets a core at the instant although the first of the ranks
     on this machine to open keeps them all busy; where we may (root, CAP_SYS_NICE). Without it a
     rank was 1 to 70 ms late on a machine with fewer cores than ranks."""

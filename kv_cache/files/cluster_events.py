@@ -35,7 +35,7 @@ class EventLog:
         self.kinds: Counter[str] = Counter()
 
     def begin(self, run: int) -> OnEvent:
-        """What a run is to call for each of its events. The run before has ended."""
+        """Return the function that a run calls for each of its events. The run before has ended."""
         assert not self._flat, "the run before was neither ended nor taken back"
         self._line = f'{{"run":{run},{_LINE}' if self._several else f"{{{_LINE}"
         self._lines = self._line * _TOGETHER
@@ -51,7 +51,7 @@ class EventLog:
         return on_event
 
     def end(self) -> Counter[str]:
-        """How many events of each kind the run had. They are kept."""
+        """Keep the events of the run, and return how many of each kind it had."""
         self._flush()
         self._keep()
         return self.kinds
@@ -60,7 +60,7 @@ class EventLog:
         self._kept = 0 if self._file is None else self._file.tell()
 
     def rewind(self) -> None:
-        """As if the run that goes on had not begun."""
+        """Take back what the unfinished run wrote."""
         self._flat.clear()
         if self._file is not None:
             self._file.seek(self._kept)

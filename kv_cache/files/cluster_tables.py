@@ -19,18 +19,19 @@ RUNS_MARK = ",".join(_RUN)
 
 
 def runs_csv(document: Json) -> bytes:
-    """One row for each run: the options in which variants differ, and every number of its facts
-    under its path. A counter that a run never touched is 0, what it cannot tell is empty."""
-    own = document[SECTION]
-    rows = [(variant, run) for variant in own["variants"] for run in variant["runs"]]
+    """Return one row for each run: the options in which variants differ, and every number of its
+    facts under its path. A counter that a run never touched is 0, what it does not know is
+    empty."""
+    section = document[SECTION]
+    rows = [(variant, run) for variant in section["variants"] for run in variant["runs"]]
     facts = [dict(leaves(run["facts"])) for _, run in rows]
     paths = list(dict.fromkeys(path for each in facts for path in each))
     words = {path for each in facts for path, value in each.items() if isinstance(value, str)}
-    lines: list[Sequence[Any]] = [(*_RUN, *own["varied"], *paths)]
+    lines: list[Sequence[Any]] = [(*_RUN, *section["varied"], *paths)]
     for (variant, run), each in zip(rows, facts, strict=True):
-        values = [plain(variant["values"][path]) for path in own["varied"]]
+        values = [plain(variant["values"][path]) for path in section["varied"]]
         cells = [each.get(path, "" if path in words else 0) for path in paths]
-        lines.append((*_key(own["name"], variant, run), *values, *cells))
+        lines.append((*_key(section["name"], variant, run), *values, *cells))
     return _csv(lines)
 
 
@@ -39,7 +40,7 @@ def _key(scenario: str, variant: Json, run: Json) -> tuple[Any, ...]:
 
 
 def plain(value: Any) -> str:
-    """A value of an option in one cell."""
+    """Return a value of an option in one cell."""
     if isinstance(value, list | tuple):
         return " ".join(map(plain, value))
     if isinstance(value, bool):

@@ -11,16 +11,20 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 
 import kv_cache
-from kv_cache.core.mounts import Mount, mount_of, parse_mounts
+from kv_cache.bench.linux import usable_cpus
+from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.procfs import cgroup_directories
+from kv_cache.core.errors import PlaceError
+from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
 PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson", "msgspec")
@@ -29,23 +33,16 @@ OPTIONAL_PACKAGES = (
 )
 VARIABLES = ("LD_PRELOAD", "*_NUM_THREADS")
 DEVICE_KEYS = (
-    *(
-        "name",
-        "partition",
-        "major_minor",
-        "model",
-        "firmware",
-        "rotational",
-        "scheduler",
-        "nr_requests",
-    ),
-    *("max_sectors_kb", "logical_block_bytes", "write_cache", "size_bytes", "backing_file"),
-    *("built_on", "reason"),
+    *("name", "partition", "major_minor", "model", "firmware", "rotational", "scheduler"),
+    *("nr_requests", "max_sectors_kb", "logical_block_bytes", "write_cache", "size_bytes"),
+    *("backing_file", "built_on", "reason"),
 )
 
 FILESYSTEM_KEYS = (
     *("type", "mount_point", "source", "mount_options", "total_bytes", "free_bytes"),
 )
+
+T = TypeVar("T")
 
 _ASK_SERVER_S = 2.0
 _LONGEST_NAME = 120
@@ -64,7 +61,8 @@ class Reader:
         self.unreadable.append(f"{key}: {why}")
 
     def text(self, key: str, path: str, *, optional: bool = False) -> str | None:
-        """The stripped content. `optional`: that the file is absent says something by itself."""
+        """Return the stripped content. `optional`: the file may be absent without being listed as
+        unreadable."""
         try:
             return (self.root / path.lstrip("/")).read_text(errors="surrogateescape").strip()
         except OSError as err:
@@ -85,11 +83,12 @@ class Reader:
 def capture(
     *places: Path | ObjectPlace, stack: Callable[[Path], Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Everything about the machine, the program and the storage behind the places; that of the
-    first stands by itself, all are in `drives`. `stack` looks at what lies below a directory."""
+    """Describe the machine, the program and the storage behind the places; `filesystem` and
+    `device` are the first place's, `drives` has all. `stack` looks at what lies below a
+    directory."""
     reader = Reader()
     drives = [_drive(reader, place, stack) for place in places]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "hostname": platform.node(),
         "program": _program(reader),
         "python": _python(),
@@ -104,7 +103,7 @@ def capture(
         "limits": _limits(),
         "env": _variables(),
     }
-    return found | {"unreadable": reader.unreadable}
+    return facts | {"unreadable": reader.unreadable}
 
 
 def _drive(
@@ -127,7 +126,7 @@ def _drive(
 
 
 def _bucket(reader: Reader, place: ObjectPlace) -> dict[str, Any]:
-    """A bucket in the words of a drive, and what it is besides. Keys are not known here."""
+    """Describe a bucket by the keys of a drive and its own. Credentials are not known here."""
     server = urlsplit(place.url)
     return {
         "cache_dir": str(place),
@@ -145,7 +144,7 @@ def _bucket(reader: Reader, place: ObjectPlace) -> dict[str, Any]:
 
 
 def _server_name(reader: Reader, place: ObjectPlace) -> str | None:
-    """What the server calls itself in an answer to a request without a signature."""
+    """Return the server's name in its answer to a request without a signature."""
     server = urlsplit(place.url)
     kind = http.client.HTTPSConnection if place.secure else http.client.HTTPConnection
     connection = kind(server.hostname or "", server.port, timeout=_ASK_SERVER_S)
@@ -170,7 +169,7 @@ def _program(reader: Reader) -> dict[str, Any]:
 
 
 def git_commit(reader: Reader, root: Path) -> str | None:
-    """The commit checked out at `root`; None when `root` is not the top of a checkout."""
+    """Return the commit checked out at `root`; None when `root` is not the top of a checkout."""
     try:
         git_dir = _git_dir(root)
         if git_dir is None:
@@ -185,7 +184,8 @@ def git_commit(reader: Reader, root: Path) -> str | None:
 
 
 def _git_dir(root: Path) -> Path | None:
-    """`.git`, or what the file of that name points to in a linked work tree."""
+    """Return `.git`, or the directory that the file of that name points to in a linked work
+    tree."""
     path = root / ".git"
     if path.is_dir():
         return path
@@ -195,7 +195,8 @@ def _git_dir(root: Path) -> Path | None:
 
 
 def _git_ref(git_dir: Path, name: str) -> str:
-    """A loose ref or a packed one; a linked work tree has its branches in the common directory."""
+    """Return a loose ref or a packed one; a linked work tree has its branches in the common
+    directory."""
     common_file = git_dir / "commondir"
     common = git_dir / common_file.read_text().strip() if common_file.is_file() else git_dir
     for place in (git_dir, common):
@@ -255,7 +256,7 @@ def _cpu(reader: Reader) -> dict[str, Any]:
         "model": model,
         "logical_cores": os.cpu_count(),
         "physical_cores": physical,
-        "usable_cores": len(os.sched_getaffinity(0)),
+        "usable_cores": usable_cpus(),
         "governor": reader.text(
             "cpu.governor", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", optional=True
         ),
@@ -263,7 +264,8 @@ def _cpu(reader: Reader) -> dict[str, Any]:
 
 
 def cpu_model(cpuinfo: str) -> str | None:
-    """x86 has a `model name` for each core; ARM boards one `Model` or `Hardware` at the end."""
+    """Return the CPU's name: x86 has a `model name` for each core, ARM boards one `Model` or
+    `Hardware` at the end."""
     for wanted in ("model name", "Model", "Hardware", "cpu model", "cpu"):
         for line in cpuinfo.splitlines():
             name, _, value = line.partition(":")
@@ -283,14 +285,18 @@ def _memory(reader: Reader) -> dict[str, Any]:
 
 
 def selected(text: str | None) -> str | None:
-    """The chosen one of `always [madvise] never`; the whole text where none is in brackets."""
+    """Return the chosen one of `always [madvise] never`; the whole text if none is in brackets."""
     if text is None:
         return None
-    found = re.search(r"\[(.+?)\]", text)
-    return found.group(1) if found else text
+    bracketed = re.search(r"\[(.+?)\]", text)
+    return bracketed.group(1) if bracketed else text
 
 
 def _limits() -> dict[str, Any]:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return {"nofile_soft": None, "nofile_hard": None}
     soft, hard = (
         None if value == resource.RLIM_INFINITY else value
         for value in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -307,22 +313,25 @@ def _variables() -> dict[str, str]:
 
 
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
-    """The file system that `cache_dir` is on or will be created on."""
-    found: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
+    """Return the file system that `cache_dir` is on or will be created on."""
+    facts: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
+    if not hasattr(os, "statvfs"):
+        reader.note("filesystem", f"{sys.platform} has no statvfs")
+        return facts
     try:
-        path = _nearest_existing(cache_dir)
+        path = str(nearest_existing(cache_dir))
         number, space = os.stat(path).st_dev, os.statvfs(path)
-    except (OSError, ValueError) as err:
+    except (OSError, PlaceError) as err:
         reader.note("filesystem", err)
-        return found
-    found["total_bytes"] = space.f_blocks * space.f_frsize
-    found["free_bytes"] = space.f_bavail * space.f_frsize
+        return facts
+    facts["total_bytes"] = space.f_blocks * space.f_frsize
+    facts["free_bytes"] = space.f_bavail * space.f_frsize
     mounts = parse_mounts(reader.text("filesystem.type", "/proc/self/mountinfo") or "")
     mount = mount_of(path, f"{os.major(number)}:{os.minor(number)}", mounts)
     if mount is None:
         reader.note("filesystem.type", f"no mount holds {path}")
-        return found
-    return found | {
+        return facts
+    return facts | {
         "type": mount.kind,
         "mount_point": mount.point,
         "source": mount.source,
@@ -330,25 +339,18 @@ def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     }
 
 
-def _nearest_existing(path: Path) -> str:
-    """A resolved path; `bench.cache_dir` has the same for its own use, and knows nothing of us."""
-    real = os.path.realpath(path)
-    while not os.path.exists(real):
-        real = os.path.dirname(real)
-    return real
-
-
 def _device_behind(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     try:
-        number = os.stat(_nearest_existing(cache_dir)).st_dev
-    except (OSError, ValueError) as err:
+        number = os.stat(nearest_existing(cache_dir)).st_dev
+    except (OSError, PlaceError) as err:
         reader.note("device", err)
         return dict.fromkeys(DEVICE_KEYS) | {"reason": str(err)}
     return block_device(reader, os.major(number), os.minor(number))
 
 
 def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
-    """The disk (for a partition the whole one) with this number; all null with a reason if none."""
+    """Return the disk (for a partition the whole one) with this number; all null with a reason if
+    none."""
     link = reader.root / f"sys/dev/block/{major}:{minor}"
     empty: dict[str, Any] = dict.fromkeys(DEVICE_KEYS)
     if major == 0:
@@ -357,9 +359,9 @@ def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
     if not link.exists():
         reader.note("device", f"{link} is not there")
         return empty | {"reason": f"{link} is not there"}
-    own = Path(os.path.realpath(link))
-    partition = own.name if (own / "partition").exists() else None
-    whole = own.parent if partition else own
+    device = Path(os.path.realpath(link))
+    partition = device.name if (device / "partition").exists() else None
+    whole = device.parent if partition else device
     return (
         empty
         | {"name": whole.name, "partition": partition, "major_minor": f"{major}:{minor}"}
@@ -368,50 +370,53 @@ def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
 
 
 def _foot(reader: Reader, name: str) -> dict[str, Any]:
-    """What a disk at the foot of a stack is; null where it is none of this machine's."""
-    found: dict[str, Any] = {"name": name, "model": None, "firmware": None, "size_bytes": None}
+    """Describe a disk at the foot of a stack; null if it is not this machine's."""
+    facts: dict[str, Any] = {"name": name, "model": None, "firmware": None, "size_bytes": None}
     disk = f"/sys/class/block/{name}"
     if "/" in name or not (reader.root / disk.lstrip("/")).exists():
-        return found
+        return facts
     model = reader.text("disks.model", f"{disk}/device/model", optional=True)
     sectors = reader.number("disks.size_bytes", f"{disk}/size")
     size = None if sectors is None else sectors * _SECTOR_BYTES
-    return found | {"model": model, "firmware": _firmware(reader, disk), "size_bytes": size}
+    return facts | {"model": model, "firmware": _firmware(reader, disk), "size_bytes": size}
 
 
 def _firmware(reader: Reader, disk: str) -> str | None:
-    """NVMe, SCSI and MMC each have a name of their own for it; others say none."""
+    """Return the firmware's version; NVMe, SCSI and MMC each have their own file for it, others
+    have none."""
     files = ("firmware_rev", "rev", "fwrev")
     texts = (reader.text("device.firmware", f"{disk}/device/{f}", optional=True) for f in files)
     return next((text for text in texts if text), None)
 
 
 def _disk(reader: Reader, disk: str) -> dict[str, Any]:
-    """What sysfs says of a whole disk; `disk` is its directory, below the reader's root."""
-    rotational = reader.number("device.rotational", f"{disk}/queue/rotational")
-    sectors = reader.number("device.size_bytes", f"{disk}/size")
-    scheduler = reader.text("device.scheduler", f"{disk}/queue/scheduler")
+    """Describe a whole disk by sysfs; `disk` is its directory, below the reader's root."""
+
+    def text(key: str, path: str, *, optional: bool = False) -> str | None:
+        return reader.text(f"device.{key}", f"{disk}/{path}", optional=optional)
+
+    def number(key: str, path: str) -> int | None:
+        return reader.number(f"device.{key}", f"{disk}/{path}")
+
+    rotational = number("rotational", "queue/rotational")
+    sectors = number("size_bytes", "size")
     return {
-        "model": reader.text("device.model", f"{disk}/device/model"),
+        "model": text("model", "device/model"),
         "firmware": _firmware(reader, disk),
         "rotational": None if rotational is None else bool(rotational),
-        "scheduler": selected(scheduler),
-        "nr_requests": reader.number("device.nr_requests", f"{disk}/queue/nr_requests"),
-        "max_sectors_kb": reader.number("device.max_sectors_kb", f"{disk}/queue/max_sectors_kb"),
-        "logical_block_bytes": reader.number(
-            "device.logical_block_bytes", f"{disk}/queue/logical_block_size"
-        ),
-        "write_cache": reader.text("device.write_cache", f"{disk}/queue/write_cache"),
+        "scheduler": selected(text("scheduler", "queue/scheduler")),
+        "nr_requests": number("nr_requests", "queue/nr_requests"),
+        "max_sectors_kb": number("max_sectors_kb", "queue/max_sectors_kb"),
+        "logical_block_bytes": number("logical_block_bytes", "queue/logical_block_size"),
+        "write_cache": text("write_cache", "queue/write_cache"),
         "size_bytes": None if sectors is None else sectors * _SECTOR_BYTES,
-        "backing_file": reader.text(
-            "device.backing_file", f"{disk}/loop/backing_file", optional=True
-        ),
+        "backing_file": text("backing_file", "loop/backing_file", optional=True),
         "built_on": _below(reader, f"{disk}/slaves"),
     }
 
 
 def _below(reader: Reader, directory: str) -> list[str] | None:
-    """The disks that a RAID or LVM volume consists of; empty for a plain one."""
+    """Return the disks that a RAID or LVM volume consists of; empty for a plain one."""
     try:
         return sorted(os.listdir(reader.root / directory.lstrip("/")))
     except OSError as err:
@@ -420,54 +425,27 @@ def _below(reader: Reader, directory: str) -> list[str] | None:
 
 
 def cgroup_limits(reader: Reader) -> dict[str, Any]:
-    """Limits of RAM (bytes), CPUs and I/O that hold for this process; null = no limit.
+    """Return the limits of RAM (bytes), CPUs and I/O that hold for this process; null is no limit.
 
-    A limit of any cgroup above counts as well, so the least is given; of the I/O throttles, all.
+    A limit of any cgroup above counts as well, so the least is returned; of the I/O throttles, all.
     """
-    own = reader.text("cgroup", "/proc/self/cgroup") or ""
-    mounts = parse_mounts(reader.text("cgroup", "/proc/self/mountinfo") or "")
-    memory = [_memory_limit(reader, *place) for place in cgroup_places("memory", own, mounts)]
-    cpu = [_cpu_limit(reader, *place) for place in cgroup_places("cpu", own, mounts)]
-    io = [_io_limits(reader, *place) for place in cgroup_places("io", own, mounts)]
+    cgroups = reader.text("cgroup", "/proc/self/cgroup") or ""
+    mounts = reader.text("cgroup", "/proc/self/mountinfo") or ""
+
+    def of_all(controller: str, limit_of: Callable[[Reader, int, str], T]) -> list[T]:
+        version, directories = cgroup_directories(controller, cgroups, mounts)
+        return [limit_of(reader, version, directory) for directory in directories]
+
+    throttles = of_all("blkio", _io_limits)  # which version 2 calls io, and does not name here
     return {
-        "memory_limit_bytes": min((limit for limit in memory if limit is not None), default=None),
-        "cpu_limit": min((limit for limit in cpu if limit is not None), default=None),
-        "io_throttles": [throttle for place in io for throttle in place],
+        "memory_limit_bytes": _least(of_all("memory", _memory_limit)),
+        "cpu_limit": _least(of_all("cpu", _cpu_limit)),
+        "io_throttles": [throttle for rows in throttles for throttle in rows],
     }
 
 
-def cgroup_places(
-    controller: str, cgroups: str, mounts: Iterable[Mount]
-) -> tuple[tuple[int, str], ...]:
-    """(cgroup version, directory) of this process for a controller, then of all above it.
-
-    `cgroups` is the text of /proc/self/cgroup. Empty when the controller is not there.
-    `bench.procfs` has the same for its own use: neither package knows the other.
-    """
-    names = {"io": ("blkio",)}.get(controller, (controller,))
-    mounts = tuple(mounts)
-    for line in cgroups.splitlines():  # version 2 has number 0 and stands last
-        number, own_names, path = line.split(":", 2)
-        version = 2 if number == "0" else 1
-        if version == 1 and not set(names) & set(own_names.split(",")):
-            continue
-        mount = next((mount for mount in mounts if _carries(mount, version, names)), None)
-        if mount is not None:
-            return tuple((version, place) for place in _upwards(path, mount))
-    return ()
-
-
-def _carries(mount: Mount, version: int, names: Iterable[str]) -> bool:
-    if version == 2:
-        return mount.kind == "cgroup2"
-    return mount.kind == "cgroup" and bool(set(names) & set(mount.super_options.split(",")))
-
-
-def _upwards(path: str, mount: Mount) -> list[str]:
-    """In a container the mount may show only what is below its root; `path` then begins with it."""
-    inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else ""
-    parts = [part for part in inside.split("/") if part]
-    return ["/".join([mount.point, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+def _least(limits: Iterable[float | None]) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _memory_limit(reader: Reader, version: int, directory: str) -> int | None:
@@ -477,7 +455,7 @@ def _memory_limit(reader: Reader, version: int, directory: str) -> int | None:
 
 
 def _cpu_limit(reader: Reader, version: int, directory: str) -> float | None:
-    """In CPUs: the time that may be used in each period, over the period."""
+    """Return the limit in CPUs: the time that may be used in each period, over the period."""
     if version == 2:
         text = reader.text("cgroup.cpu", f"{directory}/cpu.max", optional=True)
         quota, period = (*(text or "").split(), None, None)[:2]
@@ -489,7 +467,7 @@ def _cpu_limit(reader: Reader, version: int, directory: str) -> float | None:
 
 
 def _limit(text: str | None) -> int | None:
-    """`max` and, in version 1, -1 are no limit."""
+    """Return a limit as a number; `max` and, in version 1, -1 are no limit."""
     return int(text) if text and text.isdigit() else None
 
 
@@ -507,7 +485,7 @@ def _io_limits(reader: Reader, version: int, directory: str) -> list[dict[str, A
 
 
 def _io_max(directory: str, line: str) -> dict[str, Any]:
-    """`254:0 rbps=1000 wbps=max riops=max wiops=max`, in the words that version 1 has."""
+    """Read `254:0 rbps=1000 wbps=max riops=max wiops=max` into the names of version 1."""
     words = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
     device, *pairs = line.split()
     limits = {name: _limit(value) for name, _, value in (pair.partition("=") for pair in pairs)}

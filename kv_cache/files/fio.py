@@ -1,8 +1,8 @@
-"""fio's word beside ours: the fio job that does the I/O of a run's storage tier in its window.
+"""Derives the fio job that does the I/O of a run's storage tier in its window.
 
 What a job takes over from a result: the sizes of objects and of system calls, reads and writes at
 once, how many of each were in flight (Little's law), direct or not, the engine, fsync, and whether
-an object is a file or a place in a preallocated one. What it cannot take over is said by `unlike`.
+an object is a file or a place in a preallocated one. `unlike` lists what it cannot take over.
 
 fio has no word for "an object": one system call carries a whole object, or, where all objects have
 one size and took several calls, the calls of one object follow each other and their completion
@@ -14,6 +14,7 @@ device for as much at once, its threads (the next whole number) think between tw
     think = service * (threads / in_flight - 1)        with in_flight = sum of device time / window
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,23 +25,23 @@ from typing import Any
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
 from kv_cache.core.units import (
-    GIB,
     KIB,
     MIB,
-    MISSING,
     NS_PER_MS,
     NS_PER_S,
     NS_PER_US,
     PAGE_BYTES,
     human_bytes,
-    ns_to_ms,
     round_up,
 )
-from kv_cache.files.reading import entry, histogram, part, require_replaceable
+from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged, supported
-from kv_cache.tiers.nvme.store import FSYNC_BATCH
+from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
+from kv_cache.result.paths import value_at
+from kv_cache.result.published import OperationFacts, PublishedRun, published
+from kv_cache.result.run import SECTION, MisshapenError, not_as_written
+from kv_cache.tiers.file_options import FSYNC_BATCH
 
 DEFAULT_SECONDS = 20.0
 HEADER = "# kv-cache twin: fio does the I/O of a run's storage tier"
@@ -48,7 +49,7 @@ HEADER = "# kv-cache twin: fio does the I/O of a run's storage tier"
 
 FILE_NAMES = "$jobname.$jobnum.$filenum.kv"
 CLASSES = 20
-"""Sizes of a mix that a job tells apart; fio takes 64, in whole percents."""
+"""Sizes of a mix that a job distinguishes; fio takes 64, in whole percents."""
 
 PERCENTILES = (50.0, 95.0, 99.0)
 
@@ -145,15 +146,15 @@ class Twin:
         return self.layout == "file"
 
     def space_bytes(self, seconds: float) -> int:
-        """What the job's files take."""
+        """Return the bytes of the job's files."""
         return sum(_extent(self, side, seconds).total_bytes for side in self.sides)
 
     def memory_bytes(self) -> int:
-        """fio's buffers."""
+        """Return the bytes of fio's buffers."""
         return sum(side.threads * side.object_bytes // side.calls for side in self.sides)
 
     def unlike(self) -> list[str]:
-        """What the run and its twin do not share, for whoever compares them."""
+        """Return what the run and its twin do not share, as sentences for a person."""
         return list(_unlike(self))
 
 
@@ -161,68 +162,75 @@ class Twin:
 
 
 def derive(document: Mapping[str, Any], file: Path) -> Twin:
-    """The storage I/O of a result's window. Raises UsageError where there is none, or where the
-    result does not say enough."""
-    rows = _storage_rows(document, file)
-    window_s = part(document, "window_s", float, file)
-    if not rows or not 0 < window_s < 1e9:
+    """Derive the storage I/O of a result's window. Raises UsageError if there is none, or the
+    result does not have enough."""
+    try:
+        run = published(document[SECTION])
+    except MisshapenError as error:
+        raise not_as_written(file, f"{SECTION}.{error}") from None
+    rows = _storage_rows(run, file)
+    if not rows or not 0 < run.window_s < 1e9:
         raise UsageError(
             f"{file}: nothing was read from storage or written to it in the measured window, so "
             "there is nothing for fio to do; give a run whose storage tier was used"
         )
-    sides = []
-    for kind in (OpKind.READ, OpKind.WRITE):
-        mine = [row for row in rows if row["operation"] == kind]
-        if mine:
-            sides.append(_side(kind, mine, window_s, file))
-    store = part(document, "tiers.storage.store", dict, file)
+    tier = run.tiers.get(Tier.NVME.label)
+    if tier is None or tier.peak_bytes is None:
+        raise not_as_written(file, f"{SECTION}.tiers.storage is missing")
+    sides = [
+        _side(kind, of_kind, run.window_s, file)
+        for kind in (OpKind.READ, OpKind.WRITE)
+        if (of_kind := [row for row in rows if row.operation == kind])
+    ]
+    cpu_ns = run.kernel_counters.get("window", {}).get("process_cpu_ns")
+    directories = value_at(run.config, "tiers.cache_dir")
+    device = value_at(run.environment, "device.name")
     return Twin(
         result=file,
-        window_s=window_s,
+        window_s=run.window_s,
         sides=tuple(sides),
-        layout=str(store.get("layout", "file")),
-        fsync=_fsync(store.get("fsync")),
-        footprint_bytes=part(document, "tiers.storage.peak_bytes", int, file),
-        cpu_ns=_cpu_ns(document, file),
-        cache_dirs=_cache_dirs(document, file),
-        device=_device(document, file),
+        layout=tier.store.layout,
+        fsync=_fsync(tier.store.fsync),
+        footprint_bytes=tier.peak_bytes,
+        cpu_ns=cpu_ns if isinstance(cpu_ns, int) else None,
+        cache_dirs=tuple(
+            str(path)
+            for path in (directories if isinstance(directories, list) else [directories])
+            if path
+        ),
+        device=device if isinstance(device, str) else None,
     )
 
 
-def _fsync(told: object) -> str:
-    """`never`, `object` or `batch`; once it was yes or no."""
-    if isinstance(told, bool):
-        return "object" if told else "never"
-    return told if isinstance(told, str) else "never"
+def _fsync(stored: str | bool) -> str:
+    """Return `never`, `object` or `batch`."""
+    if isinstance(stored, bool):
+        return "object" if stored else "never"
+    return stored
 
 
-def _storage_rows(document: Mapping[str, Any], file: Path) -> list[Mapping[str, Any]]:
-    found = []
-    for row in part(document, "operations", list, file):
-        if not isinstance(row, Mapping):
-            raise UsageError(
-                f"{file}: kv_cache.operations holds something that is no row; the file was "
-                "changed, so give an untouched result"
-            )
-        measured = row.get("phase") == Phase.MEASURE and row.get("tier") == Tier.NVME.label
-        if not measured or row.get("operation") not in (OpKind.READ, OpKind.WRITE):
-            continue
-        if "histogram_bytes" not in row or "system_calls" not in row:
-            raise UsageError(
-                f"{file}: it has no sizes of objects and system calls, as results of older "
-                "versions have none; repeat the run with this version"
-            )
-        if entry(row, "operations", int, file) > 0:
-            found.append(row)
-    return found
+def _storage_rows(run: PublishedRun, file: Path) -> list[OperationFacts]:
+    rows = [
+        row
+        for row in run.operations
+        if row.phase == Phase.MEASURE
+        and row.tier == Tier.NVME.label
+        and row.operation in (OpKind.READ, OpKind.WRITE)
+    ]
+    if any(row.histogram_bytes is None or row.system_calls is None for row in rows):
+        raise UsageError(
+            f"{file}: it has no sizes of objects and system calls, as results of older "
+            "versions have none; repeat the run with this version"
+        )
+    return [row for row in rows if row.operations]
 
 
-def _side(kind: OpKind, rows: Sequence[Mapping[str, Any]], window_s: float, file: Path) -> Side:
-    device = merged(histogram(row, "histogram_device", file) for row in rows)
-    sizes = merged(histogram(row, "histogram_bytes", file) for row in rows)
-    operations = sum(entry(row, "operations", int, file) for row in rows)
-    calls = sum(entry(row, "system_calls", int, file) for row in rows)
-    nbytes = sum(entry(row, "bytes", int, file) for row in rows)
+def _side(kind: OpKind, rows: Sequence[OperationFacts], window_s: float, file: Path) -> Side:
+    device = merged(row.histogram_device for row in rows)
+    sizes = merged(row.histogram_bytes for row in rows if row.histogram_bytes is not None)
+    operations = sum(row.operations for row in rows)
+    calls = sum(row.system_calls or 0 for row in rows)
+    nbytes = sum(row.bytes for row in rows)
     if sizes.count != operations or not sizes.total or not device.total or nbytes <= 0:
         raise UsageError(
             f"{file}: its storage {kind}s do not fit together ({operations} operations, "
@@ -253,36 +261,14 @@ def _side(kind: OpKind, rows: Sequence[Mapping[str, Any]], window_s: float, file
     )
 
 
-def _by_bytes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The engines of the rows, that which moved most first. What none of ours is called is left
-    for the caller to refuse, as the first."""
-    moved: dict[str, int] = {}
+def _by_bytes(rows: Iterable[OperationFacts]) -> list[str]:
+    """Return the engines, the one that moved most first; an unknown one alone, to be refused."""
+    moved: Counter[str] = Counter()
     for row in rows:
-        engine = str(row.get("engine"))
-        if engine not in _ENGINES:
-            return [engine]
-        moved[engine] = moved.get(engine, 0) + int(row["bytes"])
-    return sorted(moved, key=lambda engine: -moved[engine])
-
-
-def _cpu_ns(document: Mapping[str, Any], file: Path) -> int | None:
-    counters = part(document, "kernel_counters", dict, file)
-    window = counters.get("window")
-    cpu_ns = window.get("process_cpu_ns") if isinstance(window, Mapping) else None
-    return cpu_ns if isinstance(cpu_ns, int) else None
-
-
-def _cache_dirs(document: Mapping[str, Any], file: Path) -> tuple[str, ...]:
-    """One directory or, with drives striped by key, several; none where it was a temporary one."""
-    given = part(document, "config.tiers", dict, file).get("cache_dir")
-    found = given if isinstance(given, list) else [given]
-    return tuple(str(path) for path in found if path)
-
-
-def _device(document: Mapping[str, Any], file: Path) -> str | None:
-    device = part(document, "environment", dict, file).get("device")
-    name = device.get("name") if isinstance(device, Mapping) else None
-    return name if isinstance(name, str) else None
+        if row.engine not in _ENGINES:
+            return [row.engine]
+        moved[row.engine] += row.bytes
+    return [engine for engine, _ in moved.most_common()]
 
 
 def size_classes(sizes: Histogram) -> tuple[SizeClass, ...]:
@@ -306,8 +292,8 @@ def size_classes(sizes: Histogram) -> tuple[SizeClass, ...]:
 
 
 def _slots(sizes: Histogram) -> list[float]:
-    """The mean size of each hundredth of the objects. An object counts as `_SLOTS` parts, and a
-    slot has as many parts as there are objects, so that nothing is rounded."""
+    """Return the mean size of each hundredth of the objects. An object counts as `_SLOTS` parts,
+    and a slot has as many parts as there are objects, so that nothing is rounded."""
     low, high = sizes.lowest or 0, sizes.highest or 0
     slots, filled, held = [], 0, 0.0
     for bucket, count in sizes.buckets().items():
@@ -323,7 +309,7 @@ def _slots(sizes: Histogram) -> list[float]:
 
 
 def _cost(one: Sequence[float], other: Sequence[float]) -> float:
-    """Bytes that change their class's size when two classes become one."""
+    """Return the bytes that change their class's size when two classes become one."""
     weight = one[1] * other[1] / (one[1] + other[1])
     return weight * (other[0] - one[0])
 
@@ -345,7 +331,8 @@ class _Extent:
 
 
 def _extent(twin: Twin, side: Side, seconds: float) -> _Extent:
-    """As much as the run's storage held, but no more than fio could get through."""
+    """Size the files of one side: as much as the run's storage held, but no more than fio could get
+    through."""
     reach = _MARGIN * side.nbytes / twin.window_s * seconds
     least = 2 * side.threads * side.object_bytes
     wanted = max(least, min(twin.footprint_bytes / len(twin.sides), reach))
@@ -357,8 +344,9 @@ def _extent(twin: Twin, side: Side, seconds: float) -> _Extent:
 
 
 def _file_an_object(twin: Twin, side: Side) -> bool:
-    """fio cannot give the files of one job a mix of sizes. Through the page cache it needs files
-    also where ours needs none: it drops a file's pages only when it opens it."""
+    """Return whether fio uses one file for each object. It cannot give the files of one job a mix
+    of sizes. Through the page cache it needs files also if ours does not: it drops a file's pages
+    only when it opens it."""
     cached = side.kind is OpKind.READ and not side.direct
     return (twin.files or cached) and len(side.sizes) == 1
 
@@ -366,8 +354,8 @@ def _file_an_object(twin: Twin, side: Side) -> bool:
 def job_text(
     twin: Twin, seconds: float, directories: Sequence[str] = (), logs: Path | None = None
 ) -> str:
-    """The job file. Without directories it works where fio is started; in the directory `logs`
-    fio writes the latency of each call, where an object takes several."""
+    """Return the job file. Without directories it works where fio is started; in the directory
+    `logs` fio writes the latency of each call, where an object takes several."""
     lines = [
         HEADER,
         f"# of {twin.result}, {twin.window_s:.1f} s; run it as: fio THIS_FILE",
@@ -385,7 +373,8 @@ def job_text(
 
 
 def _one_line(text: str) -> str:
-    """A line of a job file is a command to fio, so no text may bring lines of its own."""
+    """Replace what is not printable: a line of a job file is a command to fio, so no text may bring
+    lines of its own."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -416,7 +405,7 @@ def _engine(side: Side) -> list[str]:
 
 
 def _section(twin: Twin, side: Side, seconds: float) -> list[str]:
-    """One job: the readers or the writers."""
+    """Return one job: the readers or the writers."""
     reads = side.kind is OpKind.READ
     lines = [
         f"[{side.kind}s]",
@@ -442,8 +431,8 @@ def _section(twin: Twin, side: Side, seconds: float) -> list[str]:
         ]
         if not reads:
             # The mmap engine would map a file that has no bytes yet, and die.
-            made = ["create_on_open=1", "unlink_each_loop=1"]
-            lines += made if side.engine != "mmap" else ["overwrite=1"]
+            renewal = ["create_on_open=1", "unlink_each_loop=1"]
+            lines += renewal if side.engine != "mmap" else ["overwrite=1"]
     else:
         sequence = f":{side.calls}" if side.calls > 1 else ""
         lines += [
@@ -471,7 +460,8 @@ def _sizes(side: Side) -> list[str]:
 
 
 def _durable(twin: Twin, side: Side) -> list[str]:
-    """fio's completion latency holds an O_DSYNC, but not an fsync that follows."""
+    """Return fio's options for fsync; its completion latency includes an O_DSYNC, but not an fsync
+    that follows."""
     if twin.fsync == "never":
         return []
     if twin.fsync == "batch":
@@ -538,121 +528,11 @@ def _cached(twin: Twin, side: Side) -> Iterable[str]:
         yield "fio reads a file an object, so that it drops its pages from the page cache"
 
 
-# --- fio's answer ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One side as either program measured it."""
-
-    bytes_per_s: float
-    latency_ns: Mapping[float, float | None]  # None where there are too few for a percentile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What fio measured."""
-
-    version: str
-    sides: Mapping[OpKind, Measured]
-    cpu_ns_per_gib: float
-
-
-def ours(side: Side, window_s: float) -> Measured:
-    return Measured(
-        bytes_per_s=side.nbytes / window_s,
-        latency_ns={p: side.device.percentile(p) for p in PERCENTILES},
-    )
-
-
-def read_answer(
-    twin: Twin, report: Mapping[str, Any], logs: Mapping[OpKind, Sequence[Sequence[int]]]
-) -> Answer:
-    """What fio's JSON report says; `logs` has the completion latencies (ns) of each thread, in
-    order, of the sides whose objects take several calls.
-
-    Raises KeyError, IndexError, TypeError or ValueError where it is not a report of this job.
-    """
-    found, cpu_ns, moved = {}, 0.0, 0
-    jobs = {str(job["jobname"]): job for job in report["jobs"]}
-    for side in twin.sides:
-        job = jobs[f"{side.kind}s"]
-        numbers = job[side.kind.value]
-        cpu_ns += (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] * NS_PER_MS
-        moved += numbers["io_bytes"]
-        if side.kind in logs:
-            latency = _object_percentiles(logs[side.kind], side.calls)
-        else:
-            told = numbers["clat_ns"]
-            latency = {
-                p: float(told["percentile"][f"{p:.6f}"]) if supported(int(told["N"]), p) else None
-                for p in PERCENTILES
-            }
-        found[side.kind] = Measured(bytes_per_s=float(numbers["bw_bytes"]), latency_ns=latency)
-    return Answer(
-        version=str(report["fio version"]), sides=found, cpu_ns_per_gib=cpu_ns / (moved / GIB)
-    )
-
-
-def _object_percentiles(
-    threads: Sequence[Sequence[int]], calls: int
-) -> Mapping[float, float | None]:
-    """Of objects, from the latencies of their calls."""
-    objects = Histogram()
-    for latencies in threads:
-        for first in range(0, len(latencies) - calls + 1, calls):
-            objects.add(sum(latencies[first : first + calls]))
-    if not objects.count:
-        raise ValueError("fio finished no object")
-    return {p: objects.percentile(p) for p in PERCENTILES}
-
-
-def read_logs(twin: Twin, logs: Path) -> Mapping[OpKind, Sequence[Sequence[int]]]:
-    """The completion latencies (ns) of each thread, where an object takes several calls."""
-    return {
-        side.kind: [_latencies(log) for log in sorted(logs.glob(f"{side.kind}_clat.*.log"))]
-        for side in twin.sides
-        if side.calls > 1
-    }
-
-
-def _latencies(log: Path) -> list[int]:
-    """A line is `time ms, latency ns, direction, bytes, …`."""
-    return [int(line.split(",")[1]) for line in log.read_text().splitlines() if line.strip()]
-
-
-def comparison(twin: Twin, answer: Answer) -> str:
-    """Ours, fio's and the ratio, for a person."""
-    lines = [f"{'':<22}{'ours':>12}{'fio':>12}{'ours/fio':>10}"]
-    moved = 0
-    for side in twin.sides:
-        mine, theirs = ours(side, twin.window_s), answer.sides[side.kind]
-        moved += side.nbytes
-        lines.append(_row(f"{side.kind} MB/s", mine.bytes_per_s / 1e6, theirs.bytes_per_s / 1e6))
-        for percent in PERCENTILES:
-            name = f"{side.kind} p{percent:.0f} ms"
-            own_ns, fio_ns = mine.latency_ns[percent], theirs.latency_ns[percent]
-            lines.append(_row(name, _ms(own_ns), _ms(fio_ns)))
-    if twin.cpu_ns is not None:
-        own_cpu = twin.cpu_ns / (moved / GIB)
-        lines.append(
-            _row("CPU s/GiB", own_cpu / NS_PER_S, answer.cpu_ns_per_gib / NS_PER_S, digits=3)
-        )
-    return "\n".join(lines)
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns_to_ms(ns)
-
-
-def _row(name: str, mine: float | None, theirs: float | None, digits: int = 2) -> str:
-    ratio = f"{mine / theirs:.3f}" if theirs and mine is not None else MISSING
-    told = (MISSING if value is None else f"{value:.{digits}f}" for value in (mine, theirs))
-    return f"{name:<22}" + "".join(f"{cell:>12}" for cell in told) + f"{ratio:>10}"
+# --- for a person, and the file ----------------------------------------------------------------
 
 
 def what_it_does(twin: Twin) -> str:
-    """One line on each side of the job."""
+    """Return one line on each side of the job."""
     lines = []
     for side in twin.sides:
         sizes = f"{_size(side.sizes[0].nbytes)}"
@@ -677,8 +557,8 @@ def _size(nbytes: int) -> str:
 def export_job(
     twin: Twin, path: Path, seconds: float = DEFAULT_SECONDS, directories: Sequence[str] = ()
 ) -> None:
-    """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError
-    where it holds something that is not ours to replace."""
+    """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError if
+    it holds something that is not ours to replace."""
     require_replaceable(path, HEADER, "--fio-export")
     try:
         write_atomically(path, job_text(twin, seconds, directories).encode())

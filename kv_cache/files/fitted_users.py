@@ -1,9 +1,9 @@
-"""A configuration of synthetic users who ask as a trace does, as far as laws can say it.
+"""Fits a configuration of synthetic users to a trace, as far as laws can express it.
 
 Lengths, turns and think times become laws (`workload/lengths`), arrivals a rate and a coefficient
 of variation. What is written says of each how far it is from the trace: the Kolmogorov-Smirnov
 distance is the largest difference between the shares up to a value, 0 (the same) to 1. It also says
-what no law carries over, so that nobody takes the users for the trace.
+what no law carries over, so that the users are not taken for the trace.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace
 from kv_cache.workload.formats.surveying import Survey
+from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.lengths import (
     QUANTILES,
     Fit,
@@ -41,7 +41,7 @@ NEAR = 0.05
 
 
 def _table(values: Sequence[float]) -> Fit:
-    """An empirical law with as few quantiles as are near enough."""
+    """Return an empirical law with as few quantiles as are near enough."""
     fit = fit_empirical(values)
     for steps in (40, 100):
         if fit.ks > NEAR:
@@ -73,7 +73,7 @@ class Samples:
         self.outputs: Counter[int] = Counter()
         self.gaps = Times()
         self.shorter = 0  # prompts that are no longer than what their session had said
-        self._said: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
         self._turns: Counter[str] = Counter()
         self._last_ns: int | None = None
 
@@ -92,13 +92,13 @@ class Samples:
 
     @property
     def turns(self) -> Counter[int]:
-        """How many sessions have so many turns."""
+        """How many sessions have each number of turns."""
         return Counter(self._turns.values())
 
     def _added(self, request: Request) -> int:
-        said = self._said.get(request.conversation, 0)
-        self._said[request.conversation] = request.prompt_tokens + request.output_tokens
-        return request.prompt_tokens - said
+        tokens_before = self._tokens.get(request.conversation, 0)
+        self._tokens[request.conversation] = request.prompt_tokens + request.output_tokens
+        return request.prompt_tokens - tokens_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +118,11 @@ def fit_text(
     *,
     law: str,
     trace: Trace,
-    found: Survey,
+    survey: Survey,
     config: Config,
     block_tokens: int,
 ) -> str:
-    """The configuration as YAML with its comments. Raises UsageError."""
+    """Return the configuration as YAML with its comments. Raises UsageError."""
     of = TRACE_FORMATS[trace.format_name]
     if not stream.requests:
         raise UsageError(f"{trace.files[0]}: there is no request to fit anything to")
@@ -143,18 +143,18 @@ def fit_text(
     if block_tokens:
         note = "As long as the blocks that were looked at."
         parts.append(_Part(name="semantics", notes=[note], keys={"block_tokens": block_tokens}))
-    head = _head(trace, found, stream)
+    head = _head(trace, survey, stream)
     lost = _lost(samples, stream, of.grouped, talks=talks)
     lines = [*head, "#", "# What no law carries over:", *(_bullet(text) for text in lost)]
     return "\n".join([*lines, "", *(line for part in parts for line in _yaml(part))])
 
 
-def _head(trace: Trace, found: Survey, stream: StreamFigures) -> list[str]:
+def _head(trace: Trace, survey: Survey, stream: StreamFigures) -> list[str]:
     name = "".join(c if " " <= c <= "~" else "?" for c in trace.files[0].name)
     more = f" and {len(trace.files) - 1} more do" if len(trace.files) > 1 else " does"
     return [
         f"# Synthetic users who ask as {name}{more} ({trace.format_name},",
-        f"# sha256 {found.sha256}; {stream.requests:,} requests),",
+        f"# sha256 {survey.sha256}; {stream.requests:,} requests),",
         "# fitted by kv-cache.py trace fit. KS: Kolmogorov-Smirnov distance between law and trace,",
         "# the largest difference between the shares up to a value: 0 (the same) to 1.",
     ]
@@ -162,11 +162,11 @@ def _head(trace: Trace, found: Survey, stream: StreamFigures) -> list[str]:
 
 def _lost(samples: Samples, stream: StreamFigures, grouped: bool, *, talks: bool) -> Iterator[str]:
     reuse = stream.reuse
-    told = f"{100 * (reuse.hit_ratio or 0):.1f} % of the trace's blocks had been asked for before"
+    share = f"{100 * (reuse.hit_ratio or 0):.1f} % of the trace's blocks had been asked for before"
     if reuse.own_hits is not None or talks:
-        yield f"Reuse between sessions: users share nothing but their own history ({told})."
+        yield f"Reuse between sessions: users share nothing but their own history ({share})."
     else:
-        yield f"Reuse: these users ask for each block once ({told})."
+        yield f"Reuse: these users ask for each block once ({share})."
     yield "Order: lengths are drawn independently of each other, of the hour and of the turn."
     if talks:
         yield (
@@ -255,9 +255,9 @@ def _laws(
     if thinks and not paced:
         wanted.append(("think_s", "seconds before a request", thinks, NS_PER_S))
     for name, what, counted, unit in wanted:
-        fit, told = _fitted(expanded(counted, unit), _OF_TIMES if name == "think_s" else law)
+        fit, distances = _fitted(expanded(counted, unit), _OF_TIMES if name == "think_s" else law)
         keys[name] = fit.law.as_config()
-        notes.append(f"{name} ({what}): {told}.")
+        notes.append(f"{name} ({what}): {distances}.")
     if thinks and paced:
         notes.append("think_s: left out, as the rate says when somebody asks.")
     elif talks and not thinks:
@@ -266,7 +266,7 @@ def _laws(
 
 
 def _fitted(values: Sequence[float], law: str) -> tuple[Fit, str]:
-    """The law that is taken, and in words how near each is."""
+    """Return the law that is taken, and in words how near each is."""
     fits: dict[str, Fit] = {}
     for name, fit in _FITS.items():
         if law in ("best", name) or (law == _OF_TIMES and name != "zipf"):
@@ -282,20 +282,21 @@ def _fitted(values: Sequence[float], law: str) -> tuple[Fit, str]:
 
 
 def expanded(counted: Mapping[int, int], unit: float = 1) -> list[float]:
-    """The values as often as they were counted; of many, evenly spaced ones in their order."""
+    """Return the values as often as they were counted; of many, evenly spaced ones in their
+    order."""
     total = sum(counted.values())
     every = max(1.0, total / _MOST_SAMPLES)
-    found: list[float] = []
+    values: list[float] = []
     below = 0
     for value, count in sorted(counted.items()):
         below += count
-        while len(found) * every + every / 2 <= below:
-            found.append(value / unit)
-    return found
+        while len(values) * every + every / 2 <= below:
+            values.append(value / unit)
+    return values
 
 
 def _gap_distance(gaps: Times, pace: Pace) -> float:
-    """KS between the trace's gaps and those that the process draws."""
+    """Return the KS distance between the trace's gaps and those that the process draws."""
     drawn = sorted(islice(pace.gaps_ns(Seed(0).child("fit")), _DRAWS))
     worst, below, at = 0.0, 0, 0
     counted = gaps.counted()

@@ -3,7 +3,7 @@ hdr-plot, the `hdrh` of Python).
 
 A log is text: a comment with the start of time, a legend, and a line for each interval with its
 histogram in the V2 compressed encoding: a header and the counts, packed by zlib, in base64. Counts
-are ZigZag LEB128 of at most 9 bytes; a negative one stands for so many zeros.
+are ZigZag LEB128 of at most 9 bytes; a negative one represents that many zeros.
 
 Ours have 256 buckets for each power of two. HdrHistogram's with 3 significant digits have 1024, so
 that each of ours holds four of them: its count goes to the one that ends at its middle, which is
@@ -26,15 +26,15 @@ from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.files.records import LineWriter, packing, require_own_name
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
 from kv_cache.metrics.window import latency_tag
-from kv_cache.result.metrics import value_at
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import PublishedRun, published
-from kv_cache.result.run import SECTION, MisshapenError
+from kv_cache.result.run import SECTION, MisshapenError, not_as_written
 
 MARK = "#[kv-cache latencies in ns"
 """How each log begins; a file that begins so may be replaced."""
 
 DIGITS = 3
-LONGEST_NS = 3600 * NS_PER_S  # what readers are told to make room for, at least
+LONGEST_NS = 3600 * NS_PER_S  # readers make room for this, at least
 _SUB_BITS = 11  # 2048 counts for the first 2048 values, then 1024 for each power of two
 _HALF = 1 << (_SUB_BITS - 1)
 _COOKIE, _COMPRESSED = 0x1C849313, 0x1C849314
@@ -52,7 +52,7 @@ _HEADER = """\
 
 
 def encode(of: Histogram) -> str:
-    """In the V2 compressed encoding, as base64."""
+    """Encode a histogram in the V2 compressed encoding, as base64."""
     words = b"".join(_words(_placed(of)))
     highest = max(LONGEST_NS, of.highest or 0)
     head = pack(">IIIIqqd", _COOKIE, len(words), 0, DIGITS, 1, highest, 1.0)
@@ -61,7 +61,7 @@ def encode(of: Histogram) -> str:
 
 
 def _placed(of: Histogram) -> dict[int, int]:
-    """Counts by HdrHistogram's index."""
+    """Return counts by HdrHistogram's index."""
     counts: dict[int, int] = {}
     for value, count in _values(of):
         index = index_of(value)
@@ -70,7 +70,7 @@ def _placed(of: Histogram) -> dict[int, int]:
 
 
 def _values(of: Histogram) -> Iterator[tuple[int, int]]:
-    """Values that stand for the buckets', with their counts."""
+    """Yield values that represent the buckets', with their counts."""
     buckets = of.buckets()
     if not buckets:
         return
@@ -88,13 +88,13 @@ def _values(of: Histogram) -> Iterator[tuple[int, int]]:
 
 
 def index_of(value: int) -> int:
-    """Where HdrHistogram counts a value."""
+    """Return the index at which HdrHistogram counts a value."""
     shift = max(0, value.bit_length() - _SUB_BITS)
     return ((shift + 1) << (_SUB_BITS - 1)) + (value >> shift) - _HALF
 
 
 def _words(counts: Mapping[int, int]) -> Iterator[bytes]:
-    """From index 0 to the last that is not zero."""
+    """Encode the counts from index 0 to the last that is not zero."""
     at = 0
     for index in sorted(index for index, count in counts.items() if count):
         if index > at:
@@ -104,28 +104,28 @@ def _words(counts: Mapping[int, int]) -> Iterator[bytes]:
 
 
 def zigzag(value: int) -> bytes:
-    """ZigZag LEB128 of 64 bits in at most 9 bytes: the ninth holds eight bits."""
+    """Encode as ZigZag LEB128 of 64 bits in at most 9 bytes: the ninth holds eight bits."""
     left = (value << 1) ^ (value >> 63)
     left &= (1 << 64) - 1
-    made = bytearray()
-    while left >= 0x80 and len(made) < 8:
-        made.append(left & 0x7F | 0x80)
+    encoded = bytearray()
+    while left >= 0x80 and len(encoded) < 8:
+        encoded.append(left & 0x7F | 0x80)
         left >>= 7
-    made.append(left)
-    return bytes(made)
+    encoded.append(left)
+    return bytes(encoded)
 
 
 # --- a log -----------------------------------------------------------------------------------
 
 
 def log_header(start_unix_s: float, what: str) -> str:
-    """What a log begins with. Intervals count from its start."""
+    """Return what a log begins with. Intervals count from its start."""
     date = f"{datetime.fromtimestamp(start_unix_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
     return _HEADER.format(mark=MARK, what=what, start=start_unix_s, date=date)
 
 
 def log_line(tag: str, start_s: float, length_s: float, of: Histogram) -> str:
-    """One interval; its largest value is told in ms, as other writers do."""
+    """Return the line of one interval; its largest value is in ms, as other writers have it."""
     longest_ms = (of.highest or 0) / NS_PER_MS
     return f"Tag={tag},{start_s:.3f},{length_s:.3f},{longest_ms:.3f},{encode(of)}\n"
 
@@ -140,14 +140,11 @@ class TimedRun:
 
     @classmethod
     def of(cls, label: str, path: Path, section: Mapping[str, Any]) -> "TimedRun":
-        """From the section `kv_cache`. Raises UsageError."""
+        """Read the section `kv_cache`. Raises UsageError."""
         try:
             return cls(label=label, path=path, run=published(section))
         except MisshapenError as error:
-            raise UsageError(
-                f"{path}: {SECTION}.{error}; the file was cut or changed, so give an untouched "
-                "result"
-            ) from None
+            raise not_as_written(path, f"{SECTION}.{error}") from None
 
     @property
     def window_start_s(self) -> float:
@@ -164,8 +161,8 @@ class TimedRun:
 
 
 def hdr_log(results: Sequence[TimedRun]) -> bytes:
-    """The measured windows of results of runs, one interval each. Of several results each tag
-    begins with the result's label. Raises UsageError."""
+    """Return the measured windows of results of runs, one interval each. Of several results each
+    tag begins with the result's label. Raises UsageError."""
     for result in results:
         if result.run.ranks is not None:
             raise UsageError(
@@ -193,8 +190,8 @@ def _started_s(result: TimedRun) -> float:
 
 
 def tagged(result: TimedRun) -> dict[str, Histogram]:
-    """What a run measured, by tag: tier.operation.device (storage) or .total, response.class and
-    ttft.class, of which `all` are all classes. Raises UsageError."""
+    """Return what a run measured, by tag: tier.operation.device (storage) or .total, response.class
+    and ttft.class, of which `all` are all classes. Raises UsageError."""
     run = result.run
     if value_at(run.config, "output.io_trace_log") is not None:
         raise UsageError(f"{result.path}: it wrote the trace of its operations and timed none")
@@ -214,7 +211,7 @@ def tagged(result: TimedRun) -> dict[str, Histogram]:
 
 
 def _named(result: TimedRun, count: int) -> str:
-    """The file's own name, as a comment can hold it."""
+    """Return the file's own name, as a comment can hold it."""
     name = "".join(c if c.isprintable() and c not in "[]" else "?" for c in result.path.name)
     return f"{result.label} {name}" if count > 1 else name
 
@@ -237,13 +234,13 @@ class HdrLog:
         self.lines = LineWriter(path, encode=bytes, head=head.encode(), packed=packing(path, FLAG))
 
     def on_latencies(
-        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
+        self, start_ns: int, end_ns: int, phase: Phase, histograms: Mapping[str, Histogram]
     ) -> None:
         if phase is not Phase.MEASURE:
             return
         start_s, length_s = start_ns / NS_PER_S, (end_ns - start_ns) / NS_PER_S
-        for tag, one in found.items():
-            self.lines.add(log_line(tag, start_s, length_s, one).encode())
+        for tag, histogram in histograms.items():
+            self.lines.add(log_line(tag, start_s, length_s, histogram).encode())
 
     def close(self) -> str | None:
         """Complete the file; the answer says what went wrong, if anything did."""

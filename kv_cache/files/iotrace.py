@@ -1,6 +1,6 @@
 """The I/O trace (`--io-trace-log`): every physical operation of a run in virtual time, as CSV.
 
-The columns are those of the MLPerf reference benchmark. Rows stand in the order in which operations
+The columns are those of the MLPerf reference benchmark. Rows are in the order in which operations
 are asked for, with the instant of asking, so that one seed always gives the same bytes; what the
 run's end cut off is left out, as it is in the result. `docs/how-to/record-and-replay.md` says what
 the words mean.
@@ -51,7 +51,7 @@ class _Row:
 
 
 class IoTrace:
-    """The driver tells it each side when it is asked for, and each operation when it has ended."""
+    """Observes the driver: each side when it is requested, and each operation when it has ended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # as the reference does
@@ -94,10 +94,10 @@ def check_io_trace(path: Path) -> None:
 
 
 def line_of(op: Op, leg: Leg) -> bytes:
-    """One row. A promotion's read is what was asked for; its write follows from it."""
+    """Return one row. A promotion's read was requested; its write follows from it."""
     key = op.target.key if isinstance(op, Move) else op.copy.key
-    asked = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
-    phase = PHASES[Cause.REUSE if asked else op.cause]
+    requested = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
+    phase = PHASES[Cause.REUSE if requested else op.cause]
     seconds, rest_ns = divmod(leg.started_ns, NS_PER_S)
     # None of these can hold a comma or a quote.
     return (

@@ -1,4 +1,4 @@
-"""Writes what a command found out, and finds another place for it where its file cannot be written.
+"""Writes the output of a command, to another place if its file cannot be written.
 
 A measurement can have taken a day: it is never given up because a disk is full at its end. Where
 its file cannot be written it goes into the current directory, else into one for temporary files,
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.bench.waits import ANSWER_S, answered
+from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.core.errors import NoAnswerError
 from kv_cache.core.exits import Exit
 from kv_cache.files.writing import write_atomically
@@ -83,7 +83,8 @@ def keep(
 def _failure(
     name: Callable[[], Path], data: bytes, answer_s: float, written: list[Path] | None = None
 ) -> str | None:
-    """Why `data` is not in the file that `name` finds; None where it is, and `written` has it."""
+    """Write `data` to the file that `name` returns; the answer is why it failed, or None, and then
+    `written` has the path."""
 
     def write() -> None:
         path = name()
@@ -103,14 +104,14 @@ def _failure(
 
 
 def _elsewhere(name: str, others: Sequence[Path]) -> Iterator[Callable[[], Path]]:
-    """Other places, each looked for when its turn comes. Each raises OSError."""
+    """Yield other places, each looked for when its turn comes. Each raises OSError."""
     yield from ((lambda other=other: other) for other in others)
     yield lambda: _unused(Path.cwd(), name)
     yield lambda: Path(tempfile.mkdtemp(prefix="kv-cache-result-")) / name  # ours alone
 
 
 def _unused(directory: Path, name: str) -> Path:
-    """A name in `directory` that nothing has yet."""
+    """Return a path in `directory` that does not exist yet."""
     wanted = directory / name
     for number in range(1, _MOST_NAMES):
         path = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")

@@ -9,5 +9,5 @@ from kv_cache.tiers.objects.place import ObjectPlace
 
 
 def captured(*places: Path | ObjectPlace) -> dict[str, Any]:
-    """What a result says of the machine that it was measured on."""
+    """Return the environment of a result: the machine, and the stack below each place."""
     return capture(*places, stack=lambda place: stack_of([place]).to_json())

@@ -1,4 +1,4 @@
-"""What a run asked, as a trace of our own (`--record`), and what its replay has to know.
+"""Records the requests of a run as a trace (`--record`), and what its replay has to know.
 
 A row is a whole request as it arrived: after users, prompts, retrievals, paces and mixes, before
 any decision. `at_ns` counts from the beginning of the load, so that a replay with the same options
@@ -17,14 +17,15 @@ from kv_cache.core.request import Request
 from kv_cache.files.records import LineWriter, packing, require_own_name
 from kv_cache.workload.formats import canonical
 from kv_cache.workload.formats.base import MAX_ID_CHARS, RowError
-from kv_cache.workload.formats.opening import Trace, open_lines
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.text_files import open_lines
+from kv_cache.workload.formats.trace_files import Trace
 
 FLAG = "--record"
 
 
 class Recording:
-    """The driver tells it each request when it arrives."""
+    """Observes the driver: each request when it arrives."""
 
     def __init__(self, path: Path, config: Config, load: Load) -> None:
         self._header = header_of(config, load)
@@ -59,7 +60,7 @@ def _is_ours(first: str) -> bool:
 
 
 def header_of(config: Config, load: Load) -> canonical.Header:
-    """Requests that come when they can be served have no instants to keep."""
+    """Return the header of a recording; requests that arrive on demand have no instants to keep."""
     semantics = config.lifecycle_semantics(synthetic=not config.replays)
     return canonical.Header(
         grouped=False,
@@ -73,7 +74,7 @@ def header_of(config: Config, load: Load) -> canonical.Header:
 
 
 def _source(config: Config) -> str:
-    """What the objects are of: a replay keeps their sizes, whatever its own model is."""
+    """Describe the objects of a run: a replay keeps their sizes, whatever its own model is."""
     run, tiers = config.run, config.tiers
     mix = ", ".join(f"{name} {share:g}" for name, share in run.model_mix.items())
     ranks = f"{tiers.ranks} of {tiers.tensor_parallel} ranks" if tiers.tensor_parallel > 1 else ""
@@ -96,33 +97,33 @@ def row_of(request: Request) -> TraceRow:
 
 
 def as_recorded(config: Config, trace: Trace | None) -> Config:
-    """With what the requests of a recorded run were asked under, where the user left it open: a
-    replay is not told from its rows whether their users were synthetic."""
+    """Return the configuration with the semantics of the recorded run for what the user left open:
+    the rows do not show whether their users were synthetic."""
     if trace is None or not is_recording(trace):
         return config
     load = _header(trace.files[0]).load
     if load is None:
         return config
-    given = config.semantics
+    options = config.semantics
     semantics = replace(
-        given,
-        block_tokens=load.block_tokens if given.block_tokens is None else given.block_tokens,
+        options,
+        block_tokens=load.block_tokens if options.block_tokens is None else options.block_tokens,
         prefill_only_from_tokens=load.prefill_only_from_tokens
-        if given.prefill_only_from_tokens is None
-        else given.prefill_only_from_tokens,
+        if options.prefill_only_from_tokens is None
+        else options.prefill_only_from_tokens,
     )
     return replace(config, semantics=semantics)
 
 
 def recording_notes(config: Config, trace: Trace | None) -> list[str]:
-    """Where a recording was made of other objects than this run would ask for."""
+    """Return notes if a recording was made of other objects than this run would ask for."""
     if trace is None or not is_recording(trace):
         return []
-    made, now = _header(trace.files[0]).source, _source(config)
+    recorded, now = _header(trace.files[0]).source, _source(config)
     kept = "its objects keep the names and sizes that they had"
-    if made == now:
+    if recorded == now:
         return []
-    return [f"{trace.files[0]} was recorded by {made!r}, and this is {now!r}: {kept}"]
+    return [f"{trace.files[0]} was recorded by {recorded!r}, and this is {now!r}: {kept}"]
 
 
 def _header(path: Path) -> canonical.Header:

@@ -1,7 +1,7 @@
 """Records on demand: one JSON line for each request and each operation, written by a thread of
 its own so that the measured threads only append to a list.
 
-A file stands under its name only when it is complete: until `close` it is `<name>.partial`.
+A file has its name only when it is complete: until `close` it is `<name>.partial`.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from kv_cache.core.errors import PlaceError, TraceError
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.text import to_json
 from kv_cache.installing import install_hint
-from kv_cache.workload.formats.opening import open_lines
+from kv_cache.workload.formats.text_files import open_lines
 
 PARTIAL = ".partial"
 _FLUSH_S = 0.2
@@ -35,8 +35,8 @@ class Packing(Protocol):
 
 
 def packing(path: Path, flag: str) -> Packing | None:
-    """How a file of that name is packed: `.gz`, `.zst` (one frame, level 3), or not at all. The
-    same rows give the same bytes. Raises PlaceError for what cannot be had here."""
+    """Return the packer for a file of that name: `.gz`, `.zst` (one frame, level 3), or None. The
+    same rows give the same bytes. Raises PlaceError if it is not available here."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         return zlib.compressobj(wbits=zlib.MAX_WBITS | 16)  # with gzip's header, which has no time
@@ -68,7 +68,7 @@ def require_own_name(
     packing(path, flag)
     try:
         if path.is_dir():  # also `.` and `..`, which are no names
-            raise PlaceError(f"{where}: it is a directory, no regular file; name another file")
+            raise PlaceError(f"{where}: it is a directory, not a regular file; name another file")
         parent = path.parent
         while makes_parents and not parent.exists():
             parent = parent.parent
@@ -89,26 +89,26 @@ def _require_ours(name: Path, where: str, ours: Callable[[str], bool]) -> None:
     if name.is_file() and not name.stat().st_size and name.suffix == PARTIAL:
         return  # what a run leaves that was killed as it began
     if not name.is_file():
-        raise PlaceError(f"{where}: {name.name} is no regular file; name another file")
+        raise PlaceError(f"{where}: {name.name} is not a regular file; name another file")
     try:
         first = next((text for _, text in open_lines(name)), "")
     except TraceError:  # cut, or nothing like it
         first = ""
     if not ours(first):
         raise PlaceError(
-            f"{where}: a file {name.name} is there which this option did not write; name "
+            f"{where}: a file {name.name} exists which this option did not write; name "
             "another file, or move that one away"
         )
 
 
 def partial_name(path: Path) -> Path:
-    """What a file is called until it is complete."""
+    """Return the name of a file until it is complete."""
     return path.with_name(path.name + PARTIAL)
 
 
 class LineWriter:
     """`add` is cheap and thread-safe; rows reach the file within a fifth of a second, unless it is
-    packed. `head` stands before the first row."""
+    packed. `head` precedes the first row."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class LineWriter:
 
 
 def to_row(record: Any) -> Any:
-    """What a record looks like in a file."""
+    """Return a record as the row of a file."""
     if isinstance(record, RequestRecord):
         return request_row(record)
     return op_row(record) if isinstance(record, OpDone) else record
@@ -228,7 +228,7 @@ def op_row(done: OpDone) -> dict[str, Any]:
 
 
 def dump_row(record: RequestRecord) -> dict[str, Any] | None:
-    """A row of the reference's latency dump: completed requests only."""
+    """Return a row of the reference's latency dump: completed requests only."""
     if record.finished_ns is None or record.error is not None:
         return None
     if record.prefilled and record.decoded:

@@ -31,7 +31,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path | str) -> "Result":
-        """The result in a file, or in a run's directory. Raises UsageError."""
+        """Return the result in a file, or in a run's directory. Raises UsageError."""
         return cls(document=read_document(Path(path)))
 
     @property
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def verdict(self) -> str | None:
-        """VALID, SUSPECT or INVALID; None of a kind that is not judged."""
+        """`valid`, `suspect` or `invalid`; None of a kind that is not judged."""
         passport = self.section.get("passport")
         return None if passport is None else str(passport["verdict"])
 

@@ -9,13 +9,13 @@ are of another machine.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from msgspec import Meta, Struct
 
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
@@ -24,13 +24,12 @@ from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Flow, OpStats
 from kv_cache.metrics.summary import Flows, latency_ms, ratio, total_bytes
+from kv_cache.result.run import MisshapenError, converted
 
 FLAG = "--validation-trace"
 TOLERANCE_PCT = 5.0
 _LARGEST = 1 << 30  # bytes of a file that is held in memory
 _FIRST_BAD = 5
-_MOST = 2**53  # beyond it numbers of JSON are not exact
-_MOST_MS = 1e12
 _PERCENTILES = ("p50", "p95", "p99")
 _MOST_MODELS = 20
 
@@ -47,65 +46,29 @@ _STORES = (Cause.PREFILL, Cause.DECODE)
 
 # --- one entry -------------------------------------------------------------------------------
 
-
-def _number(value: object, most: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isfinite(value) and 0 <= value <= most
+_Whole = Annotated[float, Meta(ge=0, le=2**53, multiple_of=1)]  # beyond, JSON is not exact
+_Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int | float) and _number(value, _MOST) and value == int(value)
+class TraceEntry(Struct, frozen=True, kw_only=True):
+    """One request of a real system, in the reference's keys."""
 
-
-def _name(value: object) -> bool:
-    return isinstance(value, str) or type(value) is int
-
-
-def _or_null(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or check(value)
-
-
-_TIME = (lambda value: _number(value, _MOST), "seconds, 0 or more")
-_COUNT = (_whole, f"a whole number from 0 to {_MOST}")
-_LATENCY = (lambda value: _number(value, _MOST_MS), "milliseconds, 0 or more")
-_ID = (_name, "text or a whole number")
-_WORD = (lambda value: isinstance(value, str), "text")
-_YES_NO = (lambda value: isinstance(value, bool), "true or false")
-
-_REQUIRED: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "timestamp": _TIME,
-    "request_id": _ID,
-    "user_id": _ID,
-    "context_tokens": _COUNT,
-    "generation_tokens": _COUNT,
-    "phase": _WORD,
-    "cache_hit": _YES_NO,
-    "cache_tier": (_or_null(_WORD[0]), "text or null"),
-    "read_bytes": _COUNT,
-    "write_bytes": _COUNT,
-    "read_latency_ms": _LATENCY,
-    "write_latency_ms": _LATENCY,
-    "model_name": _WORD,
-}
-_OPTIONAL: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "conversation_id": (_or_null(_name), "text, a whole number or null"),
-    "turn_number": (_or_null(_whole), "a whole number or null"),
-    "prefix_cached": (_or_null(_YES_NO[0]), "true, false or null"),
-}
-
-
-def _fault(entry: object) -> str | None:
-    """What is wrong with an entry, if anything is."""
-    if not isinstance(entry, Mapping):
-        return f"expected an object, found {_shown(entry)}"
-    missing = [name for name in _REQUIRED if name not in entry]
-    if missing:
-        return f"has no {', '.join(missing)}"
-    for name, (right, expected) in (*_REQUIRED.items(), *_OPTIONAL.items()):
-        if name in entry and not right(entry[name]):
-            return f"{name}: expected {expected}, found {_shown(entry[name])}"
-    return None
+    timestamp: Annotated[float, Meta(ge=0, le=2**53)]  # s
+    request_id: str | int
+    user_id: str | int
+    context_tokens: _Whole
+    generation_tokens: _Whole
+    phase: str
+    cache_hit: bool
+    cache_tier: str | None
+    read_bytes: _Whole
+    write_bytes: _Whole
+    read_latency_ms: _Milliseconds
+    write_latency_ms: _Milliseconds
+    model_name: str
+    conversation_id: str | int | None = None
+    turn_number: _Whole | None = None
+    prefix_cached: bool | None = None
 
 
 def _shown(value: object) -> str:
@@ -151,30 +114,30 @@ class ValidationTrace:
     tier_words: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
 
-    def add(self, entry: Mapping[str, Any]) -> None:
-        at_s = float(entry["timestamp"])
+    def add(self, entry: TraceEntry) -> None:
+        at_s = entry.timestamp
         self.first_s = min(self.first_s, at_s) if self.entries else at_s
         self.last_s = max(self.last_s, at_s)
         self.entries += 1
-        self.hits += entry["cache_hit"]
-        self.context_tokens += int(entry["context_tokens"])
-        self.generation_tokens += int(entry["generation_tokens"])
-        nbytes, latency = int(entry["read_bytes"]), float(entry["read_latency_ms"])
-        self.read.add(nbytes, latency)
-        self.write.add(int(entry["write_bytes"]), float(entry["write_latency_ms"]))
-        self.models[entry["model_name"]] += 1
-        if word := entry["cache_tier"]:
+        self.hits += entry.cache_hit
+        self.context_tokens += int(entry.context_tokens)
+        self.generation_tokens += int(entry.generation_tokens)
+        read_bytes = int(entry.read_bytes)
+        self.read.add(read_bytes, entry.read_latency_ms)
+        self.write.add(int(entry.write_bytes), entry.write_latency_ms)
+        self.models[entry.model_name] += 1
+        if word := entry.cache_tier:
             self.tier_words[word] += 1
             tier = _TIERS.get(word.lower())
             if tier is not None:
-                self.tiers.setdefault(tier, _Side()).add(nbytes, latency)
+                self.tiers.setdefault(tier, _Side()).add(read_bytes, entry.read_latency_ms)
 
     @property
     def hit_rate(self) -> float:
         return self.hits / self.entries
 
     def stats(self) -> dict[str, Any]:
-        """What the result says of the trace itself."""
+        """Return what the result says of the trace itself."""
         return {
             "path": self.path,
             "sha256": self.sha256,
@@ -194,25 +157,24 @@ class ValidationTrace:
 
 
 def read_validation(path: Path) -> ValidationTrace:
-    """The whole file. Raises TraceError where it is missing, empty, no JSON list, or has an entry
-    that is not right: the first five, and how many."""
+    """Read the whole file. Raises TraceError if it is missing, empty, not a JSON list, or has wrong
+    entries: it names the first five, and counts the rest."""
     data = _bytes(path)
     entries = _list(path, data)
     trace = ValidationTrace(str(path), hashlib.sha256(data).hexdigest())
     wrong = 0
-    told: list[str] = []
+    named: list[str] = []
     for number, entry in enumerate(entries, 1):
-        fault = _fault(entry)
-        if fault is None:
-            trace.add(entry)
-            continue
-        wrong += 1
-        if len(told) < _FIRST_BAD:
-            told.append(f"entry {number} {fault}")
+        try:
+            trace.add(converted(entry, TraceEntry, f"entry {number}"))
+        except MisshapenError as error:
+            wrong += 1
+            if len(named) < _FIRST_BAD:
+                named.append(str(error))
     if wrong:
-        more = f"; and {wrong - len(told)} more" if wrong > len(told) else ""
+        more = f"; and {wrong - len(named)} more" if wrong > len(named) else ""
         raise TraceError(
-            f"{FLAG} {path}: {wrong} of {len(entries)} entries are not right ({'; '.join(told)}"
+            f"{FLAG} {path}: {wrong} of {len(entries)} entries are not right ({'; '.join(named)}"
             f"{more}); correct the file, or leave {FLAG} out"
         )
     return trace
@@ -222,7 +184,7 @@ def _bytes(path: Path) -> bytes:
     way_out = f"name a file with the entries of a system, or leave {FLAG} out"
     try:
         if path.exists() and not path.is_file():
-            raise TraceError(f"{FLAG} {path}: it is no regular file; {way_out}")
+            raise TraceError(f"{FLAG} {path}: it is not a regular file; {way_out}")
         if path.stat().st_size > _LARGEST:
             raise TraceError(
                 f"{FLAG} {path}: it is larger than {_LARGEST >> 30} GiB, and is held in memory; "
@@ -258,7 +220,7 @@ def _list(path: Path, data: bytes) -> list[Any]:
 
 
 def validated_line(validation: Mapping[str, Any]) -> str:
-    """The hit rate beside that of a real system: what the reference judges."""
+    """Return the hit rate beside that of a real system: what the reference judges."""
     row = validation["comparison"]["cache_hit_rate"]
     ours = "nothing looked up" if row["benchmark"] is None else f"{100 * row['benchmark']:.1f} %"
     error = "" if row["error_pct"] is None else f"{row['error_pct']:.1f} % off, "
@@ -268,7 +230,8 @@ def validated_line(validation: Mapping[str, Any]) -> str:
 
 
 def compare(trace: ValidationTrace, outcome: RunOutcome) -> dict[str, Any]:
-    """The key `validation` of the result: the reference's keys, and a row for each number."""
+    """Return the key `validation` of the result: the reference's keys, and a row for each
+    number."""
     rows = {"cache_hit_rate": _row(_hit_rate(outcome), trace.hit_rate)}
     rows |= dict(_byte_rows(trace, outcome))
     if outcome.driver == "real-io":  # virtual time measures nothing
@@ -284,7 +247,8 @@ def compare(trace: ValidationTrace, outcome: RunOutcome) -> dict[str, Any]:
 
 
 def _row(benchmark: float | None, trace: float | None) -> dict[str, Any]:
-    """The error is relative to the trace; there is none where one side says nothing."""
+    """Compare two numbers; the error is relative to the trace, and None if one side has no
+    number."""
     error: float | None = None
     if benchmark is not None and trace:
         error = 100 * abs(benchmark - trace) / trace
@@ -299,14 +263,14 @@ def _row(benchmark: float | None, trace: float | None) -> dict[str, Any]:
 
 
 def _hit_rate(outcome: RunOutcome) -> float | None:
-    """As in the reference's `cache_hit_rate`; None where nothing was looked up."""
+    """Return the hit rate as in the reference's `cache_hit_rate`; None if nothing was looked up."""
     reuse = outcome.recorder.reuse
     lookups = reuse.looked_up + reuse.decode_looked_up
     return (reuse.hits + reuse.decode_hits) / lookups if lookups else None
 
 
 def _byte_rows(trace: ValidationTrace, outcome: RunOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Bytes that requests read and wrote: without demotions, which a request does not see."""
+    """Yield bytes that requests read and wrote: without demotions, which a request does not see."""
     done = outcome.recorder.all.completed
     sides = {
         "read": (_moved(outcome, OpKind.READ, _LOADS), trace.read),
@@ -326,7 +290,7 @@ def _byte_rows(trace: ValidationTrace, outcome: RunOutcome) -> Iterator[tuple[st
 def _latency_rows(
     trace: ValidationTrace, outcome: RunOutcome
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a request waited for its loads and for its stores; by tier, single reads."""
+    """Yield what a request waited for its loads and for its stores; by tier, single reads."""
     recorder = outcome.recorder
     yield from _latencies("read_latency", recorder.loads, trace.read.latency)
     yield from _latencies("write_latency", recorder.stores, trace.write.latency)
@@ -340,9 +304,9 @@ def _latencies(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     if not theirs.count:
         return
-    said, found = latency_ms(theirs, _PERCENTILES), latency_ms(mine, _PERCENTILES)
-    for part, value in said.items():
-        yield f"{name}_{part}_ms", _row(found[part], value)
+    of_trace, of_run = latency_ms(theirs, _PERCENTILES), latency_ms(mine, _PERCENTILES)
+    for part, value in of_trace.items():
+        yield f"{name}_{part}_ms", _row(of_run[part], value)
 
 
 def _moved(
@@ -354,7 +318,7 @@ def _moved(
 def _flows(
     outcome: RunOutcome, kind: OpKind, causes: tuple[Cause, ...], tier: Tier | None
 ) -> list[OpStats]:
-    """What ended in the measured window."""
+    """Return what ended in the measured window."""
 
     def counts(flow: Flow) -> bool:
         wanted = flow.phase is Phase.MEASURE and flow.kind is kind and flow.cause in causes

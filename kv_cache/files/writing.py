@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kv_cache.core.errors import PlaceError
 from kv_cache.core.text import as_json
 
+_OF_THE_SYSTEM = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OF_THE_SYSTEM
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
@@ -29,15 +32,31 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     write_atomically(path, as_json(document))
 
 
+def write_output(path: Path, data: bytes, name: str, advice: str = "name another file") -> None:
+    """Write a file that was asked for; `name` is what it is called in errors, such as the flag.
+    Raises PlaceError."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise cannot_write(path, error, name, advice) from None
+
+
+def cannot_write(
+    path: Path, error: OSError, name: str, advice: str = "name another file"
+) -> PlaceError:
+    """Return what is raised if a file that was asked for cannot be written."""
+    reason = (error.strerror or str(error)).lower()
+    return PlaceError(f"{name} {path}: it cannot be written ({reason}); {advice}")
+
+
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """The same for what is written in parts: the file stands there once the block has ended, and
-    not at all where it raises."""
+    """Write a file in parts: it exists under its name once the block has ended, and not at all if
+    the block raises."""
     target = Path(os.path.realpath(path))
     # A short name of its own: the target's may already be as long as the file system allows.
     temporary = target.parent / f".kv-cache-{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o644)
+    fd = os.open(temporary, _NEW_FILE, 0o644)
     try:
         with open(fd, "wb") as file:
             yield file
@@ -52,6 +71,8 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 def _sync_directory(directory: Path) -> None:
     """Make the rename last."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no directories
+        return
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
 """What is asked for, as numbers: a sequence of block accesses, parted into requests.
 
 Whatever it is read from, it is read once. Blocks are numbered from 0 in the order in which they
-first appear, so that arrays can stand for tables and a first access is one with a number that was
+first appear, so that arrays can serve as tables and a first access is one with a number that was
 not there before. A sequence must never depend on the values of keys, only on which are equal.
 """
 
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 BATCHES = 30
 """Stretches of a sequence, of as many accesses each, that are also counted each for itself."""
-NOBODY = -1
+NO_PARENT = -1
 """In place of the block before one that is the first of its request: below every block."""
 _PART = 1 << 16  # accesses that are made into Python numbers together
 
@@ -28,7 +28,7 @@ _PART = 1 << 16  # accesses that are made into Python numbers together
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Accesses:
     """`blocks` is the block of each access, `begins` the first access of each request that asks for
-    any; `sizes` are the bytes of each block and `tokens` what it holds (None: nobody knows)."""
+    any; `sizes` are the bytes of each block and `tokens` what it holds (None: not known)."""
 
     blocks: Ints
     begins: Ints
@@ -70,12 +70,13 @@ class Accesses:
         return self.requests == self.lookups
 
     def first(self) -> Flags:
-        """Which accesses are the first of their block: misses of every cache that begins empty."""
+        """Return which accesses are the first of their block: misses of every cache that begins
+        empty."""
         seen = np.maximum.accumulate(self.blocks)
         return np.concatenate((np.ones(min(1, len(seen)), bool), seen[1:] > seen[:-1]))
 
     def sized(self, sizes: Ints) -> "Accesses":
-        """The same with other sizes."""
+        """Return these accesses with other sizes."""
         return replace(self, sizes=sizes)
 
     def contents(self) -> "Contents":
@@ -90,7 +91,7 @@ class Accesses:
             sizes=_numbers(self.sizes),
             tokens=_numbers(tokens),
             depths=_numbers(depths),
-            parents=_numbers(np.where(depths > 0, before, NOBODY)),
+            parents=_numbers(np.where(depths > 0, before, NO_PARENT)),
         )
 
     def parts(self) -> Iterator["AccessPart"]:
@@ -132,7 +133,7 @@ class AccessPart:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contents:
     """Of each block: what a policy of the real tiers is told of a copy. Keys are
-    not those of the trace, and as different. `parents` are blocks, or `NOBODY`."""
+    not those of the trace, and as different. `parents` are blocks, or `NO_PARENT`."""
 
     keys: list[Key]
     sizes: "array[int]"
@@ -142,8 +143,8 @@ class Contents:
 
 
 def gathered(requests: Iterable[Request]) -> Accesses:
-    """The accesses of requests in their order. A block that nobody asks for again (`Request.once`)
-    is one of its own; the size of a block is that of its first access."""
+    """Return the accesses of requests in their order. A block that nobody asks for again
+    (`Request.once`) is one of its own; the size of a block is that of its first access."""
     numbers: dict[Key, int] = {}
     blocks, begins, sizes, tokens = (array("q") for _ in range(4))
     for request in requests:

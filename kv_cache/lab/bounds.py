@@ -44,7 +44,7 @@ def next_uses(blocks: Ints) -> Ints:
 
 
 def leading(accesses: Accesses, missed: Flags) -> Flags:
-    """Which accesses stand before the first miss of their request."""
+    """Return which accesses are before the first miss of their request."""
     before: Ints = np.cumsum(missed) - missed
     counts = np.diff(np.append(accesses.begins, accesses.lookups))
     clean: Flags = before == np.repeat(before[accesses.begins], counts)
@@ -104,7 +104,7 @@ class Min:
             heapify(self._ahead)
 
     def _make_room(self, size: int, use: int) -> bool:
-        """Whether the block of this size and next use is to be stored, and has room now."""
+        """Return whether the block of this size and next use is to be stored, and has room now."""
         if size > self._room or (self._refusing and use == len(self._sequence)):
             return False
         while size > self._free:
@@ -152,7 +152,8 @@ def _most_hits(areas: Floats, room: float) -> int:
 
 
 def _most_bytes(sizes: Ints, spans: Floats, room: float) -> int:
-    """Bytes that lie for the shortest time first; of the one that no longer fits, a part."""
+    """Return the most bytes that can be stored: those that lie for the shortest time first, and a
+    part of the one that no longer fits."""
     order = np.argsort(spans, kind="stable")
     sizes, spans = sizes[order], spans[order]
     filled = np.cumsum(sizes * spans)

@@ -24,11 +24,11 @@ class Cache(Protocol):
     """Blocks that were missed and not stored: larger than the cache, or of no use."""
 
     def blocks(self, part: AccessPart) -> Sequence[int]:
-        """The places of the misses."""
+        """Return the places of the misses."""
         ...
 
     def prefix(self, part: AccessPart) -> Sequence[int]:
-        """The place of each request's first miss; its end where there is none."""
+        """Return the place of each request's first miss; its end where there is none."""
         ...
 
 

@@ -43,7 +43,7 @@ def capacities_of(text: str, flag: str) -> list[Capacity]:
     capacities = [_capacity(part.strip(), flag) for part in text.split(",")]
     for place, each in enumerate(capacities):
         if each.text in [other.text for other in capacities[:place]]:
-            raise ConfigError(f"{flag}: {each.text} stands twice; keep one")
+            raise ConfigError(f"{flag}: duplicate {each.text}; keep one")
     if len(capacities) > MOST:
         raise ConfigError(
             f"{flag} has {len(capacities)} capacities, more than {MOST}; take some away"

@@ -2,16 +2,15 @@
 
 A difference is shown, or it is not. Seeds are repeated, and two policies are told apart only where
 the intervals of their means do not overlap. One trace is one sample; its stretches, which every
-policy saw, stand in for others like it (batch means: Conway, "Some tactical problems in digital
+policy saw, represent others like it (batch means: Conway, "Some tactical problems in digital
 simulation", Management Science 10(1), 1963): two policies are told apart where the mean of their
 differences has an interval that leaves out 0. Stretches that follow one another are alike, and so
 count for fewer than they are.
 
-Whoever compares fifteen policies compares a hundred pairs, and finds differences that are chance's
-alone. So all intervals of a comparison hold together with the confidence that is told (Bonferroni).
-What is shown but smaller than `LEAST_DIFFERENCE` is no difference to whoever picks a policy. And
-where nearly every miss is the first access of its block, no policy could have done much: then there
-is no order, however small the intervals.
+Fifteen policies make a hundred pairs, some of which differ by chance alone. So all intervals of a
+comparison hold together with `CONFIDENCE` (Bonferroni). What is shown but smaller than
+`LEAST_DIFFERENCE` is too small to pick a policy by. And if nearly every miss is the first access of
+its block, no policy could have done much: then there is no order, however small the intervals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,23 +20,20 @@ from itertools import combinations, pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
-from kv_cache.metrics.intervals import bounded_interval, t_quantile
+from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval, t_quantile
+from kv_cache.metrics.order import LEAST_SEEDS, MOST_COMPULSORY, compulsory_share
 
-CONFIDENCE = 0.95
-LEAST_SEEDS = 3
 LEAST_DIFFERENCE = 0.001
 """Of the lookups: 0.1 points."""
-MOST_COMPULSORY = 0.9
-"""Of the misses of the worst policy: from here on there is no order."""
 _MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOrder:
-    """`beaten_by` has for each policy those that are shown to be better. None where nobody is shown
-    to be better than anybody. It is no ranking: of three, the first may be shown to beat the last,
-    and the one between to be neither worse than the first nor better than the last. `why` says by
-    what the order is, or why there is none."""
+    """`beaten_by` has for each policy those that are shown to be better. None if none is shown to
+    be better than any. It is not a ranking: of three, the first may be shown to beat the last, and
+    the one between to be neither worse than the first nor better than the last. `why` says by what
+    the order is, or why there is none."""
 
     beaten_by: Mapping[str, Sequence[str]] | None
     why: str
@@ -60,11 +56,11 @@ MakeApart = Callable[[Sequence[Shares]], Apart]
 
 
 def dominated(compulsory: float, misses: float) -> str | None:
-    """Why there is no order where the worst policy has so many misses; None where there may be."""
+    """Return why there is no order if most misses of the worst policy are first accesses; None if
+    there may be one."""
     if not misses:
-        return "nobody misses anything"
-    share = compulsory / misses
-    if share < MOST_COMPULSORY:
+        return "there are no misses"
+    if compulsory_share(compulsory, misses) is None:
         return None
     return f"first accesses are {100 * MOST_COMPULSORY:.0f} % of the worst one's misses, or more"
 
@@ -90,12 +86,13 @@ def _order(some: Sequence[Shares], apart: Apart, by: str) -> PolicyOrder:
         for row in some
     }
     if not any(beaten_by.values()):
-        return PolicyOrder(beaten_by=None, why=f"the {by} show nobody to be better")
+        return PolicyOrder(beaten_by=None, why=f"the {by} show none to be better")
     return PolicyOrder(beaten_by=beaten_by, why=f"by {by}, {100 * CONFIDENCE:.0f} %")
 
 
 def apart_by_seeds(some: Sequence[Shares]) -> Apart:
-    """Intervals that do not overlap, and hold for all of these policies together."""
+    """Tell two policies apart by intervals that do not overlap, and hold for all of these policies
+    together."""
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(some))
 
     def apart(better: Shares, worse: Shares) -> bool:
@@ -110,9 +107,9 @@ def apart_by_seeds(some: Sequence[Shares]) -> Apart:
 
 
 def apart_by_stretches(some: Sequence[Shares]) -> Apart:
-    """A mean difference whose interval leaves out 0, and holds for all pairs of these policies
-    together. How alike neighbours are is taken from the pair, or from the mean of all pairs where
-    that is more: of one pair it is known too badly for so small a tail."""
+    """Tell two policies apart by a mean difference whose interval leaves out 0, and holds for all
+    pairs of these policies together. How alike neighbours are is taken from the pair, or from the
+    mean of all pairs if that is more: of one pair it is known too badly for so small a tail."""
     tail = (1 - CONFIDENCE) / max(1, len(some) * (len(some) - 1))
     pairs = [_alike(_differences(a, b)) for a, b in combinations(some, 2)]
     usual = fmean(pairs) if pairs else 0.0
@@ -136,8 +133,8 @@ def _differences(better: Shares, worse: Shares) -> list[float]:
 
 
 def _alike(values: Sequence[float]) -> float:
-    """The correlation of neighbours, without the bias of a short series (Kendall, Biometrika 41,
-    1954)."""
+    """Return the correlation of neighbours, without the bias of a short series (Kendall, Biometrika
+    41, 1954)."""
     if len(values) < 2:
         return 0.0
     mean = fmean(values)
@@ -173,17 +170,18 @@ class PolicyFailure:
 
 
 def failures(
-    table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], made: MakeApart
+    table: Mapping[str, Sequence[Shares]], bound: Mapping[str, float], make_apart: MakeApart
 ) -> list[PolicyFailure]:
-    """Of each capacity (the smaller before the larger) the policies, and what MIN finds there."""
+    """Return the failures at each capacity (the smaller before the larger), beside what MIN finds
+    there."""
     failed: list[PolicyFailure] = []
     for capacity, some in table.items():
-        known, apart = {row.policy: row for row in some}, made(some)
+        known, apart = {row.policy: row for row in some}, make_apart(some)
         for row in some:
             failed += _below(row, known, capacity, apart)
             if row.mean == 0 and bound[capacity] >= LEAST_TO_FIND:
                 failed.append(_failure(row, capacity, "no-hits", bound[capacity]))
-    return failed + _anomalies(table, made)
+    return failed + _anomalies(table, make_apart)
 
 
 def _below(
@@ -196,12 +194,12 @@ def _below(
     ]
 
 
-def _anomalies(table: Mapping[str, Sequence[Shares]], made: MakeApart) -> list[PolicyFailure]:
+def _anomalies(table: Mapping[str, Sequence[Shares]], make_apart: MakeApart) -> list[PolicyFailure]:
     """Belady's anomaly (CACM 12(6), 1969): more room, fewer hits."""
     failed: list[PolicyFailure] = []
     before: dict[str, Shares] = {}
     for capacity, some in table.items():
-        apart = made(some)
+        apart = make_apart(some)
         for row in some:
             smaller = before.get(row.policy)
             if smaller is not None and apart(smaller, row):

@@ -23,7 +23,7 @@ Chance = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """`pages` and `length` are what is taken where nobody says otherwise; fewer than `least` pages
+    """`pages` and `length` are what is taken by default; fewer than `least` pages
     are not this pattern."""
 
     about: str
@@ -61,8 +61,8 @@ def _some(chance: Chance, first: int, end: int, count: int) -> list[int]:
 
 
 def _chat_continuation(chance: Chance, pages: int) -> Pages:
-    """The pages of a conversation, of which the last eight of twelve are in use; every 17 accesses
-    a page that is none of them takes the place of one in use. (There any of the twelve was
+    """Return the pages of a conversation, of which the last eight of twelve are in use; every 17
+    accesses a page that is none of them takes the place of one in use. (There any of the twelve was
     replaced: one time in three by nothing that was ever asked for.)"""
     near = list(range(12))
     while True:
@@ -81,7 +81,7 @@ def _rag_burst(chance: Chance, pages: int) -> Pages:
 
 
 def _periodic_reuse(_: Chance, pages: int) -> Pages:
-    """The same 9 pages again and again, 3 apart."""
+    """Return the same 9 pages again and again, 3 apart."""
     while True:
         yield from (3 * step % pages for step in range(9))
 
@@ -98,7 +98,7 @@ def _long_tail_mix(chance: Chance, pages: int) -> Pages:
 
 
 def _prefetch_friendly(_: Chance, pages: int) -> Pages:
-    """All pages in a circle."""
+    """Return all pages in a circle."""
     while True:
         yield from range(pages)
 

@@ -28,7 +28,8 @@ class Residency:
     cost_ns: float | None = None
 
     def sizes(self, logical: Ints, own_bits: int) -> Ints:
-        """Bytes of blocks in the cache that have `logical` bytes in elements of `own_bits`."""
+        """Return the bytes of blocks in the cache that have `logical` bytes in elements of
+        `own_bits`."""
         bits = BITS[self.name]
         elements = logical * 8 // own_bits
         groups = -(-elements // self.group) if self.group and bits <= SCALED_BITS else 0 * elements

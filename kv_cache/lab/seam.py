@@ -19,7 +19,7 @@ _new = tuple.__new__  # of an Item, in half the time
 
 
 def cache_of(variant: PolicyVariant, room_bytes: int, shared: SharedState) -> Cache:
-    """An empty cache."""
+    """Return an empty cache."""
     accesses = shared.accesses
     room = room_bytes // max(1, int(accesses.sizes.min(initial=room_bytes + 1)))
     if not room:
@@ -71,8 +71,8 @@ class Seam:
     def _ask(
         self, blocks: Sequence[int], first: int, hit: Callable[[int], None] | None
     ) -> list[int]:
-        """The accesses, counted from `first`, that missed and were stored. Without `hit` what is
-        there is passed over. One loop, since nearly all time of a study goes by in it."""
+        """Return the accesses, counted from `first`, that missed and were stored. Without `hit`
+        what is there is passed over. One loop, since nearly all time of a study goes by in it."""
         copies, contents, room, missed = self._copies, self._contents, self._room, []
         keys, sizes, tokens = contents.keys, contents.sizes, contents.tokens
         depths, parents = contents.depths, contents.parents

@@ -80,7 +80,7 @@ def study(
     refusing: bool = False,
 ) -> Study:
     """`stored` are the sizes of blocks in the cache, where they are not their own. MIN is always
-    among the rows, `refusing` adds the one that may refuse; those of a capacity stand together,
+    among the rows, `refusing` adds the one that may refuse; those of a capacity are together,
     bounds first."""
     there = accesses if stored is None else accesses.sized(stored)
     shared = SharedState(there, seed)
@@ -179,14 +179,14 @@ class _Count:
 
 
 def _but(count: int, missed: Ints) -> Flags:
-    """All of so many but those that were missed."""
+    """Return flags of `count` hits but those that were missed."""
     hit = np.ones(count, bool)
     hit[missed] = False
     return hit
 
 
 def _none_behind(part: AccessPart, missed: Ints, hit: Flags) -> bool:
-    """Whether no hit stands behind a miss of its request."""
+    """Return whether no hit is behind a miss of its request."""
     ends = np.array(part.ends, np.int64)
     places = np.append(missed, len(part.blocks))
     gaps = np.minimum(ends, places[np.searchsorted(missed, np.array(part.begins, np.int64))])
@@ -203,7 +203,7 @@ def _until(part: AccessPart, gaps: Sequence[int]) -> Flags:
 
 
 def _unlimited(accesses: Accesses, there: Accesses) -> StudyRow:
-    """The cache that keeps everything."""
+    """Return the row of the cache that keeps everything."""
     missed = accesses.first()
     by_prefix = leading(accesses, missed)
     return StudyRow(

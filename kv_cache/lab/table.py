@@ -43,7 +43,7 @@ _KINDS = dict.fromkeys(BOUNDS, "bound")
 class Rate:
     """By one of the two rules. `at_most`: no policy has more, and this one need not be reached.
     `ratios` are the hit ratios of each seed, where there are several; `dequant_s` is None where
-    nobody said what widening costs."""
+    what widening costs was not given."""
 
     hits: float
     hit_ratio: float
@@ -150,7 +150,7 @@ def _column(
 def _entry(
     rows: Sequence[StudyRow], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, str]
 ) -> Entry:
-    """One policy of all seeds."""
+    """Return the entry of one policy, of all seeds."""
     prefixes = [row.prefix for row in rows if row.prefix is not None]
     return Entry(
         policy=rows[0].policy,
@@ -160,18 +160,20 @@ def _entry(
     )
 
 
-def _rate(found: Sequence[ReplayCounts], bases: Sequence[Base], residency: Residency) -> Rate:
-    hits = [each.hits / max(1, base.lookups) for each, base in zip(found, bases, strict=True)]
-    nbytes = [each.hit_bytes / max(1, base.nbytes) for each, base in zip(found, bases, strict=True)]
-    loaded = fmean(each.stored_bytes for each in found)
+def _rate(counts: Sequence[ReplayCounts], bases: Sequence[Base], residency: Residency) -> Rate:
+    hits = [each.hits / max(1, base.lookups) for each, base in zip(counts, bases, strict=True)]
+    nbytes = [
+        each.hit_bytes / max(1, base.nbytes) for each, base in zip(counts, bases, strict=True)
+    ]
+    loaded = fmean(each.stored_bytes for each in counts)
     return Rate(
-        hits=fmean(each.hits for each in found),
+        hits=fmean(each.hits for each in counts),
         hit_ratio=fmean(hits),
         byte_hit_ratio=fmean(nbytes),
         miss_ratio=1 - fmean(hits),
         byte_miss_ratio=1 - fmean(nbytes),
-        evictions=fmean(each.evictions for each in found),
-        refused=fmean(each.refused for each in found),
+        evictions=fmean(each.evictions for each in counts),
+        refused=fmean(each.refused for each in counts),
         loaded_bytes=loaded,
         dequant_s=residency.seconds(round(loaded)),
         at_most=False,

@@ -1,5 +1,5 @@
 """What is compared: an eviction policy with an admission policy, each with its own numbers where
-somebody changed them. `regret-aware:regret_weight=0+second-hit:memory=1000` is how one is called.
+they were changed. `regret-aware:regret_weight=0+second-hit:memory=1000` is how one is called.
 
 Numbers are those that the policies themselves take; nothing is known about them here.
 """
@@ -7,9 +7,11 @@ Numbers are those that the policies themselves take; nothing is known about them
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
+from kv_cache.extensions import Catalogue
 from kv_cache.lab.chance import AtRandom
 from kv_cache.policy.admission import ADMISSION, Admission, AdmissionRules
 from kv_cache.policy.eviction import EVICTION, Eviction
@@ -17,11 +19,11 @@ from kv_cache.policy.eviction import EVICTION, Eviction
 Number = int | float
 
 RANDOM, ALWAYS = "random", "always"
-POLICIES: Sequence[str] = (*EVICTION, RANDOM)
+POLICIES: Sequence[str] = (*EVICTION.ours, RANDOM)
 """Those of the tiers, and one that no tier has: any block may go."""
 USUAL: Sequence[str] = tuple(name for name in POLICIES if name != "learned")
 """Without the one that takes some tenths of a millisecond for each eviction."""
-ADMISSIONS: Sequence[str] = tuple(ADMISSION)
+ADMISSIONS: Sequence[str] = tuple(ADMISSION.ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class PolicyVariant:
 
 def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[PolicyVariant]:
     """Each policy with each admission, of two lists with commas. Raises ConfigError."""
-    evicting = _listed(policies, flags[0], "policy", POLICIES, _numbers_of_policy)
-    admitting = _listed(admissions, flags[1], "admission", ADMISSIONS, _numbers_of_admission)
+    evicting = _listed(policies, flags[0], "policy", EVICTION, _numbers_of_policy)
+    admitting = _listed(admissions, flags[1], "admission", ADMISSION, _numbers_of_admission)
     variants = [PolicyVariant(policy, admission) for admission in admitting for policy in evicting]
     for variant in variants:
         _tried(variant, flags)
@@ -75,27 +77,30 @@ def variants_of(policies: str, admissions: str, flags: tuple[str, str]) -> list[
 
 
 def _listed(
-    text: str, flag: str, what: str, known: Sequence[str],
+    text: str, flag: str, what: str, table: Catalogue[Any],
     numbers_of: Callable[[str], Mapping[str, type]],
 ) -> list[Named]:  # fmt: skip
     policies: list[Named] = []
     for part in text.split(","):
         name, *numbers = part.strip().split(":")
-        if name not in known:
+        if name not in table.ours and numbers and "=" not in numbers[0]:
+            name, numbers = f"{name}:{numbers[0]}", numbers[1:]  # MODULE:CLASS
+        if name not in table and (table is not EVICTION or name != RANDOM):
+            known = (*table, RANDOM) if table is EVICTION else table
             raise ConfigError(f"{flag}: {name!r} is no {what}.{did_you_mean(name, known)}")
         named = Named(name, tuple(_number(flag, name, each, numbers_of(name)) for each in numbers))
         changed = [key for key, _ in named.numbers]
         for key in changed:
             if changed.count(key) > 1:
-                raise ConfigError(f"{flag}: {part.strip()}: {key} stands twice; keep one")
+                raise ConfigError(f"{flag}: {part.strip()}: duplicate {key}; keep one")
         if named in policies:
-            raise ConfigError(f"{flag}: {named} stands twice; keep one")
+            raise ConfigError(f"{flag}: duplicate {named}; keep one")
         policies.append(named)
     return policies
 
 
 def _number(flag: str, name: str, text: str, known: Mapping[str, type]) -> tuple[str, Number]:
-    """One of a policy's."""
+    """Parse one number of a policy."""
     key, _, value = text.partition("=")
     if key not in known:
         has = f"it has {', '.join(known)}" if known else "it has no numbers to change"

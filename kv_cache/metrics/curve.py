@@ -25,13 +25,14 @@ class CurvePoint:
 
 
 def knee(points: Iterable[CurvePoint]) -> CurvePoint | None:
-    """The point of the greatest power, the lower load of equals; None where nothing ended."""
-    told = [(p.power, -p.load, p) for p in points if p.power]
-    return max(told, key=lambda row: row[:2])[2] if told else None
+    """Return the point of the greatest power, the lower load of equals; None where nothing
+    ended."""
+    measured = [(p.power, -p.load, p) for p in points if p.power]
+    return max(measured, key=lambda row: row[:2])[2] if measured else None
 
 
-class Limit(StrEnum):
-    """What stands in the way of more load."""
+class Bottleneck(StrEnum):
+    """What limits the load."""
 
     DEVICE_BANDWIDTH = "device-bandwidth"
     LATENCY = "latency"
@@ -41,23 +42,23 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limited:
-    by: Limit
+    by: Bottleneck
     why: str
 
 
 MOST_LATENESS = 0.05
-"""Of the promised latency: requests that come later than this by our own doing falsify the 95th
-percentile by more than capacity is told to."""
+"""Share of an SLO's limit: requests that come later than this by our own doing falsify the 95th
+percentile by more than the resolution of a capacity search."""
 MOST_CORES = 0.9
-"""Of the cores: above, a thread that has its data waits for a core often enough to show."""
+"""Share of the cores: above, a thread that has its data waits for a core often enough to show."""
 MOST_MEMORY_STALL = 0.1
-"""Of the time, some thread waited for memory to be freed (PSI "some"). What is stalled so pages
-in and out, and its latencies are not the storage's."""
+"""Share of the time in which some thread waited for memory to be freed (PSI "some"). What is
+stalled so pages in and out, and its latencies are not the storage's."""
 DEVICE_BUSY = 0.9
 """Utilisation is the share of time with anything in flight: a device below has idled, and did not
 limit. One above need not be full, as it may serve many at once; so the rate is looked at too."""
 NEAR_PEAK = 0.95
-"""Of the highest rate seen: repeated runs at one load differ by about as much."""
+"""Share of the highest rate seen: repeated runs at one load differ by about as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Pressure:
     """What one probe looked like. None is not known.
 
     `lateness_p99_ns` is from the intended instant until we had the request in our queue;
-    `limit_ns` the tightest promise. `peak_bytes_per_s` is the most that any probe moved to and
+    `limit_ns` the tightest SLO. `peak_bytes_per_s` is the most that any probe moved to and
     from storage, lower loads and higher ones.
     """
 
@@ -81,28 +82,28 @@ class Pressure:
 
 
 def limit_of(probe: Pressure) -> Limited:
-    """What limited the lowest load that missed its promises (or the highest that was run).
+    """Return what limited the lowest load that missed its SLOs (or the highest that was run).
 
     Our own faults come first, as no other number is the storage's while they last. What remains
-    when nothing is full is latency: single requests are too slow for their promise.
+    when nothing is full is latency: single requests are too slow for their SLO.
     """
     for look in (_client, _memory, _device):
         if why := look(probe):
             return why
-    return Limited(by=Limit.LATENCY, why=_latency(probe))
+    return Limited(by=Bottleneck.LATENCY, why=_latency(probe))
 
 
 def _client(p: Pressure) -> Limited | None:
     late = p.lateness_p99_ns
     if late is not None and late > MOST_LATENESS * p.limit_ns:
         return Limited(
-            by=Limit.CLIENT,
+            by=Bottleneck.CLIENT,
             why=f"1 % of the requests came {ns_to_ms(late):.3g} ms late or more by the client's "
-            f"own doing, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms promised",
+            f"own doing, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms of the SLO",
         )
     if p.cores_used is not None and p.cores_used >= MOST_CORES * p.cores:
         return Limited(
-            by=Limit.CLIENT,
+            by=Bottleneck.CLIENT,
             why=f"the client used {p.cores_used:.1f} of {p.cores:g} cores",
         )
     return None
@@ -113,7 +114,7 @@ def _memory(p: Pressure) -> Limited | None:
     if stalled is None or stalled < MOST_MEMORY_STALL:
         return None
     return Limited(
-        by=Limit.MEMORY, why=f"threads waited for memory to be freed {stalled:.0%} of the time"
+        by=Bottleneck.MEMORY, why=f"threads waited for memory to be freed {stalled:.0%} of the time"
     )
 
 
@@ -123,7 +124,7 @@ def _device(p: Pressure) -> Limited | None:
         return None
     busy = "unknown" if p.utilisation is None else f"{p.utilisation:.0%}"
     return Limited(
-        by=Limit.DEVICE_BANDWIDTH,
+        by=Bottleneck.DEVICE_BANDWIDTH,
         why=f"storage moved {gib_per_s(p.bytes_per_s)} of at most "
         f"{gib_per_s(p.peak_bytes_per_s)} that were seen at any load (utilisation {busy})",
     )

@@ -1,4 +1,4 @@
-"""The words of the passport: evidence as rules read it, what a rule can find, and thresholds.
+"""What the rules of the passport read: evidence by its path, and thresholds.
 
 Evidence is a plain nested mapping out of a file that anybody may have written. What is missing,
 null or of the wrong type is unknown; reading it never fails.
@@ -6,54 +6,17 @@ null or of the wrong type is unknown; reading it never fails.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from kv_cache.core.units import MIB
+from kv_cache.metrics.judging import Look
 from kv_cache.metrics.steady import FILL_TIMES, MOST_CHANGE, MOST_RANGE
 
 OBJECT_ENGINES = frozenset({"s3"})
 """Engines whose bytes go to an object store: no file, no device, no page cache of this machine."""
 
 _LONGEST = 120  # characters of one piece of text that a sentence takes up
-
-
-class Status(StrEnum):
-    """What a rule found."""
-
-    PASS = "pass"
-    SUSPECT = "suspect"
-    INVALID = "invalid"
-    NOT_JUDGED = "not-judged"  # the evidence is missing, or too little
-    NOT_APPLICABLE = "not-applicable"  # there is nothing that the rule could be about
-
-
-class Look(NamedTuple):
-    """One look at the evidence. A rule may take several, of which the gravest counts."""
-
-    status: Status
-    says: str
-
-
-def well(says: str) -> Look:
-    return Look(Status.PASS, says)
-
-
-def suspect(says: str) -> Look:
-    return Look(Status.SUSPECT, says)
-
-
-def invalid(says: str) -> Look:
-    return Look(Status.INVALID, says)
-
-
-def unknown(says: str) -> Look:
-    return Look(Status.NOT_JUDGED, says)
-
-
-def nothing(says: str) -> Look:
-    return Look(Status.NOT_APPLICABLE, says)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +31,7 @@ class Thresholds:
     least_compressed_ratio: float = 0.9
     most_duplicate_share: float = 0.01
     most_zero_share: float = 0.01
-    most_read_amplification: float = 0.0  # 0 = only told
+    most_read_amplification: float = 0.0  # 0 = only shown
     most_unfinished_share: float = 0.5
     most_rejected_share: float = 0.01
     least_ceiling_ratio: float = 1.5
@@ -116,7 +79,7 @@ class Evidence:
         return value
 
     def number(self, path: str) -> float | None:
-        """A finite number of 0 or more: nothing in the evidence can be below 0."""
+        """Return a finite number of 0 or more: nothing in the evidence can be below 0."""
         return _number(self.at(path))
 
     def numbers(self, path: str, *names: str) -> list[float | None]:
@@ -132,7 +95,7 @@ class Evidence:
         return value if isinstance(value, bool) else None
 
     def words(self, path: str) -> list[str] | None:
-        """A list of words. What is no text counts too: it must not get lost."""
+        """Return a list of words. What is no text counts too: it must not get lost."""
         value = self.at(path)
         if not isinstance(value, list | tuple):
             return None

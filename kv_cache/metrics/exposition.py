@@ -18,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "kv_cache_"
 
 EDGES_NS = tuple(digit * 10**power for power in range(4, 11) for digit in (1, 2, 5))
-"""Upper ends of the buckets that are told, 10 us to 50 s; a value within 0.4 % above counts too."""
+"""Upper ends of the buckets that are exported, 10 us to 50 s; a value up to 0.4 % above counts."""
 
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
@@ -26,7 +26,7 @@ Sample = tuple[Labels, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric. Samples of a histogram are whole histograms in ns, told in seconds."""
+    """One metric. Samples of a histogram are whole histograms in ns, exported in seconds."""
 
     name: str
     kind: str
@@ -58,8 +58,8 @@ def _histogram_lines(name: str, labels: Labels, histogram: Histogram) -> Iterato
 
 def _line(name: str, labels: Labels, value: float) -> str:
     inner = ",".join(f'{key}="{_quoted(text)}"' for key, text in labels.items())
-    told = int(value) if isinstance(value, int) else float(value)
-    return f"{name}{{{inner}}} {told!r}" if inner else f"{name} {told!r}"
+    number = int(value) if isinstance(value, int) else float(value)
+    return f"{name}{{{inner}}} {number!r}" if inner else f"{name} {number!r}"
 
 
 def _escaped(text: str) -> str:
@@ -71,15 +71,15 @@ def _quoted(text: str) -> str:
 
 
 def exposition(families: Iterable[Family]) -> str:
-    """The text of a scrape."""
+    """Return the text of a scrape."""
     return "".join(f"{line}\n" for family in families for line in family.lines())
 
 
-# --- what is told ----------------------------------------------------------------------------
+# --- what is exported ------------------------------------------------------------------------
 
 
 def about(info: Labels, doing: str) -> list[Family]:
-    """What runs, and what it does at the moment."""
+    """Return the families that say what runs, and what it does at the moment."""
     return [
         Family(name="run_info", kind="gauge", says="What is run", samples=((info, 1),)),
         Family(
@@ -92,7 +92,7 @@ def about(info: Labels, doing: str) -> list[Family]:
 
 
 def measured(recorder: Recorder, totals: Totals, window: Window | None) -> Iterator[Family]:
-    """All numbers of a run."""
+    """Yield all numbers of a run."""
     yield from _requests(recorder, totals)
     yield from _operations(recorder)
     if window is not None:
@@ -195,7 +195,7 @@ _GAUGES: Mapping[str, str] = {
 
 
 def _now(window: Window) -> Iterator[Family]:
-    """The latest window."""
+    """Return the latest window."""
     gauges = window.gauges
     yield _gauge("window_seconds", "Length of the latest window", window.seconds)
     yield _counter("requests_submitted_total", "Requests that came", gauges.submitted)
@@ -231,7 +231,7 @@ def _levels(gauges: Gauges) -> Iterator[Family]:
 
 
 def _machine(window: Window) -> Iterator[Family]:
-    """What the kernel told of the time of the window; unknown ones are left out."""
+    """Return what the kernel says of the time of the window; unknown ones are left out."""
     for name, value in window.machine.items():
         if isinstance(value, int | float):
             yield _gauge(f"machine_{name}", f"{name} of the window, see docs/metrics.md", value)

@@ -2,7 +2,7 @@
 
 A gap is a time in which no system call of the engine ended while some were in flight, and the byte
 counters of the device stood still. Its length is taken from the instants at which calls ended; the
-looks at the counters only say where bytes moved after all, and where nobody looked: what a late
+looks at the counters only say where bytes moved after all, and where none was taken: what a late
 look leaves unseen is no gap, but the harness's own lag (V25).
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, ns_to_s
-from kv_cache.metrics.evidence import Evidence, Look, Thresholds, nothing, suspect, unknown, well
 
 LEAST_NS = NS_PER_S
 """What is shorter is no gap."""
@@ -19,11 +18,6 @@ LATE_NS = 500 * NS_PER_MS
 """Between two looks at the counters, at most."""
 KEPT = 1000
 """Gaps that a result lists, the longest ones."""
-
-_CALLS = {True: 2.0, False: 20.0}
-"""So many times as long as a system call a gap is at least, with a counter of the device and
-without. Where a device serves steadily, a call ends at least once in a call's time: after twice
-that, and no byte moved, one is missing. Where calls alone tell, it may be the next one's size."""
 
 
 class Silence(NamedTuple):
@@ -72,7 +66,7 @@ class Stillness:
         self._last_ns, self._counted = at_ns, counted
 
     def stretches(self) -> list[Stretch]:
-        """Those that are long enough for a gap, in order; the last one may go on."""
+        """Return those that are long enough for a gap, in order; the last one may go on."""
         last = Stretch(self._before_ns, self._start_ns, self._last_ns, self._last_ns)
         return [*self._closed, last] if self._begun else []
 
@@ -84,9 +78,9 @@ class Stillness:
 def find_gaps(
     silences: Sequence[Silence], stretches: Sequence[Stretch], start_ns: int, end_ns: int
 ) -> list[Gap]:
-    """The gaps between two instants. `stretches` are in order."""
+    """Return the gaps between two instants. `stretches` are in order."""
     ends = [stretch.after_ns for stretch in stretches]
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     for silence in _apart(silences):
         for stretch in stretches[bisect_right(ends, silence.start_ns) :]:
             if stretch.before_ns >= silence.end_ns:
@@ -94,12 +88,13 @@ def find_gaps(
             begin, end = _common(silence, stretch)
             gap = Gap(max(begin, start_ns), min(end, end_ns))
             if gap.length_ns >= LEAST_NS:
-                found.append(gap)
-    return found
+                gaps.append(gap)
+    return gaps
 
 
 def _apart(silences: Sequence[Silence]) -> Iterator[Silence]:
-    """Two threads whose calls end at the same instant may both tell of the silence before."""
+    """Drop silences that overlap: two threads whose calls end at the same instant may both report
+    the silence before."""
     latest: Silence | None = None
     for silence in sorted(silences):
         if latest is None or silence.start_ns >= latest.end_ns:
@@ -108,8 +103,8 @@ def _apart(silences: Sequence[Silence]) -> Iterator[Silence]:
 
 
 def _common(silence: Silence, stretch: Stretch) -> tuple[int, int]:
-    """A movement between the same two looks as an edge of the silence is that of the call that
-    ended there."""
+    """Return the time that a silence and a stretch have in common. A movement between the same two
+    looks as an edge of the silence is that of the call that ended there."""
     begin, end = silence
     return (
         begin if begin >= stretch.before_ns else stretch.start_ns,
@@ -118,58 +113,10 @@ def _common(silence: Silence, stretch: Stretch) -> tuple[int, int]:
 
 
 def gap_rows(gaps: Sequence[Gap], start_ns: int) -> list[dict[str, Any]]:
-    """As a result lists them, in order: seconds since `start_ns`, and their length."""
+    """Return the gaps as a result lists them, in order: seconds since `start_ns`, and their
+    length."""
     longest = sorted(gaps, key=lambda gap: gap.length_ns, reverse=True)[:KEPT]
     return [
         {"at_s": ns_to_s(gap.start_ns - start_ns), "seconds": ns_to_s(gap.length_ns)}
         for gap in sorted(longest)
     ]
-
-
-# --- the rule --------------------------------------------------------------------------------
-
-
-def gaps(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    """V29: storage stood still for too much of the window."""
-    rows, window_s = e.rows("gaps.found"), e.number("completeness.window_s")
-    if rows is None:
-        yield unknown("nobody looked whether storage stood still")
-        return
-    if not window_s:
-        yield nothing("nothing was measured")
-        return
-    found = _judged(e, rows)
-    total_s, limit_s = sum(seconds for _, seconds in found), t.most_gap_share * window_s
-    seen = "and the device moved nothing" if e.flag("gaps.counted") else (
-        "as far as system calls tell: no counter of the device can be read"
-    )  # fmt: skip
-    share = f"{100 * t.most_gap_share:g} % of {window_s:.0f} s"
-    if total_s <= limit_s:
-        yield well(f"storage stood still for {total_s:.1f} s, at most {share} are wanted; {seen}")
-        return
-    places = ", ".join(f"{seconds:.1f} s from {at_s:.1f} s on" for at_s, seconds in found[:3])
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    yield suspect(
-        f"storage stood still for {total_s:.1f} s ({100 * total_s / window_s:.1f} % of the window, "
-        f"at most {share} are wanted): {places}{more}; no system call ended while some were in "
-        f"flight, {seen}. The device stalls: look at the kernel's log, its temperature and its "
-        "firmware, and at what it shares a link, a limit or a server with"
-    )
-
-
-def _judged(e: Evidence, rows: Sequence[Evidence]) -> list[tuple[float, float]]:
-    """(instant, length) of the gaps that count, the longest first: on a slow device calls end so
-    far apart."""
-    times = _CALLS[e.flag("gaps.counted") is True]
-    calls = [e.number(f"gaps.{kind}_call_ms") or 0.0 for kind in ("read", "write")]
-    least_s = max(ns_to_s(LEAST_NS), times * max(calls) / 1e3)
-    found = [(row.number("at_s"), row.number("seconds")) for row in rows]
-    return sorted(
-        ((at or 0.0, length) for at, length in found if length is not None and length >= least_s),
-        key=lambda gap: -gap[1],
-    )
-
-
-def stood_still(e: Evidence, t: Thresholds) -> bool:
-    """Whether V29 names gaps, so that other rules don't give advice for another illness."""
-    return any(look.status == "suspect" for look in gaps(e, t))

@@ -34,7 +34,7 @@ RELATIVE_ERROR = 1 / 2 ** (_BITS + 1)
 
 
 def bucket_of(value: int) -> int:
-    """The bucket of a value of 0 or more."""
+    """Return the bucket of a value of 0 or more."""
     shift = value.bit_length() - _BITS - 1
     return value if shift <= 0 else (shift << _BITS) + (value >> shift)
 
@@ -44,7 +44,7 @@ _EMPTY = bytes(8 * BUCKETS)
 
 
 def bucket_bounds(bucket: int) -> tuple[int, int]:
-    """The lowest and highest value of a bucket."""
+    """Return the lowest and highest value of a bucket."""
     shift = max(0, (bucket >> _BITS) - 1)
     low = (bucket - (shift << _BITS)) << shift
     return low, low + (1 << shift) - 1
@@ -56,8 +56,8 @@ def _bucket(value: float) -> int:
 
 
 def supported(count: int, percent: float) -> bool:
-    """Whether so many values are enough for a percentile: p50 wants 20, p99.99 100,000. Exact, as
-    99.9 is not a binary number."""
+    """Return whether `count` values are enough for a percentile: p50 wants 20, p99.99 100,000.
+    Exact, as 99.9 is not in binary."""
     return count * (100 - Fraction(str(percent))) >= 100 * FEWEST_BEYOND
 
 
@@ -117,18 +117,19 @@ class Histogram:
         return self.total / self.count if self.count else None
 
     def percentile(self, percent: float) -> float | None:
-        """The value at rank ceil(percent/100 * count), within `RELATIVE_ERROR`; None where too few
-        values support it."""
+        """Return the value at rank ceil(percent/100 * count), within `RELATIVE_ERROR`; None where
+        too few values support it."""
         return self.percentiles((percent,))[0]
 
     def percentiles(self, percents: Sequence[float]) -> list[float | None]:
         """Several at the price of one."""
-        given = [percent for percent in percents if supported(self.count, percent)]
-        found = dict(zip(given, self.at_ranks(given), strict=True)) if given else {}
-        return [found.get(percent) for percent in percents]
+        known = [percent for percent in percents if supported(self.count, percent)]
+        values = dict(zip(known, self.at_ranks(known), strict=True)) if known else {}
+        return [values.get(percent) for percent in percents]
 
     def at_rank(self, percent: float) -> float | None:
-        """The value at rank ceil(percent/100 * count), however few lie beyond; None if empty."""
+        """Return the value at rank ceil(percent/100 * count), however few lie beyond; None if
+        empty."""
         return self.at_ranks((percent,))[0] if self.count else None
 
     def at_ranks(self, percents: Iterable[float]) -> list[float]:
@@ -136,7 +137,7 @@ class Histogram:
         return [bound.value for bound in self.bounds(percents)]
 
     def bounds(self, percents: Iterable[float]) -> list[Bound]:
-        """The same, and which are lower bounds."""
+        """Return the values of `at_ranks`, and which of them are lower bounds."""
         below = np.cumsum(self._array())
         return [self._bound(below, percent) for percent in percents]
 
@@ -151,7 +152,8 @@ class Histogram:
         return Bound(known, at_least=bool(aged[_bucket(known)]))
 
     def _at(self, below: npt.NDArray[np.int64], count: int, percent: float) -> float:
-        """The value at a rank of `count` values, of which `below` are in each bucket or under it.
+        """Return the value at a rank of `count` values, of which `below` are in each bucket or
+        under it.
 
         The rank is exact: 99.9 is not a binary number, and a rounding would take the maximum for
         the P99.9 of 1000 values.
@@ -174,30 +176,31 @@ class Histogram:
         self.lowest = self.highest = self.in_flight = None
 
     def share_at_most(self, limit: int) -> float | None:
-        """The share of values of at most `limit`, counting the limit's own bucket as within."""
+        """Return the share of values of at most `limit`, counting the limit's own bucket as
+        within."""
         if not self.count:
             return None
         return int(self._array()[: bucket_of(limit) + 1].sum()) / self.count
 
     def counts_at_most(self, limits: Iterable[int]) -> list[int]:
-        """How many values are at most each limit (with the limit's own bucket), and then how many
-        there are at all, as one look at the buckets says: also while values are added."""
+        """Return how many values are at most each limit (with the limit's own bucket), and then how
+        many there are at all, as one look at the buckets says: also while values are added."""
         below = np.cumsum(self._array())
         return [*(int(below[bucket_of(limit)]) for limit in limits), int(below[-1])]
 
     def buckets(self) -> dict[int, int]:
-        """The counts of the buckets that are not empty, in order."""
+        """Return the counts of the buckets that are not empty, in order."""
         counts = self._array()
         return {int(bucket): int(counts[bucket]) for bucket in np.flatnonzero(counts)}
 
     def octaves(self) -> dict[int, int]:
-        """How many values lie from each power of two to below the next, by its exponent, in order;
-        0 is counted with 1. Exact: no bucket lies on both sides of a power."""
-        found: dict[int, int] = {}
+        """Return how many values lie from each power of two to below the next, by its exponent, in
+        order; 0 is counted with 1. Exact: no bucket lies on both sides of a power."""
+        counts: dict[int, int] = {}
         for bucket, count in self.buckets().items():
             exponent = max(0, bucket_bounds(bucket)[0].bit_length() - 1)
-            found[exponent] = found.get(exponent, 0) + count
-        return found
+            counts[exponent] = counts.get(exponent, 0) + count
+        return counts
 
     def to_json(self, unit: str = "ns") -> dict[str, Any]:
         """Everything, so that results can be merged later without loss."""
@@ -214,14 +217,14 @@ class Histogram:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Histogram":
-        made = cls()
+        histogram = cls()
         for bucket, count in data["buckets"]:
-            made._counts[int(bucket)] = int(count)
-        made.count, made.total = int(data["count"]), int(data["sum"])
-        made.lowest, made.highest = data["min"], data["max"]
+            histogram._counts[int(bucket)] = int(count)
+        histogram.count, histogram.total = int(data["count"]), int(data["sum"])
+        histogram.lowest, histogram.highest = data["min"], data["max"]
         if (in_flight := data.get("in_flight")) is not None:
-            made.in_flight = cls.from_json(in_flight)
-        return made
+            histogram.in_flight = cls.from_json(in_flight)
+        return histogram
 
     def _array(self) -> npt.NDArray[np.int64]:
         return np.frombuffer(self._counts, np.int64)

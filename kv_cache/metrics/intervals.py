@@ -5,7 +5,7 @@ distribution function of the beta, binomial and Student t distributions. It is c
 eight digits for up to ten million observations, so that the program needs no statistics library.
 
 Each interval holds what it says where the observations are independent. Latencies that follow one
-another are not; whoever has such gives fewer, effective counts (`schedule/capacity`).
+another are not; give fewer, effective counts for those (`schedule/probe`).
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,9 @@ from itertools import pairwise
 from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
+
+CONFIDENCE = 0.95
+"""Of every interval that a result shows, and of every difference that it claims."""
 
 
 class Interval(NamedTuple):
@@ -22,12 +25,12 @@ class Interval(NamedTuple):
     high: float
 
     def __contains__(self, value: object) -> bool:
-        """Whether a number lies within; a tuple would ask for one of its two ends."""
+        """Return whether a number lies within; a tuple would ask for one of its two ends."""
         return isinstance(value, int | float) and self.low <= value <= self.high
 
 
-def share_interval(hits: float, count: float, confidence: float = 0.95) -> Interval:
-    """The share that `hits` of `count` stand for (Clopper and Pearson, Biometrika 26, 1934).
+def share_interval(hits: float, count: float, confidence: float = CONFIDENCE) -> Interval:
+    """Return the share that `hits` of `count` stand for (Clopper and Pearson, Biometrika 26, 1934).
 
     Its bounds are those shares at which so few, or so many, would be seen with a chance of
     (1 - confidence) / 2: never too narrow, and of use with 0 hits. Counts may be effective ones,
@@ -57,8 +60,8 @@ def t_quantile(probability: float, dof: float) -> float:
     return sqrt(dof * within / rest)
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """The mean that these values, each about normal, were drawn around (Student, 1908).
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the mean that these values, each about normal, were drawn around (Student, 1908).
 
     None for fewer than 2 values, or where one is not finite. Values that are all equal show no
     spread, and the interval has no width: true of a simulation, and of a measurement whose clock
@@ -73,7 +76,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def autocorrelation(values: Sequence[float]) -> float:
-    """Of each value with the one before; 0 of values that are all equal."""
+    """Return the correlation of each value with the one before; 0 if all are equal."""
     mean = fmean(values)
     away = [value - mean for value in values]
     whole = sum(x * x for x in away)
@@ -94,10 +97,10 @@ def series_inflation(values: Sequence[float]) -> float:
 _MOST_R = 0.9
 
 
-def series_reach(values: Sequence[float], confidence: float = 0.95) -> float | None:
-    """How far to both sides of their mean the level lies that batches of one run, in their order,
-    were drawn around. None for fewer than 2, and of a series that drifts: neighbours correlate by
-    0.9 or more, so that it shows next to nothing of its level."""
+def series_reach(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
+    """Return how far to both sides of their mean the level lies that batches of one run, in their
+    order, were drawn around. None for fewer than 2, and of a series that drifts: neighbours
+    correlate by 0.9 or more, so that it shows next to nothing of its level."""
     tail = _tail(confidence)
     if len(values) < 2 or not all(map(isfinite, values)):
         return None
@@ -108,21 +111,21 @@ def series_reach(values: Sequence[float], confidence: float = 0.95) -> float | N
 
 
 def bounded_interval(
-    values: Sequence[float], confidence: float = 0.95, most: float = inf
+    values: Sequence[float], confidence: float = CONFIDENCE, most: float = inf
 ) -> Interval | None:
-    """The middle of quantities that lie between 0 and `most`, as rates, times and sizes do, and
-    shares with `most` 1. It never reaches beyond: Student's interval of their logarithms, or of
+    """Return the middle of quantities that lie between 0 and `most`, as rates, times and sizes do,
+    and shares with `most` 1. It never reaches beyond: Student's interval of their logarithms, or of
     their logits. A value at an end has neither: then that of the values, cut off at the ends.
 
     None as of `mean_interval`. Where it is of logarithms it is one of the `geometric_mean`.
     """
     ends = Interval(min([0.0, *values]), max([most, *values]))
     if not all(0 < value < most for value in values):
-        found = mean_interval(values, confidence)
-        return found and Interval(max(found.low, ends.low), min(found.high, ends.high))
+        interval = mean_interval(values, confidence)
+        return interval and Interval(max(interval.low, ends.low), min(interval.high, ends.high))
     if most == inf:
-        found = mean_interval([log(value) for value in values], confidence)
-        return found and Interval(_exp(found.low), _exp(found.high))
+        interval = mean_interval([log(value) for value in values], confidence)
+        return interval and Interval(_exp(interval.low), _exp(interval.high))
     odds = mean_interval([log(value) - log(most - value) for value in values], confidence)
     return odds and Interval(*(most / (1 + _exp(-end)) for end in odds))
 
@@ -136,7 +139,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def ratio_interval(
-    a: Sequence[float], b: Sequence[float], confidence: float = 0.95
+    a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, Interval] | None:
     """By which factor `b` is larger than `a`: the ratio of geometric means and its interval.
 
@@ -165,8 +168,8 @@ def _exp(power: float) -> float:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float | None:
-    """The sample's standard deviation over the size of its mean; None for fewer than 2 values, a
-    mean of 0, or where one is not finite."""
+    """Return the sample's standard deviation over the size of its mean; None for fewer than 2
+    values, a mean of 0, or where one is not finite."""
     if len(values) < 2 or not all(map(isfinite, values)):
         return None
     mean = fmean(values)
@@ -174,7 +177,7 @@ def coefficient_of_variation(values: Sequence[float]) -> float | None:
 
 
 def share_at_most(hits: float, count: float, share: float) -> float:
-    """The chance to see `hits` or fewer of `count` where `share` (above 0, below 1) is true.
+    """Return the chance to see `hits` or fewer of `count` where `share` (above 0, below 1) is true.
 
     At most (1 - confidence) / 2 exactly where `share_interval` ends at or below `share`, at the
     price of one step of its search. `share_at_least` is the other side.
@@ -183,7 +186,8 @@ def share_at_most(hits: float, count: float, share: float) -> float:
 
 
 def share_at_least(hits: float, count: float, share: float) -> float:
-    """The chance to see `hits` or more of `count` where `share` (above 0, below 1) is true."""
+    """Return the chance to see `hits` or more of `count` where `share` (above 0, below 1) is
+    true."""
     return incomplete_beta(share, hits, count - hits + 1) if hits > 0 else 1.0
 
 
@@ -245,8 +249,8 @@ def _beta_quantile(probability: float, a: float, b: float) -> tuple[float, float
 
 
 def _lower_quantile(probability: float, a: float, b: float) -> float:
-    """The same for a quantile of at most 1/2: Newton's method, halving where it would leave the
-    bracket. It starts from the first term of the series, I_x = x^a / (a B(a, b))."""
+    """Return a quantile of at most 1/2: Newton's method, halving if it would leave the bracket. It
+    starts from the first term of the series, I_x = x^a / (a B(a, b))."""
     low, high, log_beta = 0.0, 0.5, _log_beta(a, b)
     x = min(exp(min(0.0, (log(probability) + log(a) + log_beta) / a)), 0.25)
     for _ in range(_MOST_STEPS):

@@ -57,7 +57,7 @@ class RunOutcome:
     record_bytes: int = 0  # that the program wrote to files of records
     buffers: Mapping[str, Any] = field(default_factory=dict)
     series: Series = field(default_factory=Series)
-    promises: Sequence[str] = ()  # those that the windows count `over` for
+    slos: Sequence[str] = ()  # those that the windows count `over` for
     decisions: Sequence[Mapping[str, Any]] = ()  # of the autoscaler
     standing: Mapping[str, Any] | None = None  # how far it has come
     preconditioning: Mapping[str, Any] | None = None
@@ -81,7 +81,7 @@ class RunOutcome:
     def accounting(self) -> dict[str, int]:
         """Where every submitted request ended: completed + failed + rejected + unfinished.
 
-        What ended after the window closed is unfinished, however it ended; it is told apart.
+        What ended after the window closed is unfinished, however it ended; it is counted apart.
         """
         outcomes = self.recorder.outcomes
         live = (Phase.WARMUP, Phase.MEASURE)

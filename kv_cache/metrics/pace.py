@@ -13,16 +13,15 @@ from itertools import pairwise
 from math import ceil, fsum
 from typing import Any, NamedTuple
 
-from kv_cache.core.effect import Chunk
+from kv_cache.core.effect import IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
 from kv_cache.core.units import NS_PER_S
-from kv_cache.metrics.intervals import Interval, series_reach
+from kv_cache.metrics.intervals import CONFIDENCE, Interval, series_reach
 
 SLOT_NS = NS_PER_S // 4
 MOST_SLOTS = 1024
 """Of a longer window, neighbours are put together two by two, as often as it takes."""
 
-CONFIDENCE = 0.95
 MOST_BATCHES = 20
 FEWEST_BATCHES = 8
 _LEAST_BATCH_S = 1.0
@@ -38,7 +37,7 @@ MEASURED: Mapping[RunMode, tuple[OpKind, ...]] = {
 """The sides of storage that a mode is there to measure."""
 
 
-class _Side:
+class _Direction:
     __slots__ = ("after", "before", "call_byte_ns", "nbytes", "slots")
 
     def __init__(self) -> None:
@@ -56,14 +55,14 @@ class _Side:
         slots[MOST_SLOTS // 2 :] = array("q", bytes(4 * MOST_SLOTS))
 
 
-class Pace:
+class BytesOverTime:
     """Bytes of storage by time since the window opened."""
 
     def __init__(self) -> None:
         self._slot_ns = SLOT_NS
-        self._sides = {kind: _Side() for kind in KINDS}
+        self._sides = {kind: _Direction() for kind in KINDS}
 
-    def call(self, kind: OpKind, call: Chunk, began: int, start: int, end: int | None) -> None:
+    def call(self, kind: OpKind, call: IoChunk, began: int, start: int, end: int | None) -> None:
         """Spread one call over the slots that it lasted in, to the last byte. It ended in the
         window that opened at `start` or in the drain; `end` is None while that is not known."""
         ended, nbytes = call
@@ -93,8 +92,8 @@ class Pace:
                 side.join()
         return since_ns // self._slot_ns
 
-    def read(self, window_ns: int, kinds: Sequence[OpKind]) -> "Paced":
-        """What these sides of storage moved in a window that is over."""
+    def read(self, window_ns: int, kinds: Sequence[OpKind]) -> "MovedBytes":
+        """Return what these sides of storage moved in a window that is over."""
         sides = [self._sides[kind] for kind in kinds]
         nbytes = sum(side.nbytes for side in sides)
         byte_ns = sum(side.call_byte_ns for side in sides)
@@ -102,7 +101,7 @@ class Pace:
         count = batch_count(window_ns / NS_PER_S, call_s)
         slots = ceil(window_ns / self._slot_ns)
         cuts = [round(i * slots / count) for i in range(count + 1)] if count else []
-        return Paced(
+        return MovedBytes(
             nbytes=nbytes,
             before_bytes=sum(side.before for side in sides),
             after_bytes=sum(side.after for side in sides),
@@ -125,7 +124,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
+class MovedBytes:
     """`nbytes` is the ledger's, by the ends of calls: the batches' sum + `before_bytes` -
     `after_bytes`. There are no batches where they would be too few or too short."""
 
@@ -150,7 +149,7 @@ class Paced:
         return Interval(max(0.0, rate - reach), rate + reach)
 
     def why_none(self) -> str:
-        """Why there is no interval."""
+        """Return why there is no interval."""
         if not self.nbytes:
             return "nothing was moved"
         if not self.batches:
@@ -173,14 +172,17 @@ METRIC: Mapping[tuple[OpKind, ...], str] = {
 }
 
 
-def headline(mode: RunMode, seconds: float, paced: Paced) -> dict[str, Any]:
-    """The number that a run of this mode is there for, and its interval, as a result tells it."""
-    found = paced.interval(seconds)
+def headline(mode: RunMode, seconds: float, paced: MovedBytes) -> dict[str, Any]:
+    """Return the number that a run of this mode is there for, and its interval, as a result tells
+    it."""
+    interval = paced.interval(seconds)
     return {
         "metric": METRIC[MEASURED[mode]],
         "bytes_per_second": paced.nbytes / seconds if seconds > 0 else 0.0,
-        "within_run": None if found is None else {"confidence": CONFIDENCE, **found._asdict()},
-        "why_none": paced.why_none() if found is None else None,
+        "within_run": None
+        if interval is None
+        else {"confidence": CONFIDENCE, **interval._asdict()},
+        "why_none": paced.why_none() if interval is None else None,
         "seconds": seconds,
         "bytes": paced.nbytes,
         "before_bytes": paced.before_bytes,
@@ -190,15 +192,15 @@ def headline(mode: RunMode, seconds: float, paced: Paced) -> dict[str, Any]:
     }
 
 
-def together(several: Sequence[tuple[float, Paced]]) -> tuple[float, Paced]:
-    """The windows (seconds) of ranks that ran at the same time as one: rates add up, of the whole
-    and of each batch. No batches where the ranks have not equally many."""
+def together(several: Sequence[tuple[float, MovedBytes]]) -> tuple[float, MovedBytes]:
+    """Return the windows (seconds) of ranks that ran at the same time as one: rates add up, of the
+    whole and of each batch. No batches where the ranks have not equally many."""
     if len(several) == 1:
         return several[0]
     seconds, nbytes = _added([(seconds, paced.nbytes) for seconds, paced in several])
     counts = {len(paced.batches) for _, paced in several}
     rows = zip(*(paced.batches for _, paced in several), strict=True) if len(counts) == 1 else ()
-    return seconds, Paced(
+    return seconds, MovedBytes(
         nbytes=nbytes,
         before_bytes=sum(paced.before_bytes for _, paced in several),
         after_bytes=sum(paced.after_bytes for _, paced in several),
@@ -208,7 +210,7 @@ def together(several: Sequence[tuple[float, Paced]]) -> tuple[float, Paced]:
 
 
 def _added(parts: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """Bytes added up, and the seconds in which they have the sum of the parts' rates."""
+    """Return the bytes added up, and the seconds in which they have the sum of the parts' rates."""
     nbytes = sum(part for _, part in parts)
     rate = fsum(part / seconds for seconds, part in parts if seconds > 0)
     return (nbytes / rate if rate else max((s for s, _ in parts), default=0.0)), nbytes

@@ -1,15 +1,17 @@
 """The verdict on a run: every rule's finding, and the worst of them.
 
 A pure function of evidence that the result carries, so that anybody who has the file can judge
-again. The evidence is gathered while the program runs; the rules stand in `metrics.rules`.
+again. The evidence is gathered while the program runs; the rules are in `metrics/rules/`.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kv_cache.metrics.evidence import Evidence, Status, Thresholds
-from kv_cache.metrics.rules import RULES, VIRTUAL_TIME, real_io
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Status, gravest
+from kv_cache.metrics.rules import RULES
+from kv_cache.metrics.rules.machine import VIRTUAL_TIME, real_io
 
 __all__ = ["RULES", "VALID", "Finding", "Status", "Thresholds", "Verdict", "judge"]
 
@@ -62,7 +64,7 @@ class Verdict:
         return tuple(finding for finding in self.findings if finding.status is status)
 
     def to_json(self) -> dict[str, Any]:
-        """What a result carries beside the evidence."""
+        """Return what a result carries beside the evidence."""
         return {
             "verdict": self.verdict,
             "reasons": [str(finding) for finding in self.reasons],
@@ -72,16 +74,17 @@ class Verdict:
 
 
 def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
-    """The verdict on a run. Any mapping can be judged."""
+    """Return the verdict on a run. Any mapping can be judged."""
     facts = Evidence(evidence)
     findings = tuple(_find(rule, facts, thresholds) for rule in RULES)
-    found = {finding.status for finding in findings}
-    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in found), VALID)
+    statuses = {finding.status for finding in findings}
+    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in statuses), VALID)
     return Verdict(verdict=worst, findings=findings, changed_thresholds=thresholds.changed())
 
 
-def found_below(stack: Mapping[str, Any]) -> Iterator[str]:
-    """What V27 and V28 find in a stack (`bench/probes/stack`) alone, in the words of a verdict."""
+def findings_below(stack: Mapping[str, Any]) -> Iterator[str]:
+    """Return what V27 and V28 find in a stack (`bench/probes/stack`) alone, in the words of a
+    verdict."""
     facts = Evidence({"stack": stack})
     for finding in (_find(rule, facts, Thresholds()) for rule in ("V27", "V28")):
         if finding.status in (Status.INVALID, Status.SUSPECT):
@@ -93,7 +96,6 @@ def _find(rule: str, facts: Evidence, thresholds: Thresholds) -> Finding:
     if facts.text("driver") == VIRTUAL_TIME and look_at is not real_io:
         says = "virtual time: there is nothing to look at"
         return Finding(rule=rule, name=name, status=Status.NOT_APPLICABLE, says=says)
-    looks = list(look_at(facts, thresholds))
-    status = min((look.status for look in looks), key=_GRAVEST_FIRST.index)
-    says = "; ".join(look.says for look in looks if look.status is status)
+    status, looks = gravest(look_at(facts, thresholds), _GRAVEST_FIRST)
+    says = "; ".join(look.says for look in looks)
     return Finding(rule=rule, name=name, status=status, says=says)

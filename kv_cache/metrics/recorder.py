@@ -2,7 +2,7 @@
 by outcome and class. The size is bounded however long the run is.
 
 Phases are decided by the instant at which something ended. Bytes are counted by the system call
-(`Chunk`), operations and their latencies by the operation: a transfer that straddles the end of
+(`IoChunk`), operations and their latencies by the operation: a transfer that straddles the end of
 the window gives its finished system calls to the window and its latency to the drain.
 """
 
@@ -11,11 +11,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kv_cache.core.effect import ABORTED, CopyRef, Delete, Leg, Move, Op, OpDone, Step, Write
+from kv_cache.core.effect import (
+    ABORTED,
+    CopyRef,
+    Delete,
+    Leg,
+    MetadataStep,
+    Move,
+    Op,
+    OpDone,
+    Write,
+)
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.metrics.pace import Pace
+from kv_cache.metrics.pace import BytesOverTime
 from kv_cache.metrics.window import Meter
 
 SAMPLE_LIMIT = 50_000
@@ -62,7 +72,7 @@ class Edges:
     """Where the phases meet. Unknown ends are None: then the earlier phase is still running."""
 
     populate_end_ns: int | None = None
-    precondition_end_ns: int | None = 0  # None while it goes on
+    precondition_end_ns: int | None = 0  # None while it is running
     measure_start_ns: int = 0
     measure_end_ns: int | None = None
 
@@ -104,7 +114,7 @@ class Distinct:
         self._seen.discard(ref.copy_id)
 
 
-class Samples:
+class FirstValues:
     """The first values of a list without end, in seconds, and how many there were. All of its
     memory is taken at once."""
 
@@ -166,7 +176,7 @@ class RequestStats:
 
 
 @dataclass(slots=True, eq=False)
-class Reuse:
+class ReuseStats:
     """Blocks asked for and found, by measured requests (completed or failed)."""
 
     requests: int = 0
@@ -217,7 +227,7 @@ class Reuse:
 
 
 class Recorder:
-    """The driver tells it every operation and every request, under its lock."""
+    """Counts of a run: the driver reports every operation and every request, under its lock."""
 
     def __init__(self, edges: Edges, meter: Meter | None = None) -> None:
         self.edges = edges
@@ -226,27 +236,27 @@ class Recorder:
         self._index: dict[tuple[Phase, Tier, OpKind, Cause, str], OpStats] = {}  # by plain tuples
         self.steps: dict[StepFlow, Histogram] = {}
         self.distinct = Distinct()
-        self.pace = Pace()
+        self.pace = BytesOverTime()
         self.new_bytes = 0  # of blocks that were stored as new, in whatever tier
         self.failures: Counter[Failure] = Counter()
         self.request_errors: Counter[str] = Counter()
         self.outcomes: dict[Phase, Counter[Outcome]] = {phase: Counter() for phase in Phase}
         self.all = RequestStats()
         self.classes = {qos: RequestStats() for qos in Qos}
-        self.reuse = Reuse()
+        self.reuse = ReuseStats()
         self.loads = Histogram()  # what a request waited for its loads, of those that loaded
         self.stores = Histogram()  # and for its stores
         self.verified_objects = 0
         self.verified_bytes = 0
         self.verified_storage_bytes = 0
-        self.end_to_end_s = Samples()
-        self.storage_s = Samples()
-        self.generation_s = Samples()
-        self.prefill_s = Samples()
-        self.decode_s = Samples()
+        self.end_to_end_s = FirstValues()
+        self.storage_s = FirstValues()
+        self.generation_s = FirstValues()
+        self.prefill_s = FirstValues()
+        self.decode_s = FirstValues()
 
     def op(self, done: OpDone, *, verified: bool = False) -> None:
-        """One physical operation has ended, well or badly."""
+        """Record one physical operation that has ended, well or badly."""
         self.meter.op(done)
         for leg in done.legs:
             phase = self.edges.phase_of(leg.finished_ns)
@@ -307,7 +317,7 @@ class Recorder:
         stats.device.add_in_flight(leg.device_ns - late_ns)
 
     def request(self, record: RequestRecord) -> None:
-        """One request has ended; only what ended inside the window is measured."""
+        """Record one request that has ended; only what ended inside the window is measured."""
         self.meter.request(record)
         at = record.finished_ns if record.finished_ns is not None else record.enqueued_ns
         phase = self.edges.phase_of(at)
@@ -343,7 +353,7 @@ class Recorder:
         if record.decoded:
             self.decode_s.add(record.load_ns)
 
-    def _step(self, phase: Phase, tier: Tier, kind: OpKind, step: Step) -> None:
+    def _step(self, phase: Phase, tier: Tier, kind: OpKind, step: MetadataStep) -> None:
         flow = StepFlow(phase, tier, kind, step.name)
         histogram = self.steps.get(flow)
         if histogram is None:

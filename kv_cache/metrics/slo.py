@@ -1,4 +1,4 @@
-"""What a class of requests is promised, and how a promise is written."""
+"""The SLOs of a class of requests, and how they are written."""
 
 import re
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 
-class Measure(StrEnum):
-    """Which latency of a request is promised; both count from the intended instant."""
+class SloMeasure(StrEnum):
+    """Which latency of a request an SLO is about; both count from the intended instant."""
 
     RESPONSE = "response"
     TTFT = "ttft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class Slo:
     """`percent` of a class's requests answer within `limit_ns`."""
 
     qos: Qos
     percent: float  # above 0 and below 100
     limit_ns: int
-    measure: Measure = Measure.RESPONSE
+    measure: SloMeasure = SloMeasure.RESPONSE
 
     @property
     def allowed_share(self) -> float:
@@ -33,16 +33,17 @@ class Promise:
         return 1 - self.percent / 100
 
     def broken_by(self, record: RequestRecord) -> bool:
-        """Whether a request that has ended was over the limit. One that was not answered was."""
+        """Return whether a request that has ended was over the limit. One that was not answered
+        was."""
         if record.outcome is not Outcome.COMPLETED:
             return True
-        if self.measure is Measure.TTFT and record.ttft_ns is not None:
+        if self.measure is SloMeasure.TTFT and record.ttft_ns is not None:
             return record.ttft_ns > self.limit_ns
         return record.response_ns is None or record.response_ns > self.limit_ns
 
     def __str__(self) -> str:
-        """As `parse_promises` reads it, without loss."""
-        measure = "" if self.measure is Measure.RESPONSE else f"{self.measure}:"
+        """Write it as `parse_slos` reads it, without loss."""
+        measure = "" if self.measure is SloMeasure.RESPONSE else f"{self.measure}:"
         percent = _plain(Decimal(str(self.percent)))
         limit_ms = _plain(Decimal(self.limit_ns).scaleb(-6, _EXACT))
         return f"{self.qos}:{measure}p{percent}<{limit_ms}ms"
@@ -50,7 +51,7 @@ class Promise:
 
 # --- as they are written ---------------------------------------------------------------------
 
-_CLASSES, _MEASURES = ([word.value for word in words] for words in (Qos, Measure))
+_CLASSES, _MEASURES = ([word.value for word in words] for words in (Qos, SloMeasure))
 _EXACT = Context(prec=60)
 _UNITS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _LEAST_PERCENT, _MOST_PERCENT = Decimal(50), Decimal("99.99")
@@ -60,35 +61,35 @@ _LONGEST_NS = 2**63 - 1  # what a histogram can hold
 _EXAMPLE = "'interactive:p95<50ms'"
 
 
-def parse_promises(text: str) -> tuple[Promise, ...]:
-    """`CLASS:[ttft:|response:]pPERCENT<LIMIT` with commas between, LIMIT in us, ms or s.
+def parse_slos(text: str) -> tuple[Slo, ...]:
+    """Parse `CLASS:[ttft:|response:]pPERCENT<LIMIT` with commas between, LIMIT in us, ms or s.
 
-    Raises `ConfigError` for what is not a promise, and for two of the same latency.
+    Raises `ConfigError` for what is not an SLO, and for two of the same latency.
     """
     if not text.strip():
-        raise ConfigError(f"the SLO is empty; write a promise such as {_EXAMPLE}")
-    promises: dict[tuple[Qos, Measure, float], Promise] = {}
+        raise ConfigError(f"the SLO is empty; write one such as {_EXAMPLE}")
+    slos: dict[tuple[Qos, SloMeasure, float], Slo] = {}
     for part in text.split(","):
-        promise = _promise(part.strip(), text)
-        key = (promise.qos, promise.measure, promise.percent)
-        if key in promises:
-            raise _bad(part.strip(), f"is about the same as {str(promises[key])!r}; keep one")
-        promises[key] = promise
-    return tuple(promises.values())
+        slo = _slo(part.strip(), text)
+        key = (slo.qos, slo.measure, slo.percent)
+        if key in slos:
+            raise _bad(part.strip(), f"is about the same as {str(slos[key])!r}; keep one")
+        slos[key] = slo
+    return tuple(slos.values())
 
 
-def _promise(part: str, text: str) -> Promise:
+def _slo(part: str, text: str) -> Slo:
     if not part:
         raise ConfigError(f"SLO {text!r} has nothing on one side of a comma; take the comma away")
-    what, found, limit = (word.strip() for word in part.lower().partition("<"))
-    if not found or not limit:
+    what, sign, limit = (word.strip() for word in part.lower().partition("<"))
+    if not sign or not limit:
         raise _bad(part, f"has no limit; write one after '<', in quotes, as in {_EXAMPLE}")
     names = [name.strip() for name in what.split(":")]
     if len(names) not in (2, 3):
         raise _bad(part, f"is not CLASS:pPERCENT or CLASS:MEASURE:pPERCENT, as in {_EXAMPLE}")
-    return Promise(
+    return Slo(
         qos=_qos(part, names[0]),
-        measure=_measure(part, names[1]) if len(names) == 3 else Measure.RESPONSE,
+        measure=_measure(part, names[1]) if len(names) == 3 else SloMeasure.RESPONSE,
         percent=_percent(part, names[-1]),
         limit_ns=_limit_ns(part, limit),
     )
@@ -100,24 +101,24 @@ def _qos(part: str, name: str) -> Qos:
     return Qos(name)
 
 
-def _measure(part: str, name: str) -> Measure:
+def _measure(part: str, name: str) -> SloMeasure:
     if name not in _MEASURES:
         raise _bad(part, f"names no latency with {name!r}.{did_you_mean(name, _MEASURES)}")
-    return Measure(name)
+    return SloMeasure(name)
 
 
 def _percent(part: str, word: str) -> float:
-    found = _PERCENT.fullmatch(word)
-    if not found or not _LEAST_PERCENT <= Decimal(found[1]) <= _MOST_PERCENT:
+    match = _PERCENT.fullmatch(word)
+    if not match or not _LEAST_PERCENT <= Decimal(match[1]) <= _MOST_PERCENT:
         raise _bad(part, f"has {word!r} for a percentile, which is one of p50 to p99.99; use p95")
-    return float(found[1])
+    return float(match[1])
 
 
 def _limit_ns(part: str, word: str) -> int:
-    found = _LIMIT.fullmatch(word)
-    if not found:
+    match = _LIMIT.fullmatch(word)
+    if not match:
         raise _bad(part, f"has {word!r} for a limit, which is a number and a unit, as 50ms")
-    number, unit = found.groups()
+    number, unit = match.groups()
     if not unit:
         raise _bad(part, f"has a limit without a unit; write {number}ms, or us or s")
     if unit not in _UNITS:
@@ -135,5 +136,5 @@ def _bad(part: str, what: str) -> ConfigError:
 
 
 def _plain(number: Decimal) -> str:
-    """Without exponent and closing zeros."""
+    """Write a number without exponent and closing zeros."""
     return f"{number.normalize(_EXACT):f}"

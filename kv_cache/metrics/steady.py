@@ -6,7 +6,7 @@ line changes by at most 10 % of it. A fresh drive is steady by that rule too, as
 fresh. So the rule proves nothing by itself: rule V14 takes it only after a fill of `FILL_TIMES`
 the capacity under test.
 
-What is judged is the bandwidth of storage. p95 latencies of reads and writes are told beside it;
+What is judged is the bandwidth of storage. p95 latencies of reads and writes are shown beside it;
 in an open loop they are judged too, because bandwidth is then what the load asks for, however fast
 the device is.
 
@@ -58,7 +58,7 @@ class Steadiness:
 def steady_state(
     values: Sequence[float], *, most_range: float = MOST_RANGE, most_change: float = MOST_CHANGE
 ) -> Steadiness | None:
-    """The rule on the last five of `values`, in the order of the rounds; None of fewer."""
+    """Return the rule on the last five of `values`, in the order of the rounds; None of fewer."""
     if len(values) < ROUNDS:
         return None
     window = tuple(float(value) for value in values[-ROUNDS:])
@@ -81,14 +81,8 @@ def steady_state(
     )
 
 
-def first_steady(values: Sequence[float]) -> int | None:
-    """The index of the value with which the rule first held; None if it never did."""
-    ends = range(ROUNDS, len(values) + 1)
-    return next((end - 1 for end in ends if _holds(steady_state(values[:end]))), None)
-
-
-def _holds(found: Steadiness | None) -> bool:
-    return found is not None and found.steady
+def _holds(steadiness: Steadiness | None) -> bool:
+    return steadiness is not None and steadiness.steady
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +102,7 @@ class Round:
         return moved / self.seconds if self.seconds > 0 else 0.0
 
     def row(self, number: int) -> dict[str, Any]:
-        """As a result tells it; rounds are counted from 1."""
+        """Return a round as a result lists it; rounds are counted from 1."""
         return {
             "round": number,
             "seconds": self.seconds,
@@ -133,7 +127,7 @@ def proof(
     most_range: float = MOST_RANGE,
     most_change: float = MOST_CHANGE,
 ) -> dict[str, Any] | None:
-    """What the rule finds in the last five rounds, as a result tells it; None of fewer.
+    """Return what the rule finds in the last five rounds, as a result has it; None of fewer.
 
     `steady` is the finding on everything judged: bandwidth, and in an open loop the latencies.
     `since_round` (from 1) is the round with which that first held.
@@ -162,7 +156,7 @@ _Looks = Mapping[str, Steadiness | None]
 
 
 def _looks(rounds: Sequence[Round], most_range: float, most_change: float) -> _Looks:
-    """The rule on each variable; None of a latency that a round has not got."""
+    """Return the rule on each variable; None of a latency that a round has not got."""
     columns = {
         name: [getattr(each, name) for each in rounds[-ROUNDS:]] for name in (BANDWIDTH, *LATENCIES)
     }
@@ -182,10 +176,10 @@ def _judged(looks: _Looks, open_loop: bool) -> list[str]:
 def _latency_json(
     rounds: Sequence[Round], name: str, looks: _Looks, *, judged: bool
 ) -> dict[str, Any]:
-    found = looks[name]
-    if found is None:
+    steadiness = looks[name]
+    if steadiness is None:
         return {"values": [getattr(each, name) for each in rounds[-ROUNDS:]], "judged": False}
-    return {**found.to_json(), "judged": judged}
+    return {**steadiness.to_json(), "judged": judged}
 
 
 # --- the measured window ---------------------------------------------------------------------
@@ -205,7 +199,7 @@ SIGNIFICANT_BACKLOG_T = 2.5
 """t of the backlog's growth, whose error already allows for a queue that only wanders."""
 
 
-class Sample(NamedTuple):
+class WindowSample(NamedTuple):
     """What the trends are found from: one window. `backlog` is what waits or is in flight at its
     end."""
 
@@ -220,9 +214,9 @@ class Sample(NamedTuple):
         return self.end_s - self.start_s
 
 
-def sample(window: Window) -> Sample:
+def sample(window: Window) -> WindowSample:
     gauges = window.gauges
-    return Sample(
+    return WindowSample(
         window.start_ns / 1e9,
         window.end_ns / 1e9,
         window.storage_bytes(),
@@ -232,12 +226,12 @@ def sample(window: Window) -> Sample:
 
 
 def stationarity(windows: Sequence[Window], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
-    """The trends over the windows of the measured phase, in order; see `trends`."""
+    """Return the trends over the windows of the measured phase, in order; see `trends`."""
     return trends([sample(window) for window in windows], enough_bytes)
 
 
-def trends(samples: Sequence[Sample], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
-    """How bandwidth and backlog changed over the samples, and how sure that is.
+def trends(samples: Sequence[WindowSample], enough_bytes: int = ENOUGH_BYTES) -> dict[str, Any]:
+    """Return how bandwidth and backlog changed over the samples, and how sure that is.
 
     `bandwidth_trend` is the size of the change over the whole window as a share of the mean, by
     the least-squares line through the segments or by the one step (at `bandwidth_step_s` after the
@@ -248,7 +242,7 @@ def trends(samples: Sequence[Sample], enough_bytes: int = ENOUGH_BYTES) -> dict[
     than ten windows, hardly any bytes, nothing submitted.
     """
     some = [each for each in samples if each.seconds > 0]
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "windows": len(some),
         "seconds": fsum(each.seconds for each in some),
         "bytes": sum(each.nbytes for each in some),
@@ -258,11 +252,11 @@ def trends(samples: Sequence[Sample], enough_bytes: int = ENOUGH_BYTES) -> dict[
     }
     segments = _segments(some) if len(some) >= LEAST_WINDOWS else {}
     if len(segments) >= _LEAST_SEGMENTS:
-        if told["bytes"] >= max(1, enough_bytes):
-            told |= _bandwidth(segments, some[-1].end_s - some[0].start_s)
-        if told["submitted"]:
-            told |= _backlog(segments, told["submitted"])
-    return told
+        if facts["bytes"] >= max(1, enough_bytes):
+            facts |= _bandwidth(segments, some[-1].end_s - some[0].start_s)
+        if facts["submitted"]:
+            facts |= _backlog(segments, facts["submitted"])
+    return facts
 
 
 def bandwidth_drifts(share: float | None, t: float | None, most_share: float) -> bool:
@@ -273,10 +267,10 @@ def backlog_grows(share: float | None, t: float | None, most_share: float) -> bo
     return share is not None and t is not None and share > most_share and t >= SIGNIFICANT_BACKLOG_T
 
 
-def _segments(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+def _segments(samples: Sequence[WindowSample]) -> dict[int, list[WindowSample]]:
     """Ten parts of equal length in time; a window belongs where its middle is."""
     begin, end = samples[0].start_s, samples[-1].end_s
-    parts: dict[int, list[Sample]] = {}
+    parts: dict[int, list[WindowSample]] = {}
     for each in samples:
         middle = (each.start_s + each.end_s) / 2
         number = int((middle - begin) / (end - begin) * SEGMENTS) if end > begin else 0
@@ -284,12 +278,12 @@ def _segments(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
     return dict(sorted(parts.items()))
 
 
-def _bandwidth(segments: Mapping[int, Sequence[Sample]], length_s: float) -> dict[str, Any]:
+def _bandwidth(segments: Mapping[int, Sequence[WindowSample]], length_s: float) -> dict[str, Any]:
     rates = [
         sum(each.nbytes for each in part) / fsum(each.seconds for each in part)
         for part in segments.values()
     ]
-    change, at = max(_changes(list(segments), rates), key=lambda found: found[0].t)
+    change, at = max(_changes(list(segments), rates), key=lambda each: each[0].t)
     return {
         "bandwidth_trend": abs(change.size) * len(rates) / fsum(rates),
         "bandwidth_falls": change.size < 0,
@@ -298,7 +292,7 @@ def _bandwidth(segments: Mapping[int, Sequence[Sample]], length_s: float) -> dic
     }
 
 
-def _backlog(segments: Mapping[int, Sequence[Sample]], submitted: int) -> dict[str, Any]:
+def _backlog(segments: Mapping[int, Sequence[WindowSample]], submitted: int) -> dict[str, Any]:
     levels = [sum(each.backlog for each in part) / len(part) for part in segments.values()]
     line = _line(list(segments), levels)
     growth = max(0.0, line.slope * SEGMENTS)
@@ -335,7 +329,7 @@ def _changes(
 
 
 def _step(before: Sequence[float], after: Sequence[float]) -> _Change:
-    """The difference of two means, with the spread that both parts have in common."""
+    """Return the difference of two means, with the spread that both parts have in common."""
     means = [fsum(part) / len(part) for part in (before, after)]
     squares = fsum(
         (value - mean) ** 2
@@ -346,17 +340,17 @@ def _step(before: Sequence[float], after: Sequence[float]) -> _Change:
     return _Change(means[1] - means[0], sqrt(spread * (1 / len(before) + 1 / len(after))))
 
 
-class _Line(NamedTuple):
+class _Trend(NamedTuple):
     """A least-squares line's slope and its standard error."""
 
     slope: float
     error: float
 
 
-def _line(places: Sequence[int], values: Sequence[float]) -> _Line:
+def _line(places: Sequence[int], values: Sequence[float]) -> _Trend:
     count = len(values)
     middle, mean = sum(places) / count, fsum(values) / count
     spread = fsum((place - middle) ** 2 for place in places)
     slope = fsum((p - middle) * (v - mean) for p, v in zip(places, values, strict=True)) / spread
     left = [v - mean - slope * (p - middle) for p, v in zip(places, values, strict=True)]
-    return _Line(slope, sqrt(fsum(each * each for each in left) / (count - 2) / spread))
+    return _Trend(slope, sqrt(fsum(each * each for each in left) / (count - 2) / spread))

@@ -20,9 +20,6 @@ PERCENTILES: Mapping[str, float] = {
     "p9999": 99.99,
 }
 
-PROMISE_CONFIDENCE = 0.95
-"""Of the interval of the share of requests that kept a promise."""
-
 NETWORK: Mapping[OpKind, str] = {
     OpKind.READ: "network_rx_bytes",
     OpKind.WRITE: "network_tx_bytes",
@@ -46,20 +43,20 @@ def latency_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -
     """Mean and percentiles in milliseconds; None where there are too few values for one. Those that
     are lower bounds are listed as `at_least`, where there are any."""
     names = tuple(percentiles)
-    given = [name for name in names if supported(histogram.count, PERCENTILES[name])]
-    bounds = histogram.bounds([PERCENTILES[name] for name in given]) if given else []
-    found = dict(zip(given, bounds, strict=True))
-    at_least = [name for name, bound in found.items() if bound.at_least]
+    known = [name for name in names if supported(histogram.count, PERCENTILES[name])]
+    bounds = histogram.bounds([PERCENTILES[name] for name in known]) if known else []
+    values = dict(zip(known, bounds, strict=True))
+    at_least = [name for name, bound in values.items() if bound.at_least]
     return {
         "mean": None if histogram.mean is None else ns_to_ms(histogram.mean),
-        **{name: ns_to_ms(found[name].value) if name in found else None for name in names},
+        **{name: ns_to_ms(values[name].value) if name in values else None for name in names},
         **({"at_least": at_least} if at_least else {}),
     }
 
 
 def reference_ms(histogram: Histogram, percentiles: Iterable[str] = PERCENTILES) -> dict[str, Any]:
-    """The same as the reference's keys have it: the value at a percentile's rank however few values
-    there are, and 0 throughout where there are none."""
+    """Return the same as the reference's keys have it: the value at a percentile's rank however few
+    values there are, and 0 throughout where there are none."""
     result = {"mean": ns_to_ms(histogram.mean or 0)}
     for name in percentiles:
         result[name] = ns_to_ms(histogram.at_rank(PERCENTILES[name]) or 0)
@@ -92,13 +89,13 @@ class Flows:
         return [stats for flow, stats in self._flows.items() if keep(flow)]
 
     def measured(self, tier: Tier | None, kind: OpKind) -> list[OpStats]:
-        """What ended inside the window; `tier` None is all tiers."""
+        """Return what ended inside the window; `tier` None is all tiers."""
         return self.where(
             lambda f: f.phase is Phase.MEASURE and f.kind is kind and tier in (None, f.tier)
         )
 
     def all_bytes(self, tier: Tier, kind: OpKind) -> int:
-        """Bytes of the whole run, all phases."""
+        """Return the bytes of the whole run, all phases."""
         return sum(s.bytes for s in self.where(lambda f: f.tier is tier and f.kind is kind))
 
 
@@ -111,9 +108,9 @@ def total_operations(stats: Iterable[OpStats]) -> int:
 
 
 def call_ms(device: Histogram, calls: int, steps: Iterable[Histogram]) -> float | None:
-    """How long the longest kind of system call typically takes: one of the `calls` that moved bytes
-    by the median of the operations' times over the calls of an operation on average, one on
-    metadata by the median of its kind. None where none ended."""
+    """Return how long the longest kind of system call typically takes: one of the `calls` that
+    moved bytes by the median of the operations' times over the calls of an operation on average,
+    one on metadata by the median of its kind. None where none ended."""
     median_ns = device.at_rank(50) or 0.0
     times_ns = [median_ns * device.count / calls if calls else 0.0]
     times_ns += [step.at_rank(50) or 0.0 for step in steps]
@@ -128,10 +125,11 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> dict[str, Any]:
-    """Each promised percentile of a class beside the actual one, where there are enough values for
-    it, and beside the share of requests that kept to it. The share is what is judged: `met` is None
-    where its interval holds what was promised, as there are too few requests to say."""
+def slos_met(end_to_end: Histogram, slos_ms: Mapping[str, float]) -> dict[str, Any]:
+    """Return each percentile of a class that has an SLO beside the actual one, where there are
+    enough values for it, and beside the share of requests that kept to it. The share is what is
+    judged: `met` is None where its interval holds the target, as there are too few requests to
+    say."""
     actual = latency_ms(end_to_end)
     return {
         name: {
@@ -139,7 +137,7 @@ def kept_promises(end_to_end: Histogram, promised_ms: Mapping[str, float]) -> di
             "actual_ms": actual[name],
             **_kept(end_to_end, target, Fraction(str(PERCENTILES[name])) / 100),
         }
-        for name, target in promised_ms.items()
+        for name, target in slos_ms.items()
     }
 
 
@@ -149,7 +147,7 @@ def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str
     if end_to_end.in_flight is not None:  # who waits for longer has been let down already
         young, waiting = end_to_end.in_flight.counts_at_most([target_ns])
         count += waiting - young
-    low, high = share_interval(within, count, PROMISE_CONFIDENCE)
+    low, high = share_interval(within, count)
     return {
         "requests": count,
         "within": within,
@@ -160,27 +158,27 @@ def _kept(end_to_end: Histogram, target_ms: float, wanted: Fraction) -> dict[str
 
 
 def notes(outcome: RunOutcome) -> list[str]:
-    """What somebody who reads the numbers has to know first; empty where there is nothing."""
-    found: list[str] = []
+    """Return what a reader of the numbers has to know first; empty if there is nothing."""
+    notes: list[str] = []
     if outcome.death is not None:
-        found.append(f"the run broke: {outcome.death}")
+        notes.append(f"the run broke: {outcome.death}")
     failed = sum(outcome.recorder.failures.values())
     if failed:
         reasons = sorted({failure.reason for failure in outcome.recorder.failures})
-        found.append(f"{failed} operations failed: {', '.join(reasons)}")
+        notes.append(f"{failed} operations failed: {', '.join(reasons)}")
     for facts in outcome.tiers:
         store = facts.store
         if store.get("emulated"):
-            found.append(f"the {facts.tier.label} tier is emulated in host RAM")
+            notes.append(f"the {facts.tier.label} tier is emulated in host RAM")
         if store.get("engine_note"):
-            found.append(
+            notes.append(
                 f"no direct I/O here ({store['engine_note']}): storage goes through the page cache"
             )
         elif facts.tier is Tier.NVME and store.get("engine") in ("buffered", "mmap"):
-            found.append(f"storage goes through the page cache ({store['engine']})")
+            notes.append(f"storage goes through the page cache ({store['engine']})")
     if outcome.tracing is not None:
         traced = outcome.tracing["section"]
-        found.append(
+        notes.append(
             "the block layer was traced, which slows small I/O down"
             if traced["traced"]
             else f"the block layer was not traced: {traced['reason']}"
@@ -188,16 +186,16 @@ def notes(outcome: RunOutcome) -> list[str]:
     books = outcome.accounting()
     if books["failed"]:
         reasons = sorted(outcome.recorder.request_errors.keys() - _NOT_FAILURES)
-        found.append(f"{books['failed']} requests failed: {', '.join(reasons)}")
+        notes.append(f"{books['failed']} requests failed: {', '.join(reasons)}")
     if books["rejected"]:
-        found.append(f"{books['rejected']} requests rejected")
+        notes.append(f"{books['rejected']} requests rejected")
     if not outcome.window_ns:
-        found.append("the run ended before its window began: nothing was measured")
+        notes.append("the run ended before its window began: nothing was measured")
     elif not books["completed_in_window"]:
-        found.append("no request completed inside the window")
+        notes.append("no request completed inside the window")
     if outcome.kept_in is not None:
-        found.append(f"the cache files were kept in {outcome.kept_in}")
-    return [*found, *outcome.warnings, *_within_drive_cache(outcome)]
+        notes.append(f"the cache files were kept in {outcome.kept_in}")
+    return [*notes, *outcome.warnings, *_within_drive_cache(outcome)]
 
 
 def _within_drive_cache(outcome: RunOutcome) -> Iterator[str]:

@@ -39,7 +39,7 @@ HISTOGRAMS: Mapping[str, tuple[str, str]] = {
 
 SECOND_COUNT = "n_"
 """Before a histogram's name: the name of its `stats()`, which is in ns or bytes."""
-_COUNTED_AGAIN_IN = {"us": NS_PER_US, "KiB": KIB}  # so many of them are one of the histogram's
+_COUNTED_AGAIN_IN = {"us": NS_PER_US, "KiB": KIB}  # how many of them are one of the histogram's
 
 MOST_MISSED, AT_THE_EDGES = 0.01, 50
 """Missing operations are remarked upon when they are more than this share of the device's, and more
@@ -71,7 +71,8 @@ class TraceHistogram:
         return sum(bucket.count for bucket in self.buckets)
 
     def percentile(self, percent: int) -> Bucket | None:
-        """The bucket that holds the value of rank ceil(percent/100 * count); None if empty."""
+        """Return the bucket that holds the value of rank ceil(percent/100 * count); None if
+        empty."""
         rank = max(1, -(-percent * self.count // 100))
         ends = accumulate(bucket.count for bucket in self.buckets)
         at = (b for b, end in zip(self.buckets, ends, strict=True) if end >= rank)
@@ -114,8 +115,8 @@ _COMPLAINT = re.compile(r"WARNING|ERROR|[Mm]ap full|[Ff]ailed to|[Ss]kipped")
 
 
 def parse(text: str) -> Printed:
-    """What bpftrace printed in its text format. A line of no form that is known is none of ours,
-    unless it complains."""
+    """Return what bpftrace printed in its text format. A line of no form that is known is none of
+    ours, unless it complains."""
     histograms: dict[str, list[tuple[Bucket, str]]] = {}
     stats: dict[str, Stats] = {}
     counts: dict[str, int] = {}
@@ -124,10 +125,10 @@ def parse(text: str) -> Printed:
     for line in text.splitlines():
         if bucket := parse_bucket(line):
             histograms.setdefault(name, []).append((bucket, line))
-        elif found := _MAP.fullmatch(line):
-            name, value = found.groups()
-            if told := _STATS.fullmatch(value.strip()):
-                stats[name] = Stats(count=int(told[1]), total=int(told[2]))
+        elif entry := _MAP.fullmatch(line):
+            name, value = entry.groups()
+            if sums := _STATS.fullmatch(value.strip()):
+                stats[name] = Stats(count=int(sums[1]), total=int(sums[2]))
             elif value.strip().isdigit():
                 counts[name] = int(value)
         elif two := _IN_FLIGHT.fullmatch(line):
@@ -147,7 +148,7 @@ def parse(text: str) -> Printed:
 
 
 def parse_bucket(line: str) -> Bucket | None:
-    """One line of a histogram; None for any other line."""
+    """Return one line of a histogram; None for any other line."""
     match = _LINE.match(line)
     if not match:
         return None
@@ -247,16 +248,20 @@ class Traced:
         reads, writes = (
             zip(*self.printed.in_flight, strict=True) if self.printed.in_flight else ((), ())
         )
-        made = {
+        histograms = {
             **self.printed.histograms,
             "qd_read": histogram_of(depth for depth in reads if depth),
             "qd_write": histogram_of(depth for depth in writes if depth),
         }
-        return {name: made[name] for name in HISTOGRAMS if name in made and made[name].count}
+        return {
+            name: histograms[name]
+            for name in HISTOGRAMS
+            if name in histograms and histograms[name].count
+        }
 
     def reference_keys(self) -> dict[str, Any]:
-        """The value of the reference's key `device_latency_tracing`; a histogram without values is
-        left out, and an open end is None."""
+        """Return the value of the reference's key `device_latency_tracing`; a histogram without
+        values is left out, and an open end is None."""
         return {
             name: {
                 "buckets": [
@@ -294,7 +299,7 @@ class Traced:
         }
 
     def remarks(self) -> list[str]:
-        """What is known to be amiss with the trace, as sentences."""
+        """Return what is known to be amiss with the trace, as sentences."""
         return [
             *self.notes,
             *self._miscounted(),
@@ -313,10 +318,10 @@ class Traced:
             name: (self.printed.histograms[name].count if name in self.printed.histograms else 0)
             for name in HISTOGRAMS
         }
-        told = {name: self.printed.stats.get(SECOND_COUNT + name) for name in HISTOGRAMS}
+        counted = {name: self.printed.stats.get(SECOND_COUNT + name) for name in HISTOGRAMS}
         return [
             f"{name}: its buckets hold {seen[name]} values, but {stats.count} were counted"
-            for name, stats in told.items()
+            for name, stats in counted.items()
             if stats is not None and stats.count != seen[name]
         ]
 

@@ -1,7 +1,7 @@
 """What happened between two ticks, and the series of it: percentiles of that time alone, not of
 the whole run so far.
 
-The driver tells the meter of every operation and request under its lock, and takes what was
+The driver reports every operation and request to the meter under its lock, and takes what was
 collected at each tick (`take`, under the lock too); what it means is worked out outside (`read`).
 An operation counts where it ended, with all its bytes.
 """
@@ -15,7 +15,7 @@ from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 
 _PERCENTS = (50, 95, 99)
 
@@ -24,7 +24,7 @@ _PERCENTS = (50, 95, 99)
 class Latency:
     """Percentiles in ns, None where too few ended for one; `highest_ns` is exact. `rank95_ns` is
     the value at the rank of the p95 however few ended: what the autoscaler follows, which takes
-    the median of several windows. It is shown to nobody."""
+    the median of several windows. It is not shown."""
 
     count: int
     p50_ns: float | None
@@ -51,8 +51,8 @@ class OpWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassWindow:
-    """Requests of one class. `over[i]` of the `ended` were over the limit of the i-th promise that
-    the meter was made with (0 for promises of other classes)."""
+    """Requests of one class. `over[i]` of the `ended` were over the limit of the i-th SLO that the
+    meter was made with (0 for SLOs of other classes)."""
 
     completed: int
     failed: int
@@ -70,7 +70,7 @@ class ClassWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """How things stand at a tick. `submitted` counts from the beginning of the run. `users` is
+    """The state at a tick. `submitted` counts from the beginning of the run. `users` is
     None where the load is not made by users (a trace)."""
 
     users: int | None
@@ -82,7 +82,7 @@ class Gauges:
     submitted: int
 
 
-class Level(NamedTuple):
+class SaturationLevel(NamedTuple):
     """How near the load is to what may be: 1.0 is at the limit of the signal `by` (None where no
     signal was seen). `saturated` has hysteresis."""
 
@@ -94,7 +94,7 @@ class Level(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """`machine` is what the machine said (`bench/monitor`); empty in virtual time. The level of
-    saturation is filled in by whoever follows it (`schedule/saturation`)."""
+    saturation is filled in by what follows it (`schedule/saturation`)."""
 
     start_ns: int
     end_ns: int
@@ -104,7 +104,7 @@ class Window:
     ops: Mapping[tuple[Tier, OpKind], OpWindow]
     classes: Mapping[Qos, ClassWindow]
     machine: Mapping[str, Any] = field(default_factory=dict)
-    saturation: Level | None = None
+    saturation: SaturationLevel | None = None
 
     @property
     def seconds(self) -> float:
@@ -119,7 +119,7 @@ class Window:
         return sum(c.output_tokens for c in self.classes.values())
 
     def storage_bytes(self, *kinds: OpKind) -> int:
-        """Of these kinds, or of reads and writes."""
+        """Return the bytes of these kinds, or of reads and writes."""
         wanted = kinds or (OpKind.READ, OpKind.WRITE)
         return sum(w.bytes for (t, k), w in self.ops.items() if t is Tier.NVME and k in wanted)
 
@@ -144,10 +144,10 @@ class _Ops:
 class _Class:
     __slots__ = ("ends", "output", "over", "prompt", "response", "ttft")
 
-    def __init__(self, promises: int) -> None:
+    def __init__(self, slos: int) -> None:
         self.response, self.ttft = Histogram(), Histogram()
         self.ends = dict.fromkeys(Outcome, 0)
-        self.over = [0] * promises
+        self.over = [0] * slos
         self.prompt = self.output = 0
 
     def clear(self) -> None:
@@ -161,10 +161,10 @@ class _Class:
 class Bins:
     """What was collected since a tick. Only the meter looks inside."""
 
-    def __init__(self, promises: int) -> None:
+    def __init__(self, slos: int) -> None:
         self.start_ns = self.end_ns = 0
         self.ops: dict[tuple[Tier, OpKind], _Ops] = {}
-        self.classes = {qos: _Class(promises) for qos in Qos}
+        self.classes = {qos: _Class(slos) for qos in Qos}
 
 
 class Totals:
@@ -185,12 +185,12 @@ class Totals:
 
 
 OnLatencies = Callable[[int, int, Phase, Mapping[str, Histogram]], None]
-"""Told of each window from when to when (ns) it was, its phase, and its histograms by tag
+"""Called for each window with its begin and end (ns), its phase, and its histograms by tag
 (`latency_tag`), which hold until it returns."""
 
 
 def latency_tag(tier: str, kind: str) -> str:
-    """`storage.read.device`, `cpu.write.total`: which time is told of a tier's operations."""
+    """`storage.read.device`, `cpu.write.total`: which time of a tier's operations is shown."""
     return f"{tier}.{kind}.{'device' if tier == Tier.NVME.label else 'total'}"
 
 
@@ -198,13 +198,11 @@ class Meter:
     """Two sets of bins take turns, so that their memory stays the same and is cleared outside the
     driver's lock."""
 
-    def __init__(self, promises: Sequence[Promise] = ()) -> None:
+    def __init__(self, slos: Sequence[Slo] = ()) -> None:
         self.on_latencies: OnLatencies | None = None
-        self.promises = tuple(promises)
-        self._of = {
-            qos: [(i, p) for i, p in enumerate(self.promises) if p.qos is qos] for qos in Qos
-        }
-        self._live, self._spare = Bins(len(self.promises)), Bins(len(self.promises))
+        self.slos = tuple(slos)
+        self._of = {qos: [(i, p) for i, p in enumerate(self.slos) if p.qos is qos] for qos in Qos}
+        self._live, self._spare = Bins(len(self.slos)), Bins(len(self.slos))
         self._submitted = 0
         self.totals = Totals()
 
@@ -227,8 +225,8 @@ class Meter:
         bins.ends[record.outcome] += 1
         if record.outcome is Outcome.UNFINISHED:
             return
-        for index, promise in self._of[record.qos]:
-            bins.over[index] += promise.broken_by(record)
+        for index, slo in self._of[record.qos]:
+            bins.over[index] += slo.broken_by(record)
         if record.outcome is not Outcome.COMPLETED:
             return
         bins.prompt += record.prompt_tokens
@@ -244,7 +242,7 @@ class Meter:
         return self._live.start_ns
 
     def take(self, now_ns: int) -> Bins:
-        """What was collected until now; `read` must be called before the next `take`."""
+        """Return what was collected until now; `read` must be called before the next `take`."""
         full, self._live = self._live, self._spare
         full.end_ns = self._live.start_ns = now_ns
         return full
@@ -254,7 +252,7 @@ class Meter:
     def read(
         self, bins: Bins, phase: Phase, gauges: Gauges, machine: Mapping[str, Any] | None = None
     ) -> Window:
-        """The window that `bins` are of; they are emptied for the one after the next."""
+        """Return the window that `bins` are of; they are emptied for the one after the next."""
         window = Window(
             start_ns=bins.start_ns,
             end_ns=bins.end_ns,
@@ -284,10 +282,10 @@ class Meter:
 
 
 def _by_tag(bins: Bins) -> dict[str, Histogram]:
-    found = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
+    histograms = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
     for qos, each in bins.classes.items():
-        found |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
-    return {tag: histogram for tag, histogram in sorted(found.items()) if histogram.count}
+        histograms |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
+    return {tag: histogram for tag, histogram in sorted(histograms.items()) if histogram.count}
 
 
 def _tier_of(done: OpDone) -> Tier:
@@ -384,8 +382,8 @@ def _in_pairs(windows: Sequence[Window]) -> list[Window]:
 
 
 def joined(first: Window, second: Window) -> Window:
-    """Two neighbours as one: counts add up, levels are the second's, and a percentile is the larger
-    of the two, as nothing better can be known."""
+    """Return two neighbours as one: counts add up, levels are the second's, and a percentile is the
+    larger of the two, as nothing better can be known."""
     return Window(
         start_ns=first.start_ns,
         end_ns=second.end_ns,
@@ -444,11 +442,11 @@ def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-# --- as a result tells it --------------------------------------------------------------------
+# --- as a result has it ----------------------------------------------------------------------
 
 
 def window_row(window: Window) -> dict[str, Any]:
-    """One row of `kv_cache.series.windows`. Instants are seconds since the run's origin."""
+    """Return one row of `kv_cache.series.windows`. Instants are seconds since the run's origin."""
     gauges = window.gauges
     tiers: dict[str, dict[str, Any]] = {}
     for (tier, kind), ops in sorted(window.ops.items()):

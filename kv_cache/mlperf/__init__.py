@@ -2,6 +2,6 @@
 
 `layout` names what lies where, `rankfile` reads one rank's result, `tree` all of them with what is
 wrong, `aggregate` makes one number of many, `rules` holds a tree against the published rules. A
-tree is anybody's: whatever lies in it becomes a value or a sentence, and never a traceback. Nothing
-here changes a tree but `manifest` and `systems`, which write one file each.
+tree may come from anywhere: whatever is in it becomes a value or a sentence, and never a traceback.
+Nothing here changes a tree but `manifest` and `systems`, which write one file each.
 """

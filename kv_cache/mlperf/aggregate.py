@@ -1,27 +1,26 @@
-"""One number of many ranks and trials: as the rules make it, and beside it what they do not give.
+"""Makes one number of many ranks and trials, as the rules do, and beside it what they do not give.
 
 By the rules: bandwidths and tokens/s are added over the ranks of a trial, and the trials' sums are
 averaged; latencies are the worst P95 of any rank. That is no percentile of anything. So all samples
-are pooled too, from the ranks' histograms, and the spread between trials is told.
+are pooled too, from the ranks' histograms, and the spread between trials is shown.
 
 Nothing is made of an option with any flaw.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.core.units import ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
-from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
+from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.summary import latency_ms
 from kv_cache.mlperf.rankfile import HISTOGRAMS, RankResult, pooled
 from kv_cache.mlperf.tree import Tree
+from kv_cache.result.metrics import spread
 from kv_cache.result.submission import SCHEMA
 from kv_cache.view.identity import disk_models
-
-CONFIDENCE = 0.95
 
 SUMS = (
     "read_bandwidth_gbps",
@@ -43,7 +42,7 @@ Json = Mapping[str, Any]
 
 
 def summarize(tree: Tree) -> dict[str, Any]:
-    """The whole of a sequence as plain values."""
+    """Return a sequence with all its numbers as plain values."""
     expected = tree.expected
     return {
         "schema": SCHEMA,
@@ -53,7 +52,7 @@ def summarize(tree: Tree) -> dict[str, Any]:
         "organisation": tree.place.org,
         "total_ranks": expected.ranks,
         "trials_per_option": expected.trials,
-        "expected_by": expected.told_by,
+        "expected_by": expected.source,
         "hosts": sorted({result.hostname for result in tree.ranks}),
         "drives": sorted({m for result in tree.ranks for m in disk_models(result.environment)}),
         "program_versions": sorted({result.program_version for result in tree.ranks}),
@@ -68,7 +67,7 @@ def summarize(tree: Tree) -> dict[str, Any]:
 
 
 def option_summary(tree: Tree, option: int) -> dict[str, Any]:
-    """One option; without any number where it is invalid."""
+    """Summarize one option; an invalid one has no numbers."""
     known = MLPERF_OPTIONS.get(option)
     flaws = tree.flaws_of(option)
     head = {
@@ -91,7 +90,7 @@ def _numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "not_valid": verdicts,
         "trials": [_trial(trial, of_trial) for trial, of_trial in trials.items()],
         "spread": {
-            name: _spread([trial_sum(of_trial, name) for of_trial in trials.values()])
+            name: spread([trial_sum(of_trial, name) for of_trial in trials.values()])
             for name in SUMS
         },
         "pooled_ms": {name: _pooled(results, trials, name) for name in HISTOGRAMS},
@@ -106,19 +105,19 @@ def _by_trial(results: Iterable[RankResult]) -> dict[int, list[RankResult]]:
 
 
 def by_the_rules(results: Sequence[RankResult]) -> dict[str, float | None]:
-    """The aggregates, under the launcher's names. A latency without any sample is None."""
+    """Return the aggregates, under the launcher's names. A latency without any sample is None."""
     trials = _by_trial(results).values()
     sums = {f"aggregated_{name}": fmean(trial_sum(t, name) for t in trials) for name in SUMS}
     return {**sums, **{f"aggregated_{name}": worst(results, name) for name in WORST}}
 
 
 def trial_sum(results: Iterable[RankResult], name: str) -> float:
-    """Over the ranks of one trial."""
+    """Add a figure over the ranks of one trial."""
     return sum(result.figures[name] or 0.0 for result in results)
 
 
 def worst(results: Iterable[RankResult], name: str) -> float | None:
-    """The largest of any rank and trial."""
+    """Return the largest of any rank and trial."""
     known = [value for r in results if (value := r.figures[name]) is not None]
     return max(known, default=None)
 
@@ -138,25 +137,12 @@ def _trial(trial: int, results: Sequence[RankResult]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    interval = bounded_interval(values, CONFIDENCE)
-    return {
-        "values": list(values),
-        "median": median(values),
-        "mean": fmean(values),
-        "interval": None if interval is None else interval._asdict(),
-        "coefficient_of_variation": coefficient_of_variation(values),
-        "min": min(values),
-        "max": max(values),
-    }
-
-
 def _pooled(
     results: Sequence[RankResult], trials: Mapping[int, list[RankResult]], name: str
 ) -> dict[str, Any] | None:
-    """Percentiles of all samples, and the P95 of each trial's; None where there are no samples, or
-    too few for it."""
-    whole = pooled(list(results), name)
+    """Return percentiles of all samples, and the P95 of each trial's; None if there are no samples,
+    or too few for it."""
+    whole = pooled(results, name)
     if not whole.count:
         return None
     each = [_p95_ms(pooled(of_trial, name)) for of_trial in trials.values()]
@@ -165,18 +151,18 @@ def _pooled(
         "count": whole.count,
         **latency_ms(whole),
         "max": (whole.highest or 0) / 1e6,
-        "p95_of_trials": _spread(known) if known else None,
+        "p95_of_trials": spread(known) if known else None,
     }
 
 
 def _p95_ms(histogram: Histogram) -> float | None:
-    found = histogram.percentile(95)
-    return None if found is None else ns_to_ms(found)
+    value = histogram.percentile(95)
+    return None if value is None else ns_to_ms(value)
 
 
 def run_summary(tree: Tree, stamp: str) -> dict[str, Any]:
-    """The file that the launcher leaves beside its trials, in its words. An invalid option has
-    `partial_failure` and no numbers."""
+    """Return the file that the launcher leaves beside its trials, in its words. An invalid option
+    has `partial_failure` and no numbers."""
 
     def of(option: int) -> dict[str, Any]:
         flaws, results = tree.flaws_of(option), tree.of(option)

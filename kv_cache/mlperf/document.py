@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from kv_cache.mlperf.aggregate import summarize
-from kv_cache.mlperf.rules import Finding, check_tree
+from kv_cache.mlperf.rules import TreeFinding, check_tree
 from kv_cache.mlperf.tree import Tree
 from kv_cache.result.run import SECTION, plain
 
 CHECK_SCHEMA = "kv-cache-mlperf-check/1"
 
 
-def tree_document(tree: Tree, findings: Sequence[Finding] | None = None) -> dict[str, Any]:
+def tree_document(tree: Tree, findings: Sequence[TreeFinding] | None = None) -> dict[str, Any]:
     """Return the document as a reader of its JSON would have it. The rules are checked unless their
     findings are given."""
     rules = [each.to_json() for each in (check_tree(tree) if findings is None else findings)]
@@ -19,7 +19,7 @@ def tree_document(tree: Tree, findings: Sequence[Finding] | None = None) -> dict
     return document
 
 
-def check_document(tree: Tree, findings: Sequence[Finding]) -> dict[str, Any]:
+def check_document(tree: Tree, findings: Sequence[TreeFinding]) -> dict[str, Any]:
     """Return what the rules found in a tree, for programs."""
     return {
         "schema": CHECK_SCHEMA,

@@ -1,4 +1,4 @@
-"""What lies where in a tree, as MLPerf's launcher lays it out and its rules want it.
+"""The layout of a tree, as MLPerf's launcher makes it and its rules require it.
 
     <tree>/<division>/<org>/results/<system>/kv_cache/<model>/run/<date>_<time>/     one sequence
         option_<O>/trial_<T>/rank_<N>/kvcache_results_<date>_<time>.json             one rank
@@ -59,7 +59,7 @@ class Place:
         return None if top is None else top / "systems" / f"{self.system}.yaml"
 
     def name(self, path: Path) -> str:
-        """A path as it is told: from the sequence's directory, or from the submitter's."""
+        """Return a path as it is shown: from the sequence's directory, or from the submitter's."""
         for base in (self.run, self.submitter):
             if base is not None and path.is_relative_to(base):
                 return str(path.relative_to(base))
@@ -67,7 +67,7 @@ class Place:
 
 
 def new_place(tree: Path, division: str, org: str, system: str, stamp: str) -> Place:
-    """Where a sequence of that name goes. Creates nothing."""
+    """Return the place of a new sequence. Creates nothing."""
     parts = (division, org, "results", system, BENCHMARK, MODEL, "run", stamp)
     return Place(run=tree.joinpath(*parts), division=division, org=org, system=system)
 
@@ -77,28 +77,29 @@ def trial_directory(run: Path, option: int, trial: int) -> Path:
 
 
 def as_name(text: str) -> str:
-    """A name that a directory can have: each other character becomes a dash, as the rules say."""
+    """Return a text as a directory's name: each other character becomes a dash, as the rules
+    say."""
     return _NOT_IN_A_NAME.sub("-", text).lstrip(".") or "-"
 
 
 def numbered(directory: Path, kind: str) -> dict[int, Path]:
-    """The directories `<kind>_<number>` in it, by number."""
-    found = {}
+    """Return the directories `<kind>_<number>` in it, by number."""
+    directories = {}
     for path in _entries(directory):
         match = _NUMBERED.fullmatch(path.name)
         if match and match[1] == kind and path.is_dir():
-            found[int(match[2])] = path
-    return dict(sorted(found.items()))
+            directories[int(match[2])] = path
+    return dict(sorted(directories.items()))
 
 
 def strangers(directory: Path, kind: str) -> list[Path]:
-    """Directories in it that are none of that kind: somebody put them there."""
+    """Return the directories in it that are not of that kind, so that a person put them there."""
     known = set(numbered(directory, kind).values())
     return [path for path in _entries(directory) if path.is_dir() and path not in known]
 
 
 def results_in(directory: Path) -> list[Path]:
-    """The files that launchers take for a rank's result."""
+    """Return the files that launchers take for a rank's result."""
     return sorted(path for path in directory.glob(RESULTS) if not path.is_dir())
 
 
@@ -114,26 +115,26 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def locate(tree: Path) -> Place:
-    """The sequence in a tree: TREE itself, or the only one below it. Raises UsageError."""
+    """Return the sequence in a tree: TREE itself, or the only one below it. Raises UsageError."""
     top = Path(os.path.abspath(tree))
     if not top.is_dir():
         what = "is no directory" if top.exists() else "is not there"
         raise UsageError(
             f"tree {tree} {what}; name the --results-dir of mlperf run, or a run below"
         )
-    found = list(_sequences(top))
-    if not found:
+    runs = list(_sequences(top))
+    if not runs:
         raise UsageError(
             f"tree {tree} has no directory option_<number> in it: it holds no KV-cache sequence; "
             "name the --results-dir of mlperf run, or of mlpstorage"
         )
-    if len(found) > 1:
-        names = ", ".join(str(path.relative_to(top)) for path in found[:3])
+    if len(runs) > 1:
+        names = ", ".join(str(path.relative_to(top)) for path in runs[:3])
         raise UsageError(
-            f"tree {tree} holds {len(found)} sequences ({names}{', ...' if found[3:] else ''}): "
+            f"tree {tree} holds {len(runs)} sequences ({names}{', ...' if runs[3:] else ''}): "
             "name one of them"
         )
-    return place_of(found[0])
+    return place_of(runs[0])
 
 
 def holds_sequence(directory: Path) -> bool:
@@ -142,7 +143,7 @@ def holds_sequence(directory: Path) -> bool:
 
 
 def place_of(run: Path) -> Place:
-    """What the path of a sequence says."""
+    """Return what the path of a sequence says."""
     above = [parent.name for parent in run.parents[:7]]
     fixed = ("run", BENCHMARK, "results")
     if len(above) < 7 or (above[0], above[2], above[4]) != fixed or above[6] not in DIVISIONS:
@@ -167,9 +168,9 @@ def _sequences(top: Path) -> Iterator[Path]:
 
 
 def all_files(run: Path) -> list[Path]:
-    """Every file of a sequence, its record apart."""
-    found = [Path(where) / name for where, _, names in os.walk(run) for name in names]
-    return sorted(path for path in found if path != run / MANIFEST)
+    """Return every file of a sequence but its record."""
+    files = [Path(where) / name for where, _, names in os.walk(run) for name in names]
+    return sorted(path for path in files if path != run / MANIFEST)
 
 
 def require_empty(directory: Path) -> None:

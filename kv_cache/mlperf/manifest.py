@@ -1,17 +1,18 @@
-"""The record of a sequence: what was planned, what was run when, and a hash chain over all files.
+"""The record of a sequence: the plan, when each trial ran, and a hash chain over all files.
 
 It is written anew after each trial, so that a sequence that is killed has one too. The chain is
-that of results (`result/chain`), with a link for each file of the sequence; the description of the
-system stands beside it, because people fill it in afterwards.
+that of results (`result/chain`), with a link for each file of the sequence. It does not cover the
+description of the system, which people fill in afterwards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
+from msgspec import Meta, Struct
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
@@ -21,14 +22,60 @@ from kv_cache.files.writing import write_atomically
 from kv_cache.mlperf.layout import MANIFEST, Place, all_files
 from kv_cache.mlperf.plan import Deviation, Plan, longest_window_s
 from kv_cache.result.chain import SECTION, Change, check, file_digest, seal, sealed_files
+from kv_cache.result.counted import Json
+from kv_cache.result.run import MisshapenError, converted
 
 SCHEMA = "kv-cache-mlperf/1"
 MOST_TRIALS, MOST_RANKS = 1000, 100_000
-"""Of a sequence that is looked at: a file that says more is no reason to look for them all."""
+"""Limits of a sequence that is read: a record with larger numbers is not believed."""
 
 RUNNING, FINISHED, INCOMPLETE, INTERRUPTED = "running", "finished", "incomplete", "interrupted"
 
-Json = Mapping[str, Any]
+
+class TrialRecord(Struct, frozen=True, kw_only=True):
+    """One trial that was begun."""
+
+    option: int
+    trial: int
+    started_utc: str
+    ended_utc: str
+    complete: bool
+    left_in_cache: int  # files, when it ended
+    exit_codes: list[Any]
+
+
+class PlanRecord(Struct, frozen=True, kw_only=True):
+    """The plan of a sequence."""
+
+    options: Annotated[list[Annotated[int, Meta(ge=1, le=99)]], Meta(min_length=1)]
+    trials: Annotated[int, Meta(ge=1, le=MOST_TRIALS)]
+    ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    seed: int
+    option_delay_s: float
+    config: Any = None
+    flags: list[Any]
+    launch: list[Any] = []
+    command: list[Any]
+
+
+class SequenceRecord(Struct, frozen=True, kw_only=True):
+    """What the record has of a sequence."""
+
+    schema: Literal["kv-cache-mlperf/1"]
+    division: str
+    system: str
+    org: str
+    status: str
+    started_utc: str
+    config: PlanRecord
+    environment: Json
+    trials: list[TrialRecord]
+    deviations: list[Any]
+    not_submittable: list[Any]
+
+    def __post_init__(self) -> None:
+        if self.config.options != sorted({*self.config.options}):
+            raise ValueError("options are not in ascending order")
 
 
 def utc_now() -> str:
@@ -36,7 +83,7 @@ def utc_now() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRecord:
+class EndedTrial:
     """One trial, from start to end. `arguments` are the words of each rank; `problem` is what makes
     it incomplete; files that ranks left in the cache directory are counted on this machine."""
 
@@ -68,7 +115,7 @@ class TrialRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class SequenceRecord:
+class RunningRecord:
     """The record of a sequence that is running."""
 
     plan: Plan
@@ -78,7 +125,7 @@ class SequenceRecord:
     status: str = RUNNING
     started_utc: str = field(default_factory=utc_now)
     ended_utc: str | None = None
-    trials: list[TrialRecord] = field(default_factory=list)
+    trials: list[EndedTrial] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
@@ -110,51 +157,46 @@ class SequenceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A record that was read, and what is no longer as it says."""
+    """A record that was read, and what no longer agrees with it."""
 
-    own: Json
-    own_changes: tuple[Change, ...]  # of the record itself
-    file_changes: tuple[Change, ...]  # of the files that it seals, and what was added to them
-
-    @property
-    def plan(self) -> Json:
-        return self.own["config"]  # type: ignore[no-any-return]
+    record: SequenceRecord
+    files: tuple[str, ...]  # that the chain covers
+    record_changes: tuple[Change, ...]
+    file_changes: tuple[Change, ...]  # changed and added files
 
     @property
-    def options(self) -> tuple[int, ...]:
-        return tuple(self.plan["options"])
-
-    def trials(self) -> Iterator[Json]:
-        """The trials that were begun, in their order."""
-        yield from self.own["trials"]
+    def plan(self) -> PlanRecord:
+        return self.record.config
 
 
-def write_manifest(place: Place, own: Json) -> None:
-    """Replace the record, over all files that are there now. Raises OSError."""
+def write_manifest(place: Place, record: Mapping[str, Any]) -> None:
+    """Replace the record, over all files that exist now. Raises OSError."""
     files = {str(path.relative_to(place.run)): file_digest(path) for path in all_files(place.run)}
-    document = seal({SECTION: {"schema": SCHEMA, **own}}, files)
+    document = seal({SECTION: {"schema": SCHEMA, **record}}, files)
     write_atomically(place.run / MANIFEST, as_json(document))
 
 
 def read_manifest(place: Place) -> Manifest | None:
-    """The record, or None where there is none (the launcher writes none). Raises UsageError where
-    it is no record, as nothing can be said of the sequence then."""
+    """Read the record; None if there is none (the launcher writes none). Raises UsageError if it is
+    not a record, as nothing can be said of the sequence then."""
     path = place.run / MANIFEST
     if not path.exists():
         return None
     document = _parsed(path)
-    own = document[SECTION]
-    if not _has_shape(own):
+    try:
+        record = converted(document[SECTION], SequenceRecord, SECTION)
+    except MisshapenError as error:
         raise UsageError(
-            f"{path} is of schema {str(own.get('schema'))[:40]!r} or was cut: this program knows "
-            f"{SCHEMA}; give the tree as mlperf run left it"
-        )
-    own_changes = check(document, {})
+            f"{path} is of another schema than {SCHEMA}, or was cut ({error}); give the tree as "
+            "mlperf run left it"
+        ) from None
+    record_changes = check(document, {})
     changes = check(document, _digests(place))
     return Manifest(
-        own=own,
-        own_changes=tuple(own_changes),
-        file_changes=tuple(change for change in changes if change not in own_changes),
+        record=record,
+        files=tuple(sealed_files(document)),
+        record_changes=tuple(record_changes),
+        file_changes=tuple(change for change in changes if change not in record_changes),
     )
 
 
@@ -163,43 +205,14 @@ def _parsed(path: Path) -> dict[str, Any]:
         document = orjson.loads(result_bytes(path))
     except orjson.JSONDecodeError as error:
         raise UsageError(
-            f"{path} is cut short or no JSON ({error}); give the tree as mlperf run left it"
+            f"{path} is cut short or not JSON ({error}); give the tree as mlperf run left it"
         ) from None
-    own = document.get(SECTION) if isinstance(document, dict) else None
-    if not isinstance(own, dict) or deeper_than(document, DEEPEST):
-        raise UsageError(f"{path} is no record of a sequence; give the tree as mlperf run left it")
-    return document  # type: ignore[no-any-return]
-
-
-_SHAPE: Mapping[str, type] = {
-    "division": str, "system": str, "org": str, "status": str, "started_utc": str, "config": dict,
-    "environment": dict, "trials": list, "deviations": list, "not_submittable": list,
-}  # fmt: skip
-_PLAN: Mapping[str, type] = {
-    "options": list, "trials": int, "ranks": int, "seed": int, "option_delay_s": float,
-    "flags": list, "command": list,
-}  # fmt: skip
-_TRIAL: Mapping[str, type] = {
-    "option": int, "trial": int, "started_utc": str, "ended_utc": str, "complete": bool,
-    "left_in_cache": int, "exit_codes": list,
-}  # fmt: skip
-
-
-def _has_shape(own: Json) -> bool:
-    def fits(value: Any, shape: Mapping[str, type]) -> bool:
-        return isinstance(value, dict) and all(
-            isinstance(value.get(k), t) for k, t in shape.items()
+    section = document.get(SECTION) if isinstance(document, dict) else None
+    if not isinstance(section, dict) or deeper_than(document, DEEPEST):
+        raise UsageError(
+            f"{path} is not a record of a sequence; give the tree as mlperf run left it"
         )
-
-    sound = own.get("schema") == SCHEMA and fits(own, _SHAPE) and fits(own["config"], _PLAN)
-    return sound and all(fits(row, _TRIAL) for row in own["trials"]) and _numbers(own["config"])
-
-
-def _numbers(plan: Json) -> bool:
-    sides = {MOST_TRIALS: [plan["trials"]], MOST_RANKS: [plan["ranks"]], 99: plan["options"]}
-    options = plan["options"]
-    whole = all(type(n) is int and 0 < n <= most for most, ns in sides.items() for n in ns)
-    return whole and bool(options) and options == sorted({*options})
+    return document  # type: ignore[no-any-return]
 
 
 def _digests(place: Place) -> dict[str, str]:
@@ -207,7 +220,7 @@ def _digests(place: Place) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    """Of what is no file, or cannot be read, one that no file has: it is not as it was."""
+    """Return the SHA-256 of a file; of anything else a text that no file has as its digest."""
     try:
         return file_digest(path) if path.is_file() else "no file"
     except OSError:
@@ -215,7 +228,5 @@ def _digest(path: Path) -> str:
 
 
 def gone(manifest: Manifest, place: Place) -> list[str]:
-    """Files of the chain that are no longer there."""
-    return [
-        name for name in sealed_files({SECTION: manifest.own}) if not (place.run / name).exists()
-    ]
+    """Return the files of the chain that no longer exist."""
+    return [name for name in manifest.files if not (place.run / name).exists()]

@@ -36,7 +36,7 @@ class Plan:
     shorten_s: float | None
     config: str | None  # the file as it was named
     flags: tuple[str, ...]  # of `run`, for every rank
-    launch: tuple[str, ...]  # what stands before the wrapper; empty: ranks are started here
+    launch: tuple[str, ...]  # what precedes the wrapper; empty: ranks are started here
     command: tuple[str, ...]  # the call, word for word
     reclaim: str | None = None  # a dead host, whose files are removed from the cache directory
     variables: Variables = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""One rank's result file of a tree: what the rules read, and what is behind it, or why neither.
+"""Reads one rank's result file of a tree: what the rules use of it, or why it does not count.
 
 A file counts only as its run wrote it: whole, by this program, with a chain that holds and numbers
-that follow from each other. Of everything else one flaw is told, by name.
+that follow from each other. Of everything else one flaw is reported, by name.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +13,13 @@ import orjson
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
-from kv_cache.files.reading import DEEPEST, deeper_than, part, result_bytes
+from kv_cache.files.reading import DEEPEST, deeper_than, result_bytes
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.result.chain import SECTION, check, fingerprint
+from kv_cache.result.counted import RankFacts
 from kv_cache.result.derive import SCHEMA
-from kv_cache.result.run import MisshapenError, read_run, times
+from kv_cache.result.paths import flat, number_at
+from kv_cache.result.run import CountedRun, MisshapenError, read_run, times
 from kv_cache.result.sections import KINDS
 from kv_cache.result.verify import judged_again, recheck
 
@@ -37,7 +39,7 @@ CPU_ONLY = "no storage"
 
 
 class Flaw(NamedTuple):
-    """Why an option is invalid. `option` is None where it is about the whole sequence."""
+    """Why an option is invalid. `option` is None if it is about the whole sequence."""
 
     kind: str
     option: int | None
@@ -49,7 +51,7 @@ class Flaw(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where in the sequence a result stands."""
+    """The place of a result in the sequence."""
 
     option: int
     trial: int
@@ -61,7 +63,7 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """One rank's figures. What the document does not have is None."""
+    """One rank's figures; None for those that the document does not have."""
 
     spot: Spot
     path: str  # from the sequence's directory
@@ -70,8 +72,7 @@ class RankResult:
     histograms: Mapping[str, Json] = field(repr=False)  # by the names of `HISTOGRAMS`
     config: Mapping[str, Any] = field(repr=False)  # by dotted path
     environment: Json = field(repr=False)
-    told: Json  # which rank it takes itself for
-    schema: str
+    mpi: RankFacts  # the rank that it says it is of
     program_version: str
     started_utc: str
     window_s: float
@@ -79,7 +80,7 @@ class RankResult:
     verdict: str
     reasons: tuple[str, ...]
     not_submittable: tuple[str, ...]
-    storage: Json = field(repr=False)  # what stood behind the storage tier
+    storage: Json = field(repr=False)  # the store of the storage tier
     fsync: str
     fingerprint: str
 
@@ -97,16 +98,15 @@ READ: Mapping[str, str] = {
     "device_write_p95_ms": "cache_stats.storage_write_device_p95_ms",
     "p95_latency_ms": "storage_io_latency_ms.p95",
 }
-"""What the rules and launchers read, below `summary`. `_gbps` is GiB/s, as they call it."""
+"""What the rules and launchers read, below `summary`. `_gbps` is GiB/s, as they call it. Device
+latencies are absent if there are no samples."""
 
 HISTOGRAMS = ("device_read", "device_write", "total_read", "total_write", "response")
 """Of storage operations in the window, and of whole requests, in ns."""
 
-_OPTIONAL = ("device_read_p95_ms", "device_write_p95_ms")  # absent without samples
-
 
 def read_rank(spot: Spot, path: Path, name: str) -> RankResult | Flaw:
-    """The result in a file, or what is wrong with it."""
+    """Return the result in a file, or what is wrong with it."""
 
     def flaw(kind: str, says: str) -> Flaw:
         return Flaw(kind, spot.option, name, says)
@@ -118,32 +118,32 @@ def read_rank(spot: Spot, path: Path, name: str) -> RankResult | Flaw:
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        what = "is empty" if not raw.strip() else "is cut short, or no JSON"
+        what = "is empty" if not raw.strip() else "is cut short, or not JSON"
         return flaw(TRUNCATED, f"{what}; run the sequence again")
-    own = document.get(SECTION) if isinstance(document, Mapping) else None
-    if not isinstance(own, Mapping):
+    section = document.get(SECTION) if isinstance(document, Mapping) else None
+    if not isinstance(section, Mapping):
         return flaw(
             FOREIGN,
-            f"is no result of this program: it has no section {SECTION}, and so no evidence and no "
-            "histograms; nothing is claimed of results that cannot be checked",
+            f"is not a result of this program: it has no section {SECTION}, and so no evidence "
+            "and no histograms; nothing is claimed of results that cannot be checked",
         )
-    if own.get("schema") != SCHEMA:
+    if section.get("schema") != SCHEMA:
         return flaw(
             SCHEMAS,
-            f"is of schema {str(own.get('schema'))[:40]!r}, and this program knows {SCHEMA}; use "
-            "one version for the whole sequence, and that version to look at it",
+            f"is of schema {str(section.get('schema'))[:40]!r}, and this program knows {SCHEMA}; "
+            "use one version for the whole sequence, and that version to look at it",
         )
     if deeper_than(document, DEEPEST):
         return flaw(TAMPERED, f"is nested deeper than {DEEPEST}, which no result is")
     changed = next(_changes(document, raw), None)
     if changed is not None:
         return flaw(TAMPERED, f"is not as its run left it: {changed}")
-    unfinished = _unfinished(document, own)
+    unfinished = _unfinished(document, section)
     if unfinished is not None:
         return flaw(UNFINISHED, unfinished)
     try:
-        return _result(spot, name, document, path)
-    except UsageError as error:
+        return _result(spot, name, document)
+    except MisshapenError as error:
         return flaw(TAMPERED, f"lacks what every result has ({error})")
 
 
@@ -155,67 +155,46 @@ def _changes(document: Json, raw: bytes) -> Iterator[str]:
     yield from recheck(document)
 
 
-def _unfinished(document: Json, own: Json) -> str | None:
-    if own.get("driver") != "real-io":
-        return f"was made by {str(own.get('driver'))[:20]}, where no byte is moved"
-    if own.get("status") != "finished":
-        return f"is of a run that was {own.get('status')}; run the sequence again"
+def _unfinished(document: Json, section: Json) -> str | None:
+    if section.get("driver") != "real-io":
+        return f"was made by {str(section.get('driver'))[:20]}, which moves no bytes"
+    if section.get("status") != "finished":
+        return f"is of a run that was {section.get('status')}; run the sequence again"
     if not isinstance(document.get("summary"), Mapping):
         return "has no summary: no request completed in its window"
     return None
 
 
-def _result(spot: Spot, name: str, document: Json, path: Path) -> RankResult:
-    verdict = judged_again(document)
+def _result(spot: Spot, name: str, document: Json) -> RankResult:
+    """Return what is used of a document that follows from its counts. Raises MisshapenError."""
+    run, verdict, summary = read_run(document), judged_again(document), document["summary"]
+    facts = run.facts
+    storage = facts.tiers.get("storage")
     return RankResult(
         spot=spot,
         path=name,
-        figures={key: _figure(document, key, where, path) for key, where in READ.items()},
-        storage_entries=_whole(document, "cache_stats.storage_entries", path),
-        histograms=_histograms(document, path),
-        config=flat(part(document, "config", dict, path)),
-        environment=part(document, "environment", dict, path),
-        told=part(document, "rank", dict, path),
-        schema=part(document, "schema", str, path),
-        program_version=part(document, "program_version", str, path),
-        started_utc=part(document, "started_utc", str, path),
-        window_s=part(document, "window_s", float, path),
-        seed=part(document, "seed", int, path),
+        figures={key: number_at(summary, where) for key, where in READ.items()},
+        storage_entries=summary["cache_stats"]["storage_entries"],
+        histograms=_histograms(run),
+        config=dict(flat(facts.config)),
+        environment=facts.environment,
+        mpi=facts.rank,
+        program_version=facts.program_version,
+        started_utc=facts.started_utc or "",
+        window_s=run.window_s,
+        seed=facts.seed,
         verdict=verdict.verdict,
         reasons=tuple(str(finding) for finding in verdict.reasons),
-        not_submittable=tuple(map(str, part(document, "not_submittable", list, path))),
-        storage=part(document, "tiers.storage.store", dict, path),
-        fsync=str(part(document, "semantics", dict, path).get("fsync")),
+        not_submittable=tuple(facts.not_submittable),
+        storage={} if storage is None else storage.store,
+        fsync=str(facts.semantics.get("fsync")),
         fingerprint=fingerprint(document) or "",
     )
 
 
-def _figure(document: Json, key: str, where: str, path: Path) -> float | None:
-    value: Any = document["summary"]
-    for name in where.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    if value is None and key in _OPTIONAL:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{path}: summary.{where} is no number")
-    return float(value)
-
-
-def _whole(document: Json, where: str, path: Path) -> int:
-    value = document["summary"]
-    for name in where.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    if type(value) is not int:
-        raise UsageError(f"{path}: summary.{where} is no whole number")
-    return value
-
-
-def _histograms(document: Json, path: Path) -> dict[str, Json]:
-    """As JSON, in which empty buckets take no room: a tree may have thousands of ranks."""
-    try:
-        run = read_run(document)
-    except MisshapenError as error:
-        raise UsageError(f"{path}: {error}") from None
+def _histograms(run: CountedRun) -> dict[str, Json]:
+    """Return them as JSON, in which empty buckets take no room: a tree may have thousands of
+    ranks."""
     return {
         **{
             f"{what}_{kind}": times(run.ledger.window("storage", kind), what).to_json()
@@ -226,17 +205,6 @@ def _histograms(document: Json, path: Path) -> dict[str, Json]:
     }
 
 
-def flat(values: Json, prefix: str = "") -> dict[str, Any]:
-    """A mapping of mappings by dotted path."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
-def pooled(results: "list[RankResult]", name: str) -> Histogram:
-    """All samples of these ranks as one population."""
+def pooled(results: Iterable[RankResult], name: str) -> Histogram:
+    """Return all samples of these ranks as one histogram."""
     return merged(Histogram.from_json(result.histograms[name]) for result in results)

@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from functools import cache
 from itertools import pairwise
 from math import isclose
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -24,6 +23,7 @@ from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import UsageError
 from kv_cache.files.reading import result_bytes
+from kv_cache.metrics.judging import Look, Status, gravest, invalid, nothing, unknown, well
 from kv_cache.metrics.passport import VALID
 from kv_cache.mlperf.aggregate import HEADLINE, by_the_rules
 from kv_cache.mlperf.layout import (
@@ -33,37 +33,32 @@ from kv_cache.mlperf.layout import (
     SUMMARY,
     as_name,
 )
-from kv_cache.mlperf.manifest import FINISHED, gone
+from kv_cache.mlperf.manifest import FINISHED, PlanRecord, TrialRecord, gone
 from kv_cache.mlperf.plan import CLOSED, OPEN
-from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult, flat
+from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult
 from kv_cache.mlperf.systems import flaws_of_description
 from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
 from kv_cache.result import submission
+from kv_cache.result.paths import flat
 
 Json = Mapping[str, Any]
 
 _CLOCKS_S = 1.0  # by which the instants of two trials may be off
 
 
-class Status(Enum):
-    """The gravest first."""
+GRAVEST_FIRST = (Status.INVALID, Status.NOT_JUDGED, Status.PASS, Status.NOT_APPLICABLE)
+"""What cannot be judged weighs more than what passes: a submission has to show that it complies."""
 
-    FALLS_SHORT = submission.FALLS_SHORT
-    NOT_JUDGED = submission.NOT_JUDGED
-    PASS = submission.PASSES
-    NOT_APPLICABLE = submission.NOT_APPLICABLE
-
-
-class Look(NamedTuple):
-    """One thing that was seen; `where` is a file or a directory of the tree."""
-
-    status: Status
-    where: str
-    says: str
+STATUS_WORDS: Mapping[Status, str] = {
+    Status.INVALID: submission.FALLS_SHORT,
+    Status.NOT_JUDGED: submission.NOT_JUDGED,
+    Status.PASS: submission.PASSES,
+    Status.NOT_APPLICABLE: submission.NOT_APPLICABLE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TreeFinding:
     """What one rule found, with the looks that made its status."""
 
     rule: str
@@ -75,58 +70,43 @@ class Finding:
         return {
             "rule": self.rule,
             "section": self.section,
-            "status": self.status.value,
+            "status": STATUS_WORDS[self.status],
             "looks": [{"where": look.where, "says": look.says} for look in self.looks],
         }
 
 
-Rule = Callable[[Tree], Iterator[Look]]
+TreeRule = Callable[[Tree], Iterator[Look]]
 
 
-def check_tree(tree: Tree) -> tuple[Finding, ...]:
-    """Every rule, in the order of the sections."""
+def check_tree(tree: Tree) -> tuple[TreeFinding, ...]:
+    """Judge a tree by every rule, in the order of the sections."""
     return tuple(_find(name, section, rule, tree) for name, (section, rule) in RULES.items())
 
 
-def _find(name: str, section: str, rule: Rule, tree: Tree) -> Finding:
-    looks = list(rule(tree))
-    grave = list(Status)
-    status = min((look.status for look in looks), key=grave.index, default=Status.NOT_JUDGED)
-    shown = tuple(look for look in looks if look.status is status)
-    return Finding(rule=name, section=section, status=status, looks=shown)
+def _find(name: str, section: str, rule: TreeRule, tree: Tree) -> TreeFinding:
+    status, looks = gravest(rule(tree), GRAVEST_FIRST)
+    return TreeFinding(rule=name, section=section, status=status, looks=looks)
 
 
-def _short(where: str, says: str) -> Look:
-    return Look(Status.FALLS_SHORT, where, says)
-
-
-def _passes(says: str, where: str = "") -> Look:
-    return Look(Status.PASS, where, says)
-
-
-def _open_question(says: str, where: str = "") -> Look:
-    return Look(Status.NOT_JUDGED, where, says)
-
-
-def _closed_only(rule: Rule) -> Rule:
+def _closed_only(rule: TreeRule) -> TreeRule:
     """A rule that CLOSED submissions have to keep."""
 
     def look(tree: Tree) -> Iterator[Look]:
         if tree.division == OPEN:
-            yield Look(Status.NOT_APPLICABLE, "", "OPEN may differ")
+            yield nothing("OPEN may differ")
         elif tree.division is None:
-            yield _open_question("neither path nor record says whether this is closed or open")
+            yield unknown("neither path nor record says whether this is closed or open")
         else:
             yield from rule(tree)
 
     return look
 
 
-def _each(tree: Tree, flaw: Callable[[RankResult], Iterator[str]], well: str) -> Iterator[Look]:
+def _each(tree: Tree, flaw: Callable[[RankResult], Iterator[str]], passes: str) -> Iterator[Look]:
     """A look at each rank; one that passes stands for all that do."""
-    found = [_short(r.path, says) for r in tree.ranks for says in flaw(r)]
+    flaws = [invalid(says, r.path) for r in tree.ranks for says in flaw(r)]
     yield from _unread(tree)
-    yield from found or [_passes(f"{well} ({len(tree.ranks)} results)")]
+    yield from flaws or [well(f"{passes} ({len(tree.ranks)} results)")]
 
 
 def _unread(tree: Tree) -> Iterator[Look]:
@@ -135,9 +115,9 @@ def _unread(tree: Tree) -> Iterator[Look]:
     wanted = len(expected.options) * expected.trials * expected.ranks
     read = sum(expected.has(result.spot) for result in tree.ranks)
     if not tree.ranks:
-        yield _open_question("no rank's result can be read")
+        yield unknown("no rank's result can be read")
     elif read < wanted:
-        yield _open_question(f"only {read} of {wanted} results are there and can be judged")
+        yield unknown(f"only {read} of {wanted} results are there and can be judged")
 
 
 # --- 6.3: the workloads, the sequence, the clients -------------------------------------------
@@ -146,7 +126,7 @@ def _unread(tree: Tree) -> Iterator[Look]:
 def _fixed_workload(tree: Tree) -> Iterator[Look]:
     for option in MLPERF_OPTIONS:
         if option not in tree.expected.options:
-            yield _short(f"option_{option}", "was not run; all three options are wanted")
+            yield invalid("was not run; all three options are wanted", f"option_{option}")
     yield from _each(tree, _workload, "every value is Table KVCache-1's")
 
 
@@ -165,18 +145,18 @@ def _sequence_locks(tree: Tree) -> Iterator[Look]:
     yield from _each(tree, _seed, f"seed {SEED} plus the rank")
     plan = None if tree.manifest is None else tree.manifest.plan
     if plan is None or tree.manifest is None:
-        yield _open_question(f"trials, delays and --config: there is no {MANIFEST}")
+        yield unknown(f"trials, delays and --config: there is no {MANIFEST}")
         return
-    if plan["trials"] != TRIALS:
-        yield _short(MANIFEST, f"trials: {plan['trials']}, and {TRIALS} are fixed")
-    if plan["seed"] != SEED:
-        yield _short(MANIFEST, f"seed: {plan['seed']}, and {SEED} is fixed")
-    if plan.get("config") is not None:
-        yield _short(MANIFEST, f"config: {plan['config']}, and none is allowed")
-    if plan["option_delay_s"] != OPTION_DELAY_S:
-        says = f"option_delay_s: {plan['option_delay_s']:g}, and {OPTION_DELAY_S:g} is fixed"
-        yield _short(MANIFEST, says)
-    yield from _delays(list(tree.manifest.trials()), plan)
+    if plan.trials != TRIALS:
+        yield invalid(f"trials: {plan.trials}, and {TRIALS} are fixed", MANIFEST)
+    if plan.seed != SEED:
+        yield invalid(f"seed: {plan.seed}, and {SEED} is fixed", MANIFEST)
+    if plan.config is not None:
+        yield invalid(f"config: {plan.config}, and none is allowed", MANIFEST)
+    if plan.option_delay_s != OPTION_DELAY_S:
+        says = f"option_delay_s: {plan.option_delay_s:g}, and {OPTION_DELAY_S:g} is fixed"
+        yield invalid(says, MANIFEST)
+    yield from _delays(tree.manifest.record.trials, plan)
 
 
 def _seed(result: RankResult) -> Iterator[str]:
@@ -185,24 +165,22 @@ def _seed(result: RankResult) -> Iterator[str]:
         yield f"seed is {result.seed}, and {wanted} ({SEED} + rank) is fixed"
 
 
-def _delays(trials: Sequence[Json], plan: Json) -> Iterator[Look]:
+def _delays(trials: Sequence[TrialRecord], plan: PlanRecord) -> Iterator[Look]:
     """By the clock, between the end of one option and the start of the next."""
-    wanted_s, planned = plan["option_delay_s"], len(plan["options"]) * plan["trials"]
+    wanted_s, planned = plan.option_delay_s, len(plan.options) * plan.trials
     if len(trials) < planned:
-        yield _open_question(f"only {len(trials)} of {planned} trials were begun", MANIFEST)
+        yield unknown(f"only {len(trials)} of {planned} trials were begun", MANIFEST)
     for before, after in pairwise(trials):
-        if before["option"] == after["option"]:
+        if before.option == after.option:
             continue
-        ended, began = _instant(before["ended_utc"]), _instant(after["started_utc"])
+        ended, began = _instant(before.ended_utc), _instant(after.started_utc)
         if ended is None or began is None:
-            yield _open_question(f"when option {after['option']} began is not told", MANIFEST)
+            yield unknown(f"when option {after.option} began is not told", MANIFEST)
             continue
         waited_s = began - ended
         if waited_s < wanted_s - _CLOCKS_S:
-            says = (
-                f"option {after['option']} began {waited_s:.0f} s after option {before['option']}"
-            )
-            yield _short(MANIFEST, f"{says}, and {wanted_s:g} s are planned")
+            says = f"option {after.option} began {waited_s:.0f} s after option {before.option}"
+            yield invalid(f"{says}, and {wanted_s:g} s are planned", MANIFEST)
 
 
 def _instant(text: str) -> float | None:
@@ -222,7 +200,7 @@ def _no_autoscaling(tree: Tree) -> Iterator[Look]:
 
 def _client_definition(tree: Tree) -> Iterator[Look]:
     def alone(result: RankResult) -> Iterator[str]:
-        if result.told.get("ranks") is None and tree.expected.ranks > 1:
+        if result.mpi.ranks is None and tree.expected.ranks > 1:
             yield "does not know of how many ranks it is one"
 
     yield from _each(tree, alone, f"one process each, of {tree.expected.ranks}")
@@ -244,11 +222,11 @@ def _scale_up(tree: Tree) -> Iterator[Look]:
 
 def _isolation(tree: Tree) -> Iterator[Look]:
     yield from _each(tree, _own_places, "every client has a directory and a file of its own")
-    trials = [] if tree.manifest is None else list(tree.manifest.trials())
+    trials = [] if tree.manifest is None else tree.manifest.record.trials
     for row in trials:
-        if row["left_in_cache"]:
-            says = f"left {row['left_in_cache']} files in the cache directory for what came next"
-            yield _short(f"option_{row['option']}/trial_{row['trial']}", says)
+        if row.left_in_cache:
+            says = f"left {row.left_in_cache} files in the cache directory for what came next"
+            yield invalid(says, f"option_{row.option}/trial_{row.trial}")
 
 
 def _own_places(result: RankResult) -> Iterator[str]:
@@ -265,28 +243,28 @@ def _own_places(result: RankResult) -> Iterator[str]:
 def _shared_results(tree: Tree) -> Iterator[Look]:
     hosts = {result.hostname for result in tree.ranks}
     if len(hosts) > 1:
-        yield _passes(f"results of {len(hosts)} hosts are here")
+        yield well(f"results of {len(hosts)} hosts are here")
         return
     yield from _unread(tree)
     missing = next((flaw for flaw in tree.flaws if flaw.kind == MISSING), None)
-    launched = tree.manifest is not None and bool(tree.manifest.plan.get("launch"))
+    launched = tree.manifest is not None and bool(tree.manifest.plan.launch)
     if missing is not None and launched:
-        yield _short(missing.path, f"has no result, and all others are of {', '.join(hosts)}: is "
-                     "the results directory the same on every host?")  # fmt: skip
+        yield invalid(f"has no result, and all others are of {', '.join(hosts)}: is "
+                     "the results directory the same on every host?", missing.path)  # fmt: skip
     else:
-        yield _passes("all ranks ran on one host")
+        yield well("all ranks ran on one host")
 
 
 # --- 6.3.4: the aggregates -------------------------------------------------------------------
 
 
-def _aggregates(*names: str) -> Rule:
+def _aggregates(*names: str) -> TreeRule:
     """The launcher's own summary has the aggregates that follow from the ranks' results."""
 
     def look(tree: Tree) -> Iterator[Look]:
         files = sorted(tree.place.run.glob(f"{SUMMARY}*.json"))
         if not files:
-            yield _open_question(f"there is no {SUMMARY}*.json to compare with")
+            yield unknown(f"there is no {SUMMARY}*.json to compare with")
         for path in files:
             yield from _compared(tree, path, names)
 
@@ -299,14 +277,12 @@ def _compared(tree: Tree, path: Path, names: Sequence[str]) -> Iterator[Look]:
         document = orjson.loads(result_bytes(path))
         told = {str(option): document["options"][str(option)] for option in tree.expected.options}
     except (UsageError, orjson.JSONDecodeError, KeyError, TypeError):
-        yield _short(where, "is no summary with every option in it")
+        yield invalid("is no summary with every option in it", where)
         return
     seen = 0
     for option in tree.expected.options:
         if tree.flaws_of(option):
-            yield _open_question(
-                f"option {option} is incomplete, so nothing can be added up", where
-            )
+            yield unknown(f"option {option} is incomplete, so nothing can be added up", where)
             continue
         found = by_the_rules(tree.of(option))
         for name in names:
@@ -314,13 +290,13 @@ def _compared(tree: Tree, path: Path, names: Sequence[str]) -> Iterator[Look]:
             if value is None and found[name] is None:
                 continue
             if value is None:
-                yield _open_question(f"option {option} has no {name}", where)
+                yield unknown(f"option {option} has no {name}", where)
             elif not _same(value, found[name]):
                 says = f"option {option}: {name} is {value!r}, and the ranks give {found[name]!r}"
-                yield _short(where, says)
+                yield invalid(says, where)
             seen += 1
     if seen:
-        yield _passes(f"{', '.join(names)} follow from the ranks' results", where)
+        yield well(f"{', '.join(names)} follow from the ranks' results", where)
 
 
 def _same(value: Any, found: float | None) -> bool:
@@ -332,25 +308,25 @@ def _latency_validity(tree: Tree) -> Iterator[Look]:
     for option in tree.expected.options:
         entries = [result.storage_entries for result in tree.of(option)]
         if entries and not any(entries):
-            yield _short(
-                f"option_{option}", "storage_entries is 0 for every rank: only RAM was used"
+            yield invalid(
+                "storage_entries is 0 for every rank: only RAM was used", f"option_{option}"
             )
     some = [r.path for r in tree.ranks if r.storage_entries == 0]
     yield from _unread(tree)
-    yield _passes(f"storage was used ({len(some)} of {len(tree.ranks)} ranks had only RAM)")
+    yield well(f"storage was used ({len(some)} of {len(tree.ranks)} ranks had only RAM)")
 
 
 def _headline(tree: Tree) -> Iterator[Look]:
     for option in tree.expected.options:
         where = f"option_{option}"
         if tree.flaws_of(option):
-            yield _open_question("the option is incomplete and has no headline", where)
+            yield unknown("the option is incomplete and has no headline", where)
             continue
         values = by_the_rules(tree.of(option))
         absent = [name for name in HEADLINE if not values[name]]
         if absent:
-            yield _short(where, f"has no {', '.join(absent)}: storage moved too little for it")
-    yield _passes(f"all four figures are there, of {tree.expected.ranks} ranks")
+            yield invalid(f"has no {', '.join(absent)}: storage moved too little for it", where)
+    yield well(f"all four figures are there, of {tree.expected.ranks} ranks")
 
 
 # --- 6.4 to 6.6 ------------------------------------------------------------------------------
@@ -358,25 +334,23 @@ def _headline(tree: Tree) -> Iterator[Look]:
 
 def _posix_cache_dir(tree: Tree) -> Iterator[Look]:
     if tree.manifest is None:
-        yield _open_question(f"where the results were written is not known without {MANIFEST}")
+        yield unknown(f"where the results were written is not known without {MANIFEST}")
         return
-    places = tree.manifest.own["environment"]
+    places = tree.manifest.record.environment
     same = places.get("same_filesystem")
     if same is False:
-        yield _passes("cache and results were on different file systems", MANIFEST)
+        yield well("cache and results were on different file systems", MANIFEST)
     else:
-        yield _short(MANIFEST, f"same_filesystem is {same!r}: cache and results share one")
+        yield invalid(f"same_filesystem is {same!r}: cache and results share one", MANIFEST)
 
 
 def _posix_io(tree: Tree) -> Iterator[Look]:
     told = sorted({(str(r.storage.get("engine")), r.fsync) for r in tree.ranks})
     if told and all(engine == "buffered" and fsync == "object" for engine, fsync in told):
-        yield _passes(
-            "buffered files with an fsync each, dropped from the page cache before a read"
-        )
+        yield well("buffered files with an fsync each, dropped from the page cache before a read")
         return
     said = "; ".join(f"engine {engine}, fsync {fsync}" for engine, fsync in told) or "nothing"
-    yield _open_question(
+    yield unknown(
         f"the rule tells how the reference does its I/O (np.save, fsync, np.load); here was "
         f"{said}. Whether that is accepted is the reviewers' to say"
     )
@@ -407,7 +381,7 @@ def _latency_scope(tree: Tree) -> Iterator[Look]:
 
     for result in tree.ranks:
         if not mounted(result).get("type"):
-            yield _open_question("says nothing of the file system behind it", result.path)
+            yield unknown("says nothing of the file system behind it", result.path)
     yield from _each(tree, unrecorded, "file systems and their mount options are recorded")
 
 
@@ -415,7 +389,7 @@ def _latency_scope(tree: Tree) -> Iterator[Look]:
 def _defaults(option: int) -> Mapping[str, Any]:
     config = load_config(None, MLPERF_OPTIONS[option].overrides())
     plain: dict[str, Any] = orjson.loads(orjson.dumps(to_mapping(config)))
-    return flat(plain)
+    return dict(flat(plain))
 
 
 _HAS_ITS_OWN_RULE = ("autoscaler.enabled",)
@@ -423,8 +397,8 @@ _HAS_ITS_OWN_RULE = ("autoscaler.enabled",)
 
 def _immutable(tree: Tree) -> Iterator[Look]:
     yield from _each(tree, _changed, "nothing else is set")
-    if tree.manifest is not None and tree.manifest.plan["flags"]:
-        yield _short(MANIFEST, f"flags: {' '.join(map(str, tree.manifest.plan['flags']))}")
+    if tree.manifest is not None and tree.manifest.plan.flags:
+        yield invalid(f"flags: {' '.join(map(str, tree.manifest.plan.flags))}", MANIFEST)
 
 
 def _changed(result: RankResult) -> Iterator[str]:
@@ -442,39 +416,37 @@ def _changed(result: RankResult) -> Iterator[str]:
 
 def _open_allowances(tree: Tree) -> Iterator[Look]:
     if tree.division != OPEN:
-        yield Look(Status.NOT_APPLICABLE, "", "only OPEN has allowances")
+        yield nothing("only OPEN has allowances")
         return
     if tree.manifest is None:
-        yield _open_question(f"what differs from CLOSED is recorded in {MANIFEST} only")
+        yield unknown(f"what differs from CLOSED is recorded in {MANIFEST} only")
         return
     said = "; ".join(tree.deviations) or "nothing that is recorded"
-    yield _passes(f"differs from CLOSED in {said}")
+    yield well(f"differs from CLOSED in {said}")
 
 
 def _invocation(tree: Tree) -> Iterator[Look]:
     if tree.manifest is None:
-        yield _open_question(f"the call is recorded in {MANIFEST} only")
-    elif tree.manifest.plan["command"]:
-        yield _passes(
-            f"recorded: {' '.join(map(str, tree.manifest.plan['command']))[:200]}", MANIFEST
-        )
+        yield unknown(f"the call is recorded in {MANIFEST} only")
+    elif tree.manifest.plan.command:
+        yield well(f"recorded: {' '.join(map(str, tree.manifest.plan.command))[:200]}", MANIFEST)
     else:
-        yield _short(MANIFEST, "the call is not recorded")
+        yield invalid("the call is not recorded", MANIFEST)
 
 
 # --- 1 and 2: the directories of a submission ------------------------------------------------
 
 
 def _outside_a_submission() -> Look:
-    return _open_question("the sequence does not lie in <division>/<org>/results/<system>/kv_cache")
+    return unknown("the sequence does not lie in <division>/<org>/results/<system>/kv_cache")
 
 
 def _by_mlpstorage(tree: Tree) -> Iterator[Look]:
     made = sorted(tree.place.run.glob(LAUNCHERS_METADATA))
     if any(path.is_file() and path.stat().st_size for path in made):
-        yield _passes("has metadata such as mlpstorage leaves", tree.place.name(made[0]))
+        yield well("has metadata such as mlpstorage leaves", tree.place.name(made[0]))
     else:
-        yield _open_question(
+        yield unknown(
             "the rules want mlpstorage to make the tree, and this one has nothing of it; run the "
             "same under mlpstorage, or ask the working group"
         )
@@ -485,9 +457,9 @@ def _submitter(tree: Tree) -> Iterator[Look]:
     if org is None:
         yield _outside_a_submission()
     elif org == NOBODY or as_name(org) != org:
-        yield _short(org, "is no submitter's name; give --org, or rename the directory")
+        yield invalid("is no submitter's name; give --org, or rename the directory", org)
     else:
-        yield _passes(org)
+        yield well(org)
 
 
 def _top_level(tree: Tree) -> Iterator[Look]:
@@ -510,16 +482,14 @@ def _required(tree: Tree) -> Iterator[Look]:
 def _nothing_else(directory: Path, allowed: set[str], needed: set[str]) -> Iterator[Look]:
     there = {path.name for path in directory.iterdir() if not path.name.startswith(".")}
     for name in sorted(needed - there):
-        yield _short(str(directory), f"has no directory {name}")
+        yield invalid(f"has no directory {name}", str(directory))
     for name in sorted(there - allowed):
-        yield _short(str(directory / name), f"is none of {', '.join(sorted(allowed))}")
-    yield _passes(f"{', '.join(sorted(there & allowed))}", str(directory))
+        yield invalid(f"is none of {', '.join(sorted(allowed))}", str(directory / name))
+    yield well(f"{', '.join(sorted(there & allowed))}", str(directory))
 
 
 def _code(tree: Tree) -> Iterator[Look]:
-    yield _open_question(
-        "the copy of the sources and its hash are mlpstorage's to make and to check"
-    )
+    yield unknown("the copy of the sources and its hash are mlpstorage's to make and to check")
 
 
 def _systems_files(tree: Tree) -> Iterator[Look]:
@@ -529,21 +499,21 @@ def _systems_files(tree: Tree) -> Iterator[Look]:
         return
     for wanted in (path, path.with_suffix(".pdf")):
         if not wanted.is_file():
-            yield _short(tree.place.name(wanted), "is not there")
-    yield _passes("both descriptions are there", tree.place.name(path))
+            yield invalid("is not there", tree.place.name(wanted))
+    yield well("both descriptions are there", tree.place.name(path))
 
 
 def _described(tree: Tree) -> Iterator[Look]:
     path = tree.place.description
     if path is None or not path.is_file():
-        yield _open_question("there is no description to look into")
+        yield unknown("there is no description to look into")
         return
     try:
         flaws = list(flaws_of_description(path, tree.place.system))
     except UsageError as error:
         flaws = [f"cannot be read: {error}"]
-    yield from (_short(tree.place.name(path), flaw) for flaw in flaws)
-    yield _passes("is filled in", tree.place.name(path))
+    yield from (invalid(flaw, tree.place.name(path)) for flaw in flaws)
+    yield well("is filled in", tree.place.name(path))
 
 
 _SAME_SYSTEM = (
@@ -559,7 +529,7 @@ def _identical(tree: Tree) -> Iterator[Look]:
 
     def differs(result: RankResult) -> Iterator[str]:
         other = first.setdefault(result.hostname, result)
-        mine, others = flat(result.environment), flat(other.environment)
+        mine, others = dict(flat(result.environment)), dict(flat(other.environment))
         for name in _SAME_SYSTEM:
             if mine.get(name) != others.get(name):
                 yield f"{name} is {mine.get(name)!r}, and was {others.get(name)!r} in {other.path}"
@@ -575,32 +545,32 @@ def _identical(tree: Tree) -> Iterator[Look]:
 def _complete(tree: Tree) -> Iterator[Look]:
     for flaw in tree.flaws:
         if flaw.kind not in (TAMPERED, CPU_ONLY):
-            yield _short(flaw.path, f"{flaw.says} ({flaw.kind})")
+            yield invalid(f"{flaw.says} ({flaw.kind})", flaw.path)
     yield from _unread(tree)
     expected = tree.expected
     count = len(expected.options) * expected.trials * expected.ranks
-    yield _passes(f"all {count} results are there, whole and alike")
+    yield well(f"all {count} results are there, whole and alike")
 
 
 def _intact(tree: Tree) -> Iterator[Look]:
     for flaw in tree.flaws:
         if flaw.kind == TAMPERED and flaw.path != MANIFEST:
-            yield _short(flaw.path, flaw.says)
+            yield invalid(flaw.says, flaw.path)
     yield from _unread(tree)
-    yield _passes(f"chain and numbers of {len(tree.ranks)} results come out the same")
+    yield well(f"chain and numbers of {len(tree.ranks)} results come out the same")
 
 
 def _chain(tree: Tree) -> Iterator[Look]:
     if tree.manifest is None:
-        yield _open_question(f"there is no {MANIFEST}; each result has a chain of its own")
+        yield unknown(f"there is no {MANIFEST}; each result has a chain of its own")
         return
-    for link, says in tree.manifest.own_changes:
-        yield _short(MANIFEST, f"{link} {says}")
+    for link, says in tree.manifest.record_changes:
+        yield invalid(f"{link} {says}", MANIFEST)
     for name, says in tree.manifest.file_changes:
-        yield _short(name, says)
+        yield invalid(says, name)
     for name in gone(tree.manifest, tree.place):
-        yield _short(name, "was there when the sequence ended")
-    yield _passes("every file is as the sequence left it", MANIFEST)
+        yield invalid("was there when the sequence ended", name)
+    yield well("every file is as the sequence left it", MANIFEST)
 
 
 def _passport(tree: Tree) -> Iterator[Look]:
@@ -613,14 +583,14 @@ def _passport(tree: Tree) -> Iterator[Look]:
 
 def _submittable(tree: Tree) -> Iterator[Look]:
     for why in tree.not_submittable:
-        yield _short(MANIFEST if tree.manifest is not None else "", why)
-    if tree.manifest is not None and tree.manifest.own["status"] != FINISHED:
-        yield _short(MANIFEST, f"the sequence is {tree.manifest.own['status']}, not {FINISHED}")
+        yield invalid(why, MANIFEST if tree.manifest is not None else "")
+    if tree.manifest is not None and tree.manifest.record.status != FINISHED:
+        yield invalid(f"the sequence is {tree.manifest.record.status}, not {FINISHED}", MANIFEST)
     yield from _unread(tree)
-    yield _passes("nothing says that this is no submission")
+    yield well("nothing says that this is no submission")
 
 
-RULES: Mapping[str, tuple[str, Rule]] = {
+RULES: Mapping[str, tuple[str, TreeRule]] = {
     "kvcacheFixedWorkloadPerOption": ("6.3.1.1", _closed_only(_fixed_workload)),
     "kvcacheClosedSequenceLocks": ("6.3.2.1", _closed_only(_sequence_locks)),
     "kvcacheAutoscalingProhibited": ("6.3.2.2", _closed_only(_no_autoscaling)),

@@ -15,6 +15,7 @@ import yaml
 from kv_cache.config.load import read_yaml
 from kv_cache.core.units import GIB
 from kv_cache.files.writing import write_atomically
+from kv_cache.result.paths import value_at
 
 PLACEHOLDER = "FILL IN: "
 
@@ -30,7 +31,8 @@ Json = Mapping[str, Any]
 
 
 def describe(system: str, environments: Sequence[Json]) -> dict[str, Any]:
-    """The description of a system whose clients are machines with these environments, one each."""
+    """Return the description of a system whose clients are machines with these environments, one
+    each."""
     first = environments[0] if environments else {}
     remote = _is_remote(first)
     return {
@@ -61,7 +63,7 @@ def describe(system: str, environments: Sequence[Json]) -> dict[str, Any]:
 
 
 def write_description(path: Path, description: Json) -> None:
-    """Write it where none stands; what people have filled in is theirs. Raises OSError."""
+    """Write it unless there is one, which people may have filled in. Raises OSError."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,22 +76,24 @@ def _fill(what: str) -> str:
 
 
 def _is_remote(environment: Json) -> bool:
-    kind = _at(environment, "filesystem.type")
+    kind = value_at(environment, "filesystem.type")
     return isinstance(kind, str) and bool(_NETWORK.match(kind))
 
 
 def _kinds(environments: Sequence[Json]) -> list[tuple[Json, int]]:
-    """Machines that are alike, with their number."""
+    """Group machines that are alike, with their number."""
     kinds: dict[tuple[Any, ...], list[Json]] = {}
     for environment in environments:
         names = ("cpu.model", "cpu.physical_cores", "memory.total_bytes", "os.release")
-        kinds.setdefault(tuple(_at(environment, name) for name in names), []).append(environment)
+        kinds.setdefault(tuple(value_at(environment, name) for name in names), []).append(
+            environment
+        )
     return [(alike[0], len(alike)) for alike in kinds.values()]
 
 
 def _client(environment: Json, quantity: int, remote: bool) -> dict[str, Any]:
     name, version = _system(environment)
-    memory = _at(environment, "memory.total_bytes")
+    memory = value_at(environment, "memory.total_bytes")
     described = {
         "friendly_description": _fill("what these clients are"),
         "quantity": quantity,
@@ -108,8 +112,8 @@ def _client(environment: Json, quantity: int, remote: bool) -> dict[str, Any]:
 
 
 def _drive(environment: Json) -> dict[str, Any]:
-    """The drive below the cache directory, as its kernel tells about it."""
-    device = _at(environment, "device")
+    """Describe the drive below the cache directory by what its kernel shows."""
+    device = value_at(environment, "device")
     device = device if isinstance(device, Mapping) else {}
     size = device.get("size_bytes")
     nvme = str(device.get("name")).startswith("nvme")
@@ -124,9 +128,10 @@ def _drive(environment: Json) -> dict[str, Any]:
 
 
 def _system(environment: Json) -> tuple[str, str]:
-    """`Debian GNU/Linux 12 (bookworm)` is Debian GNU/Linux, 12 (bookworm)."""
-    release = _at(environment, "os.release")
-    kernel = _at(environment, "os.kernel")
+    """Return name and version: `Debian GNU/Linux 12 (bookworm)` is Debian GNU/Linux, 12
+    (bookworm)."""
+    release = value_at(environment, "os.release")
+    kernel = value_at(environment, "os.kernel")
     match = re.fullmatch(r"(.*?)\s+(\d.*)", release) if isinstance(release, str) else None
     after = f", kernel {kernel}" if kernel else ""
     if match is None:
@@ -135,14 +140,8 @@ def _system(environment: Json) -> tuple[str, str]:
 
 
 def _known(environment: Json, path: str, what: str) -> Any:
-    value = _at(environment, path)
+    value = value_at(environment, path)
     return _fill(what) if value is None else value
-
-
-def _at(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 # --- read back -------------------------------------------------------------------------------
@@ -159,8 +158,8 @@ _FLAGS = ("multi_host", "simultaneous_write", "simultaneous_read")
 
 
 def flaws_of_description(path: Path, system: str | None) -> Iterator[str]:
-    """What is still to be filled in, or is not of the shape that the rules want. Raises ConfigError
-    where it is no YAML."""
+    """Yield what is still to be filled in, or does not have the shape that the rules require.
+    Raises ConfigError if it is not YAML."""
     document = read_yaml(path)
     root = document.get("system_under_test") if isinstance(document, Mapping) else None
     if not isinstance(root, Mapping):
@@ -168,15 +167,15 @@ def flaws_of_description(path: Path, system: str | None) -> Iterator[str]:
         return
     yield from (f"{where} is still {text!r}" for where, text in _placeholders(root, ""))
     for where, allowed in _ENUMS.items():
-        value = _at(root, where)
+        value = value_at(root, where)
         if not _is_open(value) and value not in allowed:
             yield f"{where} is {value!r}, not one of {', '.join(allowed)}"
     for name in _FLAGS:
-        value = _at(root, f"solution.capabilities.{name}")
+        value = value_at(root, f"solution.capabilities.{name}")
         if not _is_open(value) and not isinstance(value, bool):
             yield f"solution.capabilities.{name} is {value!r}, neither true nor false"
-    if system is not None and _at(root, "solution.submission_name") != system:
-        named = _at(root, "solution.submission_name")
+    if system is not None and value_at(root, "solution.submission_name") != system:
+        named = value_at(root, "solution.submission_name")
         yield f"solution.submission_name is {named!r}, and the file is {system}.yaml"
     if not isinstance(root.get("clients"), list) or not root["clients"]:
         yield "clients is no list of machines"

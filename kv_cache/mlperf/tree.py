@@ -35,7 +35,6 @@ from kv_cache.mlperf.rankfile import (
     CPU_ONLY,
     DUPLICATE,
     MISSING,
-    SCHEMAS,
     TAMPERED,
     UNEXPECTED,
     Flaw,
@@ -57,7 +56,7 @@ class Expected:
     options: tuple[int, ...]
     trials: int
     ranks: int
-    told_by: str
+    source: str  # of these numbers
 
     def has(self, spot: Spot) -> bool:
         """Whether a result belongs there."""
@@ -77,19 +76,21 @@ class Tree:
 
     @property
     def division(self) -> str | None:
-        return self.place.division if self.manifest is None else self.manifest.own["division"]
+        return self.place.division if self.manifest is None else self.manifest.record.division
 
     @property
     def not_submittable(self) -> tuple[str, ...]:
-        """Why this is no submission, by its own word."""
-        own = () if self.manifest is None else self.manifest.own["not_submittable"]
-        return tuple(dict.fromkeys([*own, *(why for r in self.ranks for why in r.not_submittable)]))
+        """Why this is not a submission, by its record and its results."""
+        reasons = () if self.manifest is None else self.manifest.record.not_submittable
+        return tuple(
+            dict.fromkeys([*reasons, *(why for r in self.ranks for why in r.not_submittable)])
+        )
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        """In what it is no CLOSED submission, by its record."""
-        told = [] if self.manifest is None else self.manifest.own["deviations"]
-        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in told if isinstance(d, Mapping))
+        """Where it departs from a CLOSED submission, by its record."""
+        rows = [] if self.manifest is None else self.manifest.record.deviations
+        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in rows if isinstance(d, Mapping))
 
     def of(self, option: int) -> list[RankResult]:
         return [result for result in self.ranks if result.spot.option == option]
@@ -99,20 +100,23 @@ class Tree:
 
 
 def read_tree(path: Path) -> Tree:
-    """Everything of the sequence at or below a path. Raises UsageError where there is none."""
+    """Read the sequence at or below a path. Raises UsageError if there is none."""
     place = locate(path)
     manifest = read_manifest(place)
-    found = _found(place.run)
-    read = {spot: read_rank(spot, files[0], place.name(files[0])) for spot, files in found.items()
-            if files}  # fmt: skip
+    files_at = _found(place.run)
+    read = {
+        spot: read_rank(spot, files[0], place.name(files[0]))
+        for spot, files in files_at.items()
+        if files
+    }
     ranks = [result for result in read.values() if isinstance(result, RankResult)]
-    expected = _expected(manifest, found, ranks)
+    expected = _expected(manifest, files_at, ranks)
     flaws = [
         *_of_manifest(manifest, place),
-        *_missing(expected, found, place),
+        *_missing(expected, files_at, place),
         *(result for result in read.values() if isinstance(result, Flaw)),
-        *_twice(found, ranks, place),
-        *_not_expected(expected, found, place),
+        *_twice(files_at, ranks, place),
+        *_not_expected(expected, files_at, place),
         *_different(ranks, expected),
         *_without_storage(ranks, expected),
     ]
@@ -126,7 +130,7 @@ def read_tree(path: Path) -> Tree:
 
 
 def _found(run: Path) -> dict[Spot, list[Path]]:
-    """The result files by where they stand; a rank's directory without any is there too."""
+    """Return the result files by their places, among them ranks' directories without any."""
     try:
         return {
             Spot(option, trial, rank): results_in(directory)
@@ -139,22 +143,22 @@ def _found(run: Path) -> dict[Spot, list[Path]]:
 
 
 def _expected(
-    manifest: Manifest | None, found: Mapping[Spot, Any], ranks: Iterable[RankResult]
+    manifest: Manifest | None, files_at: Mapping[Spot, Any], ranks: Iterable[RankResult]
 ) -> Expected:
     if manifest is not None:
         return Expected(
-            options=manifest.options,
-            trials=manifest.plan["trials"],
-            ranks=manifest.plan["ranks"],
-            told_by=MANIFEST,
+            options=tuple(manifest.plan.options),
+            trials=manifest.plan.trials,
+            ranks=manifest.plan.ranks,
+            source=MANIFEST,
         )
-    told = [n for result in ranks if isinstance(n := result.told.get("ranks"), int)]
-    there = 1 + max((spot.rank for spot in found), default=0)
+    counts = [result.mpi.ranks for result in ranks if result.mpi.ranks is not None]
+    there = 1 + max((spot.rank for spot in files_at), default=0)
     return Expected(
-        options=tuple(sorted({spot.option for spot in found} | set(MLPERF_OPTIONS))),
-        trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in found)])),
-        ranks=min(MOST_RANKS, max(told, default=there)),
-        told_by="the ranks' own results" if told else "the directories that are there",
+        options=tuple(sorted({spot.option for spot in files_at} | set(MLPERF_OPTIONS))),
+        trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in files_at)])),
+        ranks=min(MOST_RANKS, max(counts, default=there)),
+        source="the ranks' own results" if counts else "the directories that are there",
     )
 
 
@@ -162,11 +166,11 @@ def _expected(
 
 
 def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
-    """A changed rank makes its option invalid, a changed record every one; what else was changed
-    says nothing about numbers, and is `check`'s to tell."""
+    """Yield changed and missing files: a changed rank makes its option invalid, a changed record
+    every one. Other changes say nothing about numbers, and `check` reports them."""
     if manifest is None:
         return
-    for link, says in manifest.own_changes:
+    for link, says in manifest.record_changes:
         yield Flaw(TAMPERED, None, MANIFEST, f"is not as it was written: {link} {says}")
     for name, says in manifest.file_changes:
         spot = _spot(name)
@@ -179,7 +183,7 @@ def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
 
 
 def _spot(name: str) -> Spot | None:
-    """Where a rank's result of that name stands; None for other files."""
+    """Return the place of a rank's result by its name; None for other files."""
     parts = name.split("/")
     if len(parts) != 4 or not parts[3].startswith("kvcache_results_"):
         return None
@@ -190,7 +194,7 @@ def _spot(name: str) -> Spot | None:
     return Spot(*map(int, numbers)) if all(n.isdigit() for n in numbers) else None
 
 
-def _missing(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
+def _missing(expected: Expected, files_at: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
     for option in expected.options:
         for trial in range(expected.trials):
             where = f"option_{option}/trial_{trial}"
@@ -199,15 +203,15 @@ def _missing(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Ite
                 continue
             for rank in range(expected.ranks):
                 spot = Spot(option, trial, rank)
-                if not found.get(spot):
-                    says = f"has no result ({expected.ranks} ranks, says {expected.told_by})"
+                if not files_at.get(spot):
+                    says = f"has no result ({expected.ranks} ranks, says {expected.source})"
                     yield Flaw(MISSING, option, str(spot), says)
 
 
 def _twice(
-    found: Mapping[Spot, list[Path]], ranks: Iterable[RankResult], place: Place
+    files_at: Mapping[Spot, list[Path]], ranks: Iterable[RankResult], place: Place
 ) -> Iterator[Flaw]:
-    for spot, files in found.items():
+    for spot, files in files_at.items():
         if len(files) > 1:
             names = ", ".join(path.name for path in files[:_MOST_NAMED])
             says = f"has {len(files)} results ({names}), and a launcher reads any of them"
@@ -218,14 +222,13 @@ def _twice(
         if other is not result:
             for option in {result.spot.option, other.spot.option}:
                 yield Flaw(DUPLICATE, option, result.path, f"is the result {other.path} again")
-        rank = result.told.get("rank")
-        if rank != result.spot.rank:
-            says = f"is the result of rank {rank}, and stands in the place of {result.spot.rank}"
+        if result.mpi.rank != result.spot.rank:
+            says = f"is the result of rank {result.mpi.rank}, in the place of {result.spot.rank}"
             yield Flaw(DUPLICATE, result.spot.option, result.path, says)
 
 
-def _not_expected(expected: Expected, found: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
-    for spot in found:
+def _not_expected(expected: Expected, files_at: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
+    for spot in files_at:
         if not expected.has(spot):
             yield Flaw(UNEXPECTED, spot.option, str(spot), "does not belong to the sequence")
     for option, directory in numbered(place.run, "option").items():
@@ -237,38 +240,29 @@ def _not_expected(expected: Expected, found: Mapping[Spot, Any], place: Place) -
 
 
 def _different(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
-    """Ranks of one option that did not run the same."""
+    """Yield ranks of one option that did not run the same."""
     for option in sorted({result.spot.option for result in ranks}):
         of_option = [result for result in ranks if result.spot.option == option]
         first = of_option[0]
         for result in of_option:
-            if result.schema != first.schema:
-                says = f"is of schema {result.schema}, {first.path} of {first.schema}"
-                yield Flaw(SCHEMAS, option, result.path, says)
             differing = list(differences(first.config, result.config))
             if differing:
                 named = ", ".join(differing[:_MOST_NAMED])
                 more = ", ..." if differing[_MOST_NAMED:] else ""
                 says = f"was run with another configuration than {first.path} ({named}{more})"
                 yield Flaw(CONFIGS, option, result.path, says)
-            wanted = first.seed - _own_rank(first) + _own_rank(result)
-            if result.seed != wanted:
-                says = f"has seed {result.seed}, where {wanted} follows from {first.path}"
+            seed = first.seed - first.mpi.rank + result.mpi.rank
+            if result.seed != seed:
+                says = f"has seed {result.seed}, but {seed} follows from {first.path}"
                 yield Flaw(CONFIGS, option, result.path, says)
-            told = result.told.get("ranks")
-            if told is not None and told != expected.ranks:
-                says = f"is of a job of {told} ranks, not of {expected.ranks}"
+            count = result.mpi.ranks
+            if count is not None and count != expected.ranks:
+                says = f"is of a job of {count} ranks, not of {expected.ranks}"
                 yield Flaw(CLIENTS, option, result.path, says)
 
 
-def _own_rank(result: RankResult) -> int:
-    """What it takes itself for; a result in another's place is told as such."""
-    told = result.told.get("rank")
-    return told if isinstance(told, int) else result.spot.rank
-
-
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    """The options that differ, but those that every rank has of its own."""
+    """Yield the options that differ, except those that differ between all ranks."""
     for name in sorted({*first, *second}):
         if not name.startswith(OWN_OPTIONS) and first.get(name) != second.get(name):
             yield f"{name} {second.get(name)!r} for {first.get(name)!r}"

@@ -1,7 +1,7 @@
-"""The summary for programs (`run --json`): what `table` tells a person, as one JSON document.
+"""The summary for programs (`run --json`): what the terminal shows a person, as one JSON document.
 
-It has the verdict first, and each number under the name that `compare` and trials give it. All
-else stands in the result, which it names.
+The verdict comes first, and each number has the name that `compare` and trials give it. Everything
+else is in the result, whose path it has.
 """
 
 from collections import Counter
@@ -19,47 +19,34 @@ Json = Mapping[str, Any]
 
 
 def brief(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
-    """Of one run. `files` are what it wrote, by what they are; `result` is one of them."""
-    own = document["kv_cache"]
-    same = ("status", "driver", "contains_performance", "notes", "semantics_preset", "seed")
+    """Return the summary of one run. `files` are the paths of what it wrote, `result` among
+    them."""
+    section = document["kv_cache"]
     return {
         "schema": SCHEMA,
-        **_verdict(own["passport"]),
-        "overall_passed": document["overall_passed"],
-        **{name: own[name] for name in same},
-        "model": own["model"]["name"],
-        "schedule_sha256": own["schedule"]["sha256"],
-        "fingerprint": fingerprint(document),
-        "window_s": own["window_s"],
-        "headline": _headline(own),
-        "requests": own["requests"],
-        "metrics": _metrics(own),
-        "evictions": own["evictions"],
-        "verification": own["verification"],
-        "failed_operations": own["failed_operations"],
-        "reconciliation": own["reconciliation"],
-        "autoscaler": own["autoscaler"],
+        **_numbers(document),
+        "schedule_sha256": section["schedule"]["sha256"],
+        "metrics": _metrics(section),
+        "autoscaler": section["autoscaler"],
         "validation": _passed(document.get("validation")),
         "files": dict(files),
     }
 
 
 def brief_of_trials(
-    document: Json | None, runs: Sequence[Json], files: Mapping[str, str]
+    document: Json, runs: Sequence[Json], files: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Of several, with the summary of each."""
-    own = {} if document is None else document["kv_cache"]
+    """Return the summary of several trials, with that of each."""
+    section = document["kv_cache"]
     names = ("unit", "better", "median", "mean", "interval", "coefficient_of_variation", "values")
+    same = ("planned", "finished", "confidence", "headline")
     return {
         "schema": TRIALS_SCHEMA,
-        **_verdict(own["passport"]),
-        "planned": own["planned"],
-        "finished": own["finished"],
-        "confidence": own["confidence"],
-        "headline": own["headline"],
+        **_verdict(section["passport"]),
+        **{name: section[name] for name in same},
         "metrics": {
             metric: {name: numbers[name] for name in names}
-            for metric, numbers in own["metrics"].items()
+            for metric, numbers in section["metrics"].items()
         },
         "trials": list(runs),
         "files": dict(files),
@@ -67,33 +54,39 @@ def brief_of_trials(
 
 
 def brief_of_ranks(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
-    """Of several that ran together: their sums, and the figures of each."""
-    own = document["kv_cache"]
-    same = (
-        *("status", "driver", "contains_performance", "notes", "semantics_preset", "seed"),
-        *("window_s", "requests"),
-    )
-    crew = own["crew"]
-    told = ("how", "wanted", "ended_early", "start_skew_ns", "start_skew_error_ns")
+    """Return the summary of several ranks: their sums, and the figures of each."""
+    section = document["kv_cache"]
+    of_crew = ("how", "wanted", "ended_early", "start_skew_ns", "start_skew_error_ns")
     return {
         "schema": RANKS_SCHEMA,
-        **_verdict(own["passport"]),
-        "overall_passed": document["overall_passed"],
-        **{name: own[name] for name in same},
-        "model": own["model"].get("name"),
-        "fingerprint": fingerprint(document),
-        **{name: crew[name] for name in told},
-        "together": own["together"],
-        "headline": _headline(own),
-        "metrics": _metrics(own) if any(row["counted"] for row in own["ranks"]) else {},
-        "evictions": own["evictions"],
-        "verification": own["verification"],
-        "failed_operations": own["failed_operations"],
-        "reconciliation": own["reconciliation"],
+        **_numbers(document),
+        **{name: section["crew"][name] for name in of_crew},
+        "together": section["together"],
+        "metrics": _metrics(section) if any(row["counted"] for row in section["ranks"]) else {},
         "ranks": [
-            {name: value for name, value in row.items() if name != "result"} for row in own["ranks"]
+            {name: value for name, value in row.items() if name != "result"}
+            for row in section["ranks"]
         ],
         "files": dict(files),
+    }
+
+
+_SAME = (
+    *("status", "driver", "contains_performance", "notes", "semantics_preset", "seed"),
+    *("window_s", "requests", "evictions", "verification", "failed_operations", "reconciliation"),
+)
+
+
+def _numbers(document: Json) -> dict[str, Any]:
+    """Return what the summaries of one run and of several ranks share."""
+    section = document["kv_cache"]
+    return {
+        **_verdict(section["passport"]),
+        "overall_passed": document["overall_passed"],
+        "model": section["model"].get("name"),
+        "fingerprint": fingerprint(document),
+        "headline": _headline(section),
+        **{name: section[name] for name in _SAME},
     }
 
 
@@ -105,22 +98,22 @@ def _verdict(passport: Json) -> dict[str, Any]:
     }
 
 
-def _headline(own: Json) -> dict[str, Any] | None:
-    """The number that the run is there for, by its name among the metrics, and its interval."""
-    if own["headline"] is None or own["config"]["output"]["io_trace_log"] is not None:
+def _headline(section: Json) -> dict[str, Any] | None:
+    """Return the number that the run measures, by its name among the metrics, and its interval."""
+    if section["headline"] is None or section["config"]["output"]["io_trace_log"] is not None:
         return None
     names = ("metric", "bytes_per_second", "within_run", "why_none")
-    return {name: own["headline"][name] for name in names}
+    return {name: section["headline"][name] for name in names}
 
 
-def _metrics(own: Json) -> dict[str, Any]:
-    """What there is of each; nothing of a run that was there to write a trace of its operations."""
-    if own["config"]["output"]["io_trace_log"] is not None:
+def _metrics(section: Json) -> dict[str, Any]:
+    """Return every metric that the run has; none if it only wrote a trace of its operations."""
+    if section["config"]["output"]["io_trace_log"] is not None:
         return {}
-    found = {name: metric.value(own) for name, metric in METRICS.items()}
+    values = {name: metric.value(section) for name, metric in METRICS.items()}
     return {
         name: {"value": value, "unit": METRICS[name].unit, "better": METRICS[name].better}
-        for name, value in found.items()
+        for name, value in values.items()
         if value is not None
     }
 

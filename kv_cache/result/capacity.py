@@ -1,6 +1,6 @@
 """The result of a capacity search: the answer, its interval, the curve, and what limited it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -14,8 +14,8 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.units import NS_PER_MS, ns_to_ms
 from kv_cache.metrics.curve import (
     DEVICE_BUSY,
+    Bottleneck,
     CurvePoint,
-    Limit,
     Limited,
     Pressure,
     knee,
@@ -24,7 +24,7 @@ from kv_cache.metrics.curve import (
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.recorder import RequestStats
-from kv_cache.metrics.slo import Measure, Promise
+from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result.chain import seal
@@ -32,16 +32,9 @@ from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
-from kv_cache.schedule.capacity import (
-    CapacityAnswer,
-    CapacitySearch,
-    Ended,
-    Judged,
-    Look,
-    ProbeVerdict,
-    SearchRules,
-    decided,
-)
+from kv_cache.result.verdicts import status_of
+from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
+from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
 SCHEMA = "kv-cache-capacity/1"
 _KINDS = (OpKind.READ, OpKind.WRITE)
@@ -137,7 +130,7 @@ class Probe(NamedTuple):
     out, its row in the result, and what its passport found."""
 
     load: float
-    promises: Sequence[Promise]
+    slos: Sequence[Slo]
     verdict: ProbeVerdict
     row: Mapping[str, Any]
     pressure: Pressure  # with the probe's own rate as its peak
@@ -148,18 +141,19 @@ def probe_of(
     number: int,
     load: float,
     why: str,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     verdict: ProbeVerdict,
     outcome: RunOutcome,
     document: Mapping[str, Any],
 ) -> Probe:
-    """`document` is the result of the probe's run. Neither it nor the outcome is kept."""
+    """Return what is kept of one probe. `document` is the result of its run; neither it nor the
+    outcome is kept."""
     return Probe(
         load=load,
-        promises=promises,
+        slos=slos,
         verdict=verdict,
-        row=_row(number, load, why, promises, verdict, outcome, document[SECTION]),
-        pressure=_pressure(outcome, promises),
+        row=_row(number, load, why, slos, verdict, outcome, document[SECTION]),
+        pressure=_pressure(outcome, slos),
         findings=document[SECTION]["passport"]["rules"],
     )
 
@@ -167,22 +161,22 @@ def probe_of(
 def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
     """Whether the client's doing is why a load was not carried: requests came late, and would have
     kept their promise otherwise; or its cores were full while the device was not."""
-    missed = [look.promise for look in judged.looks if not look.kept]
+    missed = [estimate.slo for estimate in judged.estimates if not estimate.kept]
     if outcome.driver != "real-io" or not (missed or overloaded):
         return False
-    pressure = _pressure(outcome, missed or [look.promise for look in judged.looks])
-    if limit_of(pressure).by is not Limit.CLIENT:
+    pressure = _pressure(outcome, missed or [estimate.slo for estimate in judged.estimates])
+    if limit_of(pressure).by is not Bottleneck.CLIENT:
         return False
     late_ns = pressure.lateness_p99_ns or 0.0
-    kept = [_latency_ns(outcome, promise) - late_ns <= promise.limit_ns for promise in missed]
+    kept = [_latency_ns(outcome, slo) - late_ns <= slo.limit_ns for slo in missed]
     full = (pressure.utilisation or 0.0) < DEVICE_BUSY <= _cores_share(pressure)
     return full or (bool(missed) and all(kept))
 
 
-def _latency_ns(outcome: RunOutcome, promise: Promise) -> float:
-    stats = outcome.recorder.classes[promise.qos]
-    histogram = stats.ttft if promise.measure is Measure.TTFT else stats.response
-    return histogram.at_rank(promise.percent) or 0.0
+def _latency_ns(outcome: RunOutcome, slo: Slo) -> float:
+    stats = outcome.recorder.classes[slo.qos]
+    histogram = stats.ttft if slo.measure is SloMeasure.TTFT else stats.response
+    return histogram.at_rank(slo.percent) or 0.0
 
 
 def _cores_share(pressure: Pressure) -> float:
@@ -195,7 +189,7 @@ def capacity_document(
     *,
     search: CapacitySearch,
     rules: SearchRules,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     unit: str,
     probes: Sequence[Probe],
     seed: int,
@@ -204,13 +198,13 @@ def capacity_document(
     death: str | None,
     workload: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The sealed document. Instants are seconds since each probe's own origin; `workload` is what
-    the source of each says of itself."""
+    """Build the sealed document. Instants are seconds since each probe's own origin; `workload` is
+    what the source of each says of itself."""
     answer = search.answer
     rows = [probe.row for probe in probes]
     at_answer = [row for row in rows if row["load"] == answer.load]
     limited = _limited(answer, probes)
-    found = knee(
+    bend = knee(
         CurvePoint(
             load=row["load"],
             throughput_per_s=row["completed_per_s"],
@@ -219,15 +213,15 @@ def capacity_document(
         for row in rows
     )
     real = not config.run.virtual_time
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "driver": "real-io" if real else "virtual-time",
         "contains_performance": real,
-        "status": _status(interrupted, death),
+        "status": status_of(interrupted, death),
         "semantics_preset": config.semantics.preset,
         "seed": seed,
-        "slo": [str(promise) for promise in promises],
+        "slo": [str(slo) for slo in slos],
         "unit": unit,
         "rules": asdict(rules),
         "answer": {
@@ -252,97 +246,96 @@ def capacity_document(
             "users_by_class": at_answer[0]["users_by_class"] if at_answer else None,
         },
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
-        "knee": None if found is None else {"load": found.load, "power": found.power},
-        **_verdict(answer, promises, probes, interrupted, death),
+        "knee": None if bend is None else {"load": bend.load, "power": bend.power},
+        **_verdict(answer, slos, probes, interrupted, death),
         "probes": rows,
         "model": model_section(model, workload or {}),
         "config": to_mapping(config),
         "environment": dict(environment),
     }
-    return seal({SECTION: own}, {})
-
-
-def _status(interrupted: str | None, death: str | None) -> str:
-    if death is not None:
-        return "broken"
-    return "finished" if interrupted is None else "interrupted"
+    return seal({SECTION: section}, {})
 
 
 def _verdict(
     answer: CapacityAnswer,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     probes: Sequence[Probe],
     interrupted: str | None,
     death: str | None,
 ) -> dict[str, Any]:
-    """`client-bound` is a word of its own: the number is true, but only a lower bound."""
-    reasons = [] if interrupted is None else [f"{interrupted} ended the search before its end"]
-    reasons += [] if death is None else [f"the program broke: {death}"]
-    if not answer.confirmed and answer.load:
-        reasons.append(f"{answer.load:g} was not confirmed by as many probes as were wanted")
-    if answer.ended is Ended.CLIENT:
-        reasons.append("the client makes no more load: the capacity is a lower bound")
+    """Return verdict and reasons. `client-bound` is a word of its own: the number is true, but only
+    a lower bound."""
     deciding = [p for p in probes if p.load == answer.load] or list(probes[-1:])
-    for word in (Status.INVALID, Status.SUSPECT):
-        for rule, said in _findings(deciding, word).items():
-            one = f"in {len(said)} of the {len(deciding)} probes at the answer"
-            reasons.append(f"{rule} is {word} {one}: {said[0]}")
-    if answer.load and not answer.low:
-        reasons.append(
-            "no load passed with confidence: too few requests ended in the probes; raise --probe"
-        )
-    nobody = _nobody(answer, promises, deciding)
-    reasons += [
-        f"nobody of the {answer.load:g} users is {qos}: what was promised to that class was not "
-        "put to the test"
-        for qos in nobody
-    ]
+    untested = _untested(answer, slos, deciding)
     silent = {
-        str(look.promise)
+        str(estimate.slo)
         for probe in deciding
-        for look in probe.verdict.judged.looks
-        if not look.ended
+        for estimate in probe.verdict.judged.estimates
+        if not estimate.ended
     }
-    reasons += [f"no request of the class of {told} ended: it was not judged" for told in silent]
+    reasons = [
+        *_ending(answer, interrupted, death),
+        *_of_probes(deciding),
+        *_untrusted(answer, untested, silent),
+    ]
     words = {row["status"] for probe in deciding for row in probe.findings}
-    if death is not None or interrupted is not None or "invalid" in words or not probes:
-        verdict = "invalid"
+    unsure = answer.load and not (answer.confirmed and answer.low)
+    if death is not None or interrupted is not None or Status.INVALID in words or not probes:
+        verdict = Status.INVALID.value
     elif answer.ended is Ended.CLIENT:
         verdict = "client-bound"
-    elif (
-        "suspect" in words
-        or nobody
-        or silent
-        or (answer.load and not (answer.confirmed and answer.low))
-    ):
-        verdict = "suspect"
+    elif Status.SUSPECT in words or untested or silent or unsure:
+        verdict = Status.SUSPECT.value
     else:
         verdict = VALID
     return {"verdict": verdict, "reasons": reasons}
 
 
-def _nobody(
-    answer: CapacityAnswer, promises: Sequence[Promise], deciding: Sequence[Probe]
-) -> list[Qos]:
-    """Classes with a promise that none of the users at the answer is of."""
+def _ending(answer: CapacityAnswer, interrupted: str | None, death: str | None) -> Iterator[str]:
+    if interrupted is not None:
+        yield f"{interrupted} ended the search before its end"
+    if death is not None:
+        yield f"the program broke: {death}"
+    if not answer.confirmed and answer.load:
+        yield f"{answer.load:g} was not confirmed by as many probes as are required"
+    if answer.ended is Ended.CLIENT:
+        yield "the client makes no more load: the capacity is a lower bound"
+
+
+def _of_probes(deciding: Sequence[Probe]) -> Iterator[str]:
+    """Yield what rules say of the probes at the answer, the gravest first."""
+    for word in (Status.INVALID, Status.SUSPECT):
+        sentences: dict[str, list[str]] = {}
+        for probe in deciding:
+            for row in probe.findings:
+                if row["status"] == word:
+                    sentences.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
+        for rule, several in sentences.items():
+            count = f"in {len(several)} of the {len(deciding)} probes at the answer"
+            yield f"{rule} is {word} {count}: {several[0]}"
+
+
+def _untrusted(
+    answer: CapacityAnswer, untested: Sequence[Qos], silent: Iterable[str]
+) -> Iterator[str]:
+    if answer.load and not answer.low:
+        yield "no load passed with confidence: too few requests ended in the probes; raise --probe"
+    for qos in untested:
+        yield f"none of the {answer.load:g} users is in class {qos}, so its SLO was not tested"
+    for slo in silent:
+        yield f"no request of the class of {slo} ended, so it was not judged"
+
+
+def _untested(answer: CapacityAnswer, slos: Sequence[Slo], deciding: Sequence[Probe]) -> list[Qos]:
+    """Return the classes with an SLO that no user at the answer is in."""
     at_answer = [probe for probe in deciding if probe.load == answer.load]
-    wanted = dict.fromkeys(promise.qos for promise in promises)
-    there = {promise.qos for probe in at_answer for promise in probe.promises}
-    return [qos for qos in wanted if at_answer and qos not in there]
-
-
-def _findings(probes: Sequence[Probe], word: str) -> dict[str, list[str]]:
-    """What each rule says of these probes."""
-    found: dict[str, list[str]] = {}
-    for probe in probes:
-        for row in probe.findings:
-            if row["status"] == word:
-                found.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
-    return found
+    classes = dict.fromkeys(slo.qos for slo in slos)
+    tested = {slo.qos for probe in at_answer for slo in probe.slos}
+    return [qos for qos in classes if at_answer and qos not in tested]
 
 
 def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
-    """What limited the lowest load above the answer that missed; None where none did."""
+    """Return what limited the lowest load above the answer that missed; None if none did."""
     above = [p for p in probes if p.load > answer.load and not p.verdict.inside]
     if not above:
         return None
@@ -351,7 +344,7 @@ def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
     return limit_of(replace(nearest.pressure, peak_bytes_per_s=peak))
 
 
-def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
+def _pressure(outcome: RunOutcome, slos: Sequence[Slo]) -> Pressure:
     windows = outcome.series.of(Phase.MEASURE)
     evidence, rate = _means(windows), _storage_rate(outcome)
     ended = sum(c.ended for w in windows for c in w.classes.values())
@@ -363,21 +356,21 @@ def _pressure(outcome: RunOutcome, promises: Sequence[Promise]) -> Pressure:
         cores_used=evidence.get("process_cores"),
         cores=evidence.get("cores") or 1.0,
         lateness_p99_ns=outcome.recorder.all.lateness.at_rank(99),
-        limit_ns=min((p.limit_ns for p in promises), default=1),
+        limit_ns=min((p.limit_ns for p in slos), default=1),
         rejected_share=rejected / ended if ended else 0.0,
         memory_stall_share=evidence.get("memory_pressure_some"),
     )
 
 
 def _means(windows: Sequence[Window]) -> dict[str, float]:
-    """Of what the machine said in each window, by the windows' length."""
+    """Return the means of the machine's numbers over windows, weighted by their length."""
     names = ("device_utilisation", "process_cores", "cores", "memory_pressure_some")
-    told = {}
+    means = {}
     for name in names:
         some = [(w.machine[name], w.seconds) for w in windows if w.machine.get(name) is not None]
         if some:
-            told[name] = sum(v * s for v, s in some) / (sum(s for _, s in some) or 1.0)
-    return told
+            means[name] = sum(v * s for v, s in some) / (sum(s for _, s in some) or 1.0)
+    return means
 
 
 def _storage_rate(outcome: RunOutcome, *kinds: OpKind) -> float:
@@ -390,10 +383,10 @@ def _row(
     number: int,
     load: float,
     why: str,
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     verdict: ProbeVerdict,
     outcome: RunOutcome,
-    own: Mapping[str, Any],
+    section: Mapping[str, Any],
 ) -> dict[str, Any]:
     recorder, seconds = outcome.recorder, outcome.window_s
     windows = outcome.series.of(Phase.MEASURE)
@@ -406,7 +399,7 @@ def _row(
         "decided": decided(verdict.judged).value,
         "overloaded": verdict.overloaded,
         "client_bound": verdict.client_bound,
-        "promises": [_look(look) for look in verdict.judged.looks],
+        "promises": [_estimate(estimate) for estimate in verdict.judged.estimates],
         "seconds": seconds,
         "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
         "completed_per_s": per_second(recorder.all.completed, seconds),
@@ -415,7 +408,7 @@ def _row(
         "storage_write_bytes_per_s": _storage_rate(outcome, OpKind.WRITE),
         "response_ms": latency_ms(recorder.all.response),
         "classes": {
-            qos.value: _class(qos, recorder.classes[qos], windows, promises, seconds) for qos in Qos
+            qos.value: _class(qos, recorder.classes[qos], windows, slos, seconds) for qos in Qos
         },
         "users_by_class": {
             qos.value: users
@@ -427,23 +420,23 @@ def _row(
         "machine": _means(windows),
         "seed": outcome.seed,
         "schedule_sha256": outcome.schedule_sha256,
-        "verdict": own["passport"]["verdict"],
-        "reasons": own["passport"]["reasons"],
-        "reuse_hit_ratio": own["reuse"]["reuse_hit_ratio"],
+        "verdict": section["passport"]["verdict"],
+        "reasons": section["passport"]["reasons"],
+        "reuse_hit_ratio": section["reuse"]["reuse_hit_ratio"],
     }
 
 
-def _look(look: Look) -> dict[str, Any]:
-    interval = look.interval() if look.ended else None
+def _estimate(estimate: SloEstimate) -> dict[str, Any]:
+    interval = estimate.interval() if estimate.ended else None
     return {
-        "promise": str(look.promise),
-        "ended": look.ended,
-        "over": look.over,
-        "share": look.share,
+        "promise": str(estimate.slo),
+        "ended": estimate.ended,
+        "over": estimate.over,
+        "share": estimate.share,
         "low": None if interval is None else interval.low,
         "high": None if interval is None else interval.high,
-        "allowed": look.promise.allowed_share,
-        "inflation": look.inflation,
+        "allowed": estimate.slo.allowed_share,
+        "inflation": estimate.inflation,
     }
 
 
@@ -451,14 +444,15 @@ def _class(
     qos: Qos,
     stats: RequestStats,
     windows: Sequence[Window],
-    promises: Sequence[Promise],
+    slos: Sequence[Slo],
     seconds: float,
 ) -> dict[str, Any]:
-    """Goodput is of requests within every limit of their class, None where it has none. Which of
-    several one missed is not kept, so those that missed most count: one promise is exact."""
+    """Return the numbers of one class. Goodput is of requests within every limit of their class,
+    None if it has no limit. Which of several limits a request missed is not kept, so the limit that
+    most requests missed counts: with one limit it is exact."""
     mine = [window.classes[qos] for window in windows]
     ended = sum(c.ended for c in mine)
-    over = [sum(c.over[i] for c in mine) for i, p in enumerate(promises) if p.qos is qos]
+    over = [sum(c.over[i] for c in mine) for i, p in enumerate(slos) if p.qos is qos]
     return {
         "ended": ended,
         "completed_per_s": per_second(stats.completed, seconds),

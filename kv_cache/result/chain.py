@@ -2,12 +2,12 @@
 
 `seal` adds a list of links to the result: its configuration, the environment, each records file,
 the evidence, the verdict, the measurements and the reference's keys. Each link has the SHA-256 of
-its part and one that also covers all links before it, so the last one stands for the whole result:
-the fingerprint.
+its part and one that also covers all links before it, so the last one represents the whole
+result: the fingerprint.
 
-A chain finds what was changed by accident or by hand. It is no signature: whoever rewrites a result
-can compute it again. `result.verify` then still finds numbers that contradict each other, and a
-fingerprint that was noted elsewhere finds everything.
+A chain finds what was changed by accident or by hand. It is not a signature: anyone who rewrites a
+result can compute it again. `result.verify` then still finds numbers that contradict each other,
+and a fingerprint that was noted elsewhere finds everything.
 """
 
 import hashlib
@@ -33,7 +33,8 @@ class Change(NamedTuple):
 
 
 def seal(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The document with its chain. `files`: SHA-256 (hexadecimal) of each records file by name.
+    """Return the document with its chain. `files`: SHA-256 (hexadecimal) of each records file by
+    name.
 
     The answer holds plain JSON values only, such as a reader of the file will have.
     """
@@ -48,13 +49,14 @@ def seal(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any
 
 
 def fingerprint(document: Mapping[str, Any]) -> str | None:
-    """The last chained hash, which stands for the whole result; None without a sound chain."""
+    """Return the last chained hash, which represents the whole result; None without a sound
+    chain."""
     links = _links(document)
     return links[-1]["chained"] if links else None
 
 
 def sealed_files(document: Mapping[str, Any]) -> dict[str, str]:
-    """The records files of the chain by name, with their SHA-256."""
+    """Return the records files of the chain by name, with their SHA-256."""
     links = _links(document) or []
     return {
         link["name"].removeprefix(FILE): link["sha256"]
@@ -64,8 +66,8 @@ def sealed_files(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check(document: Mapping[str, Any], files: Mapping[str, str]) -> list[Change]:
-    """What was changed since `seal`. `files` are the digests of the files that are there now; one
-    of the chain that is not among them is not looked at."""
+    """Return what was changed since `seal`. `files` are the digests of the files that are there
+    now; one of the chain that is not among them is not looked at."""
     links = _links(document)
     if links is None:
         return [Change(CHAIN, "is missing, or not in the right shape")]
@@ -73,30 +75,31 @@ def check(document: Mapping[str, Any], files: Mapping[str, str]) -> list[Change]
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file of any size, in hexadecimal. Raises OSError."""
+    """Return the SHA-256 of a file of any size, in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digests(document: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of the document, each in exactly one link."""
-    own = dict(document[SECTION])
-    own.pop(CHAIN, None)
-    passport = own.pop("passport", None)
+    """Return the parts of the document, each in exactly one link."""
+    section = dict(document[SECTION])
+    section.pop(CHAIN, None)
+    passport = section.pop("passport", None)
     verdict = dict(passport) if isinstance(passport, Mapping) else {"passport": passport}
     parts = {
-        "config": own.pop("config", None),
-        "environment": own.pop("environment", None),
+        "config": section.pop("config", None),
+        "environment": section.pop("environment", None),
         "evidence": verdict.pop("evidence", None),
         "verdict": verdict,
-        "measurements": own,
+        "measurements": section,
         "reference keys": {key: value for key, value in document.items() if key != SECTION},
     }
     return {name: _sha256(canonical(part)) for name, part in parts.items()}
 
 
 def canonical(value: Any) -> bytes:
-    """The one spelling of a plain value: keys in order, no blanks, floats as they read back."""
+    """Return the one spelling of a plain value: keys in order, no blanks, floats as they read
+    back."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
@@ -133,9 +136,9 @@ def _broken_links(links: list[dict[str, str]]) -> Iterator[Change]:
 
 
 def _links(document: Mapping[str, Any]) -> list[dict[str, str]] | None:
-    """The links, if each is of the right shape."""
-    own = document.get(SECTION)
-    links = own.get(CHAIN) if isinstance(own, Mapping) else None
+    """Return the links, if each is of the right shape."""
+    section = document.get(SECTION)
+    links = section.get(CHAIN) if isinstance(section, Mapping) else None
     return links if isinstance(links, list) and links and all(map(_is_link, links)) else None
 
 

@@ -15,7 +15,7 @@ from kv_cache.core.kinds import Qos
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.pace import MEASURED
 from kv_cache.metrics.recorder import SAMPLE_LIMIT, RequestStats
-from kv_cache.metrics.rules_sample import NO_MEASUREMENT
+from kv_cache.metrics.rules.sample import NO_MEASUREMENT
 from kv_cache.metrics.summary import LATENCIES, notes
 from kv_cache.metrics.window import window_row
 from kv_cache.result.counted import (
@@ -43,11 +43,10 @@ from kv_cache.result.counted import (
     TierCounts,
     VerificationFacts,
     Verified,
-    failure_order,
-    metadata_key,
-    operation_key,
 )
+from kv_cache.result.merge import failure_order, metadata_key, operation_key
 from kv_cache.result.run import CountedRun, plain
+from kv_cache.result.verdicts import status_of
 
 
 def collect(
@@ -60,8 +59,9 @@ def collect(
     validation: Mapping[str, Any] | None = None,
     twin: Mapping[str, Any] | None = None,
 ) -> CountedRun:
-    """The facts of one run. `model`: its section of the result; `recordings`: the traces that were
-    written; `validation`: the run beside a real system's; `twin`: what was predicted of it."""
+    """Return the facts of one run. `model`: its section of the result; `recordings`: the traces
+    that were written; `validation`: the run beside a real system's; `twin`: what was predicted of
+    it."""
     recorder = outcome.recorder
     tracing = None if outcome.tracing is None else outcome.tracing["keys"]
     facts = _facts(config, outcome, plain(environment))
@@ -85,7 +85,7 @@ def collect(
 
 
 def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, Any]:
-    """What is known of the run beside its counts."""
+    """Return what is known of the run beside its counts."""
     recorder, edges = outcome.recorder, outcome.recorder.edges
     started = datetime.fromtimestamp(outcome.started_unix_s, UTC)
     paced = recorder.pace.read(outcome.window_ns, MEASURED[config.mode])
@@ -94,7 +94,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "program_version": __version__,
         "driver": outcome.driver,
         "started_utc": started.isoformat() if outcome.driver == "real-io" else None,
-        "status": _status(outcome),
+        "status": status_of(outcome.interrupted, outcome.death),
         "unanswered": None if outcome.unanswered is None else dict(outcome.unanswered),
         "leftovers": None if outcome.leftovers is None else dict(outcome.leftovers),
         "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
@@ -120,7 +120,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "series": SeriesFacts(
             tick_s=config.monitor.tick_s,
             together=outcome.series.together,
-            promises=list(outcome.promises),
+            promises=list(outcome.slos),
             windows=plain([window_row(window) for window in outcome.series.windows]),
         ),
         "autoscaling": plain([dict(row) for row in outcome.decisions]),
@@ -138,14 +138,8 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
     }
 
 
-def _status(outcome: RunOutcome) -> str:
-    if outcome.death is not None:
-        return "broken"
-    return "finished" if outcome.interrupted is None else "interrupted"
-
-
 def _counts(config: Config, outcome: RunOutcome) -> dict[str, Any]:
-    """What merges."""
+    """Return what merges."""
     recorder = outcome.recorder
     return {
         "requests": _requests(outcome),
@@ -229,7 +223,7 @@ def _operations(outcome: RunOutcome) -> list[OperationRow]:
 
 
 def _requests(outcome: RunOutcome) -> RequestAccounts:
-    """Where every submitted request ended."""
+    """Count how every submitted request ended."""
     accounts = outcome.accounting()
     names = [field.name for field in fields(RequestAccounts) if field.name in accounts]
     return RequestAccounts(
@@ -249,7 +243,7 @@ def _request_counts(stats: RequestStats) -> RequestCounts:
 
 
 def _evidence(outcome: RunOutcome) -> EvidenceFacts:
-    """What the machine said of the run, and what only the recorder knew."""
+    """Return what the machine said of the run, and what only the recorder knew."""
     witness, recorder = plain(dict(outcome.witness)), outcome.recorder
     server_here = witness.get("server_here")
     return EvidenceFacts(

@@ -1,20 +1,20 @@
-"""Two or more results side by side: do they differ, by how much, and how sure is that?
+"""Compares two or more results: do they differ, by how much, and how sure is that?
 
-Only what asked the same of its storage is compared: same model, semantics, driver, mode and
-schedule. The first result is the baseline.
+Only results with the same load are compared: same model, semantics, driver, mode and schedule. The
+first result is the baseline.
 
-Where there are trials, a ratio's interval comes from how much they disagree. Trial k of both sides
-was asked for the same, so the ratios of such pairs are taken: what one schedule asks beyond another
-moves both sides of a pair and drops out. Trials of a trace all have one schedule, and no pairs. Of
-single runs the interval comes from batches of their windows, which know nothing of how runs differ
+If there are trials, a ratio's interval comes from how much they disagree. Trial k of both sides has
+the same load, so the ratios of such pairs are taken: what one schedule asks beyond another moves
+both sides of a pair and drops out. Trials of a trace all have one schedule, and no pairs. For
+single runs the interval comes from batches of their windows, which show nothing of how runs differ
 from each other.
 
-Many metrics are looked at at once. Each interval shown holds on its own with 95 %. A difference is
-claimed only where it stands after Holm's correction over all metrics of all results compared
+Many metrics are compared at once. Each interval shown holds by itself with 95 %. A difference is
+claimed only if it remains after Holm's correction over all metrics of all results compared
 (Scandinavian Journal of Statistics 6, 1979), which keeps the chance of even one false claim at 5 %.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, log, log1p, sqrt
@@ -27,42 +27,42 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase
 from kv_cache.core.text import as_json
 from kv_cache.metrics.intervals import (
+    CONFIDENCE,
     Interval,
     autocorrelation,
     mean_interval,
     ratio_interval,
     series_inflation,
 )
+from kv_cache.metrics.order import holm
 from kv_cache.result import trials
 from kv_cache.result.chain import fingerprint
 from kv_cache.result.metrics import (
-    CONFIDENCE,
     HIGHER,
     METRICS,
     Json,
     Metric,
     length_s,
-    number_at,
-    value_at,
 )
+from kv_cache.result.paths import flat, number_at, value_at
 from kv_cache.result.published import Passport, PublishedRun, published
-from kv_cache.result.run import SECTION, MisshapenError, converted
+from kv_cache.result.run import SECTION, MisshapenError, converted, not_as_written
 from kv_cache.result.trials import identity
 
 SCHEMA = "kv-cache-comparison/1"
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 BATCHES = 10
-"""Of a single run. Longer batches depend less on each other; ten still give a usable t."""
+"""Number for a single run. Longer batches depend less on each other; ten still give a usable t."""
 FEWEST_BATCHES = 5
 WINDOWS_EACH = 2
 
 
 class Finding(StrEnum):
-    """What one metric says of one result against the baseline."""
+    """What one metric shows of one result against the baseline."""
 
     DIFFERS = "differs"  # after the correction
-    UNCERTAIN = "uncertain"  # on its own, but not among so many
+    UNCERTAIN = "uncertain"  # by itself, but not among that many
     NONE_FOUND = "none-found"
     NOT_JUDGED = "not-judged"  # there is no interval
 
@@ -72,12 +72,12 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One of the results. `own` is its section `kv_cache`; `schedules` has a digest for each run,
-    in the order in which they ran."""
+    """One of the results. `section` is its section `kv_cache`; `schedules` has a digest for each
+    run, in the order in which they ran."""
 
     label: str
     path: Path
-    own: Json
+    section: Json
     fingerprint: str | None
     trials: int | None  # None is a single run
     ranks: int | None = None  # that it added up; None is a single process
@@ -87,8 +87,8 @@ class Input:
 
     @property
     def identity(self) -> dict[str, Any]:
-        schema = self.own.get("result_schema", self.own.get("schema"))
-        return identity({**self.own, "schema": schema})
+        schema = self.section.get("result_schema", self.section.get("schema"))
+        return identity({**self.section, "schema": schema})
 
     @property
     def in_pairs(self) -> bool:
@@ -105,26 +105,24 @@ class Input:
 
 
 def input_of(label: str, path: Path, document: Json) -> Input:
-    """A document of a run, of ranks or of trials. Raises UsageError where it lacks what every one
+    """Read a document of a run, of ranks or of trials. Raises UsageError if it lacks what every one
     has."""
-    own = document[SECTION]
-    several = own["schema"] == trials.SCHEMA
+    section = document[SECTION]
+    several = section["schema"] == trials.SCHEMA
     try:
-        run = None if several else published(own)
-        passport = converted(own.get("passport"), Passport, "passport")
+        run = None if several else published(section)
+        passport = converted(section.get("passport"), Passport, "passport")
         _ = converted(passport.verdict or None, str, "passport.verdict")
-        ranks = _ranks(own, path) if "ranks" in own else []
-        rows = _counted(own, "trials", path) if several else ranks
-        digest = value_at(own, "schedule.sha256")
+        ranks = _ranks(section, path) if "ranks" in section else []
+        rows = _counted(section, "trials", path) if several else ranks
+        digest = value_at(section, "schedule.sha256")
         one = () if rows else (converted(digest, str, "schedule.sha256"),)
     except MisshapenError as error:
-        raise UsageError(
-            f"{path}: {SECTION}.{error}; the file was cut or changed, so give an untouched result"
-        ) from None
+        raise not_as_written(path, f"{SECTION}.{error}") from None
     return Input(
         label=label,
         path=path,
-        own=own,
+        section=section,
         fingerprint=fingerprint(document),
         trials=len(rows) if several else None,
         ranks=len(ranks) or None,
@@ -134,8 +132,8 @@ def input_of(label: str, path: Path, document: Json) -> Input:
     )
 
 
-def _counted(own: Json, name: str, path: Path) -> list[Json]:
-    rows = converted(own.get(name), list[dict[str, Any]], name)
+def _counted(section: Json, name: str, path: Path) -> list[Json]:
+    rows = converted(section.get(name), list[dict[str, Any]], name)
     counted: list[Json] = [row for row in rows if row.get("counted") is True]
     if not counted:
         done = "finished" if name == "trials" else "counts"
@@ -143,11 +141,11 @@ def _counted(own: Json, name: str, path: Path) -> list[Json]:
     return counted
 
 
-def _ranks(own: Json, path: Path) -> list[Json]:
-    """The ranks that count. What all of them have in common is what is compared."""
+def _ranks(section: Json, path: Path) -> list[Json]:
+    """Return the ranks that count; what all of them have in common is compared."""
     for name in ("model", "semantics", "config"):
-        converted(own.get(name), dict[str, Any], name)
-    return _counted(own, "ranks", path)
+        converted(section.get(name), dict[str, Any], name)
+    return _counted(section, "ranks", path)
 
 
 # --- may they be compared? -------------------------------------------------------------------
@@ -160,12 +158,12 @@ def require_all_comparable(inputs: Sequence[Input]) -> None:
 
 
 def require_comparable(base: Input, other: Input) -> None:
-    """Refuse results that were not asked for the same, naming what differs. Raises UsageError."""
-    found = list(_unlike(base, other))
-    if found:
+    """Refuse results of different loads, naming what differs. Raises UsageError."""
+    reasons = list(_unlike(base, other))
+    if reasons:
         raise UsageError(
-            f"{other.path} cannot be compared with {base.path}: {'; '.join(found[:_MOST_NAMED])}"
-            f"{f'; and {len(found) - _MOST_NAMED} more' if len(found) > _MOST_NAMED else ''}; "
+            f"{other.path} cannot be compared with {base.path}: {'; '.join(reasons[:_MOST_NAMED])}"
+            f"{f'; and {len(reasons) - _MOST_NAMED} more' if len(reasons) > _MOST_NAMED else ''}; "
             "run both with the same model, semantics, mode, load and seed"
         )
 
@@ -186,22 +184,22 @@ def _unlike(base: Input, other: Input) -> Iterator[str]:
         yield f"its schedule is {digest_text(other, its)}, not {digest_text(base, ours)}"
 
 
-def count_text(given: Input) -> str:
-    """How many runs a result is of."""
-    if given.ranks is not None:
-        return f"one run of {given.ranks} rank{'s' if given.ranks > 1 else ''}"
-    if given.trials is None:
+def count_text(result: Input) -> str:
+    """Return how many runs a result is of, as text."""
+    if result.ranks is not None:
+        return f"one run of {result.ranks} rank{'s' if result.ranks > 1 else ''}"
+    if result.trials is None:
         return "a single run"
-    return f"{given.trials} finished trial{'s' if given.trials > 1 else ''}"
+    return f"{result.trials} finished trial{'s' if result.trials > 1 else ''}"
 
 
-def digest_text(given: Input, digest: str) -> str:
-    """A schedule by the begin of its digest, and the seed that it came from."""
-    return f"{digest[:12]} (seed {short_text(given.own.get('seed'))})"
+def digest_text(result: Input, digest: str) -> str:
+    """Return the beginning of a schedule's digest, and the seed that it came from."""
+    return f"{digest[:12]} (seed {short_text(result.section.get('seed'))})"
 
 
 def short_text(value: object) -> str:
-    """A value of a document, cut where it is long."""
+    """Return a value of a document as text, cut if it is long."""
     text = "missing" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -209,7 +207,7 @@ def short_text(value: object) -> str:
 # --- what else differs -----------------------------------------------------------------------
 
 _PLACES = ("tiers.cache_dir", "tiers.keep_cache", "tiers.reclaim")
-_NOT_TOLD = ("output.", "run.seed")
+_NOT_COMPARED = ("output.", "run.seed")
 _MACHINE = (
     *("hostname", "os.kernel", "os.release", "cpu.model", "cpu.logical_cores"),
     *("memory.total_bytes", "cgroup.memory_limit_bytes", "cgroup.cpu_limit", "python.version"),
@@ -223,7 +221,7 @@ _DRIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Something that is not the same in all inputs, and may be. `kind`: place, machine, drive,
+    """Something that may differ between inputs, and does. `kind`: place, machine, drive,
     program or configuration; the last moves numbers as a drive does."""
 
     kind: str
@@ -232,37 +230,30 @@ class Difference:
 
 
 def differences(inputs: Sequence[Input]) -> list[Difference]:
-    """What may differ and does, in the order program, machine, drive, places, configuration."""
-    tables = [dict(_facts(given.own)) for given in inputs]
-    found = []
+    """Return what may differ and does, in the order program, machine, drive, places,
+    configuration."""
+    tables = [dict(_facts(result.section)) for result in inputs]
+    differing = []
     for key in dict.fromkeys(key for table in tables for key in table):
         values = tuple(table.get(key) for table in tables)
         if any(value != values[0] for value in values):
-            found.append(Difference(kind=key[0], name=key[1], values=values))
-    return found
+            differing.append(Difference(kind=key[0], name=key[1], values=values))
+    return differing
 
 
-def _facts(own: Json) -> Iterator[tuple[tuple[str, str], Any]]:
-    yield ("program", "program_version"), own.get("program_version")
-    environment = own.get("environment")
+def _facts(section: Json) -> Iterator[tuple[tuple[str, str], Any]]:
+    yield ("program", "program_version"), section.get("program_version")
+    environment = section.get("environment")
     for name in _MACHINE:
         yield ("machine", name), value_at(environment, name)
     drives = value_at(environment, "drives")
     for number, drive in enumerate(drives if isinstance(drives, list) else [], start=1):
         for name in _DRIVE:
             yield ("drive", f"drive {number} {name}"), value_at(drive, name)
-    settings = dict(_flat(own.get("config")))
+    settings = dict(flat(section.get("config")))
     for name in sorted(settings, key=lambda name: name not in _PLACES):
-        if not name.startswith(_NOT_TOLD):
+        if not name.startswith(_NOT_COMPARED):
             yield ("place" if name in _PLACES else "configuration", name), settings[name]
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield prefix, value
-        return
-    for name, inner in value.items():
-        yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
 
 
 # --- samples ---------------------------------------------------------------------------------
@@ -271,30 +262,30 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """One metric of one input. `samples` are what its spread is known from: the trials' values, or
-    the batches'; `why_none` says why there are none."""
+    the batches'; `why_none` is the reason if there are none."""
 
     value: float
     samples: tuple[float, ...] = ()
     why_none: str | None = None
 
 
-def sampled(given: Input, metric: Metric) -> Sampled | None:
-    """None where the input does not have the metric."""
-    return _of_run(given, metric) if given.trials is None else _of_trials(given, metric)
+def sampled(result: Input, metric: Metric) -> Sampled | None:
+    """Return the metric's samples, None if the result does not have it."""
+    return _of_run(result, metric) if result.trials is None else _of_trials(result, metric)
 
 
-def _of_trials(given: Input, metric: Metric) -> Sampled | None:
-    """The value is the geometric mean, of which the ratios are; samples are in the order of the
-    schedules' digests, so that those of two inputs pair."""
-    rows = given.own.get("metrics")
+def _of_trials(result: Input, metric: Metric) -> Sampled | None:
+    """Return the geometric mean, as ratios are of it, and samples in the order of the schedules'
+    digests, so that those of two inputs pair."""
+    rows = result.section.get("metrics")
     row = rows.get(metric.name) if isinstance(rows, Mapping) else None
     values = row.get("values") if isinstance(row, Mapping) else None
     several = [number_at({"v": v}, "v") for v in values] if isinstance(values, list) else []
-    known = [value for _, value in sorted(_by_schedule(given, several))]
+    known = [value for _, value in sorted(_by_schedule(result, several))]
     if not known:
         return None
     value = exp(fmean(map(log, known))) if min(known) > 0 else fmean(known)
-    if len(known) != given.trials:
+    if len(known) != result.trials:
         return Sampled(value=value, why_none="not every trial has it")
     if min(known) <= 0:
         return Sampled(value=value, why_none="a trial has 0, to which there is no ratio")
@@ -303,25 +294,24 @@ def _of_trials(given: Input, metric: Metric) -> Sampled | None:
     return Sampled(value=value, samples=tuple(known))
 
 
-def _by_schedule(given: Input, values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
-    for schedule, value in zip(given.schedules, values, strict=False):
+def _by_schedule(result: Input, values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
+    for schedule, value in zip(result.schedules, values, strict=False):
         if value is not None:
             yield schedule, value
 
 
-def _of_run(given: Input, metric: Metric) -> Sampled | None:
-    value = metric.value(given.own)
+def _of_run(result: Input, metric: Metric) -> Sampled | None:
+    value = metric.value(result.section)
     if value is None:
         return None
-    if given.ranks is not None:
+    if result.ranks is not None:
         return Sampled(value=value, why_none=_NO_REPLICATES)
     if metric.batch is None:
-        return Sampled(value=value, why_none="windows do not tell it")
-    parts = batches(given.own)
+        return Sampled(value=value, why_none="windows do not have it")
+    parts = batches(result.section)
     if isinstance(parts, str):
         return Sampled(value=value, why_none=parts)
-    found = [metric.batch(windows) for windows in parts]
-    known = [number for number in found if number is not None]
+    known = [number for windows in parts if (number := metric.batch(windows)) is not None]
     if why := _why_not(metric, value, known):
         return Sampled(value=value, why_none=why)
     try:
@@ -337,14 +327,14 @@ _TOO_WIDE = "its spread is too large for any"
 
 
 def widened(known: Sequence[float]) -> tuple[float, ...]:
-    """The batches with a spread that makes up for what they depend on each other."""
+    """Return batches with a spread that makes up for how much they depend on each other."""
     logs, factor = [log(value) for value in known], series_inflation(known)
     middle = fmean(logs)
     return tuple(exp(middle + factor * (value - middle)) for value in logs)
 
 
 def _why_not(metric: Metric, value: float, known: Sequence[float]) -> str | None:
-    """Why these batches cannot stand for the run's value."""
+    """Return why these batches do not represent the run's value, None if they do."""
     if value <= 0:
         return "it is 0, to which there is no ratio"
     if len(known) < FEWEST_BATCHES:
@@ -362,9 +352,9 @@ def _within(value: float, known: Sequence[float], resolution: float) -> bool:
     return min(known) / (1 + resolution) <= value <= max(known) * (1 + resolution)
 
 
-def batches(own: Json) -> list[list[Json]] | str:
-    """The measured windows of a result in parts of equal time, or why there are none."""
-    windows = value_at(own, "series.windows")
+def batches(section: Json) -> list[list[Json]] | str:
+    """Return the measured windows of a result in parts of equal time, or why there are none."""
+    windows = value_at(section, "series.windows")
     if not isinstance(windows, list):
         return "the result has no series"
     phase = Phase.MEASURE.value
@@ -399,7 +389,7 @@ class Row:
 
     @property
     def better(self) -> bool | None:
-        """Whether a difference that was found is one to the better."""
+        """Whether the difference is an improvement; None if there is none."""
         if self.ratio is None or self.finding not in (Finding.DIFFERS, Finding.UNCERTAIN):
             return None
         return (self.ratio > 1) == (self.metric.better == HIGHER)
@@ -413,7 +403,7 @@ class Comparison:
 
     @property
     def spread(self) -> str:
-        """What intervals come from."""
+        """Where intervals come from."""
         base = self.inputs[0]
         if base.trials is None:
             return "between batches of a run"
@@ -424,7 +414,7 @@ class Comparison:
 
 
 class _Pair:
-    """One metric of two inputs, before it is known what else is compared."""
+    """One metric of two inputs, before the other metrics are known."""
 
     def __init__(self, metric: Metric, base: Input, other: Input) -> None:
         self.metric, self.label = metric, other.label
@@ -454,19 +444,19 @@ class _Pair:
         if a is None or b is None or self.why_none is not None:
             return None
         try:
-            found = (_ratio_of_pairs if self._in_pairs else ratio_interval)(
+            estimate = (_ratio_of_pairs if self._in_pairs else ratio_interval)(
                 a.samples, b.samples, confidence
             )
         except OverflowError:  # few samples that differ by orders of magnitude
-            found = None
-        if found is None or self.ratio is None:
+            estimate = None
+        if estimate is None or self.ratio is None:
             return None
-        # Around the ratio of what the runs as a whole had: batches only tell the width.
-        centre, (low, high) = found
+        # Around the ratio of the whole runs: batches only give the width.
+        centre, (low, high) = estimate
         return Interval(low * self.ratio / centre, high * self.ratio / centre)
 
     def differs(self, alpha: float) -> bool:
-        """Whether the interval of confidence 1 - alpha excludes that there is no difference."""
+        """Return whether the interval of confidence 1 - alpha excludes a ratio of 1."""
         interval = self.interval(1 - alpha)
         if interval is None or self.ratio is None or 1.0 in interval:
             return False
@@ -496,14 +486,17 @@ class _Pair:
 def _ratio_of_pairs(
     a: Sequence[float], b: Sequence[float], confidence: float
 ) -> tuple[float, Interval] | None:
-    """The geometric mean of b/a and its interval: Student's t on the logarithms of the ratios."""
+    """Return the geometric mean of b/a and its interval: Student's t on the logarithms of the
+    ratios."""
     logs = [log(theirs / mine) for mine, theirs in zip(a, b, strict=True)]
-    found = mean_interval(logs, confidence)
-    return None if found is None else (exp(fmean(logs)), Interval(exp(found.low), exp(found.high)))
+    interval = mean_interval(logs, confidence)
+    if interval is None:
+        return None
+    return exp(fmean(logs)), Interval(exp(interval.low), exp(interval.high))
 
 
 def compare(inputs: Sequence[Input]) -> Comparison:
-    """Each result against the first, in every metric that one of the two has."""
+    """Compare each result with the first, in every metric that one of the two has."""
     base = inputs[0]
     every = [_Pair(metric, base, other) for other in inputs[1:] for metric in METRICS.values()]
     pairs = [pair for pair in every if pair.known]
@@ -517,31 +510,13 @@ def compare(inputs: Sequence[Input]) -> Comparison:
     )
 
 
-def holm(tests: Sequence[Callable[[float], bool]], alpha: float) -> set[int]:
-    """Which of the tests (each: does it reject at this level?) reject at a chance of `alpha` that
-    even one does so falsely.
-
-    Holm steps down from the smallest p value: the k-th smallest is held against alpha / (m - k + 1)
-    until one fails. The same without p values: all that reject at alpha / (m - rejected) are
-    rejected, until no more come.
-    """
-    rejected: set[int] = set()
-    while len(rejected) < len(tests):
-        level = alpha / (len(tests) - len(rejected))
-        now = rejected | {index for index, test in enumerate(tests) if test(level)}
-        if now == rejected:
-            break
-        rejected = now
-    return rejected
-
-
 # --- as JSON ---------------------------------------------------------------------------------
 
 
 def comparison_json(comparison: Comparison) -> bytes:
-    """The file of `--json`."""
+    """Return the file of `--json`."""
     inputs = comparison.inputs
-    labels = [given.label for given in inputs]
+    labels = [result.label for result in inputs]
     return as_json(
         {
             "schema": SCHEMA,
@@ -551,7 +526,7 @@ def comparison_json(comparison: Comparison) -> bytes:
             "confidence": CONFIDENCE,
             "correction": "holm",
             "family": sum(row.interval is not None for row in comparison.rows),
-            "inputs": [_input_json(given) for given in inputs],
+            "inputs": [_input_json(result) for result in inputs],
             "differs": [
                 {
                     "kind": d.kind,
@@ -565,16 +540,16 @@ def comparison_json(comparison: Comparison) -> bytes:
     )
 
 
-def _input_json(given: Input) -> dict[str, Any]:
+def _input_json(result: Input) -> dict[str, Any]:
     return {
-        "label": given.label,
-        "file": str(given.path),
-        "fingerprint": given.fingerprint,
-        "trials": given.trials,
-        "seed": given.own.get("seed"),
-        "schedule_sha256": list(given.schedules),
-        "verdict": given.verdict,
-        "reasons": given.reasons,
+        "label": result.label,
+        "file": str(result.path),
+        "fingerprint": result.fingerprint,
+        "trials": result.trials,
+        "seed": result.section.get("seed"),
+        "schedule_sha256": list(result.schedules),
+        "verdict": result.verdict,
+        "reasons": result.reasons,
     }
 
 

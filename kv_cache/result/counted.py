@@ -2,18 +2,17 @@
 
 A `Counted` has the shape of the document that it is stored in, without what is derived: reading one
 is `msgspec.convert`, which validates every value and names the place of one that is wrong. What
-several runs counted merges (`merged`); `derive` has the formulas.
+several runs counted merges (`merge`); `derive` has the formulas.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import asdict, fields
+from msgspec.structs import asdict
 
-from kv_cache.core.kinds import TIER_LABELS, Cause, OpKind, Phase, Qos, TierLabel
+from kv_cache.core.kinds import Cause, OpKind, Phase, Qos, TierLabel
 from kv_cache.metrics import histogram
 from kv_cache.metrics.histogram import Histogram
 
@@ -28,7 +27,6 @@ Kernel = dict[str, int | float | str | None]
 """Deltas of the kernel's counters by name; `device` is a name."""
 
 T = TypeVar("T", bound=Struct)
-K = TypeVar("K")
 
 
 class OperationRow(Struct, frozen=True, kw_only=True):
@@ -86,7 +84,7 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
     histogram_compute: Histogram
 
     def latency(self, name: str) -> Histogram:
-        """The histogram of a latency of `metrics.summary.LATENCIES`."""
+        """Return the histogram of a latency of `metrics.summary.LATENCIES`."""
         histogram: Histogram = getattr(self, f"histogram_{name}")
         return histogram
 
@@ -105,7 +103,7 @@ class Classes(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def together(self) -> RequestCounts:
         """All classes as one."""
-        return _pooled([self.of(qos) for qos in Qos])
+        return pooled([self.of(qos) for qos in Qos])
 
 
 class RequestAccounts(Struct, frozen=True, kw_only=True):
@@ -200,7 +198,7 @@ class MergeableCounts(Struct, frozen=True, kw_only=True):
 
 
 class PhaseEnds(Struct, frozen=True, kw_only=True):
-    """Instants of the run's clock in ns; None where a phase never ended."""
+    """Instants of the run's clock in ns; None if a phase never ended."""
 
     populate_end: Count | None
     precondition_end: Count | None
@@ -406,180 +404,16 @@ LISTS = (
 )
 
 
-# --- merging ---------------------------------------------------------------------------------
-
-
-def merged(several: Sequence[MergeableCounts]) -> MergeableCounts:
-    """What several runs counted, as if one recorder had seen all of it, in whatever order."""
-    if len(several) == 1:
-        return several[0]
-    if not several:
-        return nothing()
-    return MergeableCounts(
-        requests=_requests([totals.requests for totals in several]),
-        measured=Classes(
-            **{q.value: _pooled([totals.measured.of(q) for totals in several]) for q in Qos}
-        ),
-        reuse=_reuse([totals.reuse for totals in several]),
-        tiers={
-            label: _tier([totals.tiers[label] for totals in several if label in totals.tiers])
-            for label in TIER_LABELS
-            if any(label in totals.tiers for totals in several)
-        },
-        operations=_grouped(several, lambda t: t.operations, operation_key),
-        metadata=_grouped(several, lambda t: t.metadata, metadata_key),
-        failed_operations=_failures(several),
-        verification=Verified(
-            mode="+".join(sorted({totals.verification.mode for totals in several})) or "none",
-            objects=sum(totals.verification.objects for totals in several),
-            bytes=sum(totals.verification.bytes for totals in several),
-        ),
-        evictions=EvictionCounts(
-            **{
-                name: sum(getattr(totals.evictions, name) for totals in several)
-                for name in ("dropped_last_copies", "dropped_stores", "lost_bytes")
-            }
-        ),
-    )
-
-
-def nothing() -> MergeableCounts:
-    """What no run at all counted."""
-    none: dict[str, Any] = {field.name: 0 for field in fields(RequestCounts)[:3]}
-    none |= {field.name: Histogram() for field in fields(RequestCounts)[3:]}
-    requests = {field.name: 0 for field in fields(RequestAccounts)[:-1]}
-    reuse = {field.name: 0 for field in fields(ReuseCounts)[:-1]}
-    return MergeableCounts(
-        requests=RequestAccounts(**requests, errors={}),
-        measured=Classes(**{qos.value: RequestCounts(**none) for qos in Qos}),
-        reuse=ReuseCounts(**reuse, offered_is_exact=True),
-        tiers={},
-        operations=[],
-        metadata=[],
-        failed_operations=[],
-        verification=Verified(mode="none", objects=0, bytes=0),
-        evictions=EvictionCounts(dropped_last_copies=0, dropped_stores=0, lost_bytes=0),
-    )
-
-
-def operation_key(row: OperationRow) -> tuple[str, ...]:
-    """What rows of operations are counted apart by, in the order of a result's rows: tiers from
-    the fastest."""
-    return (row.phase, str(TIER_LABELS.index(row.tier)), row.operation, row.cause, row.engine)
-
-
-def metadata_key(row: MetadataRow) -> tuple[str, ...]:
-    """The same of rows of metadata."""
-    return (row.phase, str(TIER_LABELS.index(row.tier)), row.operation, row.step)
-
-
-def failure_order(row: FailureRow) -> tuple[int, str, str, str, str]:
-    """The most frequent first."""
-    return (-row.count, row.reason, row.tier, row.operation, row.cause)
-
-
-def _pooled(rows: Sequence[T]) -> T:
-    """Rows of one kind as one: counts added, histograms merged, all else as in the first."""
+def pooled(rows: Sequence[T]) -> T:
+    """Return rows of one kind as one row: counts added, histograms merged, flags that all have,
+    everything else as in the first."""
     values = asdict(rows[0])
     for name, first in values.items():
+        column = [getattr(row, name) for row in rows]
         if isinstance(first, Histogram):
-            values[name] = histogram.merged(getattr(row, name) for row in rows)
-        elif type(first) is int:
-            values[name] = sum(getattr(row, name) for row in rows)
+            values[name] = histogram.merged(column)
+        elif type(first) is bool:
+            values[name] = all(column)
+        elif all(type(value) is int for value in column):
+            values[name] = sum(column)
     return type(rows[0])(**values)
-
-
-def _grouped(
-    several: Iterable[MergeableCounts],
-    rows_of: Callable[[MergeableCounts], Iterable[T]],
-    key: Callable[[T], tuple[str, ...]],
-) -> list[T]:
-    groups: dict[tuple[str, ...], list[T]] = {}
-    for totals in several:
-        for row in rows_of(totals):
-            groups.setdefault(key(row), []).append(row)
-    return [_pooled(groups[each]) for each in sorted(groups)]
-
-
-def _requests(several: Sequence[RequestAccounts]) -> RequestAccounts:
-    """The longest queue is the longest that one run had."""
-    names = [field.name for field in fields(RequestAccounts)][:-2]
-    return RequestAccounts(
-        **{name: sum(getattr(each, name) for each in several) for name in names},
-        longest_queue=max((each.longest_queue for each in several), default=0),
-        errors=dict(sorted(added(each.errors for each in several).items())),
-    )
-
-
-def added(several: Iterable[Mapping[K, int]]) -> dict[K, int]:
-    """Counts by name, added up; names in the order in which they are first met."""
-    total: dict[K, int] = {}
-    for counts in several:
-        for name, count in counts.items():
-            total[name] = total.get(name, 0) + count
-    return total
-
-
-def _reuse(several: Sequence[ReuseCounts]) -> ReuseCounts:
-    names = [field.name for field in fields(ReuseCounts)][:-1]
-    return ReuseCounts(
-        **{name: sum(getattr(each, name) for each in several) for name in names},
-        offered_is_exact=all(each.offered_is_exact for each in several),
-    )
-
-
-def _tier(several: Sequence[TierCounts]) -> TierCounts:
-    limits = [each.capacity_bytes for each in several]
-    levels = ("used_bytes", "peak_bytes", "stranded_bytes", "entries")
-    return TierCounts(
-        capacity_bytes=None if None in limits else sum(limit or 0 for limit in limits),
-        **{name: sum(getattr(each, name) for each in several) for name in levels},
-        store=_store([each.store for each in several]),
-    )
-
-
-def _store(stores: Sequence[Json]) -> Json:
-    """What all stores have in common; their engines joined by `+`."""
-    shared: Json = dict(common(stores) or {})
-    for name in ("engine", "write_engine"):
-        engines = {part for store in stores for part in str(store.get(name) or "").split("+")}
-        if engines - {""}:
-            shared[name] = "+".join(sorted(engines - {""}))
-    return shared
-
-
-def _failures(several: Iterable[MergeableCounts]) -> list[FailureRow]:
-    counts: Counter[tuple[TierLabel, OpKind, Cause, str]] = Counter()
-    for totals in several:
-        for row in totals.failed_operations:
-            counts[row.tier, row.operation, row.cause, row.reason] += row.count
-    rows = [
-        FailureRow(tier=tier, operation=operation, cause=cause, reason=reason, count=count)
-        for (tier, operation, cause, reason), count in counts.items()
-    ]
-    return sorted(rows, key=failure_order)
-
-
-class _Differs:
-    """Instead of a value on which several do not agree."""
-
-
-_DIFFERS = _Differs()
-
-
-def common(values: Sequence[Any]) -> Any:
-    """What several plain values have in common: a mapping without the keys on which they do not
-    agree; None where they agree on nothing."""
-    agreed = _common(values) if values else None
-    return None if isinstance(agreed, _Differs) else agreed
-
-
-def _common(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if all(type(value) is type(first) and value == first for value in values[1:]):
-        return first
-    if not all(isinstance(value, Mapping) for value in values):
-        return _DIFFERS
-    shared = {name: _common([value[name] for value in values])
-              for name in first if all(name in value for value in values)}  # fmt: skip
-    return {name: value for name, value in shared.items() if not isinstance(value, _Differs)}

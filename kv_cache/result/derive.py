@@ -25,7 +25,7 @@ SCHEMA = "kv-cache-result/8"
 
 
 def derive(run: CountedRun) -> dict[str, Any]:
-    """The whole document of one run, without its chain, as plain values."""
+    """Return the whole document of one run, without its chain, as plain values."""
     stored = msgspec.to_builtins(run.counted, enc_hook=encode)
     document = overlaid(stored, {**reference_keys([run]), SECTION: _section(run)})
     document["overall_passed"] &= document[SECTION]["passport"]["verdict"] != Status.INVALID
@@ -55,7 +55,7 @@ def _section(run: CountedRun) -> dict[str, Any]:
 
 
 def _bytes_per_token(model: Mapping[str, Any]) -> Json:
-    """A token's bytes follow from the geometry, in a mix of each model."""
+    """Return a token's bytes follow from the geometry, in a mix of each model."""
     mixed = model.get("models")
     if not isinstance(mixed, Mapping):
         return {"bytes_per_token": shape_of(model).bytes_per_token}
@@ -70,17 +70,18 @@ def _bytes_per_token(model: Mapping[str, Any]) -> Json:
 
 
 def _twin(twin: Mapping[str, Any], numbers: Mapping[str, Any]) -> Json:
-    """What was predicted, beside what this run measured; the result of `predict` is the prediction
-    itself, so there nothing stands beside it."""
-    stands = quantities(numbers)
+    """Return what was predicted, beside what this run measured; the result of `predict` is the
+    prediction itself, so nothing is beside it."""
+    measured = quantities(numbers)
     if "measurement" not in twin:
-        return {**twin, "prediction": {name: stands.get(name) for name in twin["prediction"]}}
-    return {**twin, **compared(twin["prediction"], stands)}
+        return {**twin, "prediction": {name: measured.get(name) for name in twin["prediction"]}}
+    return {**twin, **compared(twin["prediction"], measured)}
 
 
 def overlaid(below: Any, above: Any) -> Any:
-    """`below` with the values of `above` over it: mappings at any depth, all else whole; the names
-    of `above` come first (a result is known by the first of the reference's keys)."""
+    """Return `below` with the values of `above` over it: mappings at any depth, everything else
+    whole; the names of `above` come first (a result is recognized by the first of the reference's
+    keys)."""
     if isinstance(below, Mapping) and isinstance(above, Mapping):
         both = {name: overlaid(below[name], above[name]) for name in above if name in below}
         return {**above, **both, **{name: below[name] for name in below if name not in above}}

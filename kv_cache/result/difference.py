@@ -22,7 +22,7 @@ class Mismatch(NamedTuple):
     expected: Any
 
     def says(self, source: str) -> str:
-        """One sentence; `source` is what the expected value comes from."""
+        """Return one sentence; `source` is what the expected value comes from."""
         if self.expected is ABSENT:
             return f"{self.path} is there, but {source} does not give it"
         if self.stored is ABSENT:
@@ -48,7 +48,7 @@ def differences(stored: Any, expected: Any, path: str = "") -> Iterator[Mismatch
 
 
 def same(stored: Any, expected: Any) -> bool:
-    """Whole numbers to the last byte; others but for how they were rounded."""
+    """Compare whole numbers exactly, and others but for how they were rounded."""
     if type(stored) is int and type(expected) is int:
         return stored == expected
     numbers = [v for v in (stored, expected) if isinstance(v, int | float) and type(v) is not bool]

@@ -27,8 +27,8 @@ def build_result(
     validation: Mapping[str, Any] | None = None,
     twin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document that `--output` gets. `files`: SHA-256 of each file of records, by name; the
-    rest as `collect` has it."""
+    """Return the document that `--output` gets. `files`: SHA-256 of each file of records, by name;
+    the rest as `collect` has it."""
     run = collect(
         config,
         outcome,
@@ -42,8 +42,8 @@ def build_result(
 
 
 def with_left_behind(result: bytes, left: Sequence[str]) -> bytes:
-    """A result that was written before the run's files were removed, with those that could not be,
-    each with its reason."""
+    """Return a result that was written before the run's files were removed, with those that could
+    not be, each with its reason."""
     document = orjson.loads(result)
     document[SECTION]["left_behind"] = list(left)
     return as_json(seal(document, sealed_files(document)))

@@ -12,8 +12,8 @@ from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.passport import judge
-from kv_cache.metrics.slo import parse_promises
-from kv_cache.metrics.steady import Sample, trends
+from kv_cache.metrics.slo import parse_slos
+from kv_cache.metrics.steady import WindowSample, trends
 from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
 from kv_cache.result.counted import EvidenceFacts, LedgerFacts
 from kv_cache.result.run import (
@@ -29,14 +29,14 @@ from kv_cache.tiers.payload import MISMATCH
 
 
 def passport(run: CountedRun) -> dict[str, Any]:
-    """The section `passport`: verdict, reasons, rules, evidence."""
+    """Return the section `passport`: verdict, reasons, rules, evidence."""
     evidence = gather(run)
     verdict = judge(evidence, run.config.passport.thresholds())
     return {**verdict.to_json(), "evidence": evidence}
 
 
 def gather(run: CountedRun) -> dict[str, Any]:
-    """The evidence; what is not known is None."""
+    """Return the evidence; what is not known is None."""
     facts = _facts(run)
     return {
         "driver": run.facts.driver,
@@ -76,7 +76,7 @@ def _sample(run: CountedRun) -> dict[str, Any]:
 
 
 def _steady(run: CountedRun) -> dict[str, Any]:
-    """What was done before the measured window, and whether the window was level."""
+    """Return what was done before the measured window, and whether the window was level."""
     done = run.facts.preconditioning or {}
     fill, rounds = done.get("fill") or {}, done.get("rounds") or []
     storage = run.facts.tiers.get("storage")
@@ -92,7 +92,7 @@ def _steady(run: CountedRun) -> dict[str, Any]:
         "proof": done.get("proof"),
         "stationarity": trends(
             [
-                Sample(
+                WindowSample(
                     start_s=window.start_s,
                     end_s=window.end_s,
                     nbytes=sum(
@@ -128,7 +128,8 @@ def _completeness(run: CountedRun) -> dict[str, Any]:
 
 
 def _verification(run: CountedRun) -> dict[str, Any]:
-    """Of storage only whole loads count: what the end of the run cut off was given to nobody."""
+    """Return what was verified. For storage only whole loads count: those that the end of the run
+    cut off were delivered to no request."""
     verified = run.facts.verification
     loads = run.ledger.where(lambda row: row.tier == "storage" and row.operation is OpKind.READ)
     return {
@@ -169,7 +170,7 @@ def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
 
 
 def _engines(run: CountedRun) -> dict[str, Any]:
-    """What really moved the bytes of storage, by direction."""
+    """Return what really moved the bytes of storage, by direction."""
     rows: dict[tuple[str, str], list[int]] = {}
     for row in run.facts.operations:
         if row.tier == "storage" and row.operation is not OpKind.DELETE:
@@ -197,7 +198,8 @@ def _link(run: CountedRun) -> dict[str, Any]:
 
 
 def _amplification(run: CountedRun) -> dict[str, Any]:
-    """Over the whole run; `stored_bytes` are those of new blocks, wherever they were put first."""
+    """Return amplification over the whole run; `stored_bytes` are those of new blocks, wherever
+    they were put first."""
     read, written = (run.ledger.all_bytes("storage", kind) for kind in KINDS)
     facts = _facts(run).amplification
     everything = total_bytes(run.ledger.where(lambda row: row.operation is not OpKind.DELETE))
@@ -214,7 +216,8 @@ def _amplification(run: CountedRun) -> dict[str, Any]:
 
 
 def _foreign(run: CountedRun) -> dict[str, Any] | None:
-    """What others moved; and how many ranks are among them and us, where there are several."""
+    """Return what others moved; and how many ranks are among them and us, where there are
+    several."""
     foreign, ranks = _facts(run).foreign, run.facts.rank.on_machine or 1
     if foreign is None or ranks == 1 or _knows_all(foreign.get("siblings"), ranks):
         return foreign
@@ -251,8 +254,8 @@ def _client(run: CountedRun) -> dict[str, Any]:
 
 
 def _gaps(run: CountedRun) -> dict[str, Any] | None:
-    """Where storage stood still in the window, and how long a system call takes by the median of
-    the operations."""
+    """Return when storage stood still in the window, and how long a system call takes by the median
+    of the operations."""
     facts = _facts(run).gaps
     if facts is None:
         return None
@@ -270,21 +273,21 @@ def _gaps(run: CountedRun) -> dict[str, Any] | None:
 
 
 def _limits_ms(run: CountedRun) -> list[float]:
-    """The limits of SLOs whose class has requests."""
-    given = run.facts.series.promises
-    slos = parse_promises(",".join(given)) if given else ()
+    """Return the limits of SLOs whose class has requests."""
+    texts = run.facts.series.promises
+    slos = parse_slos(",".join(texts)) if texts else ()
     classes = run.facts.measured
     return [ns_to_ms(slo.limit_ns) for slo in slos if classes.of(slo.qos).completed]
 
 
 def _ms(histogram: Histogram, percent: float) -> float | None:
-    """For rules, which look at how many there were by themselves."""
+    """Return a percentile for rules, which check themselves how many values there were."""
     value = histogram.at_rank(percent)
     return None if value is None else ns_to_ms(value)
 
 
 def _filesystems(run: CountedRun) -> str | None:
-    """The types of file system that the drives have, e.g. `ext4` or `ext4+tmpfs`."""
+    """Return the types of file system that the drives have, e.g. `ext4` or `ext4+tmpfs`."""
     drives = run.machine.drives
     kinds = {drive.filesystem.type for drive in drives if drive.filesystem is not None}
     return "+".join(sorted(kind for kind in kinds if kind)) or None

@@ -1,4 +1,4 @@
-"""Histograms in documents: read strictly, as anybody may have written them."""
+"""Histograms in documents: read strictly, as a document may come from anywhere."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,21 +10,21 @@ _MOST_IN_A_BUCKET = 2**48
 
 
 def decode(kind: type, value: Any) -> Any:
-    """msgspec's hook for what it does not know by itself. Raises ValueError."""
+    """Convert a histogram, as msgspec's hook for types that it does not know. Raises ValueError."""
     if kind is not Histogram:
         raise NotImplementedError(kind)
     return read_histogram(value)
 
 
 def encode(value: Any) -> Any:
-    """The same in the other direction; sizes have another unit, which their writer sets."""
+    """Return the same in the other direction; sizes have another unit, which their writer sets."""
     if not isinstance(value, Histogram):
         raise NotImplementedError(type(value))
     return value.to_json()
 
 
 def read_histogram(value: Any) -> Histogram:
-    """A histogram whose buckets fit its other numbers. Raises ValueError."""
+    """Return a histogram whose buckets fit its other numbers. Raises ValueError."""
     if not isinstance(value, dict) or not _sound(value):
         raise ValueError("is not a histogram whose buckets fit its other numbers")
     ages = value.get("in_flight")

@@ -155,8 +155,8 @@ def lab_document(
     cases: Sequence[Mapping[str, Any]],
     config: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The sealed document. `engine` is what computed it, `source` says what was asked, a case is a
-    trace or a pattern with its tables."""
+    """Build the sealed document. `engine` is what computed it, `source` says what was asked, a case
+    is a trace or a pattern with its tables."""
     section = {
         "schema": SCHEMA,
         "program_version": __version__,
@@ -174,7 +174,7 @@ def lab_document(
 
 
 def source_name(source: Mapping[str, Any]) -> str:
-    """A trace by its file, users by their number."""
+    """Return a trace by its file, users by their number."""
     files = source.get("files")
     if not files:
         return f"{source.get('users', '?')} synthetic users"
@@ -196,13 +196,13 @@ class FoundBy:
 
 
 def by_blocks(column: LabColumn) -> FoundBy:
-    """Each block for itself."""
+    """Return each block for itself."""
     entries = [(entry, entry.blocks) for entry in column.entries]
     return FoundBy(entries=entries, order=column.order)
 
 
 def by_prefix(column: LabColumn) -> FoundBy:
-    """Only blocks whose predecessors in their request are hits."""
+    """Return only blocks whose predecessors in their request are hits."""
     entries = [(entry, entry.prefix) for entry in column.entries if entry.prefix is not None]
     return FoundBy(entries=entries, order=column.prefix_order)
 
@@ -219,7 +219,7 @@ CSV_HEAD = (
 
 
 def lab_csv(document: Mapping[str, Any]) -> bytes:
-    """A row for each policy and bound at each capacity by each rule."""
+    """Return a row for each policy and bound at each capacity by each rule."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_HEAD)
@@ -231,12 +231,12 @@ def lab_csv(document: Mapping[str, Any]) -> bytes:
 
 
 def _csv_rows(case: LabCase, table: StudyTable, column: LabColumn) -> Iterator[list[Any]]:
-    for rule, found, compulsory in (
+    for rule, rule_shares, compulsory in (
         ("blocks", by_blocks(column), case.base.compulsory),
         ("prefix", by_prefix(column), case.base.prefix_compulsory),
     ):
-        beaten_by = (found.order and found.order.beaten_by) or {}
-        for entry, shares in found.entries:
+        beaten_by = (rule_shares.order and rule_shares.order.beaten_by) or {}
+        for entry, shares in rule_shares.entries:
             ends = shares.interval
             better = beaten_by.get(entry.policy)
             yield [

@@ -12,9 +12,14 @@ from kv_cache.core.format import figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST, GIB
 from kv_cache.metrics.histogram import RELATIVE_ERROR
-from kv_cache.metrics.intervals import geometric_mean
+from kv_cache.metrics.intervals import (
+    CONFIDENCE,
+    bounded_interval,
+    coefficient_of_variation,
+    geometric_mean,
+)
+from kv_cache.result.paths import list_at, number_at
 
-CONFIDENCE = 0.95
 HIGHER, LOWER = "higher", "lower"
 
 Json = Mapping[str, Any]
@@ -25,8 +30,8 @@ class Metric:
     """One number of a result.
 
     `value` takes it from the section `kv_cache` of a result, `batch` from some windows of its
-    series; both give None where there is nothing to tell it from. Values of which one is less than
-    `resolution` (a share) above the other cannot be told apart, however often they are measured.
+    series; both give None if it is not known. Values of which one is less than
+    `resolution` (a share) above the other are not distinguishable, however often they are measured.
     """
 
     name: str
@@ -41,66 +46,63 @@ class Metric:
     resolution: float = 0.0
     path: str | None = None  # of a percentile, beside which a section lists its lower bounds
 
-    def shown_in(self, own: Json) -> str:
-        """As `shown`, of a section, marked where it is a lower bound."""
+    def shown_in(self, section: Json) -> str:
+        """Return a section's value as `shown` does, marked if it is a lower bound."""
         where, _, percentile = (self.path or "").rpartition(".")
-        bounds = words_at(own, f"{where}.at_least")
-        return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(own))}"
+        bounds = list_at(section, f"{where}.at_least")
+        return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(section))}"
 
     def mean(self, values: Sequence[float]) -> float:
-        """Of several runs: the geometric mean, as `compare` takes it; of shares the mean."""
+        """Return the mean of several runs: the geometric mean, as `compare` takes it; of shares the
+        arithmetic one."""
         return geometric_mean(values) if self.most == inf else fmean(values)
 
     def shown(self, value: float | None) -> str:
-        """In the unit for people."""
+        """Return a value in the unit for people."""
         return figures(None if value is None else value / self.scale)
 
 
 # --- what is looked at -----------------------------------------------------------------------
 
 
-def value_at(section: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none: the document may be anybody's."""
-    value: Any = section
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def words_at(section: Json, path: str) -> list[Any]:
-    """The list at a dotted path; empty where there is none."""
-    value = value_at(section, path)
-    return value if isinstance(value, list) else []
-
-
-def number_at(section: Json, path: str) -> float | None:
-    """The number at a dotted path; None where there is none."""
-    value = value_at(section, path)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
+def spread(
+    values: Sequence[float],
+    mean: Callable[[Sequence[float]], float] = fmean,
+    most: float = inf,
+) -> dict[str, Any]:
+    """Return how far repeated measurements agree; none of them can be above `most`."""
+    interval = bounded_interval(values, CONFIDENCE, most)
+    return {
+        "values": list(values),
+        "median": median(values),
+        "mean": mean(values),
+        "interval": None if interval is None else interval._asdict(),
+        "coefficient_of_variation": coefficient_of_variation(values),
+        "min": min(values),
+        "max": max(values),
+    }
 
 
 def _if_any(path: str, count: str) -> Callable[[Json], float | None]:
-    """The number at `path`, if the one at `count` says that there was something: a result has 0
-    for the percentiles of nothing."""
-    return lambda own: number_at(own, path) if number_at(own, count) else None
+    """Return the number at `path`, if the one at `count` says that there was something: a result
+    has 0 for the percentiles of nothing."""
+    return lambda section: number_at(section, path) if number_at(section, count) else None
 
 
 def _each_second(path: str) -> Callable[[Json], float | None]:
-    def value(own: Json) -> float | None:
-        summed = number_at(own, f"{path}_per_second")  # of ranks, whose rates add up
+    def value(section: Json) -> float | None:
+        summed = number_at(section, f"{path}_per_second")  # of ranks, whose rates add up
         if summed is not None:
             return summed
-        amount, seconds = number_at(own, path), number_at(own, "window_s")
+        amount, seconds = number_at(section, path), number_at(section, "window_s")
         return None if amount is None or not seconds else amount / seconds
 
     return value
 
 
 def _storage_rate(*kinds: str) -> Callable[[Json], float | None]:
-    def value(own: Json) -> float | None:
-        rates = [number_at(own, f"tiers.storage.{kind}.bytes_per_second") for kind in kinds]
+    def value(section: Json) -> float | None:
+        rates = [number_at(section, f"tiers.storage.{kind}.bytes_per_second") for kind in kinds]
         known = [rate for rate in rates if rate is not None]
         return sum(known) if known else None
 
@@ -108,8 +110,8 @@ def _storage_rate(*kinds: str) -> Callable[[Json], float | None]:
 
 
 def _batch_rate(*paths: str) -> Callable[[Sequence[Json]], float | None]:
-    """Of what windows counted, in each second of theirs. A window does not name what it had none
-    of."""
+    """Return the function that adds counts of windows over their seconds. A window does not have
+    the names of what it had none of."""
 
     def value(windows: Sequence[Json]) -> float | None:
         seconds = sum(length_s(window) for window in windows)
@@ -120,7 +122,8 @@ def _batch_rate(*paths: str) -> Callable[[Sequence[Json]], float | None]:
 
 
 def _batch_median(path: str) -> Callable[[Sequence[Json]], float | None]:
-    """The median of the windows' own percentiles: those of a batch as a whole are not known."""
+    """Return the median of the windows' own percentiles: those of a batch as a whole are not
+    known."""
 
     def value(windows: Sequence[Json]) -> float | None:
         found = [number_at(window, path) for window in windows]
@@ -131,7 +134,7 @@ def _batch_median(path: str) -> Callable[[Sequence[Json]], float | None]:
 
 
 def length_s(window: Json) -> float:
-    """Seconds of one row of a result's series."""
+    """Return the seconds of one row of a result's series."""
     start, end = number_at(window, "start_s"), number_at(window, "end_s")
     return 0.0 if start is None or end is None else max(0.0, end - start)
 
@@ -187,7 +190,8 @@ def _device(kind: str, percentile: str) -> Metric:
 
 
 def _request(latency: str, label: str, percentile: str, qos: str | None = None) -> Metric:
-    """Windows tell the latencies of classes apart, and none of all of them."""
+    """Return the metric of a latency. Windows have the latencies of each class, and none of all of
+    them."""
     who = "" if qos is None else f"{qos}."
     where = f"measured.{qos or 'all'}"
     return _latency(

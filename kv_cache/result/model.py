@@ -9,8 +9,8 @@ from kv_cache.core.model import ModelShape
 
 
 def model_section(model: ModelShape, workload: Mapping[str, Any]) -> dict[str, Any]:
-    """`workload`: what the source says of itself. In a mix nothing is the same for all models: its
-    name tells the shares, and each model stands under its own."""
+    """Return the section `model`. `workload`: the source's description of itself. In a mix nothing
+    is the same for all models: the name has the shares, and each model has an entry of its own."""
     mixed = workload.get("models")
     if mixed is None:
         return {**asdict(model), "bytes_per_token": model.bytes_per_token}
@@ -27,7 +27,7 @@ def model_section(model: ModelShape, workload: Mapping[str, Any]) -> dict[str, A
 
 
 def stored_bytes_per_token(config: Config, model: ModelShape, *, turns: bool) -> int | None:
-    """What is stored for one token; None where that is not one number: if an object is a turn
+    """Return what is stored for one token; None if that is not one number: if an object is a turn
     (`turns`) of which some layers keep the end only."""
     if turns and model.sliding_layers:
         return None

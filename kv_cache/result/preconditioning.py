@@ -12,6 +12,7 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.chain import seal
 from kv_cache.result.counted import Number
 from kv_cache.result.run import SECTION
+from kv_cache.result.verdicts import status_of
 
 SCHEMA = "kv-cache-precondition/1"
 
@@ -85,18 +86,14 @@ class PreconditionFacts(Struct, frozen=True, kw_only=True):
 def precondition_document(
     config: Config, outcome: RunOutcome, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The sealed document."""
+    """Build the sealed document."""
     done = dict(outcome.preconditioning or {})
     verdict, reasons = _verdict(config, outcome, done)
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "driver": outcome.driver,
-        "status": "broken"
-        if outcome.death
-        else "interrupted"
-        if outcome.interrupted
-        else "finished",
+        "status": status_of(outcome.interrupted, outcome.death),
         "seed": outcome.seed,
         "verdict": verdict,
         "reasons": reasons,
@@ -105,7 +102,7 @@ def precondition_document(
         "config": to_mapping(config),
         "environment": dict(environment),
     }
-    return seal({SECTION: own}, {})
+    return seal({SECTION: section}, {})
 
 
 def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -131,7 +128,7 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
     if not config.precondition.max_rounds:
         return NOT_LOOKED_FOR, [*reasons, "no rounds were wanted (--max-rounds 0)"]
     if proof is None or not proof["steady"]:
-        said = "fewer than five" if proof is None else f"after {len(rounds)}"
-        reasons.append(f"not steady: {said} rounds; raise --max-rounds or --round")
+        rounds_run = "fewer than five" if proof is None else f"after {len(rounds)}"
+        reasons.append(f"not steady: {rounds_run} rounds; raise --max-rounds or --round")
         return NOT_STEADY, reasons
     return (NOT_PROVEN if reasons else STEADY), reasons

@@ -18,7 +18,7 @@ Numbers = Mapping[str, float | None]
 
 
 def quantities(numbers: Mapping[str, Any]) -> dict[str, float | None]:
-    """Every quantity that is predicted, by name; the unit is the name's end. `numbers`: what
+    """Return every quantity that is predicted, by name; the unit is the name's end. `numbers`: what
     `sections.body` derives."""
     seconds = numbers["window_s"]
     every, reuse = numbers["measured"]["all"], numbers["reuse"]
@@ -52,9 +52,9 @@ def twin_section(
     extrapolated: int,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The result's part; with `compare`, what was measured stands beside it once that is derived.
-    `assumed`: tiers whose times are not measured; `extrapolated`: answers of the profile for sizes
-    outside it, which touch every number but the hit ratios."""
+    """Return the result's part; with `compare`, what was measured is beside it once that is
+    derived. `assumed`: tiers whose times are not measured; `extrapolated`: answers of the profile
+    for sizes outside it, which touch every number but the hit ratios."""
     marked = [name for name in predicted if extrapolated and not name.endswith("_ratio")]
     return {
         "profile": dict(profile),
@@ -68,7 +68,7 @@ def twin_section(
 
 
 def compared(predicted: Numbers, measured: Numbers) -> dict[str, Any]:
-    """What was measured of each predicted quantity, and the errors."""
+    """Return what was measured of each predicted quantity, and the errors."""
     return {
         "measurement": {name: measured.get(name) for name in predicted},
         "error": {name: error(predicted[name], measured.get(name)) for name in predicted},
@@ -76,7 +76,8 @@ def compared(predicted: Numbers, measured: Numbers) -> dict[str, Any]:
 
 
 def error(predicted: float | None, measured: float | None) -> dict[str, float | None] | None:
-    """Absolute, in the quantity's unit, and relative to the measurement (None where that is 0)."""
+    """Return the error in the quantity's unit, and relative to the measurement (None if that is
+    0)."""
     if predicted is None or measured is None:
         return None
     absolute = predicted - measured

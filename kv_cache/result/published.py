@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.result.counted import Count, Number
+from kv_cache.result.counted import Count, Kernel, Number, Verified
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 
@@ -54,8 +54,8 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
-    """Of latencies in ms; None where too few values support one. Those named in `at_least` are
-    lower bounds."""
+    """Of latencies in ms; None if too few values support one. Those named in `at_least` are lower
+    bounds."""
 
     mean: Number | None = None
     p50: Number | None = None
@@ -89,13 +89,18 @@ class TierSide(Struct, frozen=True, kw_only=True):
 
 
 class TierStore(Struct, frozen=True, kw_only=True):
+    """What held a tier's bytes; `fsync` was once yes or no."""
+
     engine: str = ""
+    layout: str = "file"
+    fsync: str | bool = False
 
 
 class PublishedTier(Struct, frozen=True, kw_only=True):
     """One tier at the end of the run, and what it moved."""
 
     capacity_bytes: Count | None = None
+    peak_bytes: Count | None = None
     entries: Count | None = None
     store: TierStore = TierStore()
     read: TierSide = TierSide()
@@ -111,9 +116,11 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     cause: str
     operations: Count
     bytes: Count
+    system_calls: Count | None = None
     engine: str = ""
     histogram_total: Histogram
     histogram_device: Histogram
+    histogram_bytes: Histogram | None = None
 
 
 class MetadataFacts(Struct, frozen=True, kw_only=True):
@@ -241,7 +248,7 @@ class WindowFacts(Struct, frozen=True, kw_only=True):
     saturation: WindowSaturation | None = None
 
     def side(self, tier: str, kind: str) -> WindowSide:
-        """What one tier read or wrote."""
+        """Return what one tier read or wrote."""
         return self.tiers.get(tier, {}).get(kind, WindowSide())
 
 
@@ -309,12 +316,6 @@ class PolicyFacts(Struct, frozen=True, kw_only=True):
     admission: AdmissionFacts | None = None
     write: WriteFacts | None = None
     prefetch: PrefetchFacts | None = None
-
-
-class Verification(Struct, frozen=True, kw_only=True):
-    mode: str
-    objects: Count
-    bytes: Count
 
 
 class CountedByKernel(Struct, frozen=True, kw_only=True):
@@ -463,12 +464,13 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     autoscaling: list[ScalingRow] = []
     autoscaler: AutoscalerEnd | None = None
     policies: PolicyFacts | None = None
-    verification: Verification | None = None
+    verification: Verified | None = None
     reconciliation: Reconciliation | None = None
     workload: TraceNotes | None = None
     model: ModelFacts = ModelFacts()
     schedule: PublishedSchedule | None = None
     phases_ns: PhaseInstants = PhaseInstants()
+    kernel_counters: dict[str, Kernel] = {}
     recordings: list[RecordingRow] = []
     config: dict[str, Any] = {}
     environment: dict[str, Any] = {}
@@ -485,5 +487,5 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
 
 
 def published(section: Mapping[str, Any]) -> PublishedRun:
-    """The section `kv_cache` of a result of any schema. Raises MisshapenError."""
+    """Return the section `kv_cache` of a result of any schema. Raises MisshapenError."""
     return converted(section, PublishedRun, "")

@@ -2,8 +2,8 @@
 
 Names and places of the keys are the MLPerf Storage KV-cache benchmark's, so that its launcher and
 everybody's scripts go on working; where the reference's value was wrong in meaning, the right one
-stands under the same key, and `docs/metrics.md` says what changed. Of several ranks, counts, bytes,
-rates and bandwidths are sums, as the submission rules want it, and percentiles come from merged
+is under the same key, and `docs/metrics.md` says what changed. Of several ranks, counts, bytes,
+rates and bandwidths are sums, as the submission rules require, and percentiles come from merged
 histograms.
 """
 
@@ -19,7 +19,8 @@ from kv_cache.core.units import GIB, NS_PER_MS, NS_PER_S, ns_to_ms, ns_to_s
 from kv_cache.metrics.histogram import supported
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import PERCENTILES, per_second, ratio, reference_ms
-from kv_cache.result.counted import LISTS, MergeableCounts, merged
+from kv_cache.result.counted import LISTS, MergeableCounts
+from kv_cache.result.merge import merged
 from kv_cache.result.model import stored_bytes_per_token
 from kv_cache.result.run import (
     CountedRun,
@@ -35,7 +36,7 @@ from kv_cache.result.run import (
     totals,
 )
 from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
-from kv_cache.schedule.autoscale import Unit
+from kv_cache.schedule.autoscale.window_pool import Unit
 
 HIT_RATE_FLOOR = 0.30
 SLA_COMPLIANCE = 0.95
@@ -44,12 +45,12 @@ LATENCIES = {
     "storage_io_latency_ms": "storage",
     "generation_latency_ms": "compute",
 }
-"""What the summary tells of all requests, and which of our latencies it is."""
+"""Latencies of all requests in the summary, and our name of each."""
 
 
 def reference_keys(runs: Sequence[CountedRun]) -> dict[str, Any]:
-    """The reference's document. Whether the runs are sound is only a part of `overall_passed`:
-    the verdict is the other."""
+    """Return the reference's document. Whether the runs are sound is only a part of
+    `overall_passed`: the verdict is the other."""
     counts = merged(totals(runs))
     done, reuse = counts.measured.together, counts.reuse
     stats = _cache_stats(runs, counts)
@@ -105,8 +106,8 @@ def _sound(run: CountedRun) -> bool:
 
 
 def _listed(runs: Sequence[CountedRun], name: str) -> list[float]:
-    """The runs' lists one after the other; if they are too long together, as many from each one's
-    beginning."""
+    """Return the runs' lists one after the other; if they are too long together, as many from each
+    one's beginning."""
     lists: list[list[float]] = [getattr(run.counted, name) for run in runs]
     if sum(map(len, lists)) > SAMPLE_LIMIT:
         lists = [values[: SAMPLE_LIMIT // len(lists)] for values in lists]
@@ -117,7 +118,7 @@ def _listed(runs: Sequence[CountedRun], name: str) -> list[float]:
 
 
 def _timeline(run: CountedRun) -> list[dict[str, float]]:
-    """Tokens per second up to the end of each measured window, where an autoscaler changed the
+    """Return tokens per second up to the end of each measured window, if an autoscaler changed the
     load (the reference has none elsewhere)."""
     if not run.config.autoscaler.enabled:
         return []
@@ -132,7 +133,7 @@ def _timeline(run: CountedRun) -> list[dict[str, float]]:
 
 
 def _decision(run: CountedRun, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A decision as the reference tells it; all of it stands in `kv_cache.autoscaling`."""
+    """Return a decision in the reference's keys; all of it is in `kv_cache.autoscaling`."""
     started = run.facts.started_utc
     begin = datetime.fromtimestamp(0, UTC) if started is None else datetime.fromisoformat(started)
     evidence = row["evidence"]
@@ -154,7 +155,8 @@ def _decision(run: CountedRun, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(peak: Mapping[str, Any]) -> float | None:
-    """None where no tokens were generated: the peak is of requests or bytes then."""
+    """Return the peak in tokens; None if no tokens were generated, as it is one of requests or
+    bytes then."""
     return peak["per_s"] if peak["unit"] == Unit.TOKENS else None
 
 
@@ -174,7 +176,8 @@ def _scaling(run: CountedRun) -> dict[str, Any] | None:
 
 
 def _autoscaling(runs: Sequence[CountedRun]) -> dict[str, Any]:
-    """Decisions are those of one run; of ranks that each have an autoscaler the users add up."""
+    """Return the decisions of one run; for ranks that each have an autoscaler the users are
+    added."""
     try:
         sections = [_scaling(run) for run in runs]
         if len(runs) == 1:
@@ -239,7 +242,8 @@ def _tokens_per_storage_second(run: CountedRun) -> float:
 
 
 def _qos(runs: Sequence[CountedRun], counts: MergeableCounts, qos: Qos) -> dict[str, Any]:
-    """A class; with targets that differ between ranks, each request is held against its own."""
+    """Return the numbers of one class; with targets that differ between ranks, each request is
+    compared with its own rank's."""
     stats = counts.measured.of(qos)
     if not stats.completed:
         return {"no_data": True}
@@ -248,8 +252,8 @@ def _qos(runs: Sequence[CountedRun], counts: MergeableCounts, qos: Qos) -> dict[
     within = 0
     for run in runs:
         target_ns = round(targets_ms(run, qos)["p95"] * NS_PER_MS)
-        own = run.facts.measured.of(qos).histogram_end_to_end
-        within += own.counts_at_most([target_ns])[0]
+        latencies = run.facts.measured.of(qos).histogram_end_to_end
+        within += latencies.counts_at_most([target_ns])[0]
     compliance = ratio(within, stats.completed)
     return {
         "total_requests": stats.completed,
@@ -342,7 +346,7 @@ def _operations_of(ledger: OperationLedger, kind: OpKind, cause: Cause) -> int:
 
 
 def _percentiles(ledger: OperationLedger) -> dict[str, float]:
-    """Latencies of each tier and kind, where there are samples."""
+    """Return the latencies of each tier and kind that have samples."""
     stats: dict[str, float] = {}
     for label in TIER_LABELS:
         for kind in KINDS:
@@ -360,8 +364,8 @@ def _percentiles(ledger: OperationLedger) -> dict[str, float]:
 
 
 def unsupported(counts: MergeableCounts) -> list[str]:
-    """The reference's keys whose percentile too few values support, by their paths in the result.
-    They keep their number, as a launcher looks for it."""
+    """Return the reference's keys whose percentile too few values support, by their paths in the
+    result. They keep their number, as a launcher looks for it."""
     paths: list[str] = []
 
     def look(count: int, where: str, names: Iterable[str] = PERCENTILES) -> None:
@@ -393,8 +397,8 @@ def health(
     *,
     real: bool,
 ) -> dict[str, Any]:
-    """The reference's pass criteria. Without any criterion, or without I/O, nothing passes.
-    `rates`: GiB/s of storage; `hit_rate`: None where it is not judged; `profile`: latency or
+    """Return the reference's pass criteria. Without any criterion, or without I/O, nothing passes.
+    `rates`: GiB/s of storage; `hit_rate`: None if it is not judged; `profile`: latency or
     throughput."""
     criteria: list[dict[str, Any]] = []
     if real and profile == "throughput":
@@ -402,50 +406,35 @@ def health(
     elif real:
         criteria = _latency_criteria(ledger)
         if hit_rate is not None:
-            criteria.append(
-                {
-                    "name": "Cache Hit Rate > 30%",
-                    "target": HIT_RATE_FLOOR,
-                    "actual": hit_rate,
-                    "unit": "ratio",
-                    "passed": hit_rate > HIT_RATE_FLOOR,
-                }
-            )
-    passed = sum(criterion["passed"] for criterion in criteria)
+            name, passed = "Cache Hit Rate > 30%", hit_rate > HIT_RATE_FLOOR
+            criteria.append(_criterion(name, HIT_RATE_FLOOR, hit_rate, "ratio", passed))
+    met = sum(criterion["passed"] for criterion in criteria)
     return {
-        "overall_status": "PASS" if criteria and passed == len(criteria) else "FAIL",
+        "overall_status": "PASS" if criteria and met == len(criteria) else "FAIL",
         "criteria": criteria,
-        "passed_count": passed,
+        "passed_count": met,
         "total_count": len(criteria),
     }
 
 
+def _criterion(name: str, target: Any, actual: Any, unit: str, passed: bool) -> dict[str, Any]:
+    return {"name": name, "target": target, "actual": actual, "unit": unit, "passed": passed}
+
+
 def _latency_criteria(ledger: OperationLedger) -> list[dict[str, Any]]:
+    written, read = (ledger.window("storage", kind) for kind in (OpKind.WRITE, OpKind.READ))
     ram = [row for kind in KINDS for row in ledger.window("cpu", kind)]
     rows = [
-        (
-            "Storage Tier Write Device P95 < 500ms",
-            times(ledger.window("storage", OpKind.WRITE), "device"),
-            500.0,
-        ),
-        (
-            "Storage Tier Read Device P95 < 200ms",
-            times(ledger.window("storage", OpKind.READ), "device"),
-            200.0,
-        ),
+        ("Storage Tier Write Device P95 < 500ms", times(written, "device"), 500.0),
+        ("Storage Tier Read Device P95 < 200ms", times(read, "device"), 200.0),
         ("CPU RAM P95 < 150ms", times(ram, "total"), 150.0),
     ]
-    return [
-        {
-            "name": name,
-            "target": limit,
-            "actual": (actual := reference_ms(histogram, ("p95",))["p95"]),
-            "unit": "ms",
-            "passed": actual < limit,
-        }
+    measured = [
+        (name, reference_ms(histogram, ("p95",))["p95"], limit)
         for name, histogram, limit in rows
         if histogram.count
     ]
+    return [_criterion(name, limit, p95, "ms", p95 < limit) for name, p95, limit in measured]
 
 
 def _bandwidth_criteria(
@@ -455,13 +444,13 @@ def _bandwidth_criteria(
     if any(moved for _, moved in rows):
         rows = [(kind, moved) for kind, moved in rows if moved]
     return [
-        {
-            "name": f"Storage KV {kind.value.title()} Bandwidth",
-            "target": ">0",
-            "actual": f"{rates[kind]:.2f}",
-            "unit": "GiB/s",
-            "passed": moved > 0,
-        }
+        _criterion(
+            f"Storage KV {kind.value.title()} Bandwidth",
+            ">0",
+            f"{rates[kind]:.2f}",
+            "GiB/s",
+            moved > 0,
+        )
         for kind, moved in rows
     ]
 
@@ -474,14 +463,14 @@ def _of_windows(runs: Sequence[CountedRun], name: str) -> list[float | int | Non
 
 
 def _sum_if_known(values: Sequence[Any]) -> Any:
-    """Whole numbers stay whole. None if one is not known, or there is none."""
+    """Add values; whole numbers stay whole. None if one is not known, or there is none."""
     if not values or None in values:
         return None
     return sum(values) if all(type(value) is int for value in values) else fsum(values)
 
 
 def _host_percent(runs: Sequence[CountedRun]) -> float | None:
-    """The share of all cores' time that was not idle, everybody's work included."""
+    """Return the share of all cores' time that was not idle, everybody's work included."""
     busy, total = (
         _sum_if_known(_of_windows(runs, name)) for name in ("host_busy_s", "host_total_s")
     )
@@ -489,7 +478,8 @@ def _host_percent(runs: Sequence[CountedRun]) -> float | None:
 
 
 def _of_hosts(runs: Sequence[CountedRun], name: str) -> int | None:
-    """What each machine counts for everybody on it: the largest of its ranks' counts, added up."""
+    """Return what each machine counts for everybody on it: the largest of its ranks' counts, added
+    up."""
     most: dict[str, Any] = {}
     for run, value in zip(runs, _of_windows(runs, name), strict=True):
         if value is None:
@@ -503,7 +493,7 @@ def _cpu_s(run: CountedRun) -> float:
 
 
 def _system(runs: Sequence[CountedRun]) -> dict[str, Any]:
-    """The machines during the window; null throughout without real I/O."""
+    """Return the machines during the window; null throughout without real I/O."""
     cores: dict[str, int] = {}
     for run in runs:
         here = None if run.machine.cpu is None else run.machine.cpu.logical_cores

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,12 +12,13 @@ import orjson
 
 from kv_cache.config.root import Config
 from kv_cache.config.schema import from_mapping, show
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Phase, TierLabel
 from kv_cache.core.model import ModelShape
 from kv_cache.core.text import to_json
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.summary import per_second
+from kv_cache.result.chain import SECTION as SECTION
 from kv_cache.result.counted import (
     Counted,
     Facts,
@@ -31,7 +33,6 @@ from kv_cache.result.histograms import decode
 
 T = TypeVar("T")
 
-SECTION = "kv_cache"
 _MOST_FLOWS = 1000  # phases x tiers x operations x causes x engines
 
 
@@ -71,7 +72,7 @@ class CountedRun:
         return self.facts.driver == "real-io"
 
     def kernel(self, span: str) -> Kernel:
-        """The kernel's counters over `run` or `window`; empty in virtual time."""
+        """Return the kernel's counters over `run` or `window`; empty in virtual time."""
         return self.facts.kernel_counters.get(span, {})
 
     @cached_property
@@ -99,7 +100,7 @@ class OperationLedger:
         return [row for row in self.rows if keep(row)]
 
     def window(self, tier: TierLabel | None, kind: OpKind) -> list[OperationRow]:
-        """What ended inside the measured window; `tier` None is all tiers."""
+        """Return what ended inside the measured window; `tier` None is all tiers."""
         return self.where(
             lambda row: (
                 row.phase is Phase.MEASURE and row.operation is kind and tier in (None, row.tier)
@@ -107,7 +108,7 @@ class OperationLedger:
         )
 
     def all_bytes(self, tier: TierLabel, kind: OpKind) -> int:
-        """Bytes of the whole run, all phases."""
+        """Return bytes of the whole run, all phases."""
         return total_bytes(self.where(lambda row: row.tier == tier and row.operation is kind))
 
 
@@ -116,17 +117,17 @@ def total_bytes(rows: Iterable[OperationRow]) -> int:
 
 
 def total_operations(rows: Iterable[OperationRow]) -> int:
-    """Operations that ended well; each is in the histograms."""
+    """Return how many operations ended well; each is in the histograms."""
     return sum(row.histogram_total.count for row in rows)
 
 
 def times(rows: Iterable[OperationRow], name: str) -> Histogram:
-    """The histograms `name` (total, device, host, bytes) of rows as one."""
+    """Return the histograms `name` (total, device, host, bytes) of rows as one."""
     return merged(getattr(row, f"histogram_{name}") for row in rows)
 
 
 def rate(runs: Sequence[CountedRun], amount: Callable[[CountedRun], float]) -> float:
-    """The sum of the runs' rates: what each counted over its own window, per second."""
+    """Return the sum of the runs' rates: what each counted over its own window, per second."""
     return fsum(per_second(amount(run), run.window_s) for run in runs)
 
 
@@ -135,13 +136,13 @@ def totals(runs: Sequence[CountedRun]) -> list[MergeableCounts]:
 
 
 def agreed(values: Iterable[Any]) -> Any:
-    """The value that all have; None if they differ, or there is none."""
+    """Return the value that all have; None if they differ, or there is none."""
     several = list(values)
     return several[0] if several and all(each == several[0] for each in several) else None
 
 
 def number(kernel: Kernel, name: str) -> float | int | None:
-    """A counter by name; None where the kernel has none. Raises MisshapenError."""
+    """Return a counter by name; None if the kernel has none. Raises MisshapenError."""
     value = kernel.get(name)
     if isinstance(value, str):
         raise MisshapenError(f"kv_cache.kernel_counters has {name} {show(value)}, not a number")
@@ -152,7 +153,7 @@ def number(kernel: Kernel, name: str) -> float | int | None:
 
 
 def read_run(document: Mapping[str, Any]) -> CountedRun:
-    """The facts of a document of this schema, whoever wrote it. Raises MisshapenError."""
+    """Return the facts of a document of this schema. Raises MisshapenError."""
     counted = converted(document, Counted, "")
     if len(counted.kv_cache.operations) > _MOST_FLOWS:
         count = len(counted.kv_cache.operations)
@@ -165,15 +166,20 @@ def read_run(document: Mapping[str, Any]) -> CountedRun:
 
 
 def converted(value: Any, kind: type[T], place: str) -> T:
-    """A plain value as `kind`. Raises MisshapenError, which begins with the place."""
+    """Return a plain value as `kind`. Raises MisshapenError, which begins with the place."""
     try:
         return msgspec.convert(value, kind, dec_hook=decode)
     except msgspec.ValidationError as error:
         raise MisshapenError(_placed(str(error), place)) from None
 
 
+def not_as_written(file: Path, what: object) -> UsageError:
+    """Return the error of a file that does not have what every result has."""
+    return UsageError(f"{file}: {what}; the file was cut or changed, so give an untouched result")
+
+
 def _placed(message: str, place: str) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.a.b`" with the place first."""
+    """Return msgspec's "Expected `int`, got `str` - at `$.a.b`" with the place first."""
     what, _, path = message.partition(" - at `$")
     path = path.removesuffix("`")
     where = f"{place}{path}" if place else path.removeprefix(".")
@@ -181,12 +187,12 @@ def _placed(message: str, place: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as a reader of its file has it."""
+    """Return a value as a reader of its file has it."""
     return orjson.loads(to_json(value))
 
 
 def shape_of(row: Mapping[str, Any], place: str = "kv_cache.model") -> ModelShape:
-    """The geometry that a section of a model has. Raises MisshapenError."""
+    """Return the geometry that a section of a model has. Raises MisshapenError."""
     try:
         return converted(row, ModelShape, place)
     except ConfigError as error:

@@ -13,14 +13,14 @@ from msgspec.structs import asdict
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, RunMode, TierLabel
 from kv_cache.metrics.evidence import OBJECT_ENGINES
-from kv_cache.metrics.pace import MEASURED, Batch, Paced, headline, together
+from kv_cache.metrics.pace import MEASURED, Batch, MovedBytes, headline, together
 from kv_cache.metrics.summary import (
     LATENCIES,
     NETWORK,
-    kept_promises,
     latency_ms,
     ratio,
     size_numbers,
+    slos_met,
 )
 from kv_cache.result.counted import (
     Classes,
@@ -30,9 +30,8 @@ from kv_cache.result.counted import (
     RequestAccounts,
     RequestCounts,
     ReuseCounts,
-    common,
-    merged,
 )
+from kv_cache.result.merge import common, merged
 from kv_cache.result.run import (
     CountedRun,
     OperationLedger,
@@ -50,7 +49,7 @@ PERCENTILES = ("p50", "p95", "p99", "p999", "p9999")
 
 
 def body(runs: Sequence[CountedRun]) -> dict[str, Any]:
-    """The derived numbers that one run and several ranks have alike, beside their counts."""
+    """Return the derived numbers that one run and several ranks have alike, beside their counts."""
     counts = merged(totals(runs))
     return {
         "window_s": max((run.window_s for run in runs), default=0.0),
@@ -75,7 +74,7 @@ def request_accounts(requests: RequestAccounts) -> dict[str, Any]:
 
 
 def operation_row(row: OperationRow) -> dict[str, Any]:
-    """One row for each thing counted apart, with its latencies."""
+    """Return one row of operations with its latencies."""
     return {
         **{name: getattr(row, name) for name in ("phase", "tier", "operation", "cause", "engine")},
         "operations": row.histogram_total.count,
@@ -109,9 +108,7 @@ def _measured(runs: Sequence[CountedRun], classes: Classes) -> dict[str, Any]:
         **{
             qos.value: {
                 **request_section(runs, classes.of(qos), qos),
-                "promises": kept_promises(
-                    classes.of(qos).histogram_end_to_end, promised_ms(runs, qos)
-                ),
+                "promises": slos_met(classes.of(qos).histogram_end_to_end, slos_ms(runs, qos)),
             }
             for qos in Qos
         },
@@ -121,7 +118,8 @@ def _measured(runs: Sequence[CountedRun], classes: Classes) -> dict[str, Any]:
 def request_section(
     runs: Sequence[CountedRun], counts: RequestCounts, qos: Qos | None
 ) -> dict[str, Any]:
-    """One class's measured requests (`qos` None: all), and every latency of the vocabulary."""
+    """Return one class's measured requests (`qos` None: all), and every latency of the
+    vocabulary."""
 
     def rate_of(name: str) -> float:
         return rate(runs, lambda run: getattr(_class_of(run.facts.measured, qos), name))
@@ -139,13 +137,13 @@ def _class_of(classes: Classes, qos: Qos | None) -> RequestCounts:
     return classes.together if qos is None else classes.of(qos)
 
 
-def promised_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:
-    """The SLO of a class by percentile, as far as all runs have the same."""
+def slos_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:
+    """Return the SLO of a class by percentile, as far as all runs have the same."""
     return common([targets_ms(run, qos) for run in runs]) or {}
 
 
 def targets_ms(run: CountedRun, qos: Qos) -> dict[str, float]:
-    """The SLO of a class: percentiles (`PERCENTILES`) of its end-to-end latency."""
+    """Return the SLO of a class: percentiles (`PERCENTILES`) of its end-to-end latency."""
     profile = getattr(run.config.qos_profiles, qos.value)
     return {name: getattr(profile, f"target_latency_{name}_ms") for name in PERCENTILES[1:]}
 
@@ -166,9 +164,9 @@ _OF_ALL_BLOCKS: Mapping[str, tuple[str, str]] = {
 
 
 def reuse_ratios(runs: Sequence[CountedRun], reuse: ReuseCounts) -> dict[str, Any]:
-    """Blocks looked up, hit and loaded are three different things; beside what was achieved
-    stands what a cache without limits would have achieved on the same requests. In decode-only
-    all that is asked for was stored before the run, and nothing is looked up."""
+    """Return the counts and ratios of reuse. Looked up, hit and loaded are three different things;
+    beside what was achieved is what a cache without limits would have achieved on the same
+    requests. In decode-only everything was stored before the run, and nothing is looked up."""
     looks_up = all(run.workload.prepopulated_objects is UNSET for run in runs)
 
     def share(of: tuple[str, str]) -> float:
@@ -185,7 +183,7 @@ def reuse_ratios(runs: Sequence[CountedRun], reuse: ReuseCounts) -> dict[str, An
 
 
 def tier_sections(runs: Sequence[CountedRun], counts: MergeableCounts) -> dict[str, Any]:
-    """Each tier in the measured window and at the end of the run."""
+    """Return each tier in the measured window and at the end of the run."""
     ledger = OperationLedger(counts.operations)
     return {
         label: {
@@ -219,18 +217,18 @@ def bytes_per_second(runs: Sequence[CountedRun], label: TierLabel, kind: OpKind)
 
 
 def _headline(runs: Sequence[CountedRun]) -> dict[str, Any] | None:
-    """What the mode is there to measure, and its interval; None of ranks that did not run in the
-    same mode."""
+    """Return the number that the mode measures, and its interval; None for ranks that did not run
+    in the same mode."""
     mode = agreed(run.config.mode for run in runs)
     if mode is None:
         return None
     return headline(mode, *together([(run.window_s, paced(run, mode)) for run in runs]))
 
 
-def paced(run: CountedRun, mode: RunMode) -> Paced:
-    """How evenly storage moved what the ledger counted in the window."""
+def paced(run: CountedRun, mode: RunMode) -> MovedBytes:
+    """Return how evenly storage moved what the ledger counted in the window."""
     pacing = run.facts.headline
-    return Paced(
+    return MovedBytes(
         nbytes=sum(total_bytes(run.ledger.window("storage", kind)) for kind in MEASURED[mode]),
         before_bytes=pacing.before_bytes,
         after_bytes=pacing.after_bytes,
@@ -243,11 +241,11 @@ def paced(run: CountedRun, mode: RunMode) -> Paced:
 
 
 def reconciliation(run: CountedRun) -> dict[str, Any] | None:
-    """Bytes that we say storage moved in the whole run, beside what the kernel counted for this
-    process and for the device. None without real I/O.
+    """Return bytes that we say storage moved in the whole run, beside what the kernel counted for
+    this process and for the device. None without real I/O.
 
     Of an object store no device counts the bytes. What this machine's network interfaces carried,
-    everybody's, stands beside them, unless the server is on this machine."""
+    everybody's, is beside them, unless the server is on this machine."""
     kernel = run.kernel("run")
     if not kernel:
         return None
@@ -279,7 +277,7 @@ def reconciled(
     device: float | None = None,
     network: tuple[float | None] | None = None,
 ) -> dict[str, Any]:
-    """Claimed bytes beside each counter's; `network` only of object stores."""
+    """Return the claimed bytes beside each counter's; `network` only for object stores."""
     counters = {"process": process, "device": device}
     if network is not None:
         counters["network"] = network[0]
@@ -294,5 +292,5 @@ def reconciled(
 
 
 def measured_windows(run: CountedRun) -> list[Any]:
-    """What was counted in each window of the measured phase."""
+    """Return what was counted in each window of the measured phase."""
     return [window for window in run.windows if window.phase is Phase.MEASURE]

@@ -1,5 +1,5 @@
-"""What lies in a run's directory beside its result, compared with it: the configuration, the
-environment, and ledger and histograms counted again from the records."""
+"""Compares the files of a run's directory with its result: the configuration, the environment, and
+ledger and histograms counted again from the records."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 def recheck_directory(document: Mapping[str, Any], directory: Path) -> list[str]:
-    """What in the run's directory does not fit the document. Files that are not there are left
-    out; that they are missing is the chain's to tell."""
+    """Return what in the run's directory does not fit the document. Files that are not there are
+    left out; the chain reports that they are missing."""
     try:
         run = read_run(document)
     except MisshapenError:
@@ -46,7 +46,7 @@ def recheck_directory(document: Mapping[str, Any], directory: Path) -> list[str]
 
 
 def _said(deviations: Iterator[str]) -> Iterator[str]:
-    """A check ends at the first value that is not of its shape."""
+    """Yield deviations up to the first value that does not have its shape."""
     try:
         yield from deviations
     except MisshapenError as error:
@@ -133,7 +133,7 @@ class TransferLine(Struct, frozen=True):
 
 
 def _lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
-    """Each line with its place, for messages."""
+    """Yield each line with its place, for messages."""
     decoder = msgspec.json.Decoder(kind)
     with path.open("rb") as file:
         number = 0
@@ -183,7 +183,7 @@ class _Recounted:
                 histogram.add(value)
 
     def note_in_flight(self, line: RequestLine, end_ns: int | None) -> None:
-        """What had not been answered when the window closed has an age."""
+        """Add the age of a request that had not been answered when the window closed."""
         if end_ns is None or line.outcome is Outcome.REJECTED:
             return
         late = line.finished_ns is not None and line.finished_ns > end_ns

@@ -73,8 +73,8 @@ def stats_document(
     stream: StreamFigures,
     sessions: SessionFigures | None,
 ) -> dict[str, Any]:
-    """The sealed document. `workload` is the source's description of itself, `survey` that of a
-    trace (None: synthetic users)."""
+    """Build the sealed document. `workload` is the source's description of itself, `survey` that of
+    a trace (None: synthetic users)."""
     section = {
         "schema": SCHEMA,
         "program_version": __version__,

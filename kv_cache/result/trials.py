@@ -7,27 +7,26 @@ and its absence makes the whole invalid.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from msgspec import Struct
 
 from kv_cache import __version__
 from kv_cache.core.seed import Seed
-from kv_cache.metrics.intervals import bounded_interval, coefficient_of_variation
-from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
+from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.counted import Number
-from kv_cache.result.metrics import CONFIDENCE, HEADLINES, METRICS, Json, Metric
+from kv_cache.result.metrics import HEADLINES, METRICS, Json, Metric, spread
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
+from kv_cache.result.sweep import IntervalEnds
+from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
 
 SCHEMA = "kv-cache-trials/1"
 MOST_CV = 0.05
 """Above this coefficient of variation of the headline the verdict is suspect: MLPerf Storage asks
 of five runs that they replicate within 5 %."""
-
-FINISHED = "finished"
 
 
 class TrialRow(Struct, frozen=True, kw_only=True):
@@ -43,18 +42,13 @@ class TrialRow(Struct, frozen=True, kw_only=True):
     window_s: Number
 
 
-class IntervalOfMean(Struct, frozen=True, kw_only=True):
-    low: Number
-    high: Number
-
-
 class TrialNumbers(Struct, frozen=True, kw_only=True):
     """One metric of all trials, in its stored unit."""
 
     values: list[Number | None]
     median: Number
     mean: Number
-    interval: IntervalOfMean | None
+    interval: IntervalEnds | None
     coefficient_of_variation: Number | None
 
 
@@ -71,20 +65,20 @@ class TrialFacts(Struct, frozen=True, kw_only=True):
     metrics: dict[str, TrialNumbers]
 
 
-def identity(own: Json) -> dict[str, Any]:
-    """What two results must share to be comparable, beside the schedule, by name.
+def identity(section: Json) -> dict[str, Any]:
+    """Return what two results must share to be comparable, beside the schedule, by name.
 
     `own` is the section `kv_cache` of a result. A model's `source` only says where it was read.
     """
-    model, config = dict(_mapping(own, "model")), _mapping(own, "config")
+    model, config = dict(_mapping(section, "model")), _mapping(section, "config")
     model.pop("source", None)
     return {
-        "schema": own.get("schema"),
-        "driver": own.get("driver"),
+        "schema": section.get("schema"),
+        "driver": section.get("driver"),
         "mode": _mapping(config, "run").get("mode"),
         **_named("model", model),
-        "semantics preset": own.get("semantics_preset"),
-        **_named("semantics", _mapping(own, "semantics")),
+        "semantics preset": section.get("semantics_preset"),
+        **_named("semantics", _mapping(section, "semantics")),
     }
 
 
@@ -101,7 +95,7 @@ def _named(prefix: str, values: Json) -> dict[str, Any]:
 
 
 def trial_seed(master: int, trial: int) -> int:
-    """The seed (32 bits) of a trial, counted from 1."""
+    """Return the seed (32 bits) of a trial, counted from 1."""
     return Seed(master).child("trial", trial).integer() % 2**32
 
 
@@ -114,7 +108,7 @@ def aggregate(
     cooldown_s: float = 0.0,
     most_cv: float = MOST_CV,
 ) -> dict[str, Any]:
-    """The sealed document of all trials, in the order in which they ran.
+    """Build the sealed document of all trials, in the order in which they ran.
 
     `documents` are the trials' results as they were written, `files` the SHA-256 of each one's file
     by name, in the same order. `planned` may be more than there are: a signal ended the series.
@@ -122,18 +116,18 @@ def aggregate(
     """
     _check(documents, files, planned)
     rows = [
-        _trial(number, own, name, sha, fingerprint(document))
-        for number, (document, own, (name, sha)) in enumerate(
+        _trial(number, section, name, sha, fingerprint(document))
+        for number, (document, section, (name, sha)) in enumerate(
             zip(documents, _sections(documents), files.items(), strict=True), start=1
         )
     ]
-    counted = [own for own in _sections(documents) if own["status"] == FINISHED]
+    counted = [section for section in _sections(documents) if section["status"] == FINISHED]
     metrics = {name: numbers for name in METRICS if (numbers := _numbers(METRICS[name], counted))}
     headline = _headline(metrics, len(counted))
     verdict = _verdict(rows, planned, metrics.get(headline or ""), headline, most_cv)
     first = documents[0][SECTION]
     same = ("driver", "semantics_preset", "contains_performance", "model", "semantics", "workload")
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "result_schema": first["schema"],
@@ -151,15 +145,15 @@ def aggregate(
         "config": first["config"],  # of the first trial, as is the environment
         "environment": first["environment"],
     }
-    return seal({SECTION: own}, files)
+    return seal({SECTION: section}, files)
 
 
 def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) -> None:
     if not documents or len(documents) != len(files) or len(documents) > planned:
         raise ValueError(f"{len(documents)} results in {len(files)} files of {planned} trials")
     same = identity(documents[0][SECTION])
-    for number, own in enumerate(_sections(documents), start=1):
-        if identity(own) != same:
+    for number, section in enumerate(_sections(documents), start=1):
+        if identity(section) != same:
             raise ValueError(f"trial {number} differs from trial 1 in more than its seed")
 
 
@@ -167,40 +161,35 @@ def _sections(documents: Sequence[Json]) -> list[Json]:
     return [document[SECTION] for document in documents]
 
 
-def _trial(number: int, own: Json, name: str, sha: str, print_: str | None) -> dict[str, Any]:
+def _trial(number: int, section: Json, name: str, sha: str, print_: str | None) -> dict[str, Any]:
     return {
         "trial": number,
         "file": name,
         "sha256": sha,
         "fingerprint": print_,
-        "seed": own["seed"],
-        "schedule_sha256": own["schedule"]["sha256"],
-        "started_utc": own["started_utc"],
-        "window_s": own["window_s"],
-        "status": own["status"],
-        "counted": own["status"] == FINISHED,
-        "verdict": own["passport"]["verdict"],
-        "reasons": list(own["passport"]["reasons"]),
+        "seed": section["seed"],
+        "schedule_sha256": section["schedule"]["sha256"],
+        "started_utc": section["started_utc"],
+        "window_s": section["window_s"],
+        "status": section["status"],
+        "counted": section["status"] == FINISHED,
+        "verdict": section["passport"]["verdict"],
+        "reasons": list(section["passport"]["reasons"]),
     }
 
 
 def _numbers(metric: Metric, counted: Sequence[Json]) -> dict[str, Any] | None:
-    """None where no trial has the metric. A trial that lacks it has null among the values."""
-    values = [metric.value(own) for own in counted]
+    """Return a metric of all trials, None if no trial has it. A trial that lacks it has null among
+    the values."""
+    values = [metric.value(section) for section in counted]
     known = [value for value in values if value is not None]
     if not known:
         return None
-    interval = bounded_interval(known, CONFIDENCE, metric.most)
     return {
         "unit": metric.unit,
         "better": metric.better,
+        **spread(known, metric.mean, metric.most),
         "values": values,
-        "median": median(known),
-        "mean": metric.mean(known),
-        "interval": None if interval is None else interval._asdict(),
-        "coefficient_of_variation": coefficient_of_variation(known),
-        "min": min(known),
-        "max": max(known),
     }
 
 
@@ -214,70 +203,60 @@ def _headline(metrics: Json, trials: int) -> str | None:
 
 # --- the verdict -----------------------------------------------------------------------------
 
+NAMES: Mapping[str, str] = {"T1": "completeness", "T2": "trials", "T3": "repeatability"}
+
 
 def _verdict(
     rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None, most_cv: float
 ) -> Verdict:
-    findings = (
-        _complete(rows, planned),
-        _each(rows),
-        _repeatable(rows, numbers, headline, most_cv),
-    )
-    worst = _worst([finding.status.value for finding in findings])
+    looks = {
+        "T1": _complete(rows, planned),
+        "T2": _each(rows),
+        "T3": _repeatable(rows, numbers, headline, most_cv),
+    }
     changed = {} if most_cv == MOST_CV else {"most_cv": [most_cv, MOST_CV]}
-    return Verdict(verdict=worst, findings=findings, changed_thresholds=changed)
+    return verdict_of(NAMES, looks, changed)
 
 
-def _worst(words: Sequence[str]) -> str:
-    return next((s.value for s in (Status.INVALID, Status.SUSPECT) if s.value in words), VALID)
-
-
-def _complete(rows: Sequence[Json], planned: int) -> Finding:
+def _complete(rows: Sequence[Json], planned: int) -> Look:
     broken = [f"trial {row['trial']} was {row['status']}" for row in rows if not row["counted"]]
-    never = planned - len(rows)
-    if never:
+    missing = planned - len(rows)
+    if missing:
         several = f"trials {len(rows) + 1} to {planned} have"
-        broken.append(f"{f'trial {planned} has' if never == 1 else several} no result")
-    finished = sum(row["counted"] for row in rows)
+        broken.append(f"{f'trial {planned} has' if missing == 1 else several} no result")
     if not broken:
-        says = f"all {planned} trials finished"
-        return Finding(rule="T1", name="completeness", status=Status.PASS, says=says)
-    says = f"{finished} of {planned} trials finished: {', '.join(broken)}; run all of them again"
-    return Finding(rule="T1", name="completeness", status=Status.INVALID, says=says)
+        return Status.PASS, f"all {planned} trials finished"
+    finished = f"{sum(row['counted'] for row in rows)} of {planned} trials finished"
+    return Status.INVALID, f"{finished}: {', '.join(broken)}; run all of them again"
 
 
-def _each(rows: Sequence[Json]) -> Finding:
-    worst = _worst([row["verdict"] for row in rows])
-    if worst == VALID:
-        says = "every trial is valid by its own rules"
-        return Finding(rule="T2", name="trials", status=Status.PASS, says=says)
-    told = [
+def _each(rows: Sequence[Json]) -> Look:
+    verdict = worst([row["verdict"] for row in rows])
+    if verdict == VALID:
+        return Status.PASS, "every trial is valid by its own rules"
+    return Status(verdict), "; ".join(
         f"trial {row['trial']} is {row['verdict']} ({'; '.join(row['reasons'])})"
         for row in rows
         if row["verdict"] != VALID
-    ]
-    return Finding(rule="T2", name="trials", status=Status(worst), says="; ".join(told))
+    )
 
 
 def _repeatable(
     rows: Sequence[Json], numbers: Json | None, headline: str | None, most_cv: float
-) -> Finding:
+) -> Look:
     spread = None if numbers is None else numbers["coefficient_of_variation"]
     if headline is None or numbers is None or spread is None:
-        says = "fewer than two trials have a headline to be held against each other"
-        return Finding(rule="T3", name="repeatability", status=Status.NOT_JUDGED, says=says)
+        return Status.NOT_JUDGED, "fewer than two trials have a headline to compare"
     metric = METRICS[headline]
-    said = f"{metric.label} varies by {100 * spread:.1f} % between trials (CV)"
+    varies = f"{metric.label} varies by {100 * spread:.1f} % between trials (CV)"
     if spread <= most_cv:
-        says = f"{said}, at most {100 * most_cv:g} % are allowed"
-        return Finding(rule="T3", name="repeatability", status=Status.PASS, says=says)
+        return Status.PASS, f"{varies}, at most {100 * most_cv:g} % are allowed"
     number, value = _furthest(rows, numbers)
-    says = (
-        f"{said}, more than {100 * most_cv:g} %: trial {number} with {metric.shown(value)} "
+    return Status.SUSPECT, (
+        f"{varies}, more than {100 * most_cv:g} %: trial {number} with {metric.shown(value)} "
         f"{metric.shown_unit} is furthest from the median of {metric.shown(numbers['median'])}; "
         "find what else the machine or the drive did then, or run more and longer trials"
     )
-    return Finding(rule="T3", name="repeatability", status=Status.SUSPECT, says=says)
 
 
 def _furthest(rows: Sequence[Json], numbers: Json) -> tuple[int, float]:

@@ -1,10 +1,12 @@
-"""A result derived again from what it says was counted, whatever its hashes say.
+"""Derives a result again from its counts, whatever its hashes say.
 
-Everything but the counts follows from them, so whoever changes one number has to change all that
-follow from it. Each deviation is one sentence: where, what stands there, what comes out. A few laws
-tie the counts to each other; in a run's directory the records are counted again (`side_files`).
+Everything but the counts follows from them, so a change of one number needs changes of all that
+follow from it. Each deviation is one sentence: the place, its value, and what is derived. A few
+laws tie the counts to each other; in a run's directory the records are counted again
+(`side_files`).
 
-It must never fail: the document is anybody's. What is missing or misshapen is a deviation too.
+It must never fail: the document may come from anywhere. What is missing or misshapen is a deviation
+too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +32,7 @@ _JUDGED = tuple(f"{SECTION}.passport.{name}" for name in _WORDS)
 
 
 def recheck(document: Mapping[str, Any]) -> list[str]:
-    """What in the document does not follow from the rest of it, one sentence each."""
+    """Return what in the document does not follow from the rest of it, one sentence each."""
     try:
         run = read_run(document)
         again = plain(derive(run))
@@ -52,15 +54,15 @@ def without_chain(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values(document: Any) -> int:
-    """How many single values a document holds: all are compared when it is derived again."""
+    """Return how many single values a document holds: all are compared when it is derived again."""
     if isinstance(document, Mapping):
         return sum(map(values, document.values()))
     return sum(map(values, document)) if isinstance(document, list) else 1
 
 
 def judged_again(document: Mapping[str, Any]) -> Verdict:
-    """The verdict that the document's evidence gives, whatever verdict stands in it. If its facts
-    cannot be read, that is the evidence as it stands, and the default thresholds hold."""
+    """Judge the document's evidence again, whatever verdict the document has. If its facts cannot
+    be read, the evidence is taken as it is, with the default thresholds."""
     try:
         run = read_run(document)
         return judge(plain(gather(run)), run.config.passport.thresholds())
@@ -74,7 +76,7 @@ def judged_again(document: Mapping[str, Any]) -> Verdict:
 
 
 def broken_laws(run: CountedRun) -> Iterator[str]:
-    """Counts that are taken in different places and must agree."""
+    """Yield counts that are taken in different places and must agree."""
     for law in LAWS:
         yield from law(run)
 
@@ -147,7 +149,7 @@ def _settings_are_the_configured(run: CountedRun) -> Iterator[str]:
 
 
 def _stack_is_the_environments(run: CountedRun) -> Iterator[str]:
-    """What lies below the directories stands in the environment too, by directory."""
+    """The environment has what lies below the directories too, by directory."""
     stack = run.facts.passport.evidence.stack
     below = [drive.stack for drive in run.machine.drives]
     if stack is None or None in below or not below:

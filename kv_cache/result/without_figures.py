@@ -32,7 +32,7 @@ def without_figures(document: MutableMapping[str, Any]) -> None:
 
 
 def _places(document: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """(mapping, key) of each number that would be performance."""
+    """Yield (mapping, key) of each number that would be performance."""
     yield from _present(document, _NUMBERS)
     summary = document.get("summary")
     if not isinstance(summary, Mapping):
@@ -67,7 +67,7 @@ def _all(holder: object) -> Iterator[tuple[Any, str]]:
 
 
 def _decisions(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Of the autoscaler."""
+    """Return the autoscaler's decisions and their summary."""
     rows = summary.get("autoscaling_stats")
-    found = [*(rows if isinstance(rows, list) else ()), summary.get("autoscaling_summary")]
-    return [row for row in found if isinstance(row, Mapping)]
+    decisions = [*(rows if isinstance(rows, list) else ()), summary.get("autoscaling_summary")]
+    return [row for row in decisions if isinstance(row, Mapping)]

@@ -1,7 +1,7 @@
-"""What is to be brought up before anybody asks: a short queue, and how many are on their way.
+"""What is to be brought up before a request asks for it: a short queue, and what is on its way.
 
-Nobody ever waits for it. Where more is wanted than the queue holds, the oldest wishes are given up:
-they are the least likely to come in time.
+No request ever waits for it. If more is wanted than the queue holds, the oldest wishes are given
+up: they are the least likely to come in time.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from kv_cache.core.block import Key
 from kv_cache.policy.prefetch import Prefetch
 
 QUEUE = 16
-"""So many requests' wishes may wait."""
+"""How many requests' wishes may wait."""
 
 
 class Ahead:
@@ -48,14 +48,14 @@ class Ahead:
                 self.given_up_blocks += 1
 
     def try_enter(self) -> bool:
-        """Whether one more may be on its way, and there is something to bring."""
+        """Return whether one more may be on its way, and there is something to bring."""
         if not self._queue or self.holders >= self._slots:
             return False
         self.holders += 1
         return True
 
     def take(self) -> Key | None:
-        """The oldest wish."""
+        """Return the oldest wish."""
         if not self._queue:
             return None
         key = next(iter(self._queue))
@@ -63,7 +63,7 @@ class Ahead:
         return key
 
     def rest(self) -> None:
-        """Nobody will ask any more: what is on its way arrives, and nothing else."""
+        """Bring nothing more up once no request will ask any more; what is on its way arrives."""
         self.given_up_blocks += len(self._queue)
         self._queue.clear()
 

@@ -1,233 +1,32 @@
-"""The most load that keeps its promises: which load to try next, and when it is known well enough.
+"""The most load that keeps its SLOs: which load to try next, and when it is known well enough.
 
-Pure. A driver asks for `next_load`, runs it (a *probe*), shows `judge` the batches of requests that
-have ended so far until it is sure or the probe has lasted its longest, and reports the verdict.
+Pure. A driver asks for `next_load`, runs it (a *probe*), shows `judge` (`schedule/probe.py`) the
+batches of requests that have ended so far until it is sure or the probe has lasted its longest, and
+reports the verdict.
 
 The search is that of MLPerf LoadGen's `FindPeakPerformance`: check the first load, widen
-exponentially until one load passes and one does not, close the bracket, confirm. A load is judged
-by the share of requests over the promised limit, and a probe ends early, as in LoadGen's
-`early_stopping`, once that share's binomial interval is on one side of what is allowed. Two things
-are added, without which such an interval is too narrow: latencies that follow one another are alike
-(`Look.inflation`), and whoever looks often sees chance cross a bound once (`_strictness`).
+exponentially until one load passes and one does not, close the bracket, confirm.
 
 At last, probes that are left bring the ends of the answer's interval near, as a bracket of loads
 that passed and failed narrowly says little with confidence.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from math import ceil, floor, inf, isfinite, log, sqrt
-from statistics import NormalDist
-from typing import Any, NamedTuple
 
 from kv_cache.core.errors import ConfigError
-from kv_cache.metrics.intervals import (
-    Interval,
-    share_at_least,
-    share_at_most,
-    share_interval,
-    t_quantile,
+from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.metrics.slo import Slo
+from kv_cache.schedule.probe import (
+    ProbeStatus,
+    ProbeVerdict,
+    SloEstimate,
+    pooled,
+    strictness,
+    together,
 )
-from kv_cache.metrics.slo import Promise
-from kv_cache.metrics.window import Window
-
-# --- one probe -------------------------------------------------------------------------------
-
-
-class ProbeCount(NamedTuple):
-    """Of the requests of a promise's class that ended in one batch, how many were over."""
-
-    over: int
-    ended: int
-
-
-Batch = Sequence[ProbeCount]
-"""One count for each promise, in their order."""
-
-
-def counts_of(window: Window, promises: Sequence[Promise]) -> tuple[ProbeCount, ...]:
-    """The batch that a window is; its meter was made with these promises."""
-    classes = [window.classes[promise.qos] for promise in promises]
-    return tuple(ProbeCount(c.over[i], c.ended) for i, c in enumerate(classes))
-
-
-class Status(StrEnum):
-    """What a probe says about its load."""
-
-    INSIDE = "inside"
-    OUTSIDE = "outside"
-    OPEN = "open"  # not known well enough
-
-
-LEAST_BATCHES = 5
-"""Fewer say nothing about how alike their requests are, so nothing is decided on them."""
-MOST_BATCHES = 20
-"""Neighbours are put together until so many are left at most: what is alike across two short
-batches must lie within one (Schmeiser, "Batch size effects", Operations Research 30, 1982: 10 to
-30 batches are enough, however long the run)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What the batches so far say about one promise.
-
-    `inflation` is how much more the share varies from batch to batch than it would with
-    independent requests (the design effect), at least 1; `dof` that estimate's degrees of freedom.
-    """
-
-    promise: Promise
-    over: int
-    ended: int
-    inflation: float
-    dof: int
-
-    @property
-    def share(self) -> float | None:
-        """The share of requests over the limit; None when none ended."""
-        return self.over / self.ended if self.ended else None
-
-    @property
-    def kept(self) -> bool | None:
-        """By the share alone; None when no request of the class ended."""
-        return None if self.share is None else self.share <= self.promise.allowed_share
-
-    def effective(self, confidence: float) -> tuple[float, float]:
-        """(over, ended) as if of independent requests: fewer than there are, and fewer again as
-        the inflation is itself estimated (Korn and Graubard, Survey Methodology 24, 1998)."""
-        scale = _known_variance(self.dof, confidence) / self.inflation
-        return self.over * scale, self.ended * scale
-
-    def interval(self, confidence: float = 0.95) -> Interval:
-        """The share's."""
-        return share_interval(*self.effective(confidence), confidence)
-
-    def status(self, confidence: float, of: int = 1) -> Status:
-        """On which side of what is allowed the whole interval is. With `of` promises, of which any
-        may be broken by chance, being outside takes that much more."""
-        if not self.ended:
-            return Status.OPEN
-        over, ended = self.effective(confidence)
-        tail, allowed = (1 - confidence) / 2, self.promise.allowed_share
-        if share_at_most(over, ended, allowed) <= tail:
-            return Status.INSIDE
-        return Status.OUTSIDE if share_at_least(over, ended, allowed) <= tail / of else Status.OPEN
-
-    @property
-    def excess(self) -> float:
-        """The logarithm of the share over what is allowed: below 0 inside. Half a request is added,
-        so that it is finite with none over.
-
-        On this scale a queue's load is nearly a straight line: the chance to wait longer than T is
-        about exp(-(capacity - load) T), exactly so for M/M/1.
-        """
-        return log((self.over + 0.5) / (self.ended + 1)) - log(self.promise.allowed_share)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A probe so far. It is `INSIDE` when every promise surely is kept, `OUTSIDE` when one surely
-    is not."""
-
-    looks: tuple[Look, ...]
-    status: Status
-    batches: int
-
-    @property
-    def leaning(self) -> Status:
-        """By the shares alone, never open. A class of which nothing ended shows nothing kept."""
-        return Status.INSIDE if all(look.kept for look in self.looks) else Status.OUTSIDE
-
-    @property
-    def tightest(self) -> Look:
-        """The promise that is broken, or nearest to it."""
-        return max(self.looks, key=lambda look: (look.share is None, look.excess))
-
-
-def judge(
-    promises: Sequence[Promise],
-    batches: Sequence[Batch],
-    *,
-    longest: int,
-    confidence: float = 0.95,
-) -> Judged:
-    """Look at a probe that lasts for `longest` batches unless it is sure before. It may be called
-    after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
-    if not promises:
-        raise ValueError("a probe without a promise can be judged by nothing")
-    looks = tuple(_look(p, [batch[i] for batch in batches]) for i, p in enumerate(promises))
-    status = Status.OPEN
-    if len(batches) >= LEAST_BATCHES:
-        status = _together(looks, _strictness(confidence, len(batches), max(longest, len(batches))))
-    return Judged(looks=looks, status=status, batches=len(batches))
-
-
-def decided(judged: Judged) -> Status:
-    """At the end of the longest probe: by the shares, where they were not sure."""
-    return judged.leaning if judged.status is Status.OPEN else judged.status
-
-
-def _together(looks: Sequence[Look], confidence: float) -> Status:
-    each = [look.status(confidence, of=len(looks)) for look in looks]
-    if Status.OUTSIDE in each:
-        return Status.OUTSIDE
-    return Status.OPEN if Status.OPEN in each else Status.INSIDE
-
-
-@lru_cache(maxsize=4096)
-def _strictness(confidence: float, batches: int, longest: int) -> float:
-    """The confidence of one look of many, after O'Brien and Fleming (Biometrics 35, 1979).
-
-    The error of a running sum is a Brownian motion. By the reflection principle, the chance that it
-    ever leaves [-c, c] in the time of the longest probe is at most twice that of being outside at
-    its end. So c is taken at half the error that is allowed, and at the part t of the time it is
-    c / sqrt(t) standard errors of what there is then.
-    """
-    normal = NormalDist()
-    bound = normal.inv_cdf(1 - (1 - confidence) / 4) * sqrt(longest / batches)
-    return 1 - max(2 * normal.cdf(-bound), 1e-12)
-
-
-def _look(promise: Promise, counts: Sequence[ProbeCount]) -> Look:
-    grouped = _grouped(counts)
-    over, ended = sum(c.over for c in counts), sum(c.ended for c in counts)
-    return Look(
-        promise=promise,
-        over=over,
-        ended=ended,
-        inflation=_inflation(grouped, over, ended),
-        dof=max(1, len(grouped) - 1),
-    )
-
-
-def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
-    """As few and long batches as `MOST_BATCHES` wants."""
-    size = ceil(len(counts) / MOST_BATCHES)
-    if size <= 1:
-        return list(counts)
-    groups = (counts[i : i + size] for i in range(0, len(counts), size))
-    return [ProbeCount(sum(c.over for c in g), sum(c.ended for c in g)) for g in groups]
-
-
-def _inflation(batches: Sequence[ProbeCount], over: int, ended: int) -> float:
-    """The variance of over/ended from batch to batch (the ratio estimator's, as batches differ in
-    size) over the binomial one. With nothing over, or all, none can be seen."""
-    if len(batches) < 2 or not 0 < over < ended:
-        return 1.0
-    share = over / ended
-    between = sum((b.over - share * b.ended) ** 2 for b in batches)
-    return max(1.0, between * len(batches) / (len(batches) - 1) / (ended * share * (1 - share)))
-
-
-@lru_cache(maxsize=4096)
-def _known_variance(dof: int, confidence: float) -> float:
-    """By how much fewer counts an interval needs when the variance is known: (z / t)²."""
-    probability = 1 - (1 - confidence) / 2
-    return float((NormalDist().inv_cdf(probability) / t_quantile(probability, dof)) ** 2)
-
-
-# --- what the search is told and what it says --------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +44,7 @@ class SearchRules:
     resolution: float = 0.03
     most_probes: int = 12
     confirmations: int = 3
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     whole: bool = True
 
     def __post_init__(self) -> None:
@@ -273,33 +72,7 @@ class SearchRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeVerdict:
-    """What is reported of a probe.
-
-    `overloaded`: the backlog grew throughout, so that no steady state was there to be judged.
-    `client_bound`: the client did not make the load, so that nothing is known of it.
-    `served_share`: how much of what was offered was served in the probe's time; None if not known.
-    """
-
-    judged: Judged
-    overloaded: bool = False
-    client_bound: bool = False
-    served_share: float | None = None
-
-    @property
-    def failed(self) -> bool:
-        """With confidence, and not because of the client."""
-        sure = self.overloaded or self.judged.status is Status.OUTSIDE
-        return sure and not self.client_bound
-
-    @property
-    def inside(self) -> bool:
-        kept = decided(self.judged) is Status.INSIDE
-        return kept and not self.overloaded and not self.client_bound
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SearchStep:
     """One probe: its load, why this load, and what came out."""
 
     load: float
@@ -307,39 +80,10 @@ class Step:
     verdict: ProbeVerdict
 
 
-def step_row(step: Step, confidence: float = 0.95) -> dict[str, Any]:
-    """One probe as a result tells it."""
-    verdict = step.verdict
-    return {
-        "load": step.load,
-        "why": step.why,
-        "inside": verdict.inside,
-        "sure": verdict.judged.status is not Status.OPEN,
-        "overloaded": verdict.overloaded,
-        "client_bound": verdict.client_bound,
-        "served_share": verdict.served_share,
-        "batches": verdict.judged.batches,
-        "promises": [_look_row(look, confidence) for look in verdict.judged.looks],
-    }
-
-
-def _look_row(look: Look, confidence: float) -> dict[str, Any]:
-    low, high = look.interval(confidence)
-    return {
-        "promise": str(look.promise),
-        "over": look.over,
-        "ended": look.ended,
-        "over_share": look.share,
-        "over_share_low": low,
-        "over_share_high": high,
-        "inflation": look.inflation,
-    }
-
-
 class Ended(StrEnum):
-    """What stands above the answer."""
+    """What limits the answer from above."""
 
-    LIMIT = "limit"  # a load that misses a promise
+    LIMIT = "limit"  # a load that misses an SLO
     HIGHEST = "highest-load"  # no more was to be tried
     CLIENT = "client-bound"  # the client makes no more
     UNFINISHED = "unfinished"  # probes ran out, or the search was interrupted
@@ -347,12 +91,12 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityAnswer:
-    """`load` is the highest that kept its promises, 0 if none did.
+    """`load` is the highest that kept its SLOs, 0 if none did.
 
     The interval reaches from the highest load that passed with confidence, and below which none
     failed so (`low`, 0 if there is none), to the lowest that failed with confidence (`high`). It
     has no upper end where there is no such load, or the client was the limit: then the capacity is
-    at least `low`. `limited` is the promise that the load above the answer broke.
+    at least `low`. `limited` is the SLO that the load above the answer missed.
     """
 
     load: float
@@ -360,12 +104,10 @@ class CapacityAnswer:
     low: float
     high: float | None
     ended: Ended
-    limited: Promise | None
+    limited: Slo | None
     reason: str
     probes: int
 
-
-# --- the search ------------------------------------------------------------------------------
 
 _WIDEN = (2, 4, 8, 16)
 """Each step of the widening is larger: the first guess may be 1 for a capacity of 10 000."""
@@ -393,33 +135,37 @@ class _Tried:
     @property
     def passed(self) -> bool:
         failed = any(v.failed or v.client_bound for v in self.verdicts)
-        return not failed and all(look.kept for look in self.looks)
+        return not failed and all(estimate.kept for estimate in self.estimates)
 
     @property
     def by_client(self) -> bool:
         return any(verdict.client_bound for verdict in self.verdicts)
 
     @property
-    def looks(self) -> list[Look]:
-        """Of all probes together that the client was not the limit of."""
-        told = [v.judged.looks for v in self.verdicts if not v.client_bound]
-        return [_pooled(looks) for looks in zip(*told, strict=True)]
+    def estimates(self) -> list[SloEstimate]:
+        """Estimates of all probes together that the client was not the limit of."""
+        by_probe = [v.judged.estimates for v in self.verdicts if not v.client_bound]
+        return [pooled(estimates) for estimates in zip(*by_probe, strict=True)]
 
-    def status(self, confidence: float) -> Status:
-        """With confidence; what is overloaded has failed."""
+    def status(self, confidence: float) -> ProbeStatus:
+        """Return the status with confidence; what is overloaded has failed."""
         if any(verdict.failed for verdict in self.verdicts):
-            return Status.OUTSIDE
-        looks = self.looks
-        return _together(looks, _strictness(confidence, 1, 1)) if looks else Status.OPEN
+            return ProbeStatus.OUTSIDE
+        estimates = self.estimates
+        return together(estimates, strictness(confidence, 1, 1)) if estimates else ProbeStatus.OPEN
 
     @property
     def excess(self) -> float | None:
-        return max((look.excess for look in self.looks), default=None)
+        return max((estimate.excess for estimate in self.estimates), default=None)
 
     @property
-    def tightest(self) -> Look | None:
-        looks = self.looks
-        return max(looks, key=lambda look: (look.share is None, look.excess)) if looks else None
+    def tightest(self) -> SloEstimate | None:
+        estimates = self.estimates
+        return (
+            max(estimates, key=lambda estimate: (estimate.share is None, estimate.excess))
+            if estimates
+            else None
+        )
 
     @property
     def served(self) -> float:
@@ -429,18 +175,6 @@ class _Tried:
         return self.load * min([1.0, *(share for share in less if share is not None)])
 
 
-def _pooled(looks: Sequence[Look]) -> Look:
-    ended = sum(look.ended for look in looks)
-    weighted = sum(look.inflation * look.ended for look in looks)
-    return Look(
-        promise=looks[0].promise,
-        over=sum(look.over for look in looks),
-        ended=ended,
-        inflation=weighted / ended if ended else 1.0,
-        dof=sum(look.dof for look in looks),
-    )
-
-
 class CapacitySearch:
     """Ask for `next_load`, run it, `report` it, until there is no next; `answer` is good at any
     time, for a search may be interrupted."""
@@ -448,7 +182,7 @@ class CapacitySearch:
     def __init__(self, rules: SearchRules) -> None:
         self._rules = rules
         self._tried: dict[float, _Tried] = {}
-        self.steps: list[Step] = []
+        self.steps: list[SearchStep] = []
         self._width = inf  # of the bracket when a load between its ends was last chosen
         self._next = self._choose()
 
@@ -464,7 +198,7 @@ class CapacitySearch:
         """What came out of `next_load`."""
         if self._next is None or load != self._next[0]:
             raise ValueError(f"the load {load:g} was reported, {self.next_load()} was asked for")
-        self.steps.append(Step(load=load, why=self._next[1], verdict=verdict))
+        self.steps.append(SearchStep(load=load, why=self._next[1], verdict=verdict))
         self._tried.setdefault(load, _Tried(load)).verdicts.append(verdict)
         self._next = self._choose()
 
@@ -520,8 +254,9 @@ class CapacitySearch:
         return below.load, f"confirms the highest load that passed ({done + 1} of {wanted})"
 
     def _bound(self, answer: float, above: _Tried | None) -> tuple[float, str] | None:
-        """A load a few resolutions from the answer, where that end of the interval is farther.
-        None between the answer and the load that did not pass: it would have to be confirmed."""
+        """Return a load a few resolutions from the answer, where that end of the interval is
+        farther. None between the answer and the load that did not pass: it would have to be
+        confirmed."""
         low, high = self._interval()
         failed = above.load if above else inf
         for off in _OFF:
@@ -545,7 +280,7 @@ class CapacitySearch:
         return min(load, self._rules.highest), f"{below.load:g} passed: widens upwards"
 
     def _down(self, above: _Tried, left: int) -> tuple[float, str] | None:
-        """From what an overloaded load served, as the capacity is no more."""
+        """Choose a lower load, from what an overloaded load served, as the capacity is no more."""
         lowest = self._rules.lowest
         if above.load <= lowest:
             return None
@@ -562,10 +297,11 @@ class CapacitySearch:
         return one or high - low <= self._rules.resolution * high
 
     def _between(self, below: _Tried, above: _Tried) -> tuple[float, str]:
-        """Where the share over the limit should be what is allowed, by a straight line in `excess`
-        between the two ends; a little to the side of the farther end, so that both ends close in.
+        """Choose where the share over the limit should be what is allowed, by a straight line in
+        `excess` between the two ends; a little to the side of the farther end, so that both ends
+        close in.
 
-        A device whose latency breaks off is not on that line. So where it has not about halved the
+        A device whose latency breaks off is not on that line. So if it has not about halved the
         bracket, the next load is in the middle.
         """
         if self._was_lucky(below):
@@ -589,16 +325,16 @@ class CapacitySearch:
         return self._within(aimed, low, high), why
 
     def _was_lucky(self, below: _Tried) -> bool:
-        """It passed once, with more load than an overloaded device serves: what lies above it is
-        not worth a probe before it has passed again."""
+        """Return whether a load passed once, with more load than an overloaded device serves: what
+        is above it is not worth a probe before it has passed again."""
         step = self._rules.resolution
         overloaded = [t.served for t in self._tried.values() if t.served * (1 + 4 * step) < t.load]
         return len(below.verdicts) == 1 and below.load > min(overloaded, default=inf) * (1 + step)
 
     def _near_what_was_served(self, low: float, high: float) -> float | None:
-        """What an overloaded device serves is near its capacity, once a probe with as much load has
-        passed. Then a little more is tried before anything far above it, or a little less where
-        that probe had been lucky."""
+        """Return a load near what an overloaded device serves, which is near its capacity, once a
+        probe with as much load has passed: a little more before anything far above it, or a little
+        less if that probe had been lucky."""
         step = self._rules.resolution
         tried = self._tried.values()
         overloaded = [t.served for t in tried if t.served * (1 + 4 * step) < t.load]
@@ -613,27 +349,29 @@ class CapacitySearch:
         return next((load for load in within if self._can_try(load)), None)
 
     def _served_at_most(self, low: float, high: float) -> float:
-        """The lowest load above `low` that an overloaded probe served, if any is below `high`."""
+        """Return the lowest load above `low` that an overloaded probe served, if any is below
+        `high`."""
         served = [tried.served for tried in self._tried.values()]
         most = high / (1 + 2 * self._rules.resolution)
         return min([high, *(load for load in served if low < load < most)])
 
     def _excess_at(self, above: _Tried, load: float) -> float:
-        """At what an overloaded load served, all requests wait for long."""
-        found = above.excess
-        if found is None or load < above.load:
-            return max(-log(look.promise.allowed_share) for look in self._looks())
-        return found
+        """Return the `excess` at a load; at what an overloaded load served, all requests wait for
+        long."""
+        excess = above.excess
+        if excess is None or load < above.load:
+            return max(-log(estimate.slo.allowed_share) for estimate in self._looks())
+        return excess
 
-    def _looks(self) -> Iterable[Look]:
-        return self.steps[0].verdict.judged.looks
+    def _looks(self) -> Iterable[SloEstimate]:
+        return self.steps[0].verdict.judged.estimates
 
     def _within(self, load: float, low: float, high: float, edge: float = _EDGE) -> float:
         kept = self._rounded(min(max(load, low + edge * (high - low)), high - edge * (high - low)))
         return max(low + 1, min(kept, ceil(high) - 1.0)) if self._rules.whole else kept
 
     def _rounded(self, load: float) -> float:
-        """To whole users, or to a rate that can be read."""
+        """Round to whole users, or to a rate that can be read."""
         return float(floor(load)) if self._rules.whole else float(f"{load:.6g}")
 
     # --- the answer --------------------------------------------------------------------------
@@ -651,21 +389,21 @@ class CapacitySearch:
             low=low,
             high=None if ended is Ended.CLIENT else high,
             ended=ended,
-            limited=tightest.promise if tightest else None,
+            limited=tightest.slo if tightest else None,
             reason=self._reason(below, above, ended),
             probes=len(self.steps),
         )
 
     def _interval(self) -> tuple[float, float | None]:
-        statuses: Mapping[float, Status] = {
+        statuses: Mapping[float, ProbeStatus] = {
             load: tried.status(self._rules.confidence) for load, tried in self._tried.items()
         }
-        failed = [load for load, status in statuses.items() if status is Status.OUTSIDE]
+        failed = [load for load, status in statuses.items() if status is ProbeStatus.OUTSIDE]
         high = min(failed, default=None)
         passed = [
             load
             for load, status in statuses.items()
-            if status is Status.INSIDE and (high is None or load < high)
+            if status is ProbeStatus.INSIDE and (high is None or load < high)
         ]
         return max(passed, default=0.0), high
 
@@ -692,8 +430,8 @@ class CapacitySearch:
 
 
 def _share_of(inner: float, outer: float) -> float:
-    """Where a line from -inner to outer crosses 0, as a part of the way. An end that is on the
-    wrong side, as chance has it, is taken to be at the limit itself."""
+    """Return where a line from -inner to outer crosses 0, as a part of the way. An end that is on
+    the wrong side, as chance has it, is taken to be at the limit itself."""
     inner, outer = max(inner, 0.0), max(outer, 0.0)
     return inner / (inner + outer) if inner + outer > 0 else 0.5
 
@@ -715,11 +453,11 @@ def _why_not_more(below: _Tried | None, above: _Tried | None, ended: Ended) -> s
 
 
 def _broken(above: _Tried) -> str:
-    look = above.tightest
-    if look is not None and look.kept is False:
-        return f"misses {look.promise}: {look.share:.2%} are over"
+    estimate = above.tightest
+    if estimate is not None and estimate.kept is False:
+        return f"misses {estimate.slo}: {estimate.share:.2%} are over"
     if any(verdict.overloaded for verdict in above.verdicts):
         return "is more than can be served: the backlog grows"
-    if look is not None and look.kept is None:
-        return f"shows nothing for {look.promise}: no request of the class ended"
+    if estimate is not None and estimate.kept is None:
+        return f"shows nothing for {estimate.slo}: no request of the class ended"
     return "passed and missed in turn"

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kv_cache.core.kinds import Phase
-from kv_cache.metrics.window import Level, Series, Window
-from kv_cache.schedule.autoscale import Autoscaler, Decision
+from kv_cache.metrics.window import SaturationLevel, Series, Window
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.rules import Decision
 from kv_cache.schedule.saturation import Saturation
 
 Watch = Callable[[Window], bool]
@@ -37,13 +38,14 @@ class Control:
 
     @property
     def standing(self) -> dict[str, Any] | None:
-        """How far the autoscaler has come; None where there is none."""
+        """How far the autoscaler has come; None if there is none."""
         return None if self.autoscaler is None else self.autoscaler.standing()
 
     def see(self, window: Window, *, last: bool = False) -> Orders:
-        """Nothing is decided on the `last` window: there is none left to carry it out in."""
+        """Follow the next window. Nothing is decided on the `last` one: there is none left to carry
+        it out in."""
         state = self.saturation.see(window)
-        level = Level(state.level, state.by, state.saturated)
+        level = SaturationLevel(state.level, state.by, state.saturated)
         window = replace(window, saturation=level)
         self.series.add(window)
         self.latest = window

@@ -15,13 +15,13 @@ from kv_cache.workload.source import Source
 OnArrival = Callable[[Request], None]
 
 
-def nobody(request: Request) -> None:
-    """Nobody wants to be told what arrives."""
+def ignore_arrival(request: Request) -> None:
+    """Do nothing with what arrives."""
 
 
 class Intake:
     """`max_requests` (0 = no limit) counts submissions, and is exact. Where `users_wait` for their
-    answers, `queue_limit` must hold all of them, and goes on doing so when users come."""
+    answers, `queue_limit` must hold all of them, also when users are added."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Intake:
         max_requests: int,
         users_wait: bool = False,
         offered: Offered | None = None,
-        on_arrival: OnArrival = nobody,
+        on_arrival: OnArrival = ignore_arrival,
     ) -> None:
-        """`on_arrival` is told each request as its source asks it: its instant counts from
+        """`on_arrival` is called with each request as its source asks it: its instant counts from
         `begin`."""
         self._source = source
         self._queue = QosQueue(ageing_ns)
@@ -63,7 +63,7 @@ class Intake:
         return self._source.users
 
     def oldest_ns(self, now_ns: int) -> int:
-        """How long the request has waited that has waited longest; 0 when none waits."""
+        """Return how long the request that has waited longest has waited; 0 when none waits."""
         enqueued_ns = self._queue.oldest_ns()
         return 0 if enqueued_ns is None else now_ns - enqueued_ns
 
@@ -80,7 +80,7 @@ class Intake:
 
     @property
     def finished(self) -> bool:
-        """Nothing waits, nothing is served, and nothing will come."""
+        """Whether nothing waits, nothing is served, and nothing will come."""
         return self.no_more_arrivals and not self._queue and not self.in_flight
 
     @property
@@ -97,10 +97,10 @@ class Intake:
         return None if due_ns is None else due_ns + self._origin_ns
 
     def pump(self, now_ns: int) -> None:
-        """Let everything that is due arrive; on demand, nothing does before somebody is free.
+        """Let everything that is due arrive; on demand, nothing does before a worker is free.
 
-        Who is rejected is told when all have arrived: a user who asks again at once would be
-        rejected for ever.
+        Sources hear of rejected requests when all have arrived: a user who asks again at once would
+        be rejected for ever.
         """
         refused: list[Request] = []
         while (due_ns := self.wake_ns()) is not None and due_ns <= now_ns:
@@ -116,7 +116,7 @@ class Intake:
             self._after(request, now_ns)
 
     def take(self, now_ns: int) -> Queued | None:
-        """The request to serve next; the caller says `finish` when it is done."""
+        """Return the request to serve next; the caller says `finish` when it is done."""
         self.pump(now_ns)
         if self.demanded:
             self._queue.push(self._pop(now_ns), now_ns)

@@ -100,7 +100,7 @@ def _signals(window: Window) -> dict[str, float | None]:
 
 def storage_rank95_ns(window: Window, kind: OpKind) -> float | None:
     """Device time at the rank of the p95, of however few operations; None where none of the kind
-    ended well. Decisions follow it; to people the window's p95 is told."""
+    ended well. Decisions follow it; people are shown the window's p95."""
     ops = window.ops.get((Tier.NVME, kind))
     return None if ops is None else ops.latency.rank95_ns
 
@@ -111,5 +111,5 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def saturation_row(state: SaturationState) -> dict[str, Any]:
-    """As results tell it."""
+    """Return a state as results have it."""
     return {"level": state.level, "by": state.by, "saturated": state.saturated}

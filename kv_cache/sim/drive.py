@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.clock import VirtualClock
 from kv_cache.core.effect import (
     Await,
@@ -31,11 +32,11 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
-from kv_cache.core.record import RequestRecord
+from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_S
-from kv_cache.lifecycle import World, lifecycle, unstarted
+from kv_cache.lifecycle import World, lifecycle
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Gauges
 from kv_cache.schedule.control import Control
@@ -48,20 +49,8 @@ OnOp = Callable[[OpDone], None]
 OnLeg = Callable[[Op, Leg], None]
 
 
-def _ignore(_: object) -> None:
-    """Nobody asked for records."""
-
-
-def unwatched(op: Op, leg: Leg) -> None:
-    """Nobody asked when operations begin."""
-
-
 def _never() -> bool:
     return False
-
-
-def _no_further() -> None:
-    """Nobody goes on with the rest of a batch: all of it was begun at once."""
 
 
 def _on_storage(op: Op) -> bool:
@@ -81,9 +70,9 @@ class Simulation:
         signals: Signals,
         *,
         workers: int,
-        on_record: OnRecord = _ignore,
-        on_op: OnOp = _ignore,
-        on_leg: OnLeg = unwatched,
+        on_record: OnRecord = ignore,
+        on_op: OnOp = ignore,
+        on_leg: OnLeg = ignore,
         control: Control | None = None,
         tick_ns: int = NS_PER_S,
         workers_for: Callable[[int], int] | None = None,
@@ -122,7 +111,7 @@ class Simulation:
         self._parked: dict[Token, list[Callable[[], None]]] = {}
         self._living: dict[int, tuple[Request, int]] = {}
         self._wakes: set[int] = set()  # when a wake-up is due: one for each instant, at most
-        self._progress: Callable[[int], None] = _ignore
+        self._progress: Callable[[int], None] = ignore
         self._stopped: Callable[[], bool] = _never
 
     @property
@@ -132,7 +121,7 @@ class Simulation:
     def populate(self, lives: Iterable[Life]) -> None:
         """Run `lives` to their end before anything is asked, one after the other."""
         for life in lives:
-            self._live(life, _ignore)
+            self._live(life, ignore)
             self._run_until(None)
 
     def run(
@@ -176,7 +165,7 @@ class Simulation:
         self._cut()
 
     def _cut_off(self) -> None:
-        """The drain is over: what goes on is not waited for."""
+        """End the drain: what is still in flight is not waited for."""
         for cause, leg in self._legs.values():
             late_ns = max(0, self.now_ns - leg.finished_ns)  # of one whose end is not known yet
             so_far = leg._replace(
@@ -202,7 +191,8 @@ class Simulation:
                 action()
 
     def _ticks_before(self, tick_ns: int, due_ns: int | None, end_ns: int | None) -> bool:
-        """Before the next event, or before the end where nothing happens until then."""
+        """Whether a tick comes before the next event, or before the end if nothing happens until
+        then."""
         if due_ns is not None:
             return tick_ns <= due_ns
         return end_ns is not None and tick_ns < end_ns and not self._intake.finished
@@ -210,7 +200,7 @@ class Simulation:
     # --- windows ---------------------------------------------------------------------------
 
     def _next_tick(self, now_ns: int) -> int:
-        """The measured window begins with a tick of its own."""
+        """Return the next tick; the measured window begins with one of its own."""
         start_ns = self._recorder.edges.measure_start_ns
         due_ns = now_ns + self._tick_ns
         return start_ns if now_ns < start_ns < due_ns else due_ns
@@ -252,8 +242,8 @@ class Simulation:
         self._at(self.now_ns, self._admit, arrival=True)
 
     def _at(self, at_ns: int, action: Callable[[], None], *, arrival: bool = False) -> None:
-        """At one instant arrivals come last: so it does not matter whether a request was known
-        before, as in a replay, or follows from an answer of the same instant."""
+        """Schedule an action. At one instant arrivals come last: so it does not matter whether a
+        request was known before, as in a replay, or follows from an answer of the same instant."""
         heapq.heappush(self._events, (at_ns, arrival, self._sequence, action))
         self._sequence += 1
 
@@ -340,7 +330,7 @@ class Simulation:
             return
         life = self._behind.popleft()
         if self._background_idle is None:
-            self._live(life, _ignore)
+            self._live(life, ignore)
         else:
             self._background_idle -= 1
             self._live(life, self._ended_behind)
@@ -376,10 +366,11 @@ class Simulation:
             self._io_workers.work(starts, shared=any(map(_on_storage, ops)))
             return
         for index in range(len(ops)):
-            begin(index, _no_further)
+            begin(index, ignore)
 
     def _perform(self, op: Op, ended: Callable[..., None]) -> None:
-        """`ended` gets the legs; a move asks for its second when the first has ended."""
+        """Perform an operation; `ended` gets the legs. A move asks for its second when the first
+        has ended."""
         match op:
             case Read(copy=ref):
                 self._leg(op, ref, OpKind.READ, ended)

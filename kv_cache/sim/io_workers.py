@@ -19,13 +19,13 @@ class IoWorkers:
     def __init__(self, helpers: int) -> None:
         self._idle = helpers
         self._helpers = helpers
-        self._asked: deque[deque[Start]] = deque()
+        self._open_batches: deque[deque[Start]] = deque()
 
     def work(self, starts: Iterable[Start], *, shared: bool) -> None:
         """Work off a batch, in its order; alone unless `shared`."""
         batch = deque(starts)
         wanted = min(self._helpers, len(batch) - 1) if shared else 0
-        self._asked.extend(batch for _ in range(wanted))
+        self._open_batches.extend(batch for _ in range(wanted))
         self._take(batch, helper=False)
         self._help()
 
@@ -37,8 +37,8 @@ class IoWorkers:
             self._help()
 
     def _help(self) -> None:
-        while self._idle and self._asked:
-            batch = self._asked.popleft()
+        while self._idle and self._open_batches:
+            batch = self._open_batches.popleft()
             if batch:
                 self._idle -= 1
                 self._take(batch, helper=True)

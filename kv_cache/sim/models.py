@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_cache.core.effect import Chunk, CopyRef, Leg
+from kv_cache.core.effect import CopyRef, IoChunk, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
-from kv_cache.sim.shared import ENGINE, SharedDevice
+from kv_cache.sim.shared_device import ENGINE, SharedDevice
 
 
 class Model(Protocol):
@@ -36,7 +36,8 @@ class TierModel:
     servers: int = 1
 
     def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int:
-        """Time on one server: latency plus bytes over that server's share of the bandwidth."""
+        """Return time on one server: latency plus bytes over that server's share of the
+        bandwidth."""
         if kind is OpKind.READ:
             latency, rate = self.read_latency_ns, self.read_bytes_per_s
         else:
@@ -46,8 +47,8 @@ class TierModel:
 
 
 class Devices:
-    """The tiers' servers and when each will be free. `shared` are measured devices, which tell
-    when an operation has ended only when it has."""
+    """The tiers' servers and when each will be free. `shared` are measured devices, which
+    report the end of an operation only when it has ended."""
 
     def __init__(
         self, models: Mapping[Tier, Model], shared: Mapping[Tier, SharedDevice] | None = None
@@ -67,10 +68,10 @@ class Devices:
         others = [busy for end, busy in free if end > start]
         end = start + self._models[ref.tier].service_ns(kind, ref.nbytes, others)
         heapq.heappush(free, (end, kind))
-        chunk = Chunk(end, ref.nbytes)
+        chunk = IoChunk(end, ref.nbytes)
         return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, end, end - now_ns, (chunk,))
 
 
 def asked(ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
-    """One side of an operation of which nobody knows yet how long it takes."""
+    """Return one side of an operation whose duration is not known yet."""
     return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from kv_cache.cache.manager import TierSpec
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import (
     BACKGROUND_THREADS,
     Load,
@@ -18,6 +18,7 @@ from kv_cache.config.hardware import Dram
 from kv_cache.config.machine import Machine, read_machine
 from kv_cache.config.profile import Profile
 from kv_cache.config.root import Config
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import OpDone
 from kv_cache.core.kinds import Tier
 from kv_cache.core.record import RequestRecord
@@ -27,27 +28,27 @@ from kv_cache.core.units import NS_PER_US, PAGE_BYTES, round_up, s_to_ns
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import OnLatencies
-from kv_cache.schedule.autoscale import decision_row
+from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.schedule.control import Watch
-from kv_cache.schedule.intake import OnArrival, nobody
-from kv_cache.sim.drive import OnLeg, Simulation, unwatched
+from kv_cache.schedule.intake import OnArrival, ignore_arrival
+from kv_cache.sim.drive import OnLeg, Simulation
 from kv_cache.sim.io_workers import IoWorkers
 from kv_cache.sim.models import Devices, Model, TierModel
-from kv_cache.sim.profile import ProfileModel
-from kv_cache.sim.shared import ENGINE, SharedDevice
+from kv_cache.sim.profile_model import ProfileModel
+from kv_cache.sim.shared_device import ENGINE, SharedDevice
 from kv_cache.workload.digest import schedule_digest
 
 PLANNED_REQUESTS = 4096
-"""Where each turn is an object, the sizes of so many requests are looked up before the run."""
+"""If each turn is an object, the sizes of this many requests are looked up before the run."""
 
 
 def storage_model(
     config: Config, load: Load, profile: Profile, *, extrapolate: bool = False
 ) -> tuple[ProfileModel, int]:
-    """The storage of a profile, for the objects that this load will ask for, and how many of them
-    were measured at once.
+    """Return the storage of a profile, for the objects that this load will ask for, and how many of
+    them were measured at once.
 
     Raises OutsideProfileError where their sizes were not measured, unless `extrapolate`. A size
     that only comes later ends the run with the same error.
@@ -60,7 +61,7 @@ def storage_model(
 def shared_device(
     config: Config, load: Load, profile: Profile, seed: int
 ) -> tuple[SharedDevice, ProfileModel]:
-    """The same as a device on the virtual clock, with the buffers of the configuration."""
+    """Build the same as a device on the virtual clock, with the buffers of the configuration."""
     model, depth = storage_model(config, load, profile, extrapolate=config.sim.extrapolate)
     device = SharedDevice(
         model,
@@ -85,13 +86,13 @@ def _object_sizes(config: Config, load: Load) -> set[int]:
 
 
 def tier_models(config: Config, machine: Machine | None = None) -> dict[Tier, Model]:
-    """The virtual-time models: assumptions, but for what a hardware profile knows."""
+    """Return the virtual-time models: assumptions, but for what a hardware profile knows."""
     known = {} if machine is None else dict(_known_models(config, machine))
     return {**_assumed_models(config), **known}
 
 
 def _known_models(config: Config, machine: Machine) -> Iterator[tuple[Tier, Model]]:
-    """Memory tiers of a hardware profile. A GPU that is emulated in RAM is RAM."""
+    """Yield the memory tiers of a hardware profile. A GPU that is emulated in RAM is RAM."""
     hardware = machine.hardware
     if hardware is None:
         return
@@ -117,12 +118,13 @@ def _known_models(config: Config, machine: Machine) -> Iterator[tuple[Tier, Mode
 
 
 def known_tiers(config: Config, machine: Machine) -> set[Tier]:
-    """The memory tiers whose times the machine's profile knows."""
+    """Return the memory tiers whose times the machine's profile knows."""
     return {tier for tier, _ in _known_models(config, machine)}
 
 
 def _memory(dram: Dram) -> TierModel:
-    """So many copies at once that each has one thread's speed, and all of them what all have."""
+    """Model RAM: N copies at once, each with one thread's speed, and together with the speed of
+    all."""
     rate = dram.copy_bytes_per_s or 0.0
     one = dram.copy_one_thread_bytes_per_s or rate
     delay_ns = round((dram.latency_us or 0) * NS_PER_US)
@@ -162,10 +164,10 @@ def simulate(
     progress: Callable[[int], None],
     on_record: Callable[[RequestRecord], None],
     on_op: Callable[[OpDone], None],
-    on_leg: OnLeg = unwatched,
-    on_arrival: OnArrival = nobody,
+    on_leg: OnLeg = ignore,
+    on_arrival: OnArrival = ignore_arrival,
     stopped: Callable[[], bool] = lambda: False,
-    promises: Sequence[Promise] | None = None,
+    slos: Sequence[Slo] | None = None,
     watch: Watch | None = None,
     on_latencies: OnLatencies | None = None,
 ) -> RunOutcome:
@@ -175,7 +177,7 @@ def simulate(
     signals = Signals()
     world = build_world(config, specs, signals)
     intake = build_intake(config, load, on_arrival)
-    meter, control = build_control(config, promises, watch)
+    meter, control = build_control(config, slos, watch)
     meter.on_latencies = on_latencies
     recorder = Recorder(Edges(), meter)
     modelled = _Modelled(config, load, specs, seed)
@@ -215,7 +217,7 @@ def simulate(
         workload=load.source.describe(),
         seed=seed,
         series=control.series,
-        promises=[str(promise) for promise in meter.promises],
+        slos=[str(slo) for slo in meter.slos],
         decisions=[decision_row(decision) for decision in control.decisions],
         standing=control.standing,
     )

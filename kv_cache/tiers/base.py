@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from enum import Flag, auto
 from typing import Any, NamedTuple, Protocol
 
-from kv_cache.core.effect import VANISHED, CopyRef, Step
+from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 
@@ -37,7 +37,7 @@ class Capability(Flag):
     NONE = 0
     DIRECT = auto()  # bypasses the page cache
     DURABLE = auto()  # committed data survives power loss
-    EMULATED = auto()  # stands in for hardware that is not there
+    EMULATED = auto()  # in place of hardware that is not there
     DATA = auto()  # keeps the bytes (the null store does not)
 
 
@@ -49,21 +49,21 @@ class Span(NamedTuple):
     length: int
 
 
-class Steps(list[Step]):
+class Steps(list[MetadataStep]):
     """Operations on metadata, as they are done."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         began_ns = time.monotonic_ns()
         yield
-        self.append(Step(name, time.monotonic_ns() - began_ns))
+        self.append(MetadataStep(name, time.monotonic_ns() - began_ns))
 
 
 class Sink(Protocol):
     engine: str
 
     @property
-    def steps(self) -> Sequence[Step]: ...
+    def steps(self) -> Sequence[MetadataStep]: ...
 
     def write(self, offset: int, data: memoryview) -> None: ...
 
@@ -76,7 +76,7 @@ class Tap(Protocol):
     engine: str
 
     @property
-    def steps(self) -> Sequence[Step]: ...
+    def steps(self) -> Sequence[MetadataStep]: ...
 
     @property
     def spans(self) -> Sequence[Span]: ...
@@ -98,10 +98,10 @@ class Store(Protocol):
     def delete(self, ref: CopyRef) -> None: ...
 
     def describe(self) -> Mapping[str, Any]:
-        """What the result says about this store."""
+        """Return what the result says about this store."""
 
     def close(self) -> None:
-        """Give memory and descriptors back. Files are removed by whoever owns the directory."""
+        """Give memory and descriptors back. Files are removed by the owner of the directory."""
 
 
 _REASONS = {
@@ -118,7 +118,7 @@ _REASONS = {
 
 
 def reason_of(error: OSError) -> str:
-    """A short stable word for an operating system error."""
+    """Return a short stable word for an operating system error."""
     number = error.errno or 0
     return _REASONS.get(number) or errno.errorcode.get(number, "os-error").lower()
 

@@ -69,7 +69,7 @@ class BufferPool:
         return len(self._free)
 
     def take(self, tint: int = 0) -> Buffer:
-        """A free buffer; one with this tint, if there is one, or else the longest unused."""
+        """Return a free buffer; one with this tint, if there is one, or else the longest unused."""
         with self._ready:
             while not self._free:
                 self._ready.wait()

@@ -1,5 +1,5 @@
 """Space inside one large buffer: an object is a list of extents, so that nothing is ever lost to
-fragmentation and the capacity that the ledger promises is the capacity that there is."""
+fragmentation and the capacity that the ledger claims is the capacity that there is."""
 
 import threading
 from bisect import bisect_left
@@ -32,7 +32,7 @@ class Extents:
         self.free_bytes = at
 
     def take(self, nbytes: int) -> list[Extent]:
-        """Extents of `nbytes` together; the caller has made sure that there are so many."""
+        """Extents of `nbytes` together; the caller has made sure that there is as much."""
         with self._lock:
             assert nbytes <= self.free_bytes, "more was taken than the ledger can have promised"
             self.free_bytes -= nbytes

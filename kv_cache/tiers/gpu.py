@@ -2,7 +2,7 @@
 registered as pinned memory, so that copies run at the link's speed without a staging copy.
 
 Both libraries are extras and are imported only here; without either, or without a CUDA device,
-`find_devices` says why, and the caller stands a RAM buffer in for the GPU and marks it.
+`find_devices` says why, and the caller uses a RAM buffer instead of the GPU and marks it.
 """
 
 import threading
@@ -161,20 +161,20 @@ def _check(result: Any) -> None:
 def find_devices(count: int) -> tuple[list[Callable[[], Device]], str]:
     """Makers of `count` CUDA devices, and what was found; an empty list and why, if there are
     fewer."""
-    found: list[str] = []
+    reasons: list[str] = []
     try:
         import torch
     except ImportError:
-        found.append(f"torch is not installed ({install_hint('cuda')})")
+        reasons.append(f"torch is not installed ({install_hint('cuda')})")
     else:
         cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if cards >= count:
             return [_torch_maker(i) for i in range(count)], "torch"
-        found.append(f"torch sees {cards} CUDA devices, {count} are wanted")
+        reasons.append(f"torch sees {cards} CUDA devices, {count} are wanted")
     try:
         import cupy
     except ImportError:
-        found.append("CuPy is not installed")
+        reasons.append("CuPy is not installed")
     else:
         try:
             cards = int(cupy.cuda.runtime.getDeviceCount())
@@ -182,8 +182,8 @@ def find_devices(count: int) -> tuple[list[Callable[[], Device]], str]:
             cards = 0
         if cards >= count:
             return [_cupy_maker(i) for i in range(count)], "cupy"
-        found.append(f"CuPy sees {cards} CUDA devices, {count} are wanted")
-    return [], "; ".join(found)
+        reasons.append(f"CuPy sees {cards} CUDA devices, {count} are wanted")
+    return [], "; ".join(reasons)
 
 
 def _torch_maker(index: int) -> Callable[[], Device]:

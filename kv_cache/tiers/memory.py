@@ -1,4 +1,4 @@
-"""RAM as a tier: one buffer, allocated and touched before the run. Also stands in for a GPU where
+"""RAM as a tier: one buffer, allocated and touched before the run. Also used instead of a GPU where
 there is none, and says so."""
 
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
@@ -114,7 +114,7 @@ class MemoryStore(ArenaStore):
 class _ArenaObject:
     """A sink or a tap; which one is the caller's business."""
 
-    steps: Sequence[Step] = ()
+    steps: Sequence[MetadataStep] = ()
     spans: Sequence[Span] = ()
 
     def __init__(self, store: ArenaStore, ref: CopyRef, extents: list[Extent]) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers.base import Capability, Span
 
@@ -15,7 +15,7 @@ class NullStore:
     engine = "null"
     capabilities = Capability.NONE
     removal = "null"
-    steps: Sequence[Step] = ()
+    steps: Sequence[MetadataStep] = ()
     spans: Sequence[Span] = ()
 
     def __init__(self, tier: Tier) -> None:

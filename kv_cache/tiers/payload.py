@@ -37,7 +37,7 @@ from kv_cache.tiers.buffers import Buffer
 Words = npt.NDArray[np.uint64]
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, so injective
-_WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words stand
+_WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words are
 _TINT = 0xD6E8FEB86659FD93
 _PLAIN = 2  # a word of a page that is no stamp
 _FARTHEST = 256  # pages of a small piece's place; a large one stays where huge pages begin
@@ -69,7 +69,8 @@ class Payload:
         self._ramps = tuple(pages * np.uint64(step) for step in _STEPS)
 
     def tint(self, ref: CopyRef, offset: int) -> int:
-        """Which variant of the noise a buffer for `ref` at `offset` should have, if one is free."""
+        """Return which variant of the noise a buffer for `ref` at `offset` should have, if one is
+        free."""
         return self._identity(ref, offset, 0).tint
 
     def stamp(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int) -> memoryview:
@@ -87,7 +88,8 @@ class Payload:
         return buffer.view[shift * PAGE_BYTES : shift * PAGE_BYTES + nbytes]
 
     def matches(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int, full: bool) -> bool:
-        """Whether the first `nbytes` are those of `ref` at `offset`; `full` compares every byte."""
+        """Return whether the first `nbytes` are those of `ref` at `offset`; `full` compares every
+        byte."""
         words = buffer.words[: nbytes // PAGE_BYTES]
         bases, _, shift = self._identity(ref, offset, len(words))
         for word, stamps in self._stamps(len(words), bases):
@@ -104,7 +106,8 @@ class Payload:
             buffer.filled_pages = pages
 
     def _is_noise(self, words: Words, shift: int) -> bool:
-        """Whether all but the stamps is right: noise taken away, one tint must be left of all."""
+        """Return whether all but the stamps is right: noise taken away, one tint must be left of
+        all."""
         tint = (int(words[0, _PLAIN]) - int(self._noise[shift, _PLAIN])) % 2**64
         if tint not in _ADDED:
             return False
@@ -121,7 +124,7 @@ class Payload:
         return True
 
     def _stamps(self, pages: int, bases: tuple[int, ...]) -> Iterator[tuple[int, Words]]:
-        """The place and the values of each of the three words."""
+        """Return the place and the values of each of the three words."""
         for word, ramp, base in zip(_WORDS, self._ramps, bases, strict=True):
             yield word, ramp[:pages] + _word(base)
 

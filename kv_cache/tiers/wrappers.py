@@ -1,5 +1,5 @@
-"""Stores around stores: `Faulty` breaks what it is told to, to prove that errors are handled;
-`Throttled` is as slow as it is told to be."""
+"""Stores around stores: `Faulty` breaks what it is set to, to prove that errors are handled;
+`Throttled` is as slow as it is set."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_S, PAGE_BYTES
@@ -80,7 +80,7 @@ class Faulty:
 
 
 class Throttled:
-    """`store` behind a link of so many bytes/s that reads and writes of all threads share, and
+    """`store` behind a link of a set rate (bytes/s) that reads and writes of all threads share, and
     that takes `latency_ns` for each call. A link that was idle has no credit.
 
     What the store itself takes is part of a call's time, not added to it.
@@ -130,7 +130,7 @@ class _SinkAround:
         self.engine = sink.engine
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[MetadataStep]:
         return self._sink.steps
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -151,7 +151,7 @@ class _TapAround:
         self.engine = tap.engine
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[MetadataStep]:
         return self._tap.steps
 
     @property
@@ -169,7 +169,7 @@ class _TapAround:
 
 
 def _stalled(fault: str | Stall | None) -> str | None:
-    """What is left of a fault when its stall is over."""
+    """Wait for a stall to be over; return what is left of the fault then."""
     if isinstance(fault, Stall):
         time.sleep(fault.duration_ns / NS_PER_S)
         return None
@@ -257,7 +257,7 @@ class _Link:
         self._lock = threading.Lock()
 
     def begin(self, nbytes: int) -> int:
-        """The instant at which a transfer that begins now may end."""
+        """Return the instant at which a transfer that begins now may end."""
         with self._lock:
             begin_ns = max(self._free_ns, self._now_ns())
             self._free_ns = begin_ns + round(nbytes * NS_PER_S / self.bytes_per_second)

@@ -1,15 +1,15 @@
 """What a capacity search shows: the largest load that kept the SLOs, how each load answered, and
 what each probe was judged by."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import Any
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import NS_PER_MS
-from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.slo import parse_slos
 from kv_cache.result.capacity import CapacityFacts, FoundCapacity, JudgedSlo, ProbeFacts
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view.identity import origin_texts
 from kv_cache.view.machine import machine_sections
@@ -48,7 +48,7 @@ _WIDE = 4.0  # times the least load: above, the axis of loads is logarithmic
 Value = Callable[[ProbeFacts], float | None]
 
 
-def capacity_view(section: Mapping[str, Any]) -> View:
+def capacity_view(section: Json) -> View:
     """The document of a search. Raises MisshapenError."""
     facts = converted(section, CapacityFacts, "")
     return View(
@@ -59,12 +59,14 @@ def capacity_view(section: Mapping[str, Any]) -> View:
         reasons=facts.reasons,
         sections=[
             ViewSection(title="Headline", parts=[_headline(facts)] if facts.probes else []),
-            ViewSection(title="What was searched for", parts=[FactList(rows=list(_told(facts)))]),
             ViewSection(
                 title="Over the load",
                 parts=_figures(facts),
                 absent="No probe came to its end.",
                 terminal=False,
+            ),
+            ViewSection(
+                title="What was searched for", parts=[FactList(rows=list(_search_facts(facts)))]
             ),
             ViewSection(title="Probes", parts=[_probes(facts)] if facts.probes else []),
             ViewSection(title="What each SLO was judged by", parts=_judged(facts), terminal=False),
@@ -87,7 +89,7 @@ def _interval(answer: FoundCapacity) -> str:
     if answer.confidence is None or (answer.low is None and answer.high is None):
         return "no interval"
     high = "more than was tried" if answer.high is None else figures(answer.high)
-    return f"{figures(answer.low or 0.0)} to {high} with {figures(100 * answer.confidence)} %"
+    return f"{figures(answer.low or 0.0)} to {high} with {PERCENT.measured(answer.confidence)}"
 
 
 def _headline(facts: CapacityFacts) -> KeyNumbers:
@@ -112,7 +114,7 @@ def _headline(facts: CapacityFacts) -> KeyNumbers:
     )
 
 
-def _told(facts: CapacityFacts) -> Iterator[tuple[str, str]]:
+def _search_facts(facts: CapacityFacts) -> Iterator[tuple[str, str]]:
     answer, limit = facts.answer, facts.limited_by
     yield "SLO", ", ".join(facts.slo)
     preset = f", {facts.semantics_preset} semantics" if facts.semantics_preset else ""
@@ -329,7 +331,7 @@ def _over_load(
 def _limits(facts: CapacityFacts) -> list[Level]:
     """Of SLOs on a percentile that is drawn, in ms."""
     try:
-        slos = [slo for text in facts.slo for slo in parse_promises(text)]
+        slos = [slo for text in facts.slo for slo in parse_slos(text)]
     except UsageError as error:
         raise MisshapenError(f"slo: {error}") from None
     return [Level(name=str(slo), y=slo.limit_ns / NS_PER_MS) for slo in slos if slo.percent <= 99]
@@ -338,10 +340,10 @@ def _limits(facts: CapacityFacts) -> list[Level]:
 def _shares(facts: CapacityFacts, slo: str) -> Figure | None:
     """Requests over one limit in each probe."""
     judged = [
-        (probe, found)
+        (probe, slo_row)
         for probe in _ranked(facts)
-        for found in probe.promises
-        if found.promise == slo and found.share is not None
+        for slo_row in probe.promises
+        if slo_row.promise == slo and slo_row.share is not None
     ]
     if not judged:
         return None
@@ -363,7 +365,7 @@ def _share_point(probe: ProbeFacts, slo: JudgedSlo) -> PlotPoint:
 # --- several searches ------------------------------------------------------------------------
 
 
-def capacities_view(named: Sequence[tuple[str, Mapping[str, Any]]]) -> View:
+def capacities_view(named: Sequence[tuple[str, Json]]) -> View:
     """Several searches: their answers, and their p95 over throughput. Raises MisshapenError."""
     searches = [(name, converted(section, CapacityFacts, "")) for name, section in named]
     rows: list[list[Cell]] = [

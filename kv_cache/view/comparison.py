@@ -7,6 +7,7 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.format import as_text
 from kv_cache.core.kinds import OpKind
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.passport import VALID
 from kv_cache.result.comparison import (
     Comparison,
@@ -18,7 +19,8 @@ from kv_cache.result.comparison import (
     digest_text,
     require_all_comparable,
 )
-from kv_cache.result.metrics import CONFIDENCE, METRICS, Metric, number_at, value_at
+from kv_cache.result.metrics import METRICS, Metric
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
 from kv_cache.view.identity import drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure
@@ -64,7 +66,7 @@ def comparison_view(inputs: Sequence[Input]) -> View:
         status="compared" if comparison is not None else "not compared",
         sentence=_sentence(comparison, why_not),
         about=[],
-        reasons=[text for given in inputs for text in _doubts(given)],
+        reasons=[text for each in inputs for text in _doubts(each)],
         sections=[
             _inputs(inputs),
             *_numbers(inputs, comparison),
@@ -75,10 +77,10 @@ def comparison_view(inputs: Sequence[Input]) -> View:
     )
 
 
-def _doubts(given: Input) -> list[str]:
-    if given.verdict == VALID:
+def _doubts(each: Input) -> list[str]:
+    if each.verdict == VALID:
         return []
-    return [f"{given.label} is {given.verdict}: {text}" for text in given.reasons or ["no reason"]]
+    return [f"{each.label} is {each.verdict}: {text}" for text in each.reasons or ["no reason"]]
 
 
 def _sentence(comparison: Comparison | None, why_not: str) -> str:
@@ -101,15 +103,15 @@ def _sentence(comparison: Comparison | None, why_not: str) -> str:
 
 def _inputs(inputs: Sequence[Input]) -> ViewSection:
     base = inputs[0]
-    facts = [dict(_facts(given)) for given in inputs]
+    facts = [dict(_facts(each)) for each in inputs]
     names = dict.fromkeys(name for row in facts for name in row)
     same = [
-        f"{given.label} is the very result that {base.label} is (same fingerprint)."
-        for given in inputs[1:]
-        if given.fingerprint == base.fingerprint
+        f"{each.label} is the very result that {base.label} is (same fingerprint)."
+        for each in inputs[1:]
+        if each.fingerprint == base.fingerprint
     ]
     about = Table(
-        columns=[ShownColumn(""), *(ShownColumn(given.label) for given in inputs)],
+        columns=[ShownColumn(""), *(ShownColumn(each.label) for each in inputs)],
         rows=[[name, *(row.get(name, "") for row in facts)] for name in names],
         says=f"{base.label} is the baseline.",
     )
@@ -117,18 +119,18 @@ def _inputs(inputs: Sequence[Input]) -> ViewSection:
     return ViewSection(title="What is side by side", parts=parts)
 
 
-def _facts(given: Input) -> Iterator[tuple[str, str]]:
-    yield "file", str(given.path)
-    yield "verdict", given.verdict
-    yield "of", count_text(given)
-    yield from dict(identity_facts(given.own)).items()
-    if drives := drive_texts(given.own):
+def _facts(each: Input) -> Iterator[tuple[str, str]]:
+    yield "file", str(each.path)
+    yield "verdict", each.verdict
+    yield "of", count_text(each)
+    yield from dict(identity_facts(each.section)).items()
+    if drives := drive_texts(each.section):
         yield "drive", "; ".join(drives)
-    yield "headline", headline_text(given.own)
-    yield "schedule", digest_text(given, given.schedules[0])
-    yield "program", as_text(given.own.get("program_version"))
-    yield "started", as_text(given.own.get("started_utc"))
-    yield "fingerprint", (given.fingerprint or "")[:16]
+    yield "headline", headline_text(each.section)
+    yield "schedule", digest_text(each, each.schedules[0])
+    yield "program", as_text(each.section.get("program_version"))
+    yield "started", as_text(each.section.get("started_utc"))
+    yield "fingerprint", (each.fingerprint or "")[:16]
 
 
 # --- the numbers -----------------------------------------------------------------------------
@@ -215,9 +217,9 @@ def _how_sure(comparison: Comparison) -> str:
 
 
 def _side_by_side(inputs: Sequence[Input]) -> Table:
-    rows = [(metric, [_value(given, metric) for given in inputs]) for metric in METRICS.values()]
+    rows = [(metric, [_value(each, metric) for each in inputs]) for metric in METRICS.values()]
     return Table(
-        columns=[ShownColumn("metric"), *(ShownColumn(given.label, COUNT) for given in inputs)],
+        columns=[ShownColumn("metric"), *(ShownColumn(each.label, COUNT) for each in inputs)],
         rows=[
             [_label(metric), *(_in_unit(metric, value) for value in values)]
             for metric, values in rows
@@ -226,11 +228,11 @@ def _side_by_side(inputs: Sequence[Input]) -> Table:
     )
 
 
-def _value(given: Input, metric: Metric) -> float | None:
+def _value(each: Input, metric: Metric) -> float | None:
     """Of trials the median."""
-    if given.trials is None:
-        return metric.value(given.own)
-    rows = value_at(given.own, "metrics")
+    if each.trials is None:
+        return metric.value(each.section)
+    rows = value_at(each.section, "metrics")
     row = rows.get(metric.name) if isinstance(rows, dict) else None
     return number_at(row, "median") if isinstance(row, dict) else None
 
@@ -241,7 +243,7 @@ def _value(given: Input, metric: Metric) -> float | None:
 def _differences(comparison: Comparison | None) -> Iterator[ViewSection]:
     if comparison is None:
         return
-    labels = [given.label for given in comparison.inputs]
+    labels = [each.label for each in comparison.inputs]
     same = "Program, machine, drives, places and configuration are the same."
     warning = "Configurations differ: the ratios are of that as much as of the drives."
     configured = any(each.kind == "configuration" for each in comparison.differs)
@@ -260,9 +262,7 @@ def _differences(comparison: Comparison | None) -> Iterator[ViewSection]:
 def _runs(inputs: Sequence[Input]) -> dict[str, PublishedRun]:
     """The single runs among the results, that timed anything."""
     runs = {
-        _line_name(given): given.run
-        for given in inputs
-        if given.run is not None and given.ranks is None
+        _line_name(each): each.run for each in inputs if each.run is not None and each.ranks is None
     }
     return {label: run for label, run in runs.items() if not traced_only(run)}
 
@@ -270,11 +270,11 @@ def _runs(inputs: Sequence[Input]) -> dict[str, PublishedRun]:
 _LONGEST_NAME = 28
 
 
-def _line_name(given: Input) -> str:
+def _line_name(each: Input) -> str:
     """The label and the end of the file's name."""
-    name = given.path.name.removesuffix(".json")
+    name = each.path.name.removesuffix(".json")
     short = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
-    return f"{given.label} {short}"
+    return f"{each.label} {short}"
 
 
 def _overlaid(inputs: Sequence[Input]) -> list[Part]:
@@ -335,9 +335,9 @@ def _over_time(runs: dict[str, PublishedRun]) -> Iterator[Figure]:
 def _tiers(inputs: Sequence[Input]) -> list[Part]:
     """What each tier of each run moved."""
     tables = [
-        (given.label, tier_table(given.run))
-        for given in inputs
-        if given.run is not None and not traced_only(given.run)
+        (each.label, tier_table(each.run))
+        for each in inputs
+        if each.run is not None and not traced_only(each.run)
     ]
     if not tables:
         return []

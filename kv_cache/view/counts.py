@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase
-from kv_cache.core.units import AT_LEAST, GIB, MISSING, human_bytes
-from kv_cache.result.metrics import number_at, value_at
+from kv_cache.core.units import AT_LEAST, MISSING, human_bytes
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import Percentiles, PublishedRun
 from kv_cache.view.moves import SIZE_COLUMNS, objects_text
+from kv_cache.view.parts import GIBIBYTES, PERCENT
 
 Fact = tuple[str, str]
 _SIDES = ("read", "write")
@@ -71,36 +72,33 @@ def ms_text(latency: Percentiles, name: str) -> str:
     return MISSING if value is None else f"{sign}{figures(value)}"
 
 
-def _share(value: float | None) -> str:
-    return MISSING if value is None else f"{figures(100 * value)} %"
-
-
 def _reuse(run: PublishedRun) -> Iterator[Fact]:
     """What was found, and what a cache without limits would have found."""
     reuse = run.reuse
     if reuse is None or reuse.looked_up is None or reuse.hits is None:
         return
     text = f"{reuse.hits:,} of {reuse.looked_up:,} blocks looked up were hits"
-    text += f" ({_share(reuse.reuse_hit_ratio)})"
+    text += f" ({PERCENT.measured(reuse.reuse_hit_ratio)})"
     if reuse.offered_token_ratio is not None:
         least = "" if reuse.offered_is_exact else "at least "
-        text += f"; {_share(reuse.achieved_token_ratio)} of all tokens, of "
-        text += f"{least}{_share(reuse.offered_token_ratio)} on offer"
+        text += f"; {PERCENT.measured(reuse.achieved_token_ratio)} of all tokens, of "
+        text += f"{least}{PERCENT.measured(reuse.offered_token_ratio)} on offer"
     yield "reuse", text
 
 
 def _retrieval(run: PublishedRun) -> Iterator[Fact]:
-    asked, reuse = run.workload, run.reuse
-    if asked is None or asked.rag_documents is None or reuse is None:
+    rag, reuse = run.workload, run.reuse
+    if rag is None or rag.rag_documents is None or reuse is None:
         return
     yield (
         "rag",
         (
             f"{reuse.retrieved_requests} retrievals, {reuse.retrieved_hits} of "
-            f"{reuse.retrieved_looked_up} blocks were hits ({_share(reuse.retrieved_hit_ratio)}, "
-            f"reuse {asked.rag_reuse}), {figures((reuse.retrieved_loaded_bytes or 0) / GIB)} GiB "
-            f"loaded; {asked.rag_ingested_documents} of {asked.rag_documents} documents ingested "
-            f"before, {figures((asked.rag_ingested_bytes or 0) / GIB)} GiB"
+            f"{reuse.retrieved_looked_up} blocks were hits "
+            f"({PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
+            f"{GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)} "
+            f"loaded; {rag.rag_ingested_documents} of {rag.rag_documents} documents ingested "
+            f"before, {GIBIBYTES.measured(rag.rag_ingested_bytes or 0)}"
         ),
     )
 
@@ -113,7 +111,7 @@ def _verified(run: PublishedRun) -> Iterator[Fact]:
     yield (
         "verified",
         (
-            f"{check.objects:,} objects, {figures(check.bytes / GIB)} GiB by {check.mode}: "
+            f"{check.objects:,} objects, {GIBIBYTES.measured(check.bytes)} by {check.mode}: "
             f"{wrong} wrong"
         ),
     )
@@ -128,7 +126,7 @@ def _kernel(run: PublishedRun) -> Iterator[Fact]:
         ("kernel", "counted", "process_to_claimed"),
     ):
         parts = [
-            f"{kind} {_share(value)}"
+            f"{kind} {PERCENT.measured(value)}"
             for kind in _SIDES
             if (value := getattr(getattr(books, kind), share)) is not None
             and getattr(books, kind).claimed_bytes

@@ -6,18 +6,19 @@ from typing import Any
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, MISSING, human_bytes
-from kv_cache.result.metrics import METRICS, number_at, value_at
+from kv_cache.core.text import printable
+from kv_cache.core.units import MISSING, human_bytes
+from kv_cache.result.metrics import METRICS, Json
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
+from kv_cache.view.parts import GIBIBYTES
 from kv_cache.view.traced import trace_text
-
-Json = Mapping[str, Any]
 
 
 def plain(text: str) -> str:
     """Text of a user on one line, such as a terminal can be shown."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return printable(text, instead=" ")
 
 
 def _rows(value: Any, path: str) -> list[Any]:
@@ -25,46 +26,48 @@ def _rows(value: Any, path: str) -> list[Any]:
     return rows if isinstance(rows, list) else []
 
 
-def run_text(own: Json) -> str:
+def run_text(section: Json) -> str:
     """Mode, who asked, and what else changes what storage sees."""
-    made = value_at(own, "workload")
-    mode = value_at(own, "config.run.mode")
-    parts = [*([] if mode is None else [f"{mode} mode"]), *_who(own)]
-    if value_at(made, "multi_turn") is not None:
-        parts.append(f"multi-turn {'on' if value_at(made, 'multi_turn') else 'off'}")
-    if isinstance(made, Mapping) and made:
-        parts.append(f"RAG {'on' if 'rag_documents' in made else 'off'}")
+    workload = value_at(section, "workload")
+    mode = value_at(section, "config.run.mode")
+    parts = [*([] if mode is None else [f"{mode} mode"]), *_who(section)]
+    if value_at(workload, "multi_turn") is not None:
+        parts.append(f"multi-turn {'on' if value_at(workload, 'multi_turn') else 'off'}")
+    if isinstance(workload, Mapping) and workload:
+        parts.append(f"RAG {'on' if 'rag_documents' in workload else 'off'}")
     return ", ".join(parts)
 
 
-def _who(own: Json) -> Iterator[str]:
+def _who(section: Json) -> Iterator[str]:
     """The source of requests, and how many ask or how often."""
-    source, users = value_at(own, "workload.source"), number_at(own, "workload.users")
-    rate = number_at(own, "workload.request_rate_per_s")
+    source, users = value_at(section, "workload.source"), number_at(section, "workload.users")
+    rate = number_at(section, "workload.request_rate_per_s")
     if source == "synthetic-users":
         later = (
-            " at first, autoscaled" if value_at(own, "config.autoscaler.enabled") is True else ""
+            " at first, autoscaled"
+            if value_at(section, "config.autoscaler.enabled") is True
+            else ""
         )
         count = MISSING if users is None else f"{users:.0f}"
         yield f"{count} synthetic users{later}"
         if rate is None:
-            yield f"{value_at(own, 'workload.loop')} loop"
+            yield f"{value_at(section, 'workload.loop')} loop"
     elif source == "sessions":
         count = MISSING if users is None else f"{users:.0f}"
         yield f"sessions of a trace, {count} at a time"
     elif source == "trace":
-        speedup = number_at(own, "workload.speedup")
+        speedup = number_at(section, "workload.speedup")
         pace = f" at {speedup:g} times its speed" if speedup not in (None, 0.0, 1.0) else ""
         yield f"requests of a trace{pace if rate is None else ''}"
     elif source is not None:
         yield str(source)
     if rate is not None:
-        yield f"{rate:g} requests/s ({value_at(own, 'workload.arrival_process')})"
+        yield f"{rate:g} requests/s ({value_at(section, 'workload.arrival_process')})"
 
 
-def tiers_text(own: Json) -> str:
+def tiers_text(section: Json) -> str:
     """The tiers with their sizes, the fastest first."""
-    tiers = value_at(own, "tiers")
+    tiers = value_at(section, "tiers")
     return ", ".join(
         f"{label} {_size(value_at(row, 'capacity_bytes'), 'without a limit')}"
         for label, row in (tiers.items() if isinstance(tiers, Mapping) else ())
@@ -75,10 +78,10 @@ def _size(nbytes: Any, otherwise: str) -> str:
     return human_bytes(nbytes) if type(nbytes) is int else otherwise
 
 
-def drive_texts(own: Json) -> list[str]:
+def drive_texts(section: Json) -> list[str]:
     """What each directory lies on. Of a bucket its server."""
-    drives = value_at(own, "environment.drives")
-    rows = drives if isinstance(drives, list) else [value_at(own, "environment")]  # of ranks
+    drives = value_at(section, "environment.drives")
+    rows = drives if isinstance(drives, list) else [value_at(section, "environment")]  # of ranks
     return [text for row in rows if (text := drive_text(row))]
 
 
@@ -94,13 +97,13 @@ def drive_text(row: Any) -> str:
         return f"bucket {bucket} of {endpoint} (server {server})"
     device, disks = value_at(row, "device"), value_at(row, "disks")
     some = disks if isinstance(disks, list) and disks else [device]
-    told = [_disk(disk) for disk in some if value_at(disk, "name") is not None]
+    texts = [_disk(disk) for disk in some if value_at(disk, "name") is not None]
     name = value_at(device, "name")
     through = (
         f"{name} over " if name and [value_at(disk, "name") for disk in some] != [name] else ""
     )
     where = [] if kind is None else [f"{kind} at {point}" if point else str(kind)]
-    return ", ".join([*where, *([f"on {through}{' and '.join(told)}"] if told else [])])
+    return ", ".join([*where, *([f"on {through}{' and '.join(texts)}"] if texts else [])])
 
 
 def _disk(disk: Any) -> str:
@@ -109,41 +112,43 @@ def _disk(disk: Any) -> str:
     return f"{value_at(disk, 'name')} (model {model}, {size}, firmware {firmware})"
 
 
-def headline_text(own: Json) -> str:
+def headline_text(section: Json) -> str:
     """The headline with its interval; empty where the document has none."""
     metric, rate = (
-        METRICS.get(str(value_at(own, "headline.metric"))),
-        number_at(own, "headline.bytes_per_second"),
+        METRICS.get(str(value_at(section, "headline.metric"))),
+        number_at(section, "headline.bytes_per_second"),
     )
     if metric is None or rate is None:
         return ""
-    return f"{metric.label} {metric.shown(rate)} {metric.shown_unit} ({interval_text(own)})"
+    return f"{metric.label} {metric.shown(rate)} {metric.shown_unit} ({interval_text(section)})"
 
 
-def interval_text(own: Json) -> str:
+def interval_text(section: Json) -> str:
     """From where to where the headline may lie within this run, or why that is not known."""
-    metric = METRICS[str(value_at(own, "headline.metric"))]
-    ends = [number_at(own, f"headline.within_run.{end}") for end in ("low", "high", "confidence")]
+    metric = METRICS[str(value_at(section, "headline.metric"))]
+    ends = [
+        number_at(section, f"headline.within_run.{end}") for end in ("low", "high", "confidence")
+    ]
     low, high, confidence = ends
     if low is None or high is None or confidence is None:
-        return f"no interval: {value_at(own, 'headline.why_none')}"
+        return f"no interval: {value_at(section, 'headline.why_none')}"
     return f"{metric.shown(low)} to {metric.shown(high)} within this run, {100 * confidence:.0f} %"
 
 
-def slos_set_by_user(own: Json) -> bool:
+def slos_set_by_user(section: Json) -> bool:
     """Whether the user set the classes' targets, and did not leave those of the reference."""
-    profiles = value_at(own, "config.qos_profiles")
+    profiles = value_at(section, "config.qos_profiles")
     return profiles is not None and profiles != to_mapping(Config())["qos_profiles"]
 
 
-def label_of(own: Json) -> str:
+def label_of(section: Json) -> str:
     """The name that the user gave the run; empty without one."""
-    return str(value_at(own, "config.output.label") or "")
+    return str(value_at(section, "config.output.label") or "")
 
 
-def note_of(own: Json) -> str:
+def note_of(section: Json) -> str:
     """The user's remark about the run; empty without one."""
-    return str(value_at(own, "config.output.note") or "")
+    return str(value_at(section, "config.output.note") or "")
 
 
 def disk_models(environment: Any) -> list[str]:
@@ -156,54 +161,54 @@ def disk_models(environment: Any) -> list[str]:
     return [str(disk) for disk in dict.fromkeys(disks) if disk]
 
 
-def origin_texts(own: Json) -> list[str]:
+def origin_texts(section: Json) -> list[str]:
     """On which drives, when, and by which version, in a few words each."""
-    version = value_at(own, "program_version")
+    version = value_at(section, "program_version")
     return [
-        *disk_models(value_at(own, "environment")),
-        *([str(started)[:10]] if (started := value_at(own, "started_utc")) else []),
+        *disk_models(value_at(section, "environment")),
+        *([str(started)[:10]] if (started := value_at(section, "started_utc")) else []),
         *([f"kv-cache {version}"] if version else []),
     ]
 
 
-def identity_facts(own: Json) -> list[tuple[str, str]]:
+def identity_facts(section: Json) -> list[tuple[str, str]]:
     """Label, note, what ran on which model and drives, and which trace was asked."""
-    each = "each rank: " if "ranks" in own else ""
-    model = value_at(own, "model.name") or "unknown model"
-    schedule = str(value_at(own, "schedule.sha256") or "")[:12]
+    each = "each rank: " if "ranks" in section else ""
+    model = value_at(section, "model.name") or "unknown model"
+    schedule = str(value_at(section, "schedule.sha256") or "")[:12]
     rows = [
-        ("label", plain(label_of(own))),
-        ("note", plain(note_of(own))),
+        ("label", plain(label_of(section))),
+        ("note", plain(note_of(section))),
         (
             "model",
-            f"{plain(str(model))}, {value_at(own, 'semantics_preset') or 'unknown'} semantics, "
-            f"seed {value_at(own, 'seed')}" + (f", schedule {schedule}" if schedule else ""),
+            f"{plain(str(model))}, {value_at(section, 'semantics_preset') or 'unknown'} semantics, "
+            f"seed {value_at(section, 'seed')}" + (f", schedule {schedule}" if schedule else ""),
         ),
-        ("run", f"{each}{what}" if (what := run_text(own)) else ""),
-        ("trace", _trace(own)),
-        ("tiers", tiers_text(own)),
+        ("run", f"{each}{what}" if (what := run_text(section)) else ""),
+        ("trace", _trace(section)),
+        ("tiers", tiers_text(section)),
     ]
-    if value_at(own, "driver") != "virtual-time":
-        rows += [("drive", text) for text in drive_texts(own)]
-        rows.append(("machine", machine_text(own)))
+    if value_at(section, "driver") != "virtual-time":
+        rows += [("drive", text) for text in drive_texts(section)]
+        rows.append(("machine", machine_text(section)))
     return [(name, text) for name, text in rows if text]
 
 
-def _trace(own: Json) -> str:
-    facts = value_at(own, "workload")
+def _trace(section: Json) -> str:
+    facts = value_at(section, "workload")
     if not isinstance(facts, Mapping):
         return ""
     return trace_text(converted(facts, TraceNotes, "workload"))
 
 
-def machine_text(own: Json) -> str:
+def machine_text(section: Json) -> str:
     """Host, processor and memory of one machine."""
-    memory = number_at(own, "environment.memory.total_bytes")
-    cores = number_at(own, "environment.cpu.usable_cores")
+    memory = number_at(section, "environment.memory.total_bytes")
+    cores = number_at(section, "environment.cpu.usable_cores")
     parts = [
-        value_at(own, "environment.hostname"),
-        value_at(own, "environment.cpu.model"),
+        value_at(section, "environment.hostname"),
+        value_at(section, "environment.cpu.model"),
         None if cores is None else f"{figures(cores)} cores",
-        None if memory is None else f"{figures(memory / GIB)} GiB of memory",
+        None if memory is None else f"{GIBIBYTES.measured(memory)} of memory",
     ]
     return ", ".join(plain(str(part)) for part in parts if part)

@@ -2,10 +2,8 @@
 order among them. Nothing was measured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, human_bytes
 from kv_cache.result.lab import (
     OWN,
     FailedPolicy,
@@ -21,6 +19,7 @@ from kv_cache.result.lab import (
     by_blocks,
     by_prefix,
 )
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view.identity import origin_texts
 from kv_cache.view.parts import (
@@ -38,10 +37,10 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    bytes_text,
 )
 from kv_cache.view.traced import trace_text
 
-TIB = 1024 * GIB
 _MOST_TOLD = 2  # failures of a kind that are told in a line
 _SHARE = DisplayUnit("", 0.01)  # of a column whose table says that it is in percent
 _ROOM = ShownColumn("room", GIBIBYTES)
@@ -51,7 +50,7 @@ Rule = Callable[[LabColumn], FoundBy]
 _RULES: Mapping[str, Rule] = {"by blocks": by_blocks, "by prefix": by_prefix}
 
 
-def lab_view(section: Mapping[str, Any]) -> View:
+def lab_view(section: Json) -> View:
     """The document of `lab`. Raises MisshapenError."""
     facts = converted(section, LabFacts, "")
     for case in facts.cases:
@@ -111,10 +110,11 @@ def _sentence(facts: LabFacts) -> str:
     )
     bound = max(each.hit_ratio for entry, each in by_rule.entries if entry.kind == "bound")
     return (
-        f"With {column.capacity} ({_bytes(column.room_bytes)}) {best.policy} finds most of the "
-        f"{len(policies)} policies, {_percent(shares.hit_ratio)} of the blocks looked up"
+        f"With {column.capacity} ({bytes_text(column.room_bytes)}) {best.policy} finds most of the "
+        f"{len(policies)} policies, {PERCENT.measured(shares.hit_ratio)} of the blocks looked up"
         f"{' by prefix' if prefix else ''}, "
-        f"{_shown_better(by_rule.order, best.policy)}; without limits it is {_percent(bound)}."
+        f"{_shown_better(by_rule.order, best.policy)}; without limits it is "
+        f"{PERCENT.measured(bound)}."
     )
 
 
@@ -142,9 +142,9 @@ def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iter
         yield ViewSection(
             title=f"{where}hits{as_held}" if several else f"Hits{as_held}",
             parts=[
+                *_figures(table, where, as_held, several=several),
                 FactList(rows=list(_table_facts(table, held))),
                 *_tables(table),
-                *_figures(table, where, as_held, several=several),
                 *_failures(table),
             ],
         )
@@ -161,19 +161,19 @@ def _case_facts(case: LabCase) -> Iterator[tuple[str, str]]:
     seeds = f", mean of {case.seeds} seeds" if case.seeds > 1 else ""
     if case.pattern:
         yield "pattern", f"{case.name}{seeds}: {case.pattern}"
-    size = f"of {_bytes(base.block_bytes)}" if base.block_bytes else "of different sizes"
+    size = f"of {bytes_text(base.block_bytes)}" if base.block_bytes else "of different sizes"
     lookups = f"{base.lookups:,.0f} looked up by {base.requests:,.0f} requests"
-    unique = f"{base.unique:,.0f} unique {size}: {_bytes(base.working_set_bytes)}"
+    unique = f"{base.unique:,.0f} unique {size}: {bytes_text(base.working_set_bytes)}"
     yield "blocks", f"{lookups}, {unique}"
-    share = _percent(base.compulsory / base.lookups if base.lookups else None)
+    share = PERCENT.measured(base.compulsory / base.lookups if base.lookups else None)
     yield "first", f"{share} of lookups are the first of their block: no cache finds them"
 
 
 def _table_facts(table: StudyTable, held: HeldAs) -> Iterator[tuple[str, str]]:
     if held.name != OWN:
         scales = f", scales for each {held.group} elements" if held.group else ""
-        yield "held as", f"{held.name}, {_percent(held.ratio)} of their bytes{scales}"
-    rooms = (f"{column.capacity} {_bytes(column.room_bytes)}" for column in table.columns)
+        yield "held as", f"{held.name}, {PERCENT.measured(held.ratio)} of their bytes{scales}"
+    rooms = (f"{column.capacity} {bytes_text(column.room_bytes)}" for column in table.columns)
     yield "room", ", ".join(rooms)
     largest = table.columns[-1]
     took = [
@@ -230,9 +230,9 @@ def _name(entry: LabEntry, shares: FoundShares) -> str:
     return entry.policy if entry.kind == "policy" else f"{entry.policy} ({kind})"
 
 
-def _order_texts(columns: Sequence[LabColumn], found: Sequence[FoundBy]) -> Iterator[str]:
+def _order_texts(columns: Sequence[LabColumn], by_rule: Sequence[FoundBy]) -> Iterator[str]:
     """What the stars mean; capacities without an order, those for the same reason together."""
-    orders = [(c.capacity, each.order) for c, each in zip(columns, found, strict=True)]
+    orders = [(c.capacity, each.order) for c, each in zip(columns, by_rule, strict=True)]
     starred = [order.why for _, order in orders if order is not None and order.beaten_by]
     for why in dict.fromkeys(starred):
         yield f"* none is shown to be better: {why}."
@@ -242,7 +242,7 @@ def _order_texts(columns: Sequence[LabColumn], found: Sequence[FoundBy]) -> Iter
             without.setdefault(order.why, []).append(capacity)
     for why, where in without.items():
         yield f"No order at {', '.join(where)}, as {why}."
-    reach = [s.interval.high - s.interval.low for f in found for _, s in f.entries if s.interval]
+    reach = [s.interval.high - s.interval.low for f in by_rule for _, s in f.entries if s.interval]
     if reach:
         yield f"95 % intervals are within ±{figures(50 * max(reach))} points."
 
@@ -310,10 +310,10 @@ def _failures(table: StudyTable) -> list[Part]:
     return [Table(title="Failures", columns=columns, rows=rows, detail=True)] if rows else []
 
 
-def _failure_texts(found: Sequence[FailedPolicy]) -> Iterator[str]:
+def _failure_texts(failures: Sequence[FailedPolicy]) -> Iterator[str]:
     """By kind; of each policy where it loses the most, and those that lose the most first."""
     kinds: dict[str, dict[str, FailedPolicy]] = {}
-    for each in sorted(found, key=_lost, reverse=True):
+    for each in sorted(failures, key=_lost, reverse=True):
         kinds.setdefault(each.kind, {}).setdefault(each.policy, each)
     for kind, worst in kinds.items():
         losses = [_failure(each) for each in worst.values()]
@@ -335,11 +335,3 @@ def _failure(failure: FailedPolicy) -> str:
 
 
 # --- text ------------------------------------------------------------------------------------
-
-
-def _bytes(nbytes: float) -> str:
-    return f"{figures(nbytes / TIB)} TiB" if nbytes >= TIB else human_bytes(nbytes)
-
-
-def _percent(share: float | None) -> str:
-    return f"{figures(None if share is None else 100 * share)} %"

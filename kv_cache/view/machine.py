@@ -6,16 +6,17 @@ from typing import Any
 
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.format import as_text, figures
+from kv_cache.core.format import as_text
 from kv_cache.core.units import GIB
-from kv_cache.view.parts import FactList, ShownColumn, Table, ViewSection
+from kv_cache.result.metrics import Json
+from kv_cache.view.parts import GIBIBYTES, FactList, ShownColumn, Table, ViewSection
 
 _ALWAYS_SET = ("run.seed", "output.output", "output.results_dir")
 """Options that differ from their default in every run, and say nothing of it."""
 _FIRST = ("hostname", "program", "os", "cpu", "memory", "cgroup", "drives")
 
 
-def machine_sections(section: Mapping[str, Any]) -> Iterator[ViewSection]:
+def machine_sections(section: Json) -> Iterator[ViewSection]:
     """Environment and configuration, from the section `kv_cache` of a document."""
     yield ViewSection(
         title="Environment",
@@ -51,7 +52,7 @@ def _facts(pairs: list[tuple[str, Any]]) -> list[tuple[str, str]]:
 def _value_text(name: str, value: Any) -> str:
     """A value as people write it; many bytes in GiB as well."""
     if name.endswith("_bytes") and isinstance(value, int) and value >= GIB / 10:
-        return f"{as_text(value)} ({figures(value / GIB)} GiB)"
+        return f"{as_text(value)} ({GIBIBYTES.measured(value)})"
     return as_text(value)
 
 
@@ -60,7 +61,7 @@ def _defaults() -> dict[str, Any]:
     return dict(leaves(to_mapping(Config())))
 
 
-def option_parts(config: object, defaults: Mapping[str, Any]) -> Iterator[Table | FactList]:
+def option_parts(config: object, defaults: Json) -> Iterator[Table | FactList]:
     """Options of a document beside their defaults, by their paths."""
     if not isinstance(config, Mapping) or not config:
         return

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kv_cache import __version__
+from kv_cache.core.text import printable
 from kv_cache.view.parts import (
     BarChart,
     FactList,
@@ -24,13 +25,15 @@ def markdown(view: View) -> str:
     """The whole view but its details; texts are escaped."""
     blocks = [
         f"{MARK} {__version__} -->",
-        f"# {safe(view.title)}",
+        f"# {safe(view.heading)}",
         f"**{safe(view.status)}** {safe(view.sentence)}",
     ]
     if view.reasons:
         blocks.append(_list(view.reasons))
     if view.about:
         blocks.append(safe(", ".join(view.about)))
+    if view.note:
+        blocks.append(safe(view.note))
     for section in view.sections:
         parts = [(part, list(_blocks(part))) for part in section.parts]
         some = [(part, texts) for part, texts in parts if texts]
@@ -74,14 +77,10 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequ
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-_SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#"} | {"\n": " ", "\r": " "})
-
-
+_SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#"})
 _LONGEST = 600
 
 
 def safe(text: str) -> str:
     """Text out of a file that anybody may have written, such as stays in its cell."""
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    cut = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
-    return cut.translate(_SPECIAL)
+    return printable(text, longest=_LONGEST, instead=" ").translate(_SPECIAL)

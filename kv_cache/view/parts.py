@@ -11,7 +11,7 @@ from itertools import groupby
 from statistics import fmean, median
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, MIB, MISSING
+from kv_cache.core.units import GIB, MIB, MISSING, human_bytes
 
 Cell = str | float | None
 
@@ -23,10 +23,20 @@ class DisplayUnit:
     name: str
     scale: float = 1.0
 
+    def text(self, value: float | None) -> str:
+        """A stored value as people read it, without its unit."""
+        return figures(None if value is None else value / self.scale)
+
+    def measured(self, value: float | None) -> str:
+        """A stored value with its unit, for a sentence."""
+        return MISSING if value is None else f"{self.text(value)} {self.name}".rstrip()
+
 
 GIB_PER_S = DisplayUnit("GiB/s", GIB)
 """Of stored bytes/s: the unit of every rate of bytes that was measured (decision 0030)."""
 GIBIBYTES = DisplayUnit("GiB", GIB)
+"""Of stored bytes."""
+TEBIBYTES = DisplayUnit("TiB", 1024 * GIB)
 """Of stored bytes."""
 MEBIBYTES = DisplayUnit("MiB", MIB)
 """Of stored bytes."""
@@ -38,6 +48,11 @@ PER_S = DisplayUnit("1/s")
 PERCENT = DisplayUnit("%", 0.01)
 """Of stored shares of 1."""
 COUNT = DisplayUnit("")
+
+
+def bytes_text(nbytes: float) -> str:
+    """Bytes in the unit that fits, TiB at most."""
+    return TEBIBYTES.measured(nbytes) if nbytes >= TEBIBYTES.scale else human_bytes(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +77,15 @@ class ShownColumn:
 
     def measured(self, value: Cell) -> str:
         """A value with its unit, for a sentence."""
-        return f"{self.text(value)} {self.unit.name if self.unit else ''}".rstrip()
+        if value is None or isinstance(value, str) or self.unit is None:
+            return self.text(value)
+        return self.unit.measured(value)
 
     def text(self, cell: Cell) -> str:
         """A cell as every form prints it."""
         if isinstance(cell, str):
             return cell or MISSING
-        return figures(self.shown(cell))
+        return figures(cell) if self.unit is None else self.unit.text(cell)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,7 +460,7 @@ class ViewSection:
 class View:
     """A result as it is shown: what it is, the answer as a sentence, then its sections. `status` is
     a verdict or another word for how it ended, `reasons` what that rests on; `about` says where and
-    when in a few words each."""
+    when in a few words each; `label` and `note` are the user's own words."""
 
     title: str
     status: str
@@ -451,6 +468,12 @@ class View:
     about: Sequence[str]
     sections: Sequence[ViewSection]
     reasons: Sequence[str] = ()
+    label: str = ""
+    note: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title}: {self.label}" if self.label else self.title
 
     def parts(self) -> Iterator[Part]:
         return (part for section in self.sections for part in section.parts)

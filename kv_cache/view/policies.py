@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-from kv_cache.core.format import figures
-from kv_cache.core.units import GIB
 from kv_cache.result.published import BlockTally, PublishedRun
 from kv_cache.view.parts import COUNT, GIBIBYTES, Cell, ShownColumn, Table
 
@@ -46,9 +44,9 @@ def _tallies(run: PublishedRun) -> Iterator[tuple[str, str, str, BlockTally]]:
         ("prefetch", prefetch, _PREFETCH_ENDS),
     ):
         for end in ends:
-            found = None if facts is None else getattr(facts, end)
-            if facts is not None and found is not None:
-                yield policy, facts.name, end.replace("_", " "), found
+            ended: BlockTally | None = None if facts is None else getattr(facts, end)
+            if facts is not None and ended is not None:
+                yield policy, facts.name, end.replace("_", " "), ended
 
 
 def policy_facts(run: PublishedRun) -> Iterator[tuple[str, str]]:
@@ -85,8 +83,8 @@ def _write(run: PublishedRun) -> Iterator[tuple[str, str]]:
         "dropped as the queue was full": facts.dropped_blocks or 0,
     }
     text = "".join(f", {count} {how}" for how, count in rest.items() if count)
-    size = figures(facts.written.bytes / GIB)
-    yield "write", f"{facts.name}: {facts.written.blocks} blocks, {size} GiB{text}"
+    size = GIBIBYTES.measured(facts.written.bytes)
+    yield "write", f"{facts.name}: {facts.written.blocks} blocks, {size}{text}"
 
 
 def _prefetch(run: PublishedRun) -> Iterator[tuple[str, str]]:
@@ -95,11 +93,11 @@ def _prefetch(run: PublishedRun) -> Iterator[tuple[str, str]]:
         return
     ends = {name: getattr(facts, name) for name in ("useful", "late", "wasted", "failed")}
     text = ", ".join(f"{tally.blocks if tally else 0} {name}" for name, tally in ends.items())
-    size = figures(facts.started.bytes / GIB)
+    size = GIBIBYTES.measured(facts.started.bytes)
     yield (
         "prefetch",
         (
-            f"{facts.name}: {facts.started.blocks} blocks, {size} GiB: {text}, "
+            f"{facts.name}: {facts.started.blocks} blocks, {size}: {text}, "
             f"{facts.unread_blocks} unread"
         ),
     )

@@ -3,12 +3,11 @@ of the command itself, or as a section of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB
 from kv_cache.metrics.steady import MOST_RANGE, ROUNDS
-from kv_cache.result.metrics import number_at
+from kv_cache.result.metrics import Json
+from kv_cache.result.paths import number_at
 from kv_cache.result.preconditioning import (
     FillFacts,
     Preconditioned,
@@ -22,7 +21,9 @@ from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
     COUNT,
     GIB_PER_S,
+    GIBIBYTES,
     MS,
+    PERCENT,
     Band,
     Cell,
     FactList,
@@ -51,7 +52,7 @@ _MOST_PASSES = 12
 """More are not drawn one by one."""
 
 
-def precondition_view(section: Mapping[str, Any]) -> View:
+def precondition_view(section: Json) -> View:
     """The document of `precondition`. Raises MisshapenError."""
     facts = converted(section, PreconditionFacts, "")
     done = facts.preconditioning
@@ -65,12 +66,12 @@ def precondition_view(section: Mapping[str, Any]) -> View:
         about=origin_texts(section),
         reasons=facts.reasons,
         sections=[
-            ViewSection(title="Where", parts=[FactList(rows=where)] if where else []),
             ViewSection(
                 title="Fill and rounds",
                 parts=preconditioning_parts(done, section.get("config")),
                 absent="Nothing was written.",
             ),
+            ViewSection(title="Where", parts=[FactList(rows=where)] if where else []),
             *machine_sections(section),
         ],
     )
@@ -91,7 +92,7 @@ def _gib_per_s(row: RoundRow) -> str:
 
 
 def _fill_text(fill: FillFacts) -> str:
-    text = f"{figures(fill.bytes / GIB)} GiB written"
+    text = f"{GIBIBYTES.measured(fill.bytes)} written"
     if fill.seconds:
         text += f" in {figures(fill.seconds)} s ({_RATE.measured(fill.bytes / fill.seconds)})"
     return text
@@ -115,8 +116,8 @@ def _facts(done: Preconditioned) -> FactList:
 
 
 def _fill_details(fill: FillFacts) -> str:
-    wanted = "" if fill.wanted_bytes is None else f" of {figures(fill.wanted_bytes / GIB)} GiB"
-    area = "" if fill.area_bytes is None else f" over {figures(fill.area_bytes / GIB)} GiB"
+    wanted = "" if fill.wanted_bytes is None else f" of {GIBIBYTES.measured(fill.wanted_bytes)}"
+    area = "" if fill.area_bytes is None else f" over {GIBIBYTES.measured(fill.area_bytes)}"
     passes = "" if fill.passes is None else f", {figures(fill.passes)} passes{area}"
     engine = f", {fill.engine}" if fill.engine else ""
     return f"{_fill_text(fill)}{wanted}{passes}{engine}"
@@ -129,8 +130,8 @@ def _steady_text(done: Preconditioned) -> str:
     since = "" if proof.since_round is None else f", since round {proof.since_round}"
     return (
         f"{'yes' if proof.steady else 'NO'}{since}: of the last {ROUNDS} rounds the range is "
-        f"{figures(100 * proof.range_share)} % of the average ({_RATE.measured(proof.average)}), "
-        f"the trend {figures(100 * proof.slope_share)} %; {proof.rule}"
+        f"{PERCENT.measured(proof.range_share)} of the average ({_RATE.measured(proof.average)}), "
+        f"the trend {PERCENT.measured(proof.slope_share)}; {proof.rule}"
     )
 
 
@@ -201,8 +202,8 @@ def _round_figures(
         half = _most_range(config) / 2
         levels = [
             Level(name="average", y=average),
-            Level(name=f"-{figures(100 * half)} %", y=average * (1 - half)),
-            Level(name=f"+{figures(100 * half)} %", y=average * (1 + half)),
+            Level(name=f"-{PERCENT.measured(half)}", y=average * (1 - half)),
+            Level(name=f"+{PERCENT.measured(half)}", y=average * (1 + half)),
         ]
         lines.append(_best_fit(rounds[-ROUNDS:]))
     yield Figure(

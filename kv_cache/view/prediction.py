@@ -1,10 +1,8 @@
 """A prediction of the twin, beside what was measured if there is a run."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, MISSING
+from kv_cache.result.metrics import Json
 from kv_cache.result.published import Prediction, PredictionError
 from kv_cache.result.run import converted
 from kv_cache.view.parts import ShownColumn, Table
@@ -20,7 +18,7 @@ _UNITS = {"_bytes_per_s": ("GiB/s", GIB), "_per_s": ("1/s", 1.0), "_ratio": ("%"
           "_ms": ("ms", 1.0)}  # fmt: skip
 
 
-def prediction_table(section: Mapping[str, Any], *, every: bool = False) -> Table:
+def prediction_table(section: Json, *, every: bool = False) -> Table:
     """The same, from the section of a document. Raises MisshapenError."""
     return prediction_part(converted(section, Prediction, "twin"), every=every)
 

@@ -1,18 +1,20 @@
 """What the profile of a measured device shows: the fastest it was, and bandwidth and times by size
 of object and concurrency."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kv_cache.config.profile import Cell as GridCell
 from kv_cache.config.profile import Profile, Service, profile_of
+from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import supported
+from kv_cache.result.metrics import Json
 from kv_cache.result.probe import ProbeFacts
-from kv_cache.result.run import converted
+from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view.parts import (
     COUNT,
     GIB_PER_S,
@@ -40,9 +42,12 @@ _TIME = ShownColumn("time", MS_OF_NS)
 Value = Callable[[GridCell], float | None]
 
 
-def probe_view(section: Mapping[str, Any]) -> View:
-    """The profile of a device, from the values of its file. Raises ConfigError, MisshapenError."""
-    profile = profile_of(section, Path("the device's profile"))
+def probe_view(section: Json) -> View:
+    """The profile of a device, from the values of its file. Raises MisshapenError."""
+    try:
+        profile = profile_of(section, Path("of a device"))
+    except ConfigError as error:
+        raise MisshapenError(str(error)) from None
     facts = converted(section, ProbeFacts, "")
     whole = not facts.refused and not facts.probe.failed_operations
     return View(
@@ -287,6 +292,7 @@ def _figure(
         y=y,
         lines=[Line(name=name, points=points) for name, points in lines.items()],
         scale=Scale.LOG,
+        axis=sorted({c.object_bytes if several else c.concurrency for c in cells}),
         log_y=log_y,
         detail=detail,
     )

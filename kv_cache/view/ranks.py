@@ -6,21 +6,21 @@ which is inside the document.
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
-from typing import Any
 
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import MISSING
-from kv_cache.result.metrics import METRICS, value_at
+from kv_cache.result.metrics import METRICS, Json
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
 from kv_cache.result.run import SECTION
 from kv_cache.view.counts import counted_facts
-from kv_cache.view.identity import headline_text, identity_facts, origin_texts
+from kv_cache.view.identity import identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
-from kv_cache.view.moves import moves_parts
 from kv_cache.view.parts import (
     GIB_PER_S,
     MS_OF_NS,
+    PERCENT,
     Cell,
     FactList,
     Figure,
@@ -35,14 +35,16 @@ from kv_cache.view.parts import (
     View,
     ViewSection,
 )
-from kv_cache.view.reuse import reuse_parts
 from kv_cache.view.run import (
-    end_text,
+    VIRTUAL,
+    flow_sections,
+    headline_sentence,
     key_numbers,
     latency_sections,
     metric_column,
     not_timed,
     passport_section,
+    requests_sentence,
     tier_table,
     traced_only,
 )
@@ -64,7 +66,7 @@ _MOST_LINES = 8
 _SKEW = ShownColumn("Start skew", MS_OF_NS)
 
 
-def ranks_view(section: Mapping[str, Any]) -> View:
+def ranks_view(section: Json) -> View:
     """Ranks as one, from the section `kv_cache` of their document. Raises MisshapenError."""
     run = published(section)
     return View(
@@ -77,37 +79,32 @@ def ranks_view(section: Mapping[str, Any]) -> View:
     )
 
 
-def _sentence(run: PublishedRun, section: Mapping[str, Any]) -> str:
+def _sentence(run: PublishedRun, section: Json) -> str:
     rows = run.ranks or []
     counted = sum(row.counted for row in rows)
     wanted = run.crew.wanted if run.crew is not None and run.crew.wanted else len(rows)
-    headline = "" if traced_only(run) or not counted else headline_text(section)
-    books = run.requests
-    text = f"{headline[0].upper()}{headline[1:]}. " if headline else ""
-    text += f"{counted} of {wanted} ranks count. The run {end_text(run)} after "
-    text += f"{figures(run.window_s)} s: {as_text(books.completed_in_window)} requests completed, "
-    text += f"{as_text(books.failed)} failed, {as_text(books.rejected)} rejected, "
-    text += f"{as_text(books.unfinished)} unfinished."
+    headline = "" if traced_only(run) or not counted else headline_sentence(section)
+    text = f"{headline}{counted} of {wanted} ranks count. {requests_sentence(run)}"
     if run.crew is not None and run.crew.ended_early:
         text += f" Ended early for all: {run.crew.ended_early}."
     if run.driver is not None and not run.measured_bytes:
-        text += " Virtual time: models say this, nothing was measured."
+        text += f" {VIRTUAL}"
     return text
 
 
-def _sections(run: PublishedRun, section: Mapping[str, Any]) -> Iterator[ViewSection]:
+def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     timed = not_timed(run)
     counted = any(row.counted for row in run.ranks or [])
     if not timed and counted:
         yield ViewSection(title="Headline", parts=[_headline(run, section)], terminal=False)
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(
         title="Over time",
         parts=[] if timed else _over_time(run),
         absent=timed or "No rank that counts has windows: nothing is known of how it went.",
         terminal=False,
     )
+    if run.notes:
+        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if counted:
         glance = FactList(rows=[*counted_facts(run), *_start(run)])
@@ -119,18 +116,7 @@ def _sections(run: PublishedRun, section: Mapping[str, Any]) -> Iterator[ViewSec
         absent="Nothing is known of when each rank began.",
     )
     yield from latency_sections(run)
-    yield ViewSection(
-        title="Tier flow",
-        parts=moves_parts(run),
-        absent="No operation ended in a measured window.",
-        terminal=False,
-    )
-    yield ViewSection(
-        title="Reuse",
-        parts=reuse_parts(run),
-        absent="Nothing is known of reuse: no request completed in a measured window.",
-        terminal=False,
-    )
+    yield from flow_sections(run)
     yield passport_section(run)
     yield ViewSection(
         title="Not in this report",
@@ -141,7 +127,7 @@ def _sections(run: PublishedRun, section: Mapping[str, Any]) -> Iterator[ViewSec
     yield from machine_sections(section)
 
 
-def _headline(run: PublishedRun, section: Mapping[str, Any]) -> KeyNumbers:
+def _headline(run: PublishedRun, section: Json) -> KeyNumbers:
     numbers = list(key_numbers(run, section).numbers)
     if run.crew is not None and run.crew.start_skew_ns is not None:
         error = run.crew.start_skew_error_ns
@@ -206,7 +192,7 @@ def _together(run: PublishedRun) -> Iterator[Part]:
     """How far they measured at the same time, and when each began."""
     span = run.together
     if span is not None and span.shared_s is not None and span.span_s is not None:
-        share = MISSING if span.shared_share is None else f"{figures(100 * span.shared_share)} %"
+        share = PERCENT.measured(span.shared_share)
         yield Remarks(
             texts=[
                 (

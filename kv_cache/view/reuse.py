@@ -2,10 +2,18 @@
 
 from collections.abc import Iterator
 
-from kv_cache.core.format import figures
-from kv_cache.core.units import GIB
 from kv_cache.result.published import PublishedRun, ReuseFacts
-from kv_cache.view.parts import COUNT, PERCENT, Cell, FactList, Part, Remarks, ShownColumn, Table
+from kv_cache.view.parts import (
+    COUNT,
+    GIBIBYTES,
+    PERCENT,
+    Cell,
+    FactList,
+    Part,
+    Remarks,
+    ShownColumn,
+    Table,
+)
 
 _COUNTED = {
     "blocks": "blocks of all requests",
@@ -85,7 +93,7 @@ def _counts(reuse: ReuseFacts) -> FactList:
     return FactList(
         title="Counted in the measured window",
         rows=[
-            (text, f"{figures(amount / GIB)} GiB" if name.endswith("_bytes") else f"{amount:,}")
+            (text, GIBIBYTES.measured(amount) if name.endswith("_bytes") else f"{amount:,}")
             for name, text in _COUNTED.items()
             if (amount := getattr(reuse, name)) is not None
         ],

@@ -2,13 +2,13 @@
 requests fared."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import Qos
-from kv_cache.core.units import AT_LEAST, GIB
-from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.core.units import AT_LEAST
+from kv_cache.result.metrics import METRICS, Json, Metric
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import (
     ClassFacts,
     Passport,
@@ -47,8 +47,6 @@ from kv_cache.view.prediction import prediction_part
 from kv_cache.view.reuse import reuse_parts
 from kv_cache.view.series import series_figures, windows_note
 
-Json = Mapping[str, Any]
-
 CARDS = (
     *("storage.read.bytes_per_second", "storage.write.bytes_per_second"),
     *("requests_per_second", "output_tokens_per_second"),
@@ -86,14 +84,14 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     timed = not_timed(run)
     if not timed and run.window_s > 0:
         yield ViewSection(title="Headline", parts=[key_numbers(run, section)], terminal=False)
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(
         title="Over time",
         parts=[] if timed else over_time(run),
         absent=timed or "The document has no windows: nothing is known of how it went.",
         terminal=False,
     )
+    if run.notes:
+        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     yield ViewSection(title="Tiers", parts=[tier_table(run)])
     yield ViewSection(title="At a glance", parts=list(_glance(run, section)))
@@ -101,18 +99,7 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
         parts = preconditioning_parts(run.preconditioning, run.config)
         yield ViewSection(title="Preconditioning", parts=parts)
     yield from latency_sections(run)
-    yield ViewSection(
-        title="Tier flow",
-        parts=moves_parts(run),
-        absent="No operation ended in the measured window: nothing moved.",
-        terminal=False,
-    )
-    yield ViewSection(
-        title="Reuse",
-        parts=reuse_parts(run),
-        absent="Nothing is known of reuse: no request completed in the measured window.",
-        terminal=False,
-    )
+    yield from flow_sections(run)
     policies = policy_table(run)
     if policies.rows:
         yield ViewSection(title="Policies", parts=[policies], terminal=False)
@@ -122,22 +109,33 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
 
 def _sentence(run: PublishedRun, section: Json) -> str:
     """The headline, how the run ended, and what became of the requests."""
-    end = end_text(run)
     if run.window_s <= 0:
-        return f"The run {end} before its window began: nothing was measured."
+        return f"The run {_end_text(run)} before its window began: nothing was measured."
+    virtual = "" if run.measured_bytes else f" {VIRTUAL}"
+    headline = "" if traced_only(run) else headline_sentence(section)
+    return f"{headline}{requests_sentence(run)}{virtual}"
+
+
+VIRTUAL = "Virtual time: models say this, nothing was measured."
+
+
+def headline_sentence(section: Json) -> str:
+    """The headline before other sentences; empty where the document has none."""
+    headline = headline_text(section)
+    return f"{headline[0].upper()}{headline[1:]}. " if headline else ""
+
+
+def requests_sentence(run: PublishedRun) -> str:
+    """How the run ended, and what became of its requests."""
     books = run.requests
-    done = (
-        f"The run {end} after {figures(run.window_s)} s: "
+    return (
+        f"The run {_end_text(run)} after {figures(run.window_s)} s: "
         f"{as_text(books.completed_in_window)} requests completed, {as_text(books.failed)} failed, "
         f"{as_text(books.rejected)} rejected, {as_text(books.unfinished)} unfinished."
     )
-    virtual = "" if run.measured_bytes else " Virtual time: models say this, nothing was measured."
-    headline = "" if traced_only(run) else headline_text(section)
-    return f"{f'{headline[0].upper()}{headline[1:]}. ' if headline else ''}{done}{virtual}"
 
 
-def end_text(run: PublishedRun) -> str:
-    """How it ended, after "The run"."""
+def _end_text(run: PublishedRun) -> str:
     ends = {"finished": "finished", "interrupted": "was interrupted"}
     return ends.get(run.status or "", "broke off")
 
@@ -176,7 +174,7 @@ def _amount(run: PublishedRun, name: str) -> str:
     storage = run.tiers.get("storage")
     for kind in ("read", "write"):
         if storage is not None and name == f"storage.{kind}.bytes_per_second":
-            return f"{figures(getattr(storage, kind).bytes / GIB)} GiB"
+            return GIBIBYTES.measured(getattr(storage, kind).bytes)
     windows = [] if run.series is None else run.series.windows
     users = [w.users for w in windows if w.phase == "measure" and w.users is not None]
     if name == "requests_per_second" and users:
@@ -321,6 +319,22 @@ def _class_cells(row: ClassFacts) -> list[Cell]:
     ]
 
 
+def flow_sections(run: PublishedRun) -> Iterator[ViewSection]:
+    """What moved between tiers, and what was reused."""
+    yield ViewSection(
+        title="Tier flow",
+        parts=moves_parts(run),
+        absent="No operation ended in the measured window: nothing moved.",
+        terminal=False,
+    )
+    yield ViewSection(
+        title="Reuse",
+        parts=reuse_parts(run),
+        absent="Nothing is known of reuse: no request completed in the measured window.",
+        terminal=False,
+    )
+
+
 # --- SLOs ------------------------------------------------------------------------------------
 
 _NINES = {"p999": "p99.9", "p9999": "p99.99"}
@@ -341,9 +355,9 @@ def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
 
 def slo_table(run: PublishedRun) -> Table:
     """The share of each class's requests within each target, and what that says."""
-    given = slos_set_by_user({"config": run.config})
+    by_user = slos_set_by_user({"config": run.config})
     return Table(
-        title="SLOs of each class" if given else NOT_SET,
+        title="SLOs of each class" if by_user else NOT_SET,
         columns=[
             ShownColumn("class"),
             ShownColumn("percentile"),

@@ -7,8 +7,8 @@ from statistics import fmean, median
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
-from kv_cache.metrics.slo import Measure, Promise, parse_promises
-from kv_cache.result.metrics import number_at
+from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
+from kv_cache.result.paths import number_at
 from kv_cache.result.published import PublishedRun, ScalingRow, WindowFacts
 from kv_cache.result.run import MisshapenError
 from kv_cache.view.parts import (
@@ -43,14 +43,14 @@ def series_figures(run: PublishedRun) -> list[Figure]:
     if run.series is None or not run.series.windows:
         return []
     every = Windows(run.series.windows)
-    made = [
+    figures_ = [
         *_throughput(every),
         *_storage_latency(every),
         *_class_latency(run, every),
         *_load(run, every),
         *_machine(every),
     ]
-    return [figure for figure in made if figure is not None]
+    return [figure for figure in figures_ if figure is not None]
 
 
 def phase_bands(windows: Sequence[WindowFacts]) -> list[Band]:
@@ -178,16 +178,16 @@ def slo_levels(run: PublishedRun) -> dict[str, Level]:
         target = number_at(run.config, f"qos_profiles.{qos}.target_latency_p95_ms")
         if target is not None and target > 0:
             limits[qos.value] = target
-    for promise in _promises(run):
-        if promise.measure is Measure.RESPONSE and promise.percent == 95:
-            limits[promise.qos.value] = promise.limit_ns / 1e6
+    for slo in _slos(run):
+        if slo.measure is SloMeasure.RESPONSE and slo.percent == 95:
+            limits[slo.qos.value] = slo.limit_ns / 1e6
     return {qos: Level(name=f"{qos} limit", y=limit) for qos, limit in limits.items()}
 
 
-def _promises(run: PublishedRun) -> list[Promise]:
+def _slos(run: PublishedRun) -> list[Slo]:
     texts = [] if run.series is None else run.series.promises
     try:
-        return [promise for text in texts for promise in parse_promises(text)]
+        return [slo for text in texts for slo in parse_slos(text)]
     except ConfigError as error:
         raise MisshapenError(f"series.promises: {error}") from None
 

@@ -22,10 +22,11 @@ from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.installing import install_hint
 from kv_cache.metrics.tracing import HISTOGRAMS
+from kv_cache.result.metrics import Json
+from kv_cache.result.paths import value_at
 from kv_cache.view.parts import View
 from kv_cache.view.sheet import rows, tables
 
-Json = Mapping[str, Any]
 Cell = str | int | float | bool | None
 
 _EARLIEST = datetime(1980, 1, 1)
@@ -54,29 +55,21 @@ class Sheet:
 # --- cells out of a result -------------------------------------------------------------------
 
 
-def _at(document: Any, path: str) -> Any:
-    """What stands at a dotted path; None where there is nothing."""
-    value = document
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def _cell(value: Any) -> Cell:
     return value if isinstance(value, str | int | float) else None
 
 
 def _config(path: str) -> Callable[[Json], Cell]:
-    return lambda document: _cell(_at(document, f"kv_cache.config.{path}"))
+    return lambda document: _cell(value_at(document, f"kv_cache.config.{path}"))
 
 
 def _result(path: str) -> Callable[[Json], Cell]:
-    return lambda document: _cell(_at(document, path))
+    return lambda document: _cell(value_at(document, path))
 
 
 def _timestamp(document: Json) -> Cell:
     """When the run began, in UTC; nothing in virtual time."""
-    text = _at(document, "kv_cache.started_utc")
+    text = value_at(document, "kv_cache.started_utc")
     try:
         return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
     except (TypeError, ValueError):
@@ -84,46 +77,48 @@ def _timestamp(document: Json) -> Cell:
 
 
 def _model(document: Json) -> Cell:
-    mix = _at(document, "kv_cache.config.run.model_mix")
+    mix = value_at(document, "kv_cache.config.run.model_mix")
     if isinstance(mix, Mapping) and mix:
         return ",".join(f"{name}={weight}" for name, weight in mix.items())
-    return _cell(_at(document, "kv_cache.config.run.model"))
+    return _cell(value_at(document, "kv_cache.config.run.model"))
 
 
 def _duration(document: Json) -> Cell:
     """As asked for; a run that requests or cycles end has none."""
-    config = _at(document, "kv_cache.config")
-    if (given := _at(config, "run.duration_s")) is not None:
-        return _cell(given)
-    bounded = _at(config, "run.max_requests") or _at(config, "workload.replay_cycles")
+    config = value_at(document, "kv_cache.config")
+    if (value := value_at(config, "run.duration_s")) is not None:
+        return _cell(value)
+    bounded = value_at(config, "run.max_requests") or value_at(config, "workload.replay_cycles")
     return NONE if bounded else DEFAULT_DURATION_S
 
 
 def _all_gpus(document: Json) -> Cell:
-    each, cards = (_at(document, f"kv_cache.config.tiers.{n}") for n in ("gpu_mem_gib", "num_gpus"))
+    each, cards = (
+        value_at(document, f"kv_cache.config.tiers.{n}") for n in ("gpu_mem_gib", "num_gpus")
+    )
     return each * cards if isinstance(each, int | float) and isinstance(cards, int) else None
 
 
 def _dataset(document: Json) -> Cell:
     """Whatever was replayed."""
-    work = _at(document, "kv_cache.config.workload")
-    burst = _at(work, "burst_trace_path") if _at(work, "use_burst_trace") else None
-    return _cell(_at(work, "dataset_path") or burst or _at(work, "trace")) or NONE
+    work = value_at(document, "kv_cache.config.workload")
+    burst = value_at(work, "burst_trace_path") if value_at(work, "use_burst_trace") else None
+    return _cell(value_at(work, "dataset_path") or burst or value_at(work, "trace")) or NONE
 
 
 def _cache_dir(document: Json) -> Cell:
-    given = _at(document, "kv_cache.config.tiers.cache_dir")
-    ranks = _at(document, "kv_cache.ranks")
-    if given is None and isinstance(ranks, list):  # each rank has its own
-        each = [_at(row, "result.kv_cache.config.tiers.cache_dir") for row in ranks]
-        given = [name for names in each if isinstance(names, list) for name in names]
-    return ", ".join(map(str, given)) if isinstance(given, list) and given else NO_PLACE
+    value = value_at(document, "kv_cache.config.tiers.cache_dir")
+    ranks = value_at(document, "kv_cache.ranks")
+    if value is None and isinstance(ranks, list):  # each rank has its own
+        each = [value_at(row, "result.kv_cache.config.tiers.cache_dir") for row in ranks]
+        value = [name for names in each if isinstance(names, list) for name in names]
+    return ", ".join(map(str, value)) if isinstance(value, list) and value else NO_PLACE
 
 
 def _threads(document: Json) -> Cell:
     """As many as there are cores where none were asked for."""
-    given = _at(document, "kv_cache.config.precondition.threads")
-    return _cell(given or _at(document, "summary.system_metrics.cpu_count"))
+    value = value_at(document, "kv_cache.config.precondition.threads")
+    return _cell(value or value_at(document, "summary.system_metrics.cpu_count"))
 
 
 PARAMETERS: Mapping[str, Callable[[Json], Cell]] = {
@@ -243,16 +238,16 @@ TRACED: Mapping[str, str] = {
 
 def sheets(documents: Sequence[Json]) -> list[Sheet]:
     """The workbook of a result. Of several there is the summary alone, with a row for each."""
-    made = [_summary(documents)]
+    every = [_summary(documents)]
     if len(documents) > 1:
-        return made
+        return every
     [document] = documents
-    made += [
+    every += [
         _pairs("Run Parameters", "Parameter", PARAMETERS, document),
         _pairs("Performance Metrics", "Metric", METRICS, document),
     ]
     others = (_qos(document), _device_tracing(document), _trace_histograms(document))
-    return made + [sheet for sheet in others if sheet.rows]
+    return every + [sheet for sheet in others if sheet.rows]
 
 
 def _summary(documents: Sequence[Json]) -> Sheet:
@@ -270,28 +265,28 @@ def _pairs(
 def _qos(document: Json) -> Sheet:
     """Classes of which requests ended. What is promised is latency, which a run for throughput is
     not judged by."""
-    judged = _at(document, "kv_cache.config.run.performance_profile") != "throughput"
+    judged = value_at(document, "kv_cache.config.run.performance_profile") != "throughput"
     return Sheet(
         name="QoS Metrics",
         columns=(
             *("QoS Level", "Total Requests", "Latency P95 (ms)", "Latency P99 (ms)"),
             *("SLA Met", "SLA Compliance"),
         ),
-        rows=tuple(_qos_rows(_at(document, "summary.qos_metrics"), judged=judged)),
+        rows=tuple(_qos_rows(value_at(document, "summary.qos_metrics"), judged=judged)),
     )
 
 
 def _qos_rows(classes: Any, *, judged: bool) -> Iterator[tuple[Cell, ...]]:
     for qos in Qos:
-        numbers = _at(classes, qos.value)
+        numbers = value_at(classes, qos.value)
         if not isinstance(numbers, Mapping) or numbers.get("no_data"):
             continue
-        kept = (_cell(_at(numbers, "sla.met")), _cell(_at(numbers, "sla.compliance")))
+        kept = (_cell(value_at(numbers, "sla.met")), _cell(value_at(numbers, "sla.compliance")))
         yield (
             qos.value,
             _cell(numbers.get("total_requests")),
-            _cell(_at(numbers, "latency_ms.p95")),
-            _cell(_at(numbers, "latency_ms.p99")),
+            _cell(value_at(numbers, "latency_ms.p95")),
+            _cell(value_at(numbers, "latency_ms.p99")),
             *(kept if judged else (NOT_JUDGED, NOT_JUDGED)),
         )
 
@@ -303,14 +298,14 @@ def _traced(document: Json) -> Iterator[tuple[str, list[_Bucket]]]:
     """Each histogram of the block layer that has values: its name, and low, high and count of its
     buckets; an open end is None."""
     for name in TRACED:
-        found = _at(document, f"device_latency_tracing.{name}.buckets")
-        buckets = [b for b in map(_bucket, found if isinstance(found, list) else []) if b]
+        rows = value_at(document, f"device_latency_tracing.{name}.buckets")
+        buckets = [b for b in map(_bucket, rows if isinstance(rows, list) else []) if b]
         if sum(count for _, _, count in buckets):
             yield name, buckets
 
 
 def _bucket(row: Any) -> _Bucket | None:
-    ends, count = _at(row, "range_us"), _at(row, "count")
+    ends, count = value_at(row, "range_us"), value_at(row, "count")
     if not isinstance(ends, list) or len(ends) != 2 or not isinstance(count, int):
         return None
     return _cell(ends[0]), _cell(ends[1]), count
@@ -321,7 +316,7 @@ def _device_tracing(document: Json) -> Sheet:
     rows = []
     for name, buckets in _traced(document):
         samples = sum(count for _, _, count in buckets)
-        ranks = [_low_at(buckets, percent, samples) for percent in (50, 95, 99)]
+        ranks = [_lowvalue_at(buckets, percent, samples) for percent in (50, 95, 99)]
         ends = buckets[0][0], buckets[-1][1]
         rows.append((TRACED[name], HISTOGRAMS[name][1], samples, *ranks, *ends))
     return Sheet(
@@ -334,7 +329,7 @@ def _device_tracing(document: Json) -> Sheet:
     )
 
 
-def _low_at(buckets: Sequence[_Bucket], percent: int, samples: int) -> Cell:
+def _lowvalue_at(buckets: Sequence[_Bucket], percent: int, samples: int) -> Cell:
     below = 0
     for low, _, count in buckets:
         below += count
@@ -357,12 +352,12 @@ def _trace_histograms(document: Json) -> Sheet:
 
 def summary_csv(documents: Sequence[Json]) -> bytes:
     """The sheet Summary as CSV: a row for each result."""
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     sheet = _summary(documents)
     writer.writerow(sheet.columns)
     writer.writerows(sheet.rows)
-    return made.getvalue().encode()
+    return text.getvalue().encode()
 
 
 def workbook(documents: Sequence[Json]) -> bytes:
@@ -373,9 +368,9 @@ def workbook(documents: Sequence[Json]) -> bytes:
 def written(every: Sequence[Sheet], created: datetime) -> bytes:
     """Sheets as an .xlsx file that says when its content was made. Raises UsageError where
     XlsxWriter is missing."""
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
-    book = _xlsxwriter().Workbook(made, options)
+    book = _xlsxwriter().Workbook(buffer, options)
     book.set_properties({"author": "kv-cache", "comments": MARK, "created": created})
     bold = book.add_format({"bold": True})
     for sheet in every:
@@ -387,7 +382,7 @@ def written(every: Sequence[Sheet], created: datetime) -> bytes:
         for number, row in enumerate(sheet.rows, start=1):
             page.write_row(number, 0, row)  # None is left empty
     book.close()
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def view_workbook(view: View, runs: Sequence[Json]) -> bytes:
@@ -448,26 +443,26 @@ class Target:
         write_atomically(self.path, make([document]))
 
 
-def target_of(asked: Path) -> Target:
+def target_of(wanted: Path) -> Target:
     """An .xlsx file where XlsxWriter is there; else, and for other names, the summary as CSV."""
-    suffix = asked.suffix.lower()
+    suffix = wanted.suffix.lower()
     if suffix == ".csv" or (suffix == ".xlsx" and installed()):
-        return Target(path=asked)
+        return Target(path=wanted)
     if suffix == ".xlsx":
-        path = asked.with_suffix(".csv")
+        path = wanted.with_suffix(".csv")
         why = f"XlsxWriter is not installed; get it: {install_hint('xlsx')}"
     else:
-        path = asked.with_name(f"{asked.name}.csv")
+        path = wanted.with_name(f"{wanted.name}.csv")
         why = "it does not end in .xlsx"
-    return Target(path=path, note=f"{FLAG} {asked}: the summary goes to {path} as CSV, as {why}")
+    return Target(path=path, note=f"{FLAG} {wanted}: the summary goes to {path} as CSV, as {why}")
 
 
-def check_target(asked: Path, flag: str = FLAG) -> Target:
+def check_target(wanted: Path, flag: str = FLAG) -> Target:
     """Refuse a place that cannot be written, or that holds a file which is none of ours. Raises
     PlaceError."""
-    if asked.is_dir():  # whatever it will be called in the end
-        require_replaceable(asked, "", flag)
-    target = target_of(asked)
+    if wanted.is_dir():  # whatever it will be called in the end
+        require_replaceable(wanted, "", flag)
+    target = target_of(wanted)
     if target.path.suffix.lower() == ".xlsx":
         require_workbook(target.path, flag)
     else:

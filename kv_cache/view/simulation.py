@@ -1,7 +1,7 @@
 """A simulated cluster: its variants beside each other, the first run of each over time. Bars stand
 beside their numbers, so that nothing is told by a length or a colour alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -9,6 +9,7 @@ from kv_cache.config.scenario import Scenario
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import MISSING
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import converted
 from kv_cache.result.simulation.facts import (
     SimFacts,
@@ -78,7 +79,7 @@ _MOST_INSTANCES = 100
 Fact = tuple[str, str]
 
 
-def sim_view(section: Mapping[str, Any]) -> View:
+def sim_view(section: Json) -> View:
     """The document of `sim`. Raises MisshapenError."""
     facts = converted(section, SimFacts, "")
     variants = facts.ended()
@@ -90,9 +91,9 @@ def sim_view(section: Mapping[str, Any]) -> View:
         about=origin_texts(section),
         reasons=facts.warnings,
         sections=[
-            ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
             _hidden("Headline", _headline(facts, variants)),
             _hidden("Variants beside each other", _beside(facts, variants), none),
+            ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
             ViewSection(title="Numbers", parts=_numbers(variants), absent=none),
             ViewSection(title="Caches", parts=_caches(variants), absent=none),
             ViewSection(
@@ -188,7 +189,7 @@ def _text(variant: SimVariant, measure: Measure) -> str:
         return MISSING
     ends = row.interval
     interval = None if ends is None else {"low": ends.low, "high": ends.high}
-    return measure.told({"mean": row.mean, "interval": interval})
+    return measure.with_reach({"mean": row.mean, "interval": interval})
 
 
 def _counted(variant: SimVariant, path: str) -> float:

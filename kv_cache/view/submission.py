@@ -2,9 +2,9 @@
 ranks agree, and what each rule found."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import converted
 from kv_cache.result.submission import (
     FALLS_SHORT,
@@ -61,7 +61,7 @@ _POOLED_NAMES = {
 _PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
 
 
-def submission_view(section: Mapping[str, Any]) -> View:
+def submission_view(section: Json) -> View:
     """The summary of a tree, with what the rules found if that is in it. Raises MisshapenError."""
     facts = converted(section, TreeFacts, "")
     return View(
@@ -80,7 +80,7 @@ def submission_view(section: Mapping[str, Any]) -> View:
     )
 
 
-def check_view(section: Mapping[str, Any]) -> View:
+def check_view(section: Json) -> View:
     """What each rule found in a tree. Raises MisshapenError."""
     facts = converted(section, TreeFacts, "")
     counts = Counter(finding.status for finding in facts.rules)
@@ -112,20 +112,27 @@ def _valid(facts: TreeFacts) -> list[OptionSummary]:
 
 def _sentence(facts: TreeFacts) -> str:
     """What the rules report of each valid option, and which are invalid."""
-    names = list(_RULES_COLUMNS)[:3]
-    reported = [f"Option {option.option}: {_numbers(option, names)}." for option in _valid(facts)]
+    texts = [f"Option {option.option}: {', '.join(_headline(option))}." for option in _valid(facts)]
     invalid = [str(option.option) for option in _options(facts) if not option.valid]
-    nothing = f"INVALID: option {', '.join(invalid)}: nothing is claimed of it." if invalid else ""
-    return " ".join(text for text in (*reported, nothing) if text)
+    if invalid:
+        them = "it" if len(invalid) == 1 else "them"
+        texts.append(f"INVALID: option {', '.join(invalid)}: nothing is claimed of {them}.")
+    return " ".join(texts)
 
 
-def _numbers(option: OptionSummary, names: Sequence[str]) -> str:
-    numbers = ((_RULES_COLUMNS[name], option.by_the_rules.get(name)) for name in names)
-    return ", ".join(f"{column.title} {column.measured(value)}" for column, value in numbers)
+_WORDS = {
+    "aggregated_read_bandwidth_gbps": "read",
+    "aggregated_write_bandwidth_gbps": "written",
+    "aggregated_storage_throughput_tokens_per_sec": "from storage",
+}
+
+
+def _headline(option: OptionSummary) -> Iterator[str]:
+    for name, word in _WORDS.items():
+        yield f"{_RULES_COLUMNS[name].measured(option.by_the_rules.get(name))} {word}"
 
 
 def _about(facts: TreeFacts) -> Iterator[str]:
-    yield facts.tree
     yield facts.division or "division unknown"
     if facts.system:
         yield f"system {facts.system}"
@@ -137,6 +144,7 @@ def _about(facts: TreeFacts) -> Iterator[str]:
     if facts.started_utc:
         yield facts.started_utc[:10]
     yield from (f"kv-cache {version}" for version in facts.program_versions)
+    yield facts.tree
 
 
 def _many(count: int, what: str) -> str:
@@ -304,19 +312,20 @@ def _bars(valid: Sequence[OptionSummary], title: str, names: Sequence[str]) -> B
         x=ShownColumn(title.lower(), _SPREAD_COLUMNS[names[0]].unit),
         parts=("mean of trials",),
         rows=[
-            _bar(option, name)
+            _bar(option, name, several=len(names) > 1)
             for option in valid
             for name in names
             if name in option.spread
         ],
-    )  # fmt: skip
+    )
 
 
-def _bar(option: OptionSummary, name: str) -> BarRow:
+def _bar(option: OptionSummary, name: str, *, several: bool) -> BarRow:
     numbers = option.spread[name]
     ends = numbers.interval
+    what = f", {_SPREAD_COLUMNS[name].title}" if several else ""
     return BarRow(
-        name=f"option {option.option}, {_SPREAD_COLUMNS[name].title}",
+        name=f"option {option.option}{what}",
         parts=(numbers.mean,),
         low=None if ends is None else ends.low,
         high=None if ends is None else ends.high,

@@ -134,9 +134,7 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
         ],
         rows=rows,
         marked=marked,
-        says="* better than every other cell: their 95 % intervals do not overlap"
-        if marked
-        else "",
+        says=_BEST if marked else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from kv_cache.core.text import printable
 from kv_cache.view.parts import (
     BarChart,
     FactList,
@@ -24,16 +25,10 @@ def terminal(view: View) -> str:
     for section in view.sections:
         for part in section.parts if section.terminal else ():
             lines += _lines(part)
-    return "\n".join(map(_printable, lines))
+    return "\n".join(printable(line, longest=_LONGEST_LINE) for line in lines)
 
 
 _LONGEST_LINE = 500
-
-
-def _printable(line: str) -> str:
-    """Text out of files that anybody may have written, such as a terminal can be shown."""
-    shown = "".join(c if c.isprintable() else "?" for c in line)
-    return shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]}..."
 
 
 def _lines(part: Part) -> Iterator[str]:

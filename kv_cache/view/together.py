@@ -1,14 +1,14 @@
 """Several results side by side: compared where they may be, else listed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kv_cache.core.format import as_text
 from kv_cache.result import capacity
 from kv_cache.result.comparison import input_of
 from kv_cache.result.kinds import RUN
-from kv_cache.result.metrics import value_at
+from kv_cache.result.metrics import Json
+from kv_cache.result.paths import value_at
 from kv_cache.result.published import RANKS
 from kv_cache.result.run import SECTION
 from kv_cache.result.trials import SCHEMA as TRIALS
@@ -17,7 +17,7 @@ from kv_cache.view.comparison import comparison_view
 from kv_cache.view.identity import label_of
 from kv_cache.view.parts import ShownColumn, Table, View, ViewSection
 
-Named = tuple[str, str, Mapping[str, Any]]
+Named = tuple[str, str, Json]
 """A label, the name of the file, and its document."""
 
 
@@ -68,6 +68,6 @@ def _listing(named: Sequence[Named]) -> View:
     )
 
 
-def _verdict(section: Mapping[str, Any]) -> object:
+def _verdict(section: Json) -> object:
     verdict = value_at(section, "passport.verdict")
     return section.get("verdict") if verdict is None else verdict

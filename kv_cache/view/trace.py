@@ -4,10 +4,9 @@ any size would find."""
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import PurePath
-from typing import Any
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, human_bytes
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.result.trace import TraceFacts
 from kv_cache.view.identity import origin_texts
@@ -28,18 +27,18 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    bytes_text,
 )
 from kv_cache.view.traced import trace_text
 from kv_cache.workload.distribution import Spread
 
-TIB = 1024 * GIB
 _SINCE = ShownColumn("time since the first request", S)
 _CACHE = ShownColumn("cache", GIBIBYTES)
 
 Fact = tuple[str, str]
 
 
-def trace_view(section: Mapping[str, Any]) -> View:
+def trace_view(section: Json) -> View:
     """The document of `trace stats`. Raises MisshapenError."""
     facts = converted(section, TraceFacts, "")
     return View(
@@ -73,12 +72,12 @@ def _moves_blocks(facts: TraceFacts) -> bool:
 def _sentence(facts: TraceFacts) -> str:
     reuse = facts.reuse
     blocks = f"{reuse.references:,} {_blocks_text(facts)}, {reuse.unique_blocks:,} of them unique"
-    text = f"{facts.requests:,} requests for {blocks} ({_bytes(reuse.footprint_bytes)})"
+    text = f"{facts.requests:,} requests for {blocks} ({bytes_text(reuse.footprint_bytes)})"
     if not reuse.hits:
         return f"{text}. Nothing that is asked for is known to have been asked for before."
     return (
-        f"{text}. A cache without limits finds {_percent(reuse.hit_ratio)} of the blocks, "
-        f"{_percent(reuse.token_hit_ratio)} of the tokens."
+        f"{text}. A cache without limits finds {PERCENT.measured(reuse.hit_ratio)} of the blocks, "
+        f"{PERCENT.measured(reuse.token_hit_ratio)} of the tokens."
     )
 
 
@@ -197,12 +196,18 @@ def _reuse_facts(facts: TraceFacts) -> Iterator[Fact]:
         return
     yield (
         "unlimited",
-        f"{_percent(reuse.hit_ratio)} of blocks, {_percent(reuse.token_hit_ratio)} of tokens",
+        (
+            f"{PERCENT.measured(reuse.hit_ratio)} of blocks, "
+            f"{PERCENT.measured(reuse.token_hit_ratio)} of tokens"
+        ),
     )
     if reuse.prefix_hits != reuse.hits:
-        yield "leading blocks", f"{_percent(reuse.prefix_hit_ratio)} of blocks"
+        yield "leading blocks", f"{PERCENT.measured(reuse.prefix_hit_ratio)} of blocks"
     if reuse.own_hits is not None and reuse.own_hits != reuse.hits:
-        yield "by session", f"{_percent(reuse.own_hit_ratio)} of blocks, each session for itself"
+        yield (
+            "by session",
+            f"{PERCENT.measured(reuse.own_hit_ratio)} of blocks, each session for itself",
+        )
     if reuse.distance_blocks is not None:
         yield "distance", f"{_spread(reuse.distance_blocks, figures)} other blocks in between"
     if reuse.time_s is not None and reuse.time_s.most:
@@ -210,7 +215,7 @@ def _reuse_facts(facts: TraceFacts) -> Iterator[Fact]:
     for row in reuse.working_sets:
         yield (
             f"last {_seconds(row.window_s)}",
-            f"working set of {row.blocks:,.0f} blocks, {_bytes(row.nbytes)} (mean)",
+            f"working set of {row.blocks:,.0f} blocks, {bytes_text(row.nbytes)} (mean)",
         )
 
 
@@ -330,7 +335,7 @@ def _misses(facts: TraceFacts) -> Figure | None:
     return Figure(
         title="Blocks that an LRU cache misses", x=_CACHE, y=ShownColumn("missed", PERCENT),
         lines=[Line(name="", points=points)], scale=Scale.LOG,
-        levels=[Level(name=f"no limit {_percent(1 - limit)}", y=1 - limit)],
+        levels=[Level(name=f"no limit {PERCENT.measured(1 - limit)}", y=1 - limit)],
     )  # fmt: skip
 
 
@@ -346,11 +351,3 @@ def _seconds(value: float) -> str:
         if value >= seconds * (1 if unit == "s" else 2) or (value == seconds and unit != "s"):
             return f"{figures(value / seconds)} {unit}"
     return f"{figures(value * 1000)} ms" if value else "0 s"
-
-
-def _bytes(nbytes: float) -> str:
-    return f"{figures(nbytes / TIB)} TiB" if nbytes >= TIB else human_bytes(nbytes)
-
-
-def _percent(share: float | None) -> str:
-    return f"{figures(None if share is None else 100 * share)} %"

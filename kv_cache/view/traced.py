@@ -1,11 +1,9 @@
 """Which trace was asked, in which unit its times are, and what of it was left out."""
 
-from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
 
+from kv_cache.core.text import printable
 from kv_cache.result.published import TraceNotes
-from kv_cache.result.run import converted
 
 _ORIGINS = {"format": "as its format says", "detected": "detected", "option": "as asked for"}
 _NOTES = {
@@ -18,9 +16,7 @@ _NOTES = {
 }
 
 
-def trace_line(facts: Mapping[str, Any]) -> str:
-    """A line for a terminal, from what a document says of its trace. Raises MisshapenError."""
-    return f"trace     {trace_text(converted(facts, TraceNotes, 'workload'))}"
+_LONGEST_NAME = 57
 
 
 def trace_text(trace: TraceNotes) -> str:
@@ -30,20 +26,15 @@ def trace_text(trace: TraceNotes) -> str:
     several = len(trace.files) > 1
     name = f"{len(trace.files)} files" if several else PurePath(trace.files[0]).name
     rows = trace.rows or 0
-    asked = rows if trace.asked_rows is None else trace.asked_rows
-    texts = [f"{rows:,} rows" if asked == rows else f"{asked:,} of {rows:,} rows"]
+    taken = rows if trace.asked_rows is None else trace.asked_rows
+    texts = [f"{rows:,} rows" if taken == rows else f"{taken:,} of {rows:,} rows"]
     texts += _unit_texts(trace.time_unit, trace.time_unit_from)
     if trace.skipped_bad_rows:
         texts.append(f"{trace.skipped_bad_rows:,} bad rows left out")
     texts += [f"{count:,} {_NOTES.get(note, note)}" for note, count in trace.notes.items()]
-    return f"{_plain(name)} ({trace.format or 'unknown format'}): {', '.join(texts)}"
+    shown = printable(name, longest=_LONGEST_NAME)
+    return f"{shown} ({trace.format or 'unknown format'}): {', '.join(texts)}"
 
 
 def _unit_texts(unit: str | None, origin: str | None) -> list[str]:
     return [] if unit is None else [f"times in {unit} ({_ORIGINS.get(str(origin), origin)})"]
-
-
-def _plain(text: str) -> str:
-    """Text out of files that anybody may have written, such as a terminal can be shown."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,12 +1,10 @@
 """What trials of one configuration show: how far they agree, in every number."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from kv_cache.core.format import figures
-from kv_cache.core.units import MISSING
 from kv_cache.metrics.passport import Status
-from kv_cache.result.metrics import METRICS, Metric, value_at
+from kv_cache.result.metrics import METRICS, Json, Metric
+from kv_cache.result.paths import value_at
 from kv_cache.result.run import converted
 from kv_cache.result.trials import TrialFacts, TrialNumbers
 from kv_cache.view.identity import identity_facts, origin_texts
@@ -27,10 +25,10 @@ from kv_cache.view.parts import (
     View,
     ViewSection,
 )
-from kv_cache.view.run import CARDS, metric_column, rule_table
+from kv_cache.view.run import CARDS, VIRTUAL, metric_column, rule_table
 
 
-def trials_view(section: Mapping[str, Any]) -> View:
+def trials_view(section: Json) -> View:
     """All trials, from the section `kv_cache` of their document. Raises MisshapenError."""
     facts = converted(section, TrialFacts, "")
     return View(
@@ -43,13 +41,13 @@ def trials_view(section: Mapping[str, Any]) -> View:
     )
 
 
-def _sentence(facts: TrialFacts, section: Mapping[str, Any]) -> str:
+def _sentence(facts: TrialFacts, section: Json) -> str:
     """The headline of all, and how many finished."""
     done = f"{facts.finished} of {facts.planned} trials finished."
     numbers = facts.metrics.get(facts.headline or "")
     metric = METRICS.get(facts.headline or "")
     if value_at(section, "driver") == "virtual-time":
-        done += " Virtual time: models say this, nothing was measured."
+        done += f" {VIRTUAL}"
     if numbers is None or metric is None:
         return done
     label = metric_column(metric).title
@@ -68,16 +66,13 @@ def _between(metric: Metric, numbers: TrialNumbers) -> str:
     return f", {low} to {high} with 95 %"
 
 
-def _sections(facts: TrialFacts, section: Mapping[str, Any]) -> Iterator[ViewSection]:
+def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
     shown = {name: facts.metrics[name] for name in CARDS if name in facts.metrics}
     unjudged = [
         f"{rule.rule} {rule.name}: {rule.says}"
         for rule in facts.passport.rules
         if rule.status == Status.NOT_JUDGED
     ]
-    if unjudged:
-        yield ViewSection(title="Not judged", parts=[Remarks(texts=unjudged)])
-    yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if shown:
         medians = KeyNumbers(numbers=[_key_number(name, row) for name, row in shown.items()])
         yield ViewSection(title="Headline", parts=[medians], terminal=False)
@@ -88,6 +83,9 @@ def _sections(facts: TrialFacts, section: Mapping[str, Any]) -> Iterator[ViewSec
         absent="No trial finished, so there are no numbers.",
         terminal=False,
     )
+    if unjudged:
+        yield ViewSection(title="Not judged", parts=[Remarks(texts=unjudged)])
+    yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if facts.metrics:
         yield ViewSection(title="Every number", parts=[_numbers(facts.metrics)])
     yield ViewSection(title="Each trial", parts=[_trials(facts)])
@@ -98,7 +96,7 @@ def _sections(facts: TrialFacts, section: Mapping[str, Any]) -> Iterator[ViewSec
 
 def _key_number(name: str, numbers: TrialNumbers) -> KeyNumber:
     spread = numbers.coefficient_of_variation
-    cv = MISSING if spread is None else f"{figures(100 * spread)} %"
+    cv = PERCENT.measured(spread)
     return KeyNumber(
         column=metric_column(METRICS[name]), value=numbers.median, note=f"median; CV {cv}"
     )
@@ -122,7 +120,7 @@ def _row(name: str, numbers: TrialNumbers) -> IntervalRow:
         values=[value / median - 1 for value in numbers.values if value is not None],
         low=None if interval is None else interval.low / median - 1,
         high=None if interval is None else interval.high / median - 1,
-        mark="" if spread is None else f"CV {figures(100 * spread)} %",
+        mark="" if spread is None else f"CV {PERCENT.measured(spread)}",
     )
 
 

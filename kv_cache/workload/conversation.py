@@ -1,6 +1,6 @@
-"""What a conversation has said so far, as the blocks of its next turn.
+"""The history of a conversation, as the blocks of its next turn.
 
-Turn n's prompt is all that was said before it, answers included, and then what is new. The state
+Turn n's prompt is the whole history, answers included, and then what is new. The state
 is a few numbers: blocks are named by conversation and place, so that nothing else is remembered.
 What generation computes is not stored (as LMCache and vLLM's offloading do by default): an answer
 becomes blocks with the next turn's prompt.
@@ -36,13 +36,13 @@ class Conversation:
 
     @property
     def context_tokens(self) -> int:
-        """All that was said, the last answer included."""
+        """The whole history, the last answer included."""
         return (self._prompts[-1] if self._prompts else 0) + self._answered
 
     def ask(self, geometry: Geometry, tokens: int, answer_tokens: int, *, adds: bool) -> Turn:
-        """The next turn. `tokens` are what it adds to the history, or (`adds` false) the whole
-        prompt; one that is shorter than the prompt before it cannot contain it: the context was
-        cut, and what follows is content of its own."""
+        """Return the next turn. `tokens` are what it adds to the history, or (`adds` false) the
+        whole prompt; one that is shorter than the prompt before it cannot contain it: the context
+        was cut, and what follows is content of its own."""
         prompt = self.context_tokens + tokens if adds else tokens
         if self._prompts and prompt < self._prompts[-1]:
             self._prompts.clear()
@@ -58,9 +58,8 @@ class Conversation:
         return Turn(self.turns, prompt, blocks, before // size, prompt % size)
 
     def _objects(self, geometry: Geometry) -> tuple[Block, ...]:
-        """One object for each turn: what its prompt was longer than the one before it. A prompt
-        that is not longer has nothing of its own, but is an object of one token, as it was asked.
-        """
+        """Return one object for each turn: the tokens by which its prompt is longer than the one
+        before it, at least 1."""
         blocks, before = [], 0
         for number, prompt in enumerate(self._prompts):
             key = content_key("turn", self._name, self.restarts, number)

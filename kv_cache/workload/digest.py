@@ -1,4 +1,4 @@
-"""The planned schedule in one number, so that two runs can be seen to have asked the same."""
+"""The planned schedule in one number, which shows whether two runs send the same requests."""
 
 import hashlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class ScheduleDigest(NamedTuple):
 
 
 def schedule_digest(plan: Iterator[Request], max_requests: int = 0) -> ScheduleDigest:
-    """SHA-256 over the first planned requests: instants, classes, sizes and keys.
+    """Return SHA-256 over the first planned requests: instants, classes, sizes and keys.
 
     Over all of a run of up to 4096 requests (`max_requests`, 0 = no limit), else the first 4096.
     """

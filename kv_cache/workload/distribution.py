@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 PERCENTS = (50, 90, 95, 99)
 QUANTILES = (*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0)
@@ -41,8 +42,8 @@ class Spread:
 
 
 def spread(values: Ints, counts: Ints, unit: float = 1) -> Spread | None:
-    """Of `values` (rising, each once) that were seen so often, told in units of `unit`; None where
-    nothing was seen."""
+    """Return the spread of `values` (rising, each once) that were seen `counts` times, in units of
+    `unit`; None for no value."""
     count = int(counts.sum())
     if not count:
         return None
@@ -71,13 +72,13 @@ def _spread(values: Ints, counts: Ints, total: int, unit: float) -> Spread:
 
 
 def spread_of(counter: Mapping[int, int], unit: float = 1) -> Spread | None:
-    """Of values counted one by one."""
+    """Return the spread of values counted one by one."""
     pairs = np.array(sorted(counter.items()), np.int64).reshape(-1, 2)
     return spread(pairs[:, 0], pairs[:, 1], unit)
 
 
 class Times:
-    """Times in ns, 0 or more, in buckets."""
+    """Times in ns, 0 or more, in buckets; only those that are not empty are held."""
 
     __slots__ = ("_counts", "_least", "_most", "_pending", "_total")
 
@@ -100,22 +101,22 @@ class Times:
         least, most = int(times_ns.min()), int(times_ns.max())
         self._least = least if self._least is None else min(self._least, least)
         self._most = max(self._most, most)
-        found, counts = np.unique(buckets_of(times_ns), return_counts=True)
-        for bucket, count in zip(found.tolist(), counts.tolist(), strict=True):
+        buckets, counts = np.unique(buckets_of(times_ns), return_counts=True)
+        for bucket, count in zip(buckets.tolist(), counts.tolist(), strict=True):
             self._counts[bucket] += count
 
     def spread(self, unit: float) -> Spread | None:
-        """Told in units of `unit` ns; None where nothing was seen."""
+        """Return the spread in units of `unit` ns; None for no time."""
         self._flush()
         if self._least is None:
             return None
         pairs = np.array(sorted(self._counts.items()), np.int64)
         middles = np.clip(_middles(pairs[:, 0]), self._least, self._most)
-        made = _spread(middles, pairs[:, 1], self._total, unit)
-        return replace(made, least=self._least / unit, most=self._most / unit)
+        bucketed = _spread(middles, pairs[:, 1], self._total, unit)
+        return replace(bucketed, least=self._least / unit, most=self._most / unit)
 
     def counted(self) -> dict[int, int]:
-        """Each bucket's middle, in ns, with how many times it has."""
+        """Return each bucket's middle, in ns, with how many times are in it."""
         self._flush()
         buckets = np.array(sorted(self._counts), np.int64)
         middles = _middles(buckets).tolist()
@@ -131,7 +132,7 @@ def _large(times_ns: Ints) -> bool:
 
 
 def buckets_of(values: Ints) -> Ints:
-    """The bucket of each value of 0 or more: 256 for each power of two."""
+    """Return the bucket of each value of 0 or more: the layout of `metrics.histogram`."""
     shifts = np.maximum(0, np.frexp(values.astype(np.float64))[1].astype(np.int64) - _BITS - 1)
     return (shifts << _BITS) + (values >> shifts)
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 from kv_cache.core.errors import ConfigError
 
@@ -37,12 +37,14 @@ class Law:
     """A distribution. `below` is the share under a value, `cdf` the share up to it."""
 
     __slots__ = ()
+    NAME: ClassVar[str]
+    KEYS: ClassVar[tuple[str, ...]] = ()
 
     def draw(self, rng: Random) -> float:
         return self.quantile(rng.random())
 
     def quantile(self, q: float) -> float:
-        """The least value up to which the share is `q` (0 to 1)."""
+        """Return the least value up to which the share is `q` (0 to 1)."""
         raise NotImplementedError
 
     def mean(self) -> float:
@@ -52,17 +54,21 @@ class Law:
         raise NotImplementedError
 
     def below(self, value: float) -> float:
-        """The same as `cdf` where no single value has a share of its own."""
+        """Return the same as `cdf` if no single value has a share of its own."""
         return self.cdf(value)
 
     def as_config(self) -> dict[str, Any]:
-        """The keys of a law in section `lengths` of a configuration."""
-        raise NotImplementedError
+        """Return the keys of a law in section `lengths` of a configuration."""
+        numbers = {key: _short(getattr(self, key)) for key in self.KEYS}
+        return {"law": self.NAME, **numbers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Law):
-    """Always the same."""
+    """Always the same value."""
+
+    NAME = "fixed"
+    KEYS = ("value",)
 
     value: float
 
@@ -81,14 +87,14 @@ class Fixed(Law):
     def below(self, value: float) -> float:
         return float(value > self.value)
 
-    def as_config(self) -> dict[str, Any]:
-        return {"law": "fixed", "value": _short(self.value)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform(Law):
     """From `low` to `high`. `steps`: only whole numbers, both ends with the same share as the
     others; otherwise any number."""
+
+    NAME = "uniform"
+    KEYS = ("low", "high")
 
     low: float
     high: float
@@ -123,14 +129,13 @@ class Uniform(Law):
     def _count(self) -> float:
         return self.high - self.low + 1
 
-    def as_config(self) -> dict[str, Any]:
-        return {"law": "uniform", "low": _short(self.low), "high": _short(self.high)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormal(Law):
     """A normal distribution of the logarithm, with mean `mu` and standard deviation `sigma`, of
     which what lies outside `low` to `high` is not drawn (truncated, not moved to the ends)."""
+
+    NAME = "lognormal"
 
     mu: float
     sigma: float
@@ -150,7 +155,7 @@ class LogNormal(Law):
     @classmethod
     def of_median(cls, median: float, sigma: float, *, low: float = 0.0, high: float = math.inf
                   ) -> "LogNormal":  # fmt: skip
-        """`median`: of the law before anything is cut off; its logarithm is `mu`."""
+        """Make the law whose `median` is exp(mu), before anything is cut off."""
         _require(math.isfinite(median) and median > 0, "median", median, "above 0")
         return cls(mu=math.log(median), sigma=sigma, low=low, high=high)
 
@@ -167,7 +172,7 @@ class LogNormal(Law):
         return min(max(value, self.low), self.high)
 
     def mean(self) -> float:
-        """exp(mu + sigma^2/2) times the share that the law's own first moment has inside."""
+        """Return exp(mu + sigma^2/2) times the share that the law's own first moment has inside."""
         if not self.sigma:
             return math.exp(self.mu)
         first, last = self._inside
@@ -201,17 +206,21 @@ class LogNormal(Law):
         return math.inf if value == math.inf else (math.log(value) - self.mu) / self.sigma
 
     def as_config(self) -> dict[str, Any]:
-        given: dict[str, Any] = {"law": "lognormal", "median": _short(math.exp(self.mu))}
-        given["sigma"] = _short(self.sigma)
+        keys = {"median": math.exp(self.mu), "sigma": self.sigma}
         if self.low > 0:
-            given["low"] = _short(self.low)
-        return given if self.high == math.inf else {**given, "high": _short(self.high)}
+            keys["low"] = self.low
+        if self.high < math.inf:
+            keys["high"] = self.high
+        return {"law": self.NAME, **{name: _short(value) for name, value in keys.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zipf(Law):
     """Values `low`, `low + step`, ... up to `high`; the k-th of them has a share in proportion to
     k^-exponent. An exponent of 0 gives all the same share."""
+
+    NAME = "zipf"
+    KEYS = ("exponent", "low", "high", "step")
 
     exponent: float
     low: int
@@ -253,16 +262,12 @@ class Zipf(Law):
     def _value(self, rank: int) -> int:
         return self.low + self.step * rank
 
-    def as_config(self) -> dict[str, Any]:
-        return {
-            "law": "zipf", "exponent": _short(self.exponent), "low": self.low, "high": self.high,
-            "step": self.step,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Empirical(Law):
-    """What was seen: `values[i]` at the share `quantiles[i]`, straight lines in between."""
+    """The samples' own law: `values[i]` at the share `quantiles[i]`, straight lines in between."""
+
+    NAME = "empirical"
 
     quantiles: tuple[float, ...]
     values: tuple[float, ...]
@@ -308,7 +313,7 @@ class Empirical(Law):
 
     def as_config(self) -> dict[str, Any]:
         return {
-            "law": "empirical",
+            "law": self.NAME,
             "quantiles": list(self.quantiles),
             "values": [_short(value) for value in self.values],
         }
@@ -316,7 +321,7 @@ class Empirical(Law):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The laws that replace what the kinds of users say; None = as they say.
+    """The laws that replace those of the personas; None = as the persona says.
 
     `prompt`: tokens that a request adds to its conversation; `output`: tokens that it generates;
     `think_s`: seconds before it; `turns`: requests of one conversation.
@@ -333,7 +338,7 @@ class Lengths:
 
 
 def whole(value: float) -> int:
-    """Tokens or turns: at least 1, halves upwards."""
+    """Return tokens or turns: at least 1, halves upwards."""
     return max(1, math.floor(value + 0.5))
 
 
@@ -350,9 +355,9 @@ class Fit:
 
 
 def fit_lognormal(samples: Sequence[float]) -> Fit:
-    """Maximum likelihood: the mean and the standard deviation of the logarithms. What is drawn is
-    at most the greatest sample. Raises ConfigError for none, and for samples that are not above 0.
-    """
+    """Fit by maximum likelihood: the mean and the standard deviation of the logarithms. What is
+    drawn is at most the greatest sample. Raises ConfigError for none, and for samples that are not
+    above 0."""
     ordered = _ordered(samples)
     if ordered[0] <= 0:
         raise ConfigError(
@@ -368,9 +373,9 @@ def fit_lognormal(samples: Sequence[float]) -> Fit:
 
 
 def fit_zipf(samples: Sequence[float]) -> Fit:
-    """Maximum likelihood of the exponent, over the whole numbers from the least sample to the
+    """Fit the exponent by maximum likelihood, over the whole numbers from the least sample to the
     greatest: the exponent at which the law's mean logarithm of the rank is that of the samples,
-    found by bisection (0 to 20). Where they are more than 65,536 numbers, every n-th of them.
+    by bisection (0 to 20). Of more than 65,536 numbers, every n-th.
     Raises ConfigError for no samples."""
     ordered = _ordered(samples)
     low, high = math.floor(ordered[0]), math.ceil(ordered[-1])
@@ -381,7 +386,7 @@ def fit_zipf(samples: Sequence[float]) -> Fit:
 
 
 def fit_empirical(samples: Sequence[float], quantiles: Sequence[float] = QUANTILES) -> Fit:
-    """The samples' own quantiles (type 7 of Hyndman and Fan: straight lines between samples).
+    """Take the samples' own quantiles (type 7 of Hyndman and Fan: straight lines between samples).
     Raises ConfigError for no samples."""
     ordered = _ordered(samples)
     values = tuple(_quantile(ordered, q) for q in quantiles)
@@ -389,8 +394,8 @@ def fit_empirical(samples: Sequence[float], quantiles: Sequence[float] = QUANTIL
 
 
 def ks_distance(law: Law, ordered: Sequence[float]) -> float:
-    """The largest difference between the law's share and that of the samples (sorted), at and
-    just below each of them."""
+    """Return the largest difference between the law's share and that of the samples (sorted), at
+    and just below each of them."""
     worst, count, at = 0.0, len(ordered), 0
     while at < count:
         value, after = ordered[at], bisect_right(ordered, ordered[at], lo=at)
@@ -419,7 +424,7 @@ def _quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def _exponent(logs: Sequence[float], wanted: float) -> float:
-    """The exponent with this mean logarithm of the rank; the mean falls as the exponent grows."""
+    """Return the exponent with this mean logarithm of the rank, which falls as it grows."""
     low, high = 0.0, _MOST_EXPONENT
     if _mean_log(logs, low) <= wanted:
         return low
@@ -442,7 +447,7 @@ def _mean_log(logs: Sequence[float], exponent: float) -> float:
 
 @lru_cache(maxsize=8)
 def _zipf_shares(exponent: float, ranks: int) -> "array[float]":
-    """The share of the first k ranks, for each k."""
+    """Return the share of the first k ranks, for each k."""
     sums = list(accumulate(math.exp(-exponent * math.log(k)) for k in range(1, ranks + 1)))
     shares = array("d", (part / sums[-1] for part in sums))
     shares[-1] = 1.0
@@ -454,7 +459,7 @@ def _normal_cdf(z: float) -> float:
 
 
 def _between(x: float, xs: Sequence[float], ys: Sequence[float], after: int) -> float:
-    """On the straight line that ends at the point `after`."""
+    """Return the y at `x` on the straight line that ends at the point `after`."""
     x0, x1, y0, y1 = xs[after - 1], xs[after], ys[after - 1], ys[after]
     return y1 if x >= x1 else max(y0, y0 + (x - x0) / (x1 - x0) * (y1 - y0))
 
@@ -464,7 +469,7 @@ def _clamped(share: float) -> float:
 
 
 def _short(value: float) -> float | int:
-    """Six digits are more than any sample justifies; a whole number is written as one."""
+    """Return six digits, more than any sample justifies; a whole number as an int."""
     if value == math.floor(value):
         return int(value)
     short = float(f"{value:.6g}")
@@ -482,10 +487,6 @@ def _require_range(low: float, high: float, *, endless: bool = False) -> None:
 
 
 LAWS: Mapping[str, type[Law]] = {
-    "fixed": Fixed,
-    "uniform": Uniform,
-    "lognormal": LogNormal,
-    "zipf": Zipf,
-    "empirical": Empirical,
+    law.NAME: law for law in (Fixed, Uniform, LogNormal, Zipf, Empirical)
 }
 """By the name that a configuration gives them."""

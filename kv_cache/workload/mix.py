@@ -1,6 +1,6 @@
 """Several models in one run: every conversation belongs to one of them.
 
-Two models share no block, whatever they are asked: each has keys of its own, and sizes of its own.
+Two models share no block, whatever they are asked: each has its own keys and sizes.
 Which model a conversation belongs to is drawn by weight from its name. Where requests share blocks
 by content alone (hash ids), it is drawn from a block instead, so that what a trace shares stays
 shared: those that have that block in common ask the same model. It is not the first, which may be
@@ -9,7 +9,6 @@ is shared within these each model has for itself. A trace that names its models 
 the mix they are.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,9 +19,10 @@ from kv_cache.core.block import Block, content_key, salted_key
 from kv_cache.core.kinds import Lookup
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.mapped import Mapped
+from kv_cache.workload.popularity import weighted_place
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 _POINTS = 1 << 64
 
@@ -37,7 +37,7 @@ class Share:
 
 
 class Mix:
-    """Which model, and the same blocks of that model."""
+    """Chooses a model for a request, and changes blocks into those of that model."""
 
     def __init__(self, shares: Sequence[Share], seed: Seed, opening_tokens: int = 0) -> None:
         self._opening_tokens = opening_tokens
@@ -48,13 +48,12 @@ class Mix:
         self._salts = {name: content_key("model", name) for name in self._names}
 
     def drawn(self, name: str) -> str:
-        """The model of whatever has this name: the same one each time."""
+        """Return the model of this name: the same one each time."""
         point = int.from_bytes(self._seed.child(name).bits(8), "little") / _POINTS
-        place = bisect_right(self._ends, point * self._ends[-1])
-        return self._names[min(place, len(self._names) - 1)]
+        return self._names[weighted_place(self._ends, point)]
 
     def by_content(self, blocks: Sequence[Block]) -> str:
-        """By the first block that ends behind the opening, or the last one there is."""
+        """Return the model of the first block that ends behind the opening, or else of the last."""
         left = self._opening_tokens
         for block in blocks:
             left -= block.tokens
@@ -63,7 +62,7 @@ class Mix:
         return self.drawn(block.key.hex())
 
     def blocks(self, blocks: Iterable[Block], model: str) -> tuple[Block, ...]:
-        """The same tokens as `model` keeps them."""
+        """Return the same tokens as `model` keeps them."""
         salt, geometry = self._salts[model], self.shares[model].geometry
         return tuple(
             Block(salted_key(b.key, salt), b.tokens, geometry.nbytes(b.tokens)) for b in blocks
@@ -74,15 +73,15 @@ class Mix:
         return {**asdict(model), "bytes_per_token": model.bytes_per_token}
 
     def weights(self) -> dict[str, float]:
-        """The share of each model: its weight in all weights."""
+        """Return the share of each model: its weight in all weights."""
         return {name: share.weight / self._ends[-1] for name, share in self.shares.items()}
 
 
 class Mixed(Mapped):
-    """`source`, asked of the models of a mix.
+    """`source`, its requests spread over the models of a mix.
 
     `trace_models`: the source's own names of models -> names in the mix. `prepopulated`: all
-    blocks are known by their content alone, whoever asks for them.
+    blocks are known by their content alone.
     """
 
     def __init__(
@@ -97,14 +96,14 @@ class Mixed(Mapped):
         self._mix = mix
         self._trace_models = trace_models or {}
         self._prepopulated = prepopulated
-        self._asked: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()  # by model
         self._named = 0
 
     def pop(self, now_ns: int) -> Request:
-        asked = self._source.pop(now_ns)
-        request = self._change(asked)
-        self._asked[request.model] += 1
-        self._named += not self._prepopulated and asked.model in self._trace_models
+        original = self._source.pop(now_ns)
+        request = self._change(original)
+        self._requests[request.model] += 1
+        self._named += not self._prepopulated and original.model in self._trace_models
         return request
 
     def describe(self) -> Mapping[str, Any]:
@@ -115,7 +114,7 @@ class Mixed(Mapped):
                 {
                     "model": name,
                     "share": share,
-                    "requests": self._asked[name],
+                    "requests": self._requests[name],
                     **self._mix.geometry(name),
                 }
                 for name, share in shares.items()

@@ -1,4 +1,4 @@
-"""How much reuse a workload offers: what a cache without limits would have found.
+"""How much reuse a workload offers: the hits of a cache without limits.
 
 A hit ratio says nothing by itself. It is at most what was offered, and the difference is what the
 cache did not keep, had not stored yet, or could not read.
@@ -17,10 +17,10 @@ forgotten, and what was offered is a lower bound."""
 
 
 class Offered:
-    """Tells each request, in the order in which they come, what of it was asked for before.
+    """Counts of each request, in the order in which they come, what was asked for before.
 
     What every pass over a trace names anew is forgotten with the pass behind it. What is there
-    before anybody asks, and shared prompts, stay.
+    before the first request, and shared prompts, stay.
     """
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
@@ -32,11 +32,11 @@ class Offered:
         self.forgotten = 0
 
     def add(self, blocks: Iterable[Block]) -> None:
-        """Blocks that are there before anybody asks."""
+        """Add blocks that are there before the first request."""
         self._stays.update(map(_short, blocks))
 
     def see(self, request: Request) -> Request:
-        """`request` with `offered_blocks` and `offered_tokens`."""
+        """Return `request` with `offered_blocks` and `offered_tokens`."""
         if request.once:
             return request
         if request.cycle > self._cycle:
@@ -54,8 +54,8 @@ class Offered:
         return replace(request, offered_blocks=blocks, offered_tokens=tokens)
 
     def _operation(self, request: Request) -> Request:
-        """Of a trace of operations: only what was written can be read, and a write looks for
-        nothing. A read stores nothing."""
+        """Count an operation of an I/O trace: only what was written can be read, a write looks for
+        nothing, and a read stores nothing."""
         (block,) = request.blocks
         if not request.new_from:
             self._remember(_short(block), stays=False)
@@ -65,7 +65,7 @@ class Offered:
         return replace(request, offered_blocks=1, offered_tokens=block.tokens)
 
     def _remember(self, name: int, *, stays: bool) -> bool:
-        """Whether it was known."""
+        """Return whether it was known."""
         if name in self._stays:
             return True
         seen = self._seen
@@ -86,5 +86,5 @@ class Offered:
 
 
 def _short(block: Block) -> int:
-    """64 of the key's 128 bits: two of a million blocks share them once in 37 million runs."""
+    """Return 64 of the key's bits: two of a million blocks share them once in 37 million runs."""
     return int.from_bytes(block.key[:8], "little")

@@ -12,6 +12,7 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import SourceWrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Pace:
     cv: float = 2.0
 
     def gaps_ns(self, seed: Seed) -> Iterator[int]:
-        """Gaps between arrivals, for ever; the first arrival comes after the first gap."""
+        """Yield the gaps between arrivals, for ever; the first comes before the first arrival."""
         rng = seed.child("arrivals").rng()
         mean_ns = NS_PER_S / self.rate
         while True:
@@ -40,23 +41,17 @@ class Pace:
                     raise AssertionError(f"an unknown arrival process: {self.process}")
 
 
-class Paced:
+class Paced(SourceWrapper):
+    """`source`, its arrivals not before their slots."""
+
     on_demand = False
 
     def __init__(self, source: Source, pace: Pace, seed: Seed) -> None:
-        self._source = source
+        super().__init__(source)
         self._pace = pace
         self._seed = seed
         self._gaps = pace.gaps_ns(seed)
         self._slot_ns = next(self._gaps)
-
-    @property
-    def exhausted(self) -> bool:
-        return self._source.exhausted
-
-    @property
-    def users(self) -> int | None:
-        return self._source.users
 
     def next_ns(self) -> int | None:
         inner = self._source.next_ns()
@@ -67,12 +62,6 @@ class Paced:
         assert intended_ns is not None, "pop without an arrival"
         self._slot_ns += next(self._gaps)
         return replace(self._source.pop(now_ns), intended_ns=intended_ns)
-
-    def after(self, request: Request, finished_ns: int) -> None:
-        self._source.after(request, finished_ns)
-
-    def resize(self, users: int, now_ns: int) -> None:
-        self._source.resize(users, now_ns)
 
     def plan(self) -> Iterator[Request]:
         slot_ns = 0

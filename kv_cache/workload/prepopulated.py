@@ -1,7 +1,7 @@
 """Decode-only: every request reads one of the objects that were stored before the run.
 
 The reference's rule: ten objects of 2048 tokens for each user. As many as fit the tiers are made;
-which one a request reads is drawn from the seed and the request's own name.
+which one a request reads is drawn from the seed and the request's name.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import PAGE_BYTES, round_up
-from kv_cache.workload.mapped import Mapped
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 OBJECT_TOKENS = 2048
 OBJECTS_PER_USER = 10
@@ -24,8 +24,8 @@ FILL_SHARE = 0.9  # of all tiers together, so that reading starts with everythin
 def objects_to_populate(
     geometry: Geometry, users: int, capacity_bytes: int | None
 ) -> tuple[tuple[Block, ...], ...]:
-    """The objects, each as its blocks: as many as wanted, or as `capacity_bytes` (to which the
-    tiers may be filled, all together) can hold."""
+    """Return the objects, each as its blocks: as many as wanted, or as `capacity_bytes` (to which
+    the tiers may be filled, all together) can hold."""
     size = geometry.block_tokens or OBJECT_TOKENS
     per_object = max(1, OBJECT_TOKENS // size)
     nbytes = per_object * round_up(geometry.block(b"", size).nbytes, PAGE_BYTES)

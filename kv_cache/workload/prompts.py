@@ -1,14 +1,13 @@
-"""System prompts: how long they are, which are popular, and who begins with one.
+"""System prompts: how long they are, which are popular, and which requests begin with one.
 
-A prompt is stored once and loaded by whoever begins with it. Two limits, the reference's keys, say
-which prompts are kept so: one that is shorter than `min_tokens` is not, and of the others only the
-`max_entries` most popular are. Who begins with a prompt that is not kept computes it.
+A prompt is stored once and loaded by each request that begins with it. Two limits, the reference's
+keys, say which prompts are kept so: one that is shorter than `min_tokens` is not, and of the others
+only the `max_entries` most popular are. A prompt that is not kept is computed each time.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import islice
 from random import Random
 from typing import Any, NamedTuple
 
@@ -16,15 +15,16 @@ from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Lookup
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.mapped import Mapped
+from kv_cache.workload.popularity import Popularity
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 PUBLISHED_TOKENS = (4523, 24_134, 9847, 6201, 3475)
 """Disclosed system prompts of ChatGPT, Claude.ai, Cursor, v0 and Bolt.new in cl100k_base tokens,
 April 2026, as listed at tokenpricing.dev/system-prompts-cost."""
 
-_TOLD = 32  # lengths that a result lists
+_LISTED = 32  # lengths in a result
 
 
 class Prompt(NamedTuple):
@@ -46,22 +46,22 @@ class Prompts:
     min_tokens: int = 0
     max_entries: int | None = None
     _kept: frozenset[int] = field(init=False, repr=False, compare=False)
-    _weights: tuple[float, ...] = field(init=False, repr=False, compare=False)  # added up
+    _ranks: Popularity = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.lengths, "no prompts are None, not an empty catalogue"
         worth = (n for n, tokens in enumerate(self.lengths) if tokens >= self.min_tokens)
         object.__setattr__(self, "_kept", frozenset(islice(worth, self.max_entries)))
-        ranks = range(1, len(self.lengths) + 1) if self.popularity == "zipf" else ()
-        object.__setattr__(self, "_weights", tuple(accumulate(r**-self.zipf_s for r in ranks)))
+        zipf_s = self.zipf_s if self.popularity == "zipf" else None
+        object.__setattr__(self, "_ranks", Popularity(len(self.lengths), zipf_s))
 
     def draw(self, rng: Random) -> Prompt:
-        number = self._rank(rng)
+        number = self._ranks.draw(rng)
         return Prompt(number, self.lengths[number], number in self._kept)
 
     def blocks(self, geometry: Geometry, prompt: Prompt) -> tuple[Block, ...]:
-        """What of it is stored for others: one object, or its whole blocks; nothing of one that is
-        not kept."""
+        """Return what of it is stored for others: one object, or its whole blocks; nothing of one
+        that is not kept."""
         if not prompt.kept:
             return ()
         if not geometry.block_tokens:
@@ -75,25 +75,19 @@ class Prompts:
         return {
             "prompts": len(self.lengths),
             "shared_prompts": len(kept),
-            "shared_prompt_tokens": kept[:_TOLD],
+            "shared_prompt_tokens": kept[:_LISTED],
             "prompt_popularity": zipf if self.popularity == "zipf" else self.popularity,
         }
-
-    def _rank(self, rng: Random) -> int:
-        if not self._weights:
-            return rng.randrange(len(self.lengths))
-        drawn = bisect_right(self._weights, rng.random() * self._weights[-1])
-        return min(drawn, len(self.lengths) - 1)
 
 
 class Prompted(Mapped):
     """A trace's requests, a share of which begins with a shared prompt: sharing that the trace does
-    not have, for whoever asks for it.
+    not have.
 
-    What the trace shares stays shared: which prompt stands in front is drawn for a conversation, or
+    What the trace shares stays shared: which prompt is in front is drawn for a conversation, or
     for the first block where blocks are found by content (so that where all rows begin alike, all
-    have the same prompt or none has one). What stands behind a prompt attends over
-    it, so its blocks are others than without, and others behind each prompt. Only a prompt's whole
+    have the same prompt or none has one). What is behind a prompt attends over it,
+    so its blocks are others than without, and others behind each prompt. Only a prompt's whole
     blocks are put in front, and nothing of one that is not kept.
     """
 
@@ -105,19 +99,19 @@ class Prompted(Mapped):
         self._geometry = geometry
         self._probability = probability
         self._seed = seed
-        self._begun = 0
+        self._prompted = 0
 
     def pop(self, now_ns: int) -> Request:
-        asked = self._source.pop(now_ns)
-        request = self._change(asked)
-        self._begun += request is not asked
+        original = self._source.pop(now_ns)
+        request = self._change(original)
+        self._prompted += request is not original
         return request
 
     def describe(self) -> Mapping[str, Any]:
         return {
             **super().describe(),
             "trace_prompts": True,
-            "prompted_requests": self._begun,
+            "prompted_requests": self._prompted,
             "prompt_probability": self._probability,
             **self._prompts.describe(),
         }

@@ -1,15 +1,15 @@
-"""Retrieval-augmented generation: documents that are stored before anybody asks, and requests that
-read some of their chunks.
+"""Retrieval-augmented generation: documents that are stored before the run, and requests that read
+some of their chunks.
 
 A document is cut into chunks, and a chunk into blocks of the run's geometry, the last of which may
 be shorter. After a request, by chance, one more is sent beside it: it reads the chunks that were
 retrieved, and answers a question behind them. What of them is of use is `ChunkReuse`.
 """
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from heapq import nsmallest
 from itertools import accumulate, islice
 from random import Random
@@ -21,10 +21,12 @@ from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import PAGE_BYTES, round_up
+from kv_cache.workload.popularity import Popularity
 from kv_cache.workload.prepopulated import FILL_SHARE
 from kv_cache.workload.quota import Quota
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import SourceWrapper, StoredBlocks
 
 LARGE_HIDDEN_DIM = 8192
 LARGE_LAYERS = 64
@@ -33,12 +35,12 @@ LARGE_LAYERS = 64
 class ChunkReuse(StrEnum):
     """When the stored state of a chunk is of use."""
 
-    INDEPENDENT = "independent"  # wherever it stands (CacheBlend, arXiv 2405.16444; EPIC)
+    INDEPENDENT = "independent"  # at any place (CacheBlend, arXiv 2405.16444; EPIC)
     PREFIX = "prefix"  # only behind the same chunks in the same order, as any prefix
 
 
 def is_large(model: ModelShape) -> bool:
-    """The reference's rule for which documents a model reads."""
+    """Return whether a model reads large documents, by the reference's rule."""
     return model.hidden_dim >= LARGE_HIDDEN_DIM or model.num_layers >= LARGE_LAYERS
 
 
@@ -86,7 +88,7 @@ class Library:
         return sum(self.chunks_of(place) for place in range(len(self)))
 
     def chunks_of(self, place: int) -> int:
-        """How many chunks the document at a place has."""
+        """Return how many chunks the document at a place has."""
         return -(-self._tokens[place] // self._config.chunk_tokens)
 
     def chunk(self, place: int, part: int) -> Chunk:
@@ -97,8 +99,8 @@ class Library:
         return (self.chunk(place, part) for part in range(self.chunks_of(place)))
 
     def blocks(self, chunk: Chunk, behind: Key | None = None) -> tuple[Block, ...]:
-        """A chunk's blocks; with the key of the last block before it, they are others than those of
-        the same chunk in front."""
+        """Return a chunk's blocks; with the key of the last block before it, they are others than
+        those of the same chunk in front."""
         name: tuple[str | int, ...] = ("document", chunk.document, chunk.part)
         if behind is not None:
             name = ("behind", behind.hex(), *name)
@@ -109,11 +111,11 @@ class Library:
         )
 
     def nbytes(self, documents: int, unit: int = 1) -> int:
-        """What the first documents take, each block rounded up to whole units."""
+        """Return the bytes of the first documents, each block rounded up to whole units."""
         return sum(self._bytes(place, unit) for place in range(documents))
 
     def fitting(self, capacity_bytes: int | None) -> int:
-        """How many documents, from the first, fit into tiers that may be filled with so much."""
+        """Return how many documents, from the first, fit into tiers of `capacity_bytes`."""
         if capacity_bytes is None:
             return len(self)
         sizes = accumulate(self._bytes(place, PAGE_BYTES) for place in range(len(self)))
@@ -121,7 +123,7 @@ class Library:
 
     @property
     def largest_block(self) -> Block:
-        """One of the size of the largest that there is."""
+        """A block of the largest size."""
         tokens = min(self._config.chunk_tokens, max(self._tokens))
         return self._config.geometry.block(b"", self._cuts(tokens)[0])
 
@@ -140,9 +142,9 @@ class Library:
         return [size] * whole + ([rest] if rest else [])
 
 
-class Ingested(Collection[tuple[Block, ...]]):
+class Ingested(StoredBlocks):
     """What is stored of a library before the run: its first `count` documents, each chunk as if it
-    stood in front. Made anew by whoever asks: a library may be large."""
+    were in front."""
 
     def __init__(self, library: Library, count: int) -> None:
         self._library = library
@@ -156,10 +158,7 @@ class Ingested(Collection[tuple[Block, ...]]):
         for place in range(self._count):
             yield tuple(b for chunk in library.chunks(place) for b in library.blocks(chunk))
 
-    def __contains__(self, blocks: object) -> bool:
-        return any(blocks == each for each in self)
-
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Logical bytes, as they are counted when they are written."""
         return self._library.nbytes(self._count)
@@ -180,8 +179,8 @@ class RetrievalConfig:
 
 
 class Retriever:
-    """What is retrieved after which request: all of it drawn from the seed and that request's name,
-    so that it does not matter when it is asked."""
+    """Draws what is retrieved after a request from the seed and that request's name, so that it
+    does not matter when."""
 
     def __init__(
         self, library: Library, config: RetrievalConfig, seed: Seed, ingested: Ingested
@@ -190,16 +189,15 @@ class Retriever:
         self._config = config
         self._seed = seed
         self.ingested = ingested
-        ranks = range(1, len(library) + 1) if config.zipf else ()
-        self._weights = list(accumulate(1 / rank for rank in ranks))
+        self._popularity = Popularity(len(library), 1.0 if config.zipf else None)
 
     def counts(self, request: Request) -> int:
-        """How many requests this one is: itself, and what is asked beside it."""
-        return 1 + self._asked_beside(request)
+        """Return how many requests this one is: itself, and the retrieval beside it."""
+        return 1 + self._has_retrieval(request)
 
     def beside(self, request: Request) -> Request | None:
-        """What is asked beside a request, if anything is, under the number of that one."""
-        if not self._asked_beside(request):
+        """Return the retrieval beside a request, under that one's number; None if none goes."""
+        if not self._has_retrieval(request):
             return None
         rng = self._named(request).child("what").rng()
         chunks = self._retrieve(rng)
@@ -241,22 +239,16 @@ class Retriever:
     def _named(self, request: Request) -> Seed:
         return self._seed.child(request.user, request.conversation, request.turn)
 
-    def _asked_beside(self, request: Request) -> bool:
-        """An operation of an I/O trace is nobody's question."""
+    def _has_retrieval(self, request: Request) -> bool:
+        """Return whether a retrieval goes beside it: never beside an operation of an I/O trace."""
         if request.lookup is Lookup.OPERATION:
             return False
         return self._named(request).share() < self._config.probability
 
     def _retrieve(self, rng: Random) -> Sequence[Chunk]:
-        place = self._document(rng)
-        found = distinct(rng, self.library.chunks_of(place), self._config.top_k, self._config.zipf)
-        return [self.library.chunk(place, part) for part in found]
-
-    def _document(self, rng: Random) -> int:
-        if not self._weights:
-            return rng.randrange(len(self.library))
-        drawn = bisect_right(self._weights, rng.random() * self._weights[-1])
-        return min(drawn, len(self.library) - 1)
+        place = self._popularity.draw(rng)
+        parts = distinct(rng, self.library.chunks_of(place), self._config.top_k, self._config.zipf)
+        return [self.library.chunk(place, part) for part in parts]
 
     def _sequence(self, chunks: Sequence[Chunk]) -> tuple[Block, ...]:
         if self._config.reuse is ChunkReuse.INDEPENDENT:
@@ -268,7 +260,8 @@ class Retriever:
 
 
 def distinct(rng: Random, count: int, most: int, zipf: bool) -> list[int]:
-    """At most `most` of `count` places, drawn one after the other, none twice, in that order.
+    """Return at most `most` of `count` places, drawn one after the other, none twice, in that
+    order.
 
     A place that is drawn with weight w is the first of all at the smallest of exponentially
     distributed instants of rate w (Efraimidis and Spirakis, 2006): one draw for each is enough.
@@ -279,16 +272,16 @@ def distinct(rng: Random, count: int, most: int, zipf: bool) -> list[int]:
     return [place for _, place in nsmallest(most, instants)]
 
 
-class Retrieving:
+class WithRetrievals(SourceWrapper):
     """`source`, and beside some of its requests one that retrieves, at the same intended instant.
 
-    Nobody waits for what was retrieved: the source learns of its own requests only. `most`: how
-    many requests are sent in all (0 = no limit), of which the source counts its own by
+    Nothing waits for a retrieval: the source learns of its own requests only. `most`: how many
+    requests are sent in all (0 = no limit), of which the source counts its own by
     `Retriever.counts`.
     """
 
     def __init__(self, source: Source, retriever: Retriever, most: int = 0) -> None:
-        self._source = source
+        super().__init__(source)
         self._retriever = retriever
         self._quota = Quota(self._retrievals(most), most) if most else None
         self._popped = 0
@@ -297,16 +290,8 @@ class Retrieving:
         self._unanswered = 0  # of those that retrieve
 
     @property
-    def on_demand(self) -> bool:
-        return self._source.on_demand
-
-    @property
     def exhausted(self) -> bool:
         return self._source.exhausted and self._beside is None and not self._unanswered
-
-    @property
-    def users(self) -> int | None:
-        return self._source.users
 
     def next_ns(self) -> int | None:
         return self._source.next_ns() if self._beside is None else self._beside.intended_ns
@@ -332,9 +317,6 @@ class Retrieving:
             return
         self._source.after(_numbered(request, number), finished_ns)
 
-    def resize(self, users: int, now_ns: int) -> None:
-        self._source.resize(users, now_ns)
-
     def plan(self) -> Iterator[Request]:
         number = 0
         for request in self._source.plan():
@@ -348,7 +330,7 @@ class Retrieving:
         return {**self._source.describe(), **self._retriever.describe()}
 
     def _retrievals(self, most: int) -> Iterator[Request]:
-        """Those among the first of the plan, each under a name that no other has."""
+        """Yield the retrievals among the first requests of the plan, each under a unique name."""
         for request in islice(self.plan(), most):
             if request.retrieved:
                 yield replace(request, user=request.conversation)

@@ -1,8 +1,8 @@
 """Tensor parallelism with all its ranks: each block is as many objects as there are ranks.
 
-Each rank keeps the state of its own heads, and connectors store each rank's share under a name of
-its own (vLLM `_r<rank>`, SGLang HiCache one file a rank). A block is of use when all its ranks'
-objects are there. The objects stand in the sequence one after the other, the last rank's at the
+Each rank keeps the state of its own heads, and connectors store each rank's share under its
+own name (vLLM `_r<rank>`, SGLang HiCache one file a rank). A block is of use when all its ranks'
+objects are there. The objects are in the sequence one after the other, the last rank's at the
 end of each block, and the block's tokens are counted with that one: where a prefix is looked up,
 a block of which one rank's object is missing counts no tokens, and the prefix ends there.
 """
@@ -15,8 +15,8 @@ from kv_cache.core.block import Block, content_key, salted_key
 from kv_cache.core.kinds import Lookup
 from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
-from kv_cache.workload.mapped import Mapped
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 
 class Ranks:
@@ -27,11 +27,11 @@ class Ranks:
         self._salts = tuple(content_key("rank", rank) for rank in range(count))
 
     def objects(self, model: str) -> int:
-        """Objects that one block becomes."""
+        """Return how many objects one block becomes."""
         return self._models[model].rank_objects(len(self._salts))
 
     def blocks(self, blocks: Iterable[Block], model: str) -> tuple[Block, ...]:
-        """The ranks' objects of whole blocks."""
+        """Return the ranks' objects of whole blocks."""
         shape, count = self._models[model], self.objects(model)
         if count == 1:
             return tuple(blocks)

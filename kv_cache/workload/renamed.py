@@ -10,8 +10,8 @@ from typing import Any
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request
-from kv_cache.workload.mapped import Mapped
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import Mapped
 
 
 class Renamed(Mapped):

@@ -19,7 +19,8 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, one
-from kv_cache.workload.row_requests import Asking, AskingConfig, shorter
+from kv_cache.workload.row_requests import RowRequests, RowRequestsConfig, shorter
+from kv_cache.workload.source import answered_at_once
 
 MOST_HELD = 10_000
 MOST_ANSWERS = 100_000  # whose instants are remembered for rows that think after them
@@ -28,10 +29,10 @@ MOST_ANSWERS = 100_000  # whose instants are remembered for rows that think afte
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
     """Gaps are divided by `speedup` (0 = as fast as served), those between the beginnings of
-    sessions by `arrival_scale` too: so many times as many begin in a second, and each is as it
+    sessions by `arrival_scale` too: that many times as many begin in a second, and each is as it
     was. `cycles` 0 = until something else ends the run."""
 
-    asking: AskingConfig
+    requests: RowRequestsConfig
     speedup: float = 1.0
     arrival_scale: float = 1.0
     cycles: int = 0
@@ -88,8 +89,8 @@ class Waits(Protocol):
 W = TypeVar("W", bound=Waits)
 
 
-class Links(Generic[W]):
-    """Who waits for whose answer."""
+class AwaitedAnswers(Generic[W]):
+    """Which requests wait for which answers."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}  # name -> ordinal of the last with it, until answered
@@ -98,7 +99,7 @@ class Links(Generic[W]):
         self.held = 0
 
     def add(self, entry: W, after: tuple[str, ...]) -> bool:
-        """Whether it waits for an answer that has not come; else it knows when it came."""
+        """Return whether it waits for an answer that has not come; one that has come delays it."""
         for name in after:
             if name in self._open:
                 entry.after.add(self._open[name])
@@ -112,7 +113,7 @@ class Links(Generic[W]):
         return bool(entry.after)
 
     def answered(self, ordinal: int, names: tuple[str, ...], at_ns: int) -> list[W]:
-        """Those who waited for this answer last."""
+        """Return the requests for which this was the last answer."""
         for name in names:
             self._answers[name] = at_ns
             self._answers.move_to_end(name)
@@ -131,7 +132,7 @@ class Links(Generic[W]):
 
 
 class TraceReplay:
-    """`rows` opens the trace anew for each cycle and each plan. `most` is how many rows are asked
+    """`rows` opens the trace anew for each cycle and each plan. `most` is how many rows are sent
     in all (0 = no limit)."""
 
     users = None
@@ -151,7 +152,7 @@ class TraceReplay:
         self._facts = facts
         self._most = most
         self._counts = counts
-        self._counted = 0  # of `most`: each request with what is asked beside it
+        self._counted = 0  # of `most`: each request with what is sent beside it
         self._read = 0  # rows, in all cycles
         self._popped = 0
         self._cycle = -1
@@ -159,8 +160,8 @@ class TraceReplay:
         self._cycles_ended = self._held_back = 0
         self._noted: Counter[str] = Counter()
         self._ready: list[tuple[int, int, _Waiting]] = []
-        self._links: Links[_Waiting] = Links()
-        self._asked: dict[int, _Waiting] = {}  # by the request ids that were told
+        self._awaited: AwaitedAnswers[_Waiting] = AwaitedAnswers()
+        self._unanswered: dict[int, _Waiting] = {}  # by request id
         self._advance(0)
 
     @property
@@ -169,7 +170,7 @@ class TraceReplay:
 
     @property
     def exhausted(self) -> bool:
-        return self._ended and not self._asked
+        return self._ended and not self._unanswered
 
     def next_ns(self) -> int | None:
         return self._ready[0][0] if self._ready else None
@@ -181,31 +182,30 @@ class TraceReplay:
         intended_ns = now_ns if self.on_demand else request.intended_ns
         if (request.request_id, request.intended_ns) != (self._popped, intended_ns):
             request = replace(request, request_id=self._popped, intended_ns=intended_ns)
-        self._asked[self._popped] = entry
+        self._unanswered[self._popped] = entry
         self._popped += 1
         self._fill()
         return request
 
     def after(self, request: Request, finished_ns: int) -> None:
-        entry = self._asked.pop(request.request_id)
-        for free in self._links.answered(entry.ordinal, entry.names, finished_ns):
+        entry = self._unanswered.pop(request.request_id)
+        for free in self._awaited.answered(entry.ordinal, entry.names, finished_ns):
             self._push(free)
         self._fill()
-        if not self._ready and not self._asked and not self._ended:
-            assert not self._links.held, "rows wait for answers that nobody will give"
+        if not self._ready and not self._unanswered and not self._ended:
+            assert not self._awaited.held, "rows wait for answers that will not come"
             self._cycles_ended += self._head is None
             self._advance(finished_ns)
 
     def resize(self, users: int, now_ns: int) -> None:
-        raise AssertionError("a trace says itself who asks")
+        raise AssertionError("the users of a trace are fixed")
 
     def plan(self) -> Iterator[Request]:
-        """Cycles in planned time: each begins where the one before had its last arrival."""
-        planned = TraceReplay(self._open, self._config, self._seed, {}, self._most, self._counts)
-        while planned.next_ns() is not None:
-            request = planned.pop(0)
-            planned.after(request, request.intended_ns)
-            yield request
+        """Walk the cycles in planned time: each begins where the one before had its last
+        arrival."""
+        yield from answered_at_once(
+            TraceReplay(self._open, self._config, self._seed, {}, self._most, self._counts)
+        )
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -215,8 +215,8 @@ class TraceReplay:
             "arrival_scale": self._config.arrival_scale,
             "cycles": self._config.cycles,
             "cycles_ended": self._cycles_ended,
-            "prefix_information": bool(self._config.asking.trace_block_tokens),
-            **self._asking.facts(),
+            "prefix_information": bool(self._config.requests.trace_block_tokens),
+            **self._requests.facts(),
             "arrivals_read_late": self._held_back,
         }
 
@@ -227,8 +227,8 @@ class TraceReplay:
         self._cycle += 1
         self._origin_ns = origin_ns
         draws = self._seed.child("qos", self._cycle)
-        self._asking = Asking(self._config.asking, self._cycle, draws, self._noted)
-        self._links = Links()
+        self._requests = RowRequests(self._config.requests, self._cycle, draws, self._noted)
+        self._awaited = AwaitedAnswers()
         self._rows = paced(self._open(), self._config)
         self._head = next(self._rows, None)
         self._fill()
@@ -245,15 +245,15 @@ class TraceReplay:
             entry, after = self._entry(due)
             self._read += 1
             self._counted += self._counts(entry.request) if self._most else 0
-            if not self._links.add(entry, after):
+            if not self._awaited.add(entry, after):
                 self._push(entry)
 
     def _wants(self, head: Due) -> bool:
         if not self._ready:
-            return self._links.held < MOST_HELD
+            return self._awaited.held < MOST_HELD
         if self._origin_ns + earliest_ns(head.row, self._config) >= self._ready[0][0]:
             return False
-        full = self._links.held + len(self._ready) >= MOST_HELD
+        full = self._awaited.held + len(self._ready) >= MOST_HELD
         self._held_back += full and head.due_ns + self._origin_ns < self._ready[0][0]
         return not full
 
@@ -262,16 +262,16 @@ class TraceReplay:
 
     def _entry(self, due: Due) -> tuple[_Waiting, tuple[str, ...]]:
         row = due.row
-        goes_on = self._asking.goes_on(row)
+        goes_on = self._requests.goes_on(row)
         due_ns = self._origin_ns + due.due_ns
-        request = self._asking.request(row, self._read, due_ns, goes_on=goes_on)
+        request = self._requests.request(row, self._read, due_ns, goes_on=goes_on)
         think_ns = shorter(row.think_ns or 0, self._config.speedup)
         names, after = linked(row)
         return _Waiting(request, think_ns, names), after
 
 
 def linked(row: TraceRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a row is called, and whose answers it waits for."""
+    """Return the names of a row, and of the rows whose answers it waits for."""
     if row.name is None and row.session is not None and not row.after:
         # The rows of a session follow each other; its name is apart from those of rows.
         names: tuple[str, ...] = (f"session {row.session}",)
@@ -281,8 +281,8 @@ def linked(row: TraceRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def paced(rows: Iterator[TraceRow], config: Scaled) -> Iterator[Due]:
-    """When each row is due. Where sessions begin denser than in the trace, what is remembered of
-    one is its beginning, while it is among the last `MOST_ANSWERS` that spoke."""
+    """Yield when each row is due. If sessions begin denser than in the trace, the beginnings of the
+    last `MOST_ANSWERS` sessions with a row are remembered."""
     begun: OrderedDict[str, int] = OrderedDict()
     for row in rows:
         if config.arrival_scale == 1 or row.session is None:
@@ -296,12 +296,12 @@ def paced(rows: Iterator[TraceRow], config: Scaled) -> Iterator[Due]:
 
 
 def _scaled(begin_ns: int, at_ns: int, config: Scaled) -> int:
-    """When what began at `begin_ns` in the trace and is at `at_ns` there is due."""
+    """Return when a row at `at_ns` of the trace is due whose session begins there at `begin_ns`."""
     return shorter(begin_ns, config.speedup * config.arrival_scale) + shorter(
         at_ns - begin_ns, config.speedup
     )
 
 
 def earliest_ns(row: TraceRow, config: Scaled) -> int:
-    """Nothing that stands behind `row` in the trace is due before."""
+    """Return an instant before which no row behind `row` in the trace is due."""
     return shorter(row.at_ns, config.speedup * max(1.0, config.arrival_scale))

@@ -1,4 +1,4 @@
-"""How much of what is asked has been asked before: what caches of any size would find.
+"""How much of what is asked for was asked for before: what caches of any size would find.
 
 Blocks are looked at as one flat stream, request after request and block after block. A reference's
 stack distance is how many other blocks were asked for since the same block was asked for last; a
@@ -12,8 +12,8 @@ block's, less those given up in between, which are counted bit by bit as the inv
 permutation. That is O(log n) steps a reference, of arrays and not of Python, and memory for the
 blocks that are remembered, however often they are asked for.
 
-It must not remember what nobody asks for again (`Request.once`): such blocks take room in the
-stack, and are counted, no more.
+It must not remember what is asked for once (`Request.once`): such blocks take room in the stack,
+and are counted, no more.
 """
 
 from array import array
@@ -22,15 +22,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kv_cache.core.block import Block, Key
 from kv_cache.core.request import Request
 from kv_cache.core.units import NS_PER_S
-from kv_cache.workload.distribution import Ints, Spread, Times, spread
+from kv_cache.workload.distribution import Bools, Ints, Spread, Times, spread
 
-NOBODY = -1
-"""In place of a block's number: one that nobody asks for again."""
+NEVER_AGAIN = -1
+"""In place of a block's number: a block that is asked for once."""
 FIRST = -1
 """In place of a distance: the block had not been asked for before."""
 
@@ -48,9 +47,43 @@ _MOST_SAMPLES = 512  # of the growth over time
 _LAST_NS = 2**63 - 1  # a time that a trace says fits, but perhaps not with what is thought
 
 
+class _Batch:
+    """References in their order, each the number of its block or `NEVER_AGAIN`."""
+
+    def __init__(self, blocks: Ints) -> None:
+        self.blocks = blocks
+        self._order = np.argsort(blocks, kind="stable")  # by block and then by time
+        ordered = blocks[self._order]
+        self._again = (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
+
+    def previous(self, values: Ints, lasts: Ints) -> tuple[Ints, Bools]:
+        """Return the value of each block's reference before this one, and whether there was one:
+        `values` are those of the batch, `lasts` each block's last value before the batch."""
+        order, again = self._order, self._again
+        before, known = np.zeros(len(self.blocks), np.int64), np.zeros(len(self.blocks), bool)
+        before[order[1:][again]] = values[order[:-1][again]]
+        known[order[1:][again]] = True
+        begins = order[np.concatenate(([True], ~again))] if len(order) else order
+        old = begins[(self.blocks[begins] >= 0) & (self.blocks[begins] < len(lasts))]
+        before[old] = lasts[self.blocks[old]]
+        known[old] = True
+        return before, known
+
+    def lasts(self, values: Ints, lasts: Ints) -> Ints:
+        """Return each block's last value after the batch, with room for its new blocks."""
+        order = self._order
+        ends = order[np.concatenate((~self._again, [True]))] if len(order) else order
+        ends = ends[self.blocks[ends] >= 0]
+        fresh = int(self.blocks.max(initial=NEVER_AGAIN)) + 1 - len(lasts)
+        if fresh > 0:
+            lasts = np.concatenate((lasts, np.empty(fresh, np.int64)))
+        lasts[self.blocks[ends]] = values[ends]
+        return lasts
+
+
 class StackDistances:
     """Distances of a stream that comes in parts. Blocks have numbers from 0, in the order in which
-    they first appear, or are `NOBODY`."""
+    they first appear, or are `NEVER_AGAIN`."""
 
     def __init__(self) -> None:
         self._places: Ints = np.empty(0, np.int64)
@@ -58,74 +91,39 @@ class StackDistances:
         self.counts: Ints = np.zeros(0, np.int64)
         """How many references had each distance."""
 
-    @property
-    def known(self) -> int:
-        return len(self._places)
-
     def add(self, blocks: Ints) -> Ints:
-        """The distance of each reference, or `FIRST`."""
-        order, again = _groups(blocks)
-        here = self._distinct + np.arange(len(blocks))
-        before = self._before(blocks, order, again, here)
-        warm = np.flatnonzero(before >= 0)
-        distances = np.full(len(blocks), FIRST, np.int64)
+        """Return the distance of each reference, or `FIRST`."""
+        return self.add_batch(_Batch(blocks))
+
+    def add_batch(self, batch: _Batch) -> Ints:
+        count = len(batch.blocks)
+        here = self._distinct + np.arange(count)
+        before, known = batch.previous(here, self._places)
+        warm = np.flatnonzero(known)
+        distances = np.full(count, FIRST, np.int64)
         given_up = before[warm]
         ranks, ordered = _ranked(given_up)
         distances[warm] = here[warm] - given_up - 1 - greater_before(ranks)
-        self._move(blocks, order, again, here, ordered)
+        # Each block moves to where it was asked for last, and all places close up.
+        self._places = batch.lasts(here, self._places)
+        self._places -= np.searchsorted(ordered, self._places)
+        self._distinct += count - len(given_up)
         self._count(distances[warm])
         return distances
 
     def hits(self, capacity: int) -> int:
-        """What LRU finds with room for so many blocks."""
+        """Return what LRU finds with room for `capacity` blocks."""
         return int(self.counts[:capacity].sum())
 
-    def _before(self, blocks: Ints, order: Ints, again: npt.NDArray[np.bool_], here: Ints) -> Ints:
-        """The place of each reference's block before it; negative where it has none."""
-        before = np.full(len(blocks), FIRST, np.int64)
-        before[order[1:][again]] = here[order[:-1][again]]
-        begins = order[np.concatenate(([True], ~again))] if len(order) else order
-        old = begins[(blocks[begins] >= 0) & (blocks[begins] < self.known)]
-        before[old] = self._places[blocks[old]]
-        return before
-
-    def _move(
-        self,
-        blocks: Ints,
-        order: Ints,
-        again: npt.NDArray[np.bool_],
-        here: Ints,
-        given_up: Ints,
-    ) -> None:
-        """Each block to where it was asked for last, and all places closed up."""
-        lasts = order[np.concatenate((~again, [True]))] if len(order) else order
-        lasts = lasts[blocks[lasts] >= 0]
-        fresh = int(blocks.max(initial=NOBODY)) + 1 - self.known
-        if fresh > 0:
-            self._places = np.concatenate((self._places, np.empty(fresh, np.int64)))
-        self._places[blocks[lasts]] = here[lasts]
-        self._places -= np.searchsorted(given_up, self._places)
-        self._distinct += len(blocks) - len(given_up)
-
     def _count(self, distances: Ints) -> None:
-        seen = np.bincount(distances)
-        if len(seen) > len(self.counts):
-            seen[: len(self.counts)] += self.counts
-            self.counts = seen
-        else:
-            self.counts[: len(seen)] += seen
-
-
-def _groups(blocks: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The references by block and then by time, and whether each but the first has the block of
-    the one before it."""
-    order = np.argsort(blocks, kind="stable")
-    ordered = blocks[order]
-    return order, (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
+        size = max(len(self.counts), int(distances.max(initial=-1)) + 1)
+        self.counts = np.bincount(distances, minlength=size) + np.pad(
+            self.counts, (0, size - len(self.counts))
+        )
 
 
 def _ranked(values: Ints) -> tuple[Ints, Ints]:
-    """The rank of each of different values, and the values in order."""
+    """Return the rank of each of different values, and the values in order."""
     order = np.argsort(values)
     ranks = np.empty(len(values), np.int64)
     ranks[order] = np.arange(len(values))
@@ -133,7 +131,7 @@ def _ranked(values: Ints) -> tuple[Ints, Ints]:
 
 
 def greater_before(ranks: Ints) -> Ints:
-    """For each entry of a permutation of 0..n-1 how many greater ones stand before it.
+    """Return for each entry of a permutation of 0..n-1 how many greater ones are before it.
 
     From the highest bit down: of two entries that agree above a bit, the one with the bit is
     greater. So the entries that lack it count those before them that have it, among those that
@@ -143,18 +141,18 @@ def greater_before(ranks: Ints) -> Ints:
     bits = max(1, (count - 1).bit_length())
     entries: Ints = np.arange(1 << bits)  # those added are behind and greater: counted nowhere
     entries[:count] = ranks
-    found: Ints = np.zeros(1 << bits, np.int64)
+    greater: Ints = np.zeros(1 << bits, np.int64)
     for bit in reversed(range(bits)):
         half = 1 << bit
-        entries, found = (rows.reshape(-1, 2 * half) for rows in (entries, found))
+        entries, greater = (rows.reshape(-1, 2 * half) for rows in (entries, greater))
         has = (entries >> bit & 1).astype(bool)
-        found = found + np.where(has, 0, np.cumsum(has, axis=1))
-        entries, found = _parted(entries, has, half), _parted(found, has, half)
-    return found.reshape(-1)[ranks]
+        greater = greater + np.where(has, 0, np.cumsum(has, axis=1))
+        entries, greater = _parted(entries, has, half), _parted(greater, has, half)
+    return greater.reshape(-1)[ranks]
 
 
-def _parted(rows: Ints, upper: npt.NDArray[np.bool_], half: int) -> Ints:
-    """Each row with its lower entries first; half of a row is lower."""
+def _parted(rows: Ints, upper: Bools, half: int) -> Ints:
+    """Return each row with its lower entries first; half of a row is lower."""
     return np.concatenate((rows[~upper].reshape(-1, half), rows[upper].reshape(-1, half)), axis=1)
 
 
@@ -163,8 +161,8 @@ def _parted(rows: Ints, upper: npt.NDArray[np.bool_], half: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What an LRU cache of so many blocks finds. `share` is of the unique blocks; `nbytes` are
-    those of so many blocks of mean size."""
+    """What an LRU cache of `blocks` finds. `share` is of the unique blocks; `nbytes` are those of
+    `blocks` of mean size."""
 
     share: float
     blocks: int
@@ -195,8 +193,8 @@ class WorkingSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseFigures:
-    """`hits` are those of a cache without limits, which finds what was stored before anybody asked
-    and what was asked for; all else are first references, which no cache finds;
+    """`hits` are those of a cache without limits, which finds what was stored before the first
+    request and what was asked for; all else are first references, which no cache finds;
     `prefix_hits` of them stand before the first miss of their request. `own_hits` have been asked
     for by the same conversation (None: not looked at). Tokens are those of the whole sequences,
     what is behind the last block included."""
@@ -223,8 +221,8 @@ class ReuseFigures:
 
 
 class Reuse:
-    """Told requests in their order; `by_conversation` also looks what each conversation has asked
-    for itself, at the price of remembering who asked for what."""
+    """Counts the reuse of requests that are added in their order; `by_conversation` also counts
+    what each conversation has asked for itself, and remembers for it who asked for what."""
 
     def __init__(self, *, by_conversation: bool = False) -> None:
         self._numbers: dict[Key, int] = {}
@@ -263,7 +261,7 @@ class Reuse:
             self._flush()
 
     def store(self, blocks: Iterable[Block]) -> None:
-        """Blocks that are there before anybody asks."""
+        """Add blocks that are there before the first request."""
         count = 0
         for key, _, nbytes in blocks:
             if key in self._numbers:
@@ -276,7 +274,7 @@ class Reuse:
         self._pending.end(count, 0)
 
     def figures(self) -> ReuseFigures:
-        """What was found so far."""
+        """Return the figures of all requests so far."""
         self._flush()
         unique = len(self._numbers) + self._alone
         return ReuseFigures(
@@ -334,16 +332,16 @@ class Reuse:
         self._unique_bytes += nbytes
         self._residence.alone(at_ns, count, nbytes)
         if self._numbers:  # else there is nothing yet that they could push out
-            self._pending.blocks.extend([NOBODY] * count)
+            self._pending.blocks.extend([NEVER_AGAIN] * count)
             self._pending.end(count, at_ns)
 
     def _flush(self) -> None:
         blocks, times_ns = self._pending.take()
         if not len(blocks):
             return
-        distances = self._stack.add(blocks)
-        gaps_ns = self._residence.add(blocks, times_ns, self._view_sizes())
-        self._times.add_all(gaps_ns[distances >= 0])
+        batch = _Batch(blocks)
+        self._stack.add_batch(batch)
+        self._times.add_all(self._residence.add(batch, times_ns, self._view_sizes()))
 
     def _view_sizes(self) -> Ints:
         return np.array(self._sizes, np.int64)
@@ -365,14 +363,14 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def _sizes_of(unique: int) -> list[int]:
-    """Sizes from one block to all of them, evenly on a logarithmic scale."""
+    """Return sizes from one block to all of them, evenly on a logarithmic scale."""
     if not unique:
         return []
     return [int(size) for size in np.unique(np.geomspace(1, unique, _CURVE_POINTS).round())]
 
 
 class _Pending:
-    """References that were not looked at yet."""
+    """References that are not counted yet."""
 
     def __init__(self) -> None:
         self.blocks = array("q")
@@ -380,16 +378,16 @@ class _Pending:
         self._times_ns = array("q")
 
     def end(self, count: int, at_ns: int) -> None:
-        """The last `count` of them came at `at_ns`."""
+        """Note that the last `count` of them came at `at_ns`."""
         self._counts.append(count)
         self._times_ns.append(min(at_ns, _LAST_NS))
 
     def full(self, known: int) -> bool:
-        """A look at many blocks costs as much for one reference as for many."""
+        """Return whether to count them: with many blocks, one reference costs as much as many."""
         return len(self.blocks) >= max(_LEAST_BATCH, known // 4)
 
     def take(self) -> tuple[Ints, Ints]:
-        """Blocks and instants, one each a reference; nothing is pending then."""
+        """Return blocks and instants, one each a reference, and forget them."""
         blocks = np.array(self.blocks, np.int64)
         times_ns = np.repeat(np.array(self._times_ns, np.int64), np.array(self._counts, np.int64))
         for part in (self.blocks, self._counts, self._times_ns):
@@ -430,23 +428,16 @@ class _Residence:
         self._sums = [[0.0, 0.0] for _ in WINDOWS_S]  # block-ns and byte-ns
         self._recent: deque[list[int]] = deque()  # second, blocks and bytes that are asked for once
 
-    def add(self, blocks: Ints, times_ns: Ints, sizes: Ints) -> Ints:
-        """The time since the same block's last reference (where there was one)."""
-        order, again = _groups(blocks)
-        gaps_ns = np.zeros(len(blocks), np.int64)
-        known = np.zeros(len(blocks), bool)
-        gaps_ns[order[1:][again]] = times_ns[order[1:][again]] - times_ns[order[:-1][again]]
-        known[order[1:][again]] = True
-        begins = order[np.concatenate(([True], ~again))]
-        old = begins[(blocks[begins] >= 0) & (blocks[begins] < len(self._last_ns))]
-        gaps_ns[old] = times_ns[old] - self._last_ns[blocks[old]]
-        known[old] = True
-        self._sum(gaps_ns[known], sizes[blocks[known]])
-        self._keep(blocks, times_ns, order, again, len(sizes))
+    def add(self, batch: _Batch, times_ns: Ints, sizes: Ints) -> Ints:
+        """Return the time since the same block's last reference, for those that had one."""
+        before_ns, known = batch.previous(times_ns, self._last_ns)
+        gaps_ns: Ints = (times_ns - before_ns)[known]
+        self._sum(gaps_ns, sizes[batch.blocks[known]])
+        self._last_ns = batch.lasts(times_ns, self._last_ns)
         return gaps_ns
 
     def alone(self, at_ns: int, count: int, nbytes: int) -> None:
-        """Blocks that are asked for once stay for the whole window."""
+        """Add blocks that are asked for once; they stay for the whole window."""
         for window_ns, sums in zip(self._windows_ns, self._sums, strict=True):
             sums[0] += float(window_ns) * count
             sums[1] += float(window_ns) * nbytes
@@ -460,8 +451,8 @@ class _Residence:
             self._recent.popleft()
 
     def means(self, end_ns: int, sizes: Ints) -> list[WorkingSet]:
-        """Of the windows that are no longer than the whole time."""
-        found = []
+        """Return the working sets of the windows that are no longer than the whole time."""
+        working_sets = []
         for seconds, window_ns, sums in zip(WINDOWS_S, self._windows_ns, self._sums, strict=True):
             if window_ns > end_ns:
                 continue
@@ -472,30 +463,16 @@ class _Residence:
                 beyond_ns = max(0, second * NS_PER_S + window_ns - end_ns)
                 blocks -= float(beyond_ns) * count
                 nbytes -= float(beyond_ns) * size
-            found.append(
+            working_sets.append(
                 WorkingSet(window_s=seconds, blocks=blocks / end_ns, nbytes=nbytes / end_ns)
             )
-        return found
+        return working_sets
 
     def _sum(self, gaps_ns: Ints, sizes: Ints) -> None:
         for window_ns, sums in zip(self._windows_ns, self._sums, strict=True):
             stays_ns = np.minimum(window_ns, gaps_ns).astype(np.float64)
             sums[0] += float(stays_ns.sum())
             sums[1] += float((stays_ns * sizes).sum())
-
-    def _keep(
-        self,
-        blocks: Ints,
-        times_ns: Ints,
-        order: Ints,
-        again: npt.NDArray[np.bool_],
-        known: int,
-    ) -> None:
-        lasts = order[np.concatenate((~again, [True]))]
-        lasts = lasts[blocks[lasts] >= 0]
-        fresh = np.empty(known - len(self._last_ns), np.int64)
-        self._last_ns = np.concatenate((self._last_ns, fresh))
-        self._last_ns[blocks[lasts]] = times_ns[lasts]
 
 
 class _Samples:

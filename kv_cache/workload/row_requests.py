@@ -1,7 +1,7 @@
 """A trace's rows as requests.
 
-Rows with hash ids share blocks exactly where the trace says so. Rows of a session have its history
-built for them, and say so in the result. Rows with neither are never given sharing that the trace
+Rows with hash ids share blocks exactly as the trace says. Rows of a session have its history
+built for them, and the result says so. Rows with neither are never given sharing that the trace
 does not have: each is content of its own, in every cycle anew.
 """
 
@@ -20,10 +20,10 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.sizing import Geometry
 
-TRACE_USERS = 1000  # rows without a session are spread over so many users, as in the reference
+TRACE_USERS = 1000  # rows without a session are spread over this many users, as in the reference
 MOST_CONVERSATIONS = 100_000
-"""Conversations that are remembered; one that is silent while so many others speak begins anew,
-and is counted."""
+"""Conversations that are remembered; one that is silent while as many others speak begins anew, and
+is counted."""
 
 
 _COUNTED = (
@@ -44,7 +44,7 @@ class History(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskingConfig:
+class RowRequestsConfig:
     """`trace_block_tokens`: 0 where the trace has no hash ids."""
 
     geometry: Geometry
@@ -53,23 +53,24 @@ class AskingConfig:
     history: History = History.FORMAT
 
     def __post_init__(self) -> None:
-        own, asked = self.trace_block_tokens, self.geometry.block_tokens
-        if own and asked and own % asked:
+        traced, wanted = self.trace_block_tokens, self.geometry.block_tokens
+        if traced and wanted and traced % wanted:
             raise TraceError(
-                f"--block-tokens {asked}: the trace's blocks of {own} tokens cannot be cut into "
-                f"blocks of {asked}; use a divisor of {own}, or 0 for one object each request"
+                f"--block-tokens {wanted}: the trace's blocks of {traced} tokens cannot be cut "
+                f"into blocks of {wanted}; use a divisor of {traced}, or 0 for one object each "
+                "request"
             )
 
 
-class Courses:
-    """Which rows of a session go on where the one before them ended, told in the file's order."""
+class Continuations:
+    """Which rows of a session go on where the one before them ended; asked in the file's order."""
 
     def __init__(self) -> None:
         self._last: dict[str, str | None] = {}
 
     def goes_on(self, row: TraceRow) -> bool:
-        """A row that follows another one than the last of its session is a branch; nobody says what
-        it has of its history, nor what the rows behind it have."""
+        """Return False for a branch: a row that follows another one than the last of its session.
+        How much of the history it has is not known, nor for the rows behind it."""
         if row.session is None or row.hash_ids is not None:
             return True
         known, last = row.session in self._last, self._last.get(row.session)
@@ -83,33 +84,37 @@ class Courses:
         self._last.pop(session, None)
 
 
-class Asking:
-    """One cycle's requests, told row by row in the file's order. `draws`: a seed of this cycle;
-    `counted`: what is told of all cycles.
+class RowRequests:
+    """Makes one cycle's requests, row by row in the file's order. `draws`: a seed of this cycle;
+    `counted`: the counts of all cycles.
 
-    A pass is content of its own: what was asked in an earlier one is not asked again, so that a
-    trace that is repeated offers what it offers once.
+    Each pass has its own content, so that a trace that is repeated offers no more reuse than
+    once.
     """
 
     def __init__(
-        self, config: AskingConfig, cycle: int, draws: Seed, counted: Counter[str] | None = None
+        self,
+        config: RowRequestsConfig,
+        cycle: int,
+        draws: Seed,
+        counted: Counter[str] | None = None,
     ) -> None:
         self._config = config
         self._cycle = cycle
         self._draws = draws
         self._rng = draws.rng()
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
-        self._courses = Courses()
+        self._continuations = Continuations()
         self._counted = Counter() if counted is None else counted
 
     def goes_on(self, row: TraceRow) -> bool:
-        """As `Courses` has it."""
-        return self._courses.goes_on(row)
+        """Return `Continuations.goes_on`."""
+        return self._continuations.goes_on(row)
 
     def request(
         self, row: TraceRow, ordinal: int, intended_ns: int, *, goes_on: bool = True
     ) -> Request:
-        """The request of the row that is the `ordinal`-th (from 0) that was read."""
+        """Return the request of the `ordinal`-th row (from 0) that was read."""
         if row.request is not None:
             return replace(row.request, request_id=ordinal, intended_ns=intended_ns)
         qos = self._qos(row.session)
@@ -138,11 +143,11 @@ class Asking:
         return self._alone(plain, row, ordinal)
 
     def facts(self) -> Mapping[str, int]:
-        """Of all cycles, so far: for how many turns a history was built, and where it was not."""
+        """Return for how many turns of all cycles so far a history was built, and was not."""
         return {name: self._counted[name] for name in _COUNTED}
 
     def _qos(self, session: str | None) -> Qos:
-        """A session keeps its class; rows without one draw in the file's order."""
+        """Draw a class, one for all of a session; rows without one draw in the file's order."""
         rng = self._rng if session is None else self._draws.child("session", session).rng()
         return self._config.qos.draw(rng)
 
@@ -157,7 +162,7 @@ class Asking:
         )
 
     def _hashed(self, plain: Request, row: TraceRow, hash_ids: tuple[int | str, ...]) -> Request:
-        """The trace's blocks, whole (a paged cache allocates its last block whole too)."""
+        """Return the trace's blocks, whole (a paged cache allocates its last block whole too)."""
         blocks = self._blocks(self._scope(row), hash_ids)
         return replace(plain, blocks=blocks, lookup=Lookup.CONTENT)
 
@@ -170,17 +175,17 @@ class Asking:
     def _blocks(
         self, scope: tuple[str | int, ...], hash_ids: tuple[int | str, ...]
     ) -> tuple[Block, ...]:
-        geometry, own = self._config.geometry, self._config.trace_block_tokens
+        geometry, traced = self._config.geometry, self._config.trace_block_tokens
         size = geometry.block_tokens
         if not size:
             key = content_key("sequence", *scope[1:], *hash_ids)
-            return (geometry.block(key, own * len(hash_ids)),)
-        if size == own:
-            return tuple(geometry.block(content_key(*scope, h), own) for h in hash_ids)
+            return (geometry.block(key, traced * len(hash_ids)),)
+        if size == traced:
+            return tuple(geometry.block(content_key(*scope, h), traced) for h in hash_ids)
         return tuple(
             geometry.block(content_key(*scope, h, part), size)
             for h in hash_ids
-            for part in range(own // size)
+            for part in range(traced // size)
         )
 
     def _turn(self, plain: Request, row: TraceRow, session: str) -> Request:
@@ -211,7 +216,7 @@ class Asking:
             talk = known[session] = Conversation(f"{self._cycle}/{session}")
             if len(known) > MOST_CONVERSATIONS:
                 silent, _ = known.popitem(last=False)
-                self._courses.forget(silent)
+                self._continuations.forget(silent)
                 self._counted["forgotten_conversations"] += 1
         known.move_to_end(session)
         return talk
@@ -228,5 +233,5 @@ class Asking:
 
 
 def shorter(gap_ns: int, by: float) -> int:
-    """A gap of the trace at a multiple of its pace; 0 = nobody waits."""
+    """Return a gap of the trace at a multiple of its pace; 0 = no gaps at all."""
     return round(gap_ns / by) if by else 0

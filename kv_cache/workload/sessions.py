@@ -1,8 +1,8 @@
-"""Replay of sessions: conversations and agents, so many at a time, each asked as it was answered.
+"""Replay of sessions: conversations and agents, some at a time, each at the pace of its answers.
 
-A user takes a session, asks its first row at once, each other row when the answers that it waits
+A user takes a session, sends its first row at once, each other row when the answers that it waits
 for have come and the user (or the agent's tools) has thought, and takes the next session when the
-last one is answered. What a session asks does not depend on how fast anybody is served. A cycle
+last one is answered. What a session asks for does not depend on how fast it is served. A cycle
 ends when its last session has ended.
 """
 
@@ -17,76 +17,77 @@ from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, Quota, one
-from kv_cache.workload.row_requests import Asking, AskingConfig, shorter
+from kv_cache.workload.row_requests import RowRequests, RowRequestsConfig, shorter
+from kv_cache.workload.source import answered_at_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionsConfig:
-    """`users` sessions go on at the same time; times in them are divided by `speedup` (0 = nobody
-    thinks). `cycles` 0 = until something else ends the run."""
+    """`users` sessions go on at the same time; times in them are divided by `speedup` (0 = no
+    times). `cycles` 0 = until something else ends the run."""
 
-    asking: AskingConfig
+    requests: RowRequestsConfig
     users: int
     speedup: float = 1.0
     cycles: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class RowAsk:
-    """One row of a session that goes on; its request is made when it is asked. Its own time counts
-    only where it does not say how long was thought before it."""
+class PlannedRow:
+    """One row of an open session; its request is made when it is sent. `at_ns` counts from the
+    session's start, and only if `think_ns` is not known."""
 
     row: TraceRow
     goes_on: bool
     ordinal: int
-    own_ns: int
+    at_ns: int
     think_ns: int | None
     after: set[int]
 
 
 @dataclass(slots=True, eq=False)
 class RowSession:
-    """One session: what it has not asked yet, and what is not answered."""
+    """One open session and the order of its rows."""
 
     begin_ns: int
-    asks: list[RowAsk]
-    waiting: dict[int, list[int]] = field(default_factory=dict)  # ask -> asks that wait for it
+    planned: list[PlannedRow]
+    waiting: dict[int, list[int]] = field(default_factory=dict)  # row -> rows that wait for it
     left: int = 0
 
     def __post_init__(self) -> None:
-        self.left = len(self.asks)
-        for index, ask in enumerate(self.asks):
-            for before in ask.after:
+        self.left = len(self.planned)
+        for index, planned in enumerate(self.planned):
+            for before in planned.after:
                 self.waiting.setdefault(before, []).append(index)
 
     def first(self) -> list[tuple[int, int]]:
-        """(instant, ask) of those that wait for nobody."""
+        """Return (instant, row) of those that wait for no answer."""
         return [
-            (self.begin_ns + ask.own_ns, index)
-            for index, ask in enumerate(self.asks)
-            if not ask.after
+            (self.begin_ns + planned.at_ns, index)
+            for index, planned in enumerate(self.planned)
+            if not planned.after
         ]
 
     def answered(self, index: int, at_ns: int) -> list[tuple[int, int]]:
-        """(instant, ask) of those that waited for this answer last."""
+        """Return (instant, row) of those for which this was the last answer."""
         self.left -= 1
         free = []
         for other in self.waiting.pop(index, ()):
-            ask = self.asks[other]
-            ask.after.discard(index)
-            if not ask.after:
-                free.append((self._when(ask, at_ns), other))
+            planned = self.planned[other]
+            planned.after.discard(index)
+            if not planned.after:
+                free.append((self._when(planned, at_ns), other))
         return free
 
-    def _when(self, ask: RowAsk, answered_ns: int) -> int:
-        if ask.think_ns is not None:
-            return answered_ns + ask.think_ns
-        return max(answered_ns, self.begin_ns + ask.own_ns)
+    def _when(self, planned: PlannedRow, answered_ns: int) -> int:
+        if planned.think_ns is not None:
+            return answered_ns + planned.think_ns
+        return max(answered_ns, self.begin_ns + planned.at_ns)
 
 
 class SessionReplay:
-    """`rows` opens the trace anew for each cycle and each plan. `most` is how many rows are asked
-    in all (0 = no limit): the first so many of the plan."""
+    """`rows` opens the trace anew for each cycle and each plan. `most` is how many rows are sent
+    in all (0 = no limit): the first of the plan."""
 
     on_demand = False
     users = None
@@ -107,44 +108,46 @@ class SessionReplay:
         self._quota = Quota(self.plan(), most, counts) if most else None
         self._popped = self._read = self._begun = self._ordinal = self._cycles_ended = 0
         self._counted: Counter[str] = Counter()
-        self._asking = Asking(config.asking, 0, seed, self._counted)
+        self._requests = RowRequests(config.requests, 0, seed, self._counted)
         self._cycle = -1
         self._ended = False
-        self._whole = True  # every row of this cycle was asked
+        self._whole = True  # every row of this cycle was sent
         self._going = 0
         self._ready: list[tuple[int, int, int, RowSession]] = []
-        self._asked: dict[int, tuple[RowSession, int]] = {}
+        self._unanswered: dict[int, tuple[RowSession, int]] = {}
 
     @property
     def exhausted(self) -> bool:
         self._start()
-        return self._ended and not self._ready and not self._asked
+        return self._ended and not self._ready and not self._unanswered
 
     def next_ns(self) -> int | None:
         self._start()
         return self._ready[0][0] if self._ready else None
 
     def _start(self) -> None:
-        """The first sessions are read when somebody looks: a plan is had without them."""
+        """Read the first sessions, not before they are needed: a plan does without them."""
         if self._cycle < 0 and not self._ended:
             self._advance(0)
 
     def pop(self, now_ns: int) -> Request:
         self._start()
         intended_ns, _, index, session = heapq.heappop(self._ready)
-        request = self._request(session.asks[index], index, intended_ns)
-        self._asked[self._popped] = (session, index)
+        request = self._request(session.planned[index], index, intended_ns)
+        self._unanswered[self._popped] = (session, index)
         self._popped += 1
         return request
 
-    def _request(self, ask: RowAsk, index: int, intended_ns: int) -> Request:
-        """A session's turns are asked in order, so that its history grows as it goes on."""
-        request = self._asking.request(ask.row, ask.ordinal, intended_ns, goes_on=ask.goes_on)
-        turn = index + 1 if ask.row.request is None else request.turn
+    def _request(self, planned: PlannedRow, index: int, intended_ns: int) -> Request:
+        """Make a request; those of a session are made in order, so that its history grows."""
+        request = self._requests.request(
+            planned.row, planned.ordinal, intended_ns, goes_on=planned.goes_on
+        )
+        turn = index + 1 if planned.row.request is None else request.turn
         return replace(request, request_id=self._popped, turn=turn)
 
     def after(self, request: Request, finished_ns: int) -> None:
-        session, index = self._asked.pop(request.request_id)
+        session, index = self._unanswered.pop(request.request_id)
         for at_ns, other in session.answered(index, finished_ns):
             self._push(at_ns, other, session)
         if session.left:
@@ -156,15 +159,11 @@ class SessionReplay:
             self._advance(finished_ns)
 
     def resize(self, users: int, now_ns: int) -> None:
-        raise AssertionError("a trace says itself who asks")
+        raise AssertionError("the users of a trace are fixed")
 
     def plan(self) -> Iterator[Request]:
-        """Every session answered at once: the order that `most` and the digest go by."""
-        planned = SessionReplay(self._open, self._config, self._seed, {})
-        while planned.next_ns() is not None:
-            request = planned.pop(0)
-            planned.after(request, request.intended_ns)
-            yield request
+        """Walk the sessions, each answered at once: the order that `most` and the digest go by."""
+        yield from answered_at_once(SessionReplay(self._open, self._config, self._seed, {}))
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -175,19 +174,19 @@ class SessionReplay:
             "cycles": self._config.cycles,
             "cycles_ended": self._cycles_ended,
             "sessions_begun": self._begun,
-            "prefix_information": bool(self._config.asking.trace_block_tokens),
-            **self._asking.facts(),
+            "prefix_information": bool(self._config.requests.trace_block_tokens),
+            **self._requests.facts(),
         }
 
     def _advance(self, origin_ns: int) -> None:
-        """The next cycle that has anything to ask."""
+        """Begin the next cycle that has any request."""
         while not self._going and not self._ended:
             if self._config.cycles and self._cycle + 1 >= self._config.cycles:
                 self._ended = True
                 return
             self._cycle += 1
             draws = self._seed.child("qos", self._cycle)
-            self._asking = Asking(self._config.asking, self._cycle, draws, self._counted)
+            self._requests = RowRequests(self._config.requests, self._cycle, draws, self._counted)
             self._sessions = groupby(self._open(), key=lambda row: row.session)
             self._whole = True
             for _ in range(self._config.users):
@@ -195,15 +194,15 @@ class SessionReplay:
             self._ended = not self._going
 
     def _begin(self, now_ns: int) -> None:
-        """A user takes the next session that has anything to ask."""
+        """Let a user take the next session that has any request."""
         if self._quota is not None and self._quota.spent:
             self._whole &= next(self._sessions, None) is None
             return
         for _, rows in self._sessions:
-            asks = self._asks(list(rows))
-            if not asks:
+            planned = self._planned_rows(list(rows))
+            if not planned:
                 continue
-            session = RowSession(now_ns, asks)
+            session = RowSession(now_ns, planned)
             self._going += 1
             self._begun += 1
             for at_ns, index in session.first():
@@ -214,20 +213,20 @@ class SessionReplay:
         heapq.heappush(self._ready, (at_ns, self._ordinal, index, session))
         self._ordinal += 1
 
-    def _asks(self, rows: list[TraceRow]) -> list[RowAsk]:
+    def _planned_rows(self, rows: list[TraceRow]) -> list[PlannedRow]:
         speedup = self._config.speedup
         named: dict[str, int] = {}
-        asks: list[RowAsk] = []
+        planned: list[PlannedRow] = []
         for index, row in enumerate(rows):
             if self._quota is not None and not self._quota.take(_user(row)):
                 self._whole = False
                 break
-            asks.append(
-                RowAsk(
+            planned.append(
+                PlannedRow(
                     row=row,
-                    goes_on=self._asking.goes_on(row),
+                    goes_on=self._requests.goes_on(row),
                     ordinal=self._read,
-                    own_ns=shorter(row.at_ns, speedup),
+                    at_ns=shorter(row.at_ns, speedup),
                     think_ns=None if row.think_ns is None else shorter(row.think_ns, speedup),
                     after=rows_before(row, index, named),
                 )
@@ -235,17 +234,17 @@ class SessionReplay:
             self._read += 1
             if row.name is not None:
                 named[row.name] = index
-        return asks
+        return planned
 
 
 def _user(row: TraceRow) -> str:
-    """Who asks it: the session, where it is not what a recorded run asked."""
+    """Return the session, or the user of a recorded run's request."""
     return row.session or "" if row.request is None else row.request.user
 
 
 def rows_before(row: TraceRow, index: int, named: Mapping[str, int]) -> set[int]:
-    """The rows of its session that a row waits for: those it names, or else the one before it. A
-    row that has a name and names nobody begins with the session."""
+    """Return the rows of its session that a row waits for: those it names, or else the one before
+    it. A row that has a name and names no other begins with the session."""
     if row.after:
         return {named[name] for name in row.after if name in named}
     return {index - 1} if index and row.name is None else set()

@@ -17,14 +17,14 @@ class Geometry:
     block_tokens: int
 
     def nbytes(self, tokens: int) -> int:
-        """Of an object of so many tokens."""
+        """Return the bytes of one object of `tokens` tokens."""
         return self.model.object_bytes(tokens, self.tensor_parallel, turn=not self.block_tokens)
 
     def block(self, key: Key, tokens: int) -> Block:
         return Block(key, tokens, self.nbytes(tokens))
 
     def stream(self, name: Sequence[str | int], first: int, count: int) -> tuple[Block, ...]:
-        """Blocks `first` to `first + count` of a token stream that only ever grows."""
+        """Return blocks `first` to `first + count` of a token stream that only ever grows."""
         nbytes = self.nbytes(self.block_tokens)
         return tuple(
             Block(content_key(*name, index), self.block_tokens, nbytes)

@@ -1,21 +1,20 @@
-"""The seam between who asks and how it is served.
+"""The seam between the requests and how they are served.
 
-A source tells one arrival at a time; the driver tells it what has ended. The laws:
+A source gives one arrival at a time; the driver reports to it what has ended. The laws:
  1. `next_ns` is the intended instant of the next arrival, or None while there is none until a
     request ends. It changes nothing.
  2. `pop` takes that arrival; the driver calls it only when `next_ns` is not None and not in the
     future. Request ids count up from 0 in the order of `pop`.
  3. `after` is called once for every popped request, whatever became of it; a run that is closed
-    does not ask any more, and need not.
+    calls nothing any more.
  4. Once `exhausted` is true it stays true, and `next_ns` is None.
- 5. What is asked (everything but the instants of a closed loop) depends on the seed alone.
+ 5. The requests (everything but the instants of a closed loop) depends on the seed alone.
  6. `plan` is a fresh walk over the same requests in planned order, as if every request were
     answered at once; it changes nothing, and knows nothing of `resize`.
- 7. `users` is how many users ask now; None where the load is not made by users. Only where it is
-    not None may `resize` be called. Users who leave ask nothing more, but what they have asked is
-    answered; users who come think first, and share no name and no conversation with anybody who
-    was there before, though as many users are always the same mix of classes. Who stays is not
-    touched.
+ 7. `users` is how many users there are now; None if the load is not made by users. Only if it is
+    not None may `resize` be called. Users who leave send nothing more, but their open requests are
+    answered; users who come think first, and share no name and no conversation with any user
+    before, though N users are always the same mix of classes. Users who stay are not changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,4 +45,12 @@ class Source(Protocol):
     def plan(self) -> Iterator[Request]: ...
 
     def describe(self) -> Mapping[str, Any]:
-        """What the result says about this workload: names, counts, rules that were applied."""
+        """Return what the result says about this workload: names, counts, applied rules."""
+
+
+def answered_at_once(source: Source) -> Iterator[Request]:
+    """Walk a source, each request answered at its intended instant."""
+    while source.next_ns() is not None:
+        request = source.pop(0)
+        source.after(request, request.intended_ns)
+        yield request

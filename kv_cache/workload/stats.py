@@ -1,8 +1,8 @@
-"""What a stream of requests looks like: how much is asked, when, by whom, and what is reused.
+"""What a stream of requests looks like: how many tokens, when, of which sessions, what is reused.
 
 The numbers are those of the planned requests of a source, as if each were answered at once. So the
 same code looks at a trace of any format and at synthetic users. Which requests belong to sessions
-a request does not say: `Sessions` is told those, apart.
+a request does not say: those are added to `Sessions`, separately.
 """
 
 from array import array
@@ -56,7 +56,7 @@ class ArrivalFigures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFigures:
     """`step_s` are the times from one request of a session to the next; in a trace with instants
-    they contain its answers. `think_s` is what a trace says that was thought."""
+    they contain its answers. `think_s` are the think times that a trace states."""
 
     sessions: int
     turns: Spread | None
@@ -67,8 +67,8 @@ class SessionFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFigures:
-    """Of the requests, as their source tells them: a prompt is all of it, history included, but of
-    synthetic users with one object a turn, whose prompts are what is new."""
+    """Token counts as the source gives them: a prompt includes its history, but for synthetic users
+    with one object a turn, whose prompts are what is new."""
 
     prompt: Spread | None
     output: Spread | None
@@ -76,8 +76,8 @@ class TokenFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFigures:
-    """`retrieving` are requests of RAG; `operations` are those of an I/O trace, of which so many
-    are `reads`."""
+    """`retrieving` are requests of RAG; `operations` are those of an I/O trace, and `reads` the
+    reads of them."""
 
     requests: int
     retrieving: int
@@ -90,7 +90,7 @@ class StreamFigures:
 
 
 class Stream:
-    """Told requests in their order."""
+    """Counts requests that are added in their order."""
 
     def __init__(self, *, by_conversation: bool = False) -> None:
         self._prompts: Counter[int] = Counter()
@@ -114,7 +114,7 @@ class Stream:
         self._reuse.add(request)
 
     def store(self, blocks: Iterable[Block]) -> None:
-        """Blocks that are there before anybody asks."""
+        """Add blocks that are there before the first request."""
         self._reuse.store(blocks)
 
     def figures(self) -> StreamFigures:
@@ -157,19 +157,19 @@ class Arrivals:
 
     def figures(self) -> ArrivalFigures:
         span_ns = self._last_ns - (self._first_ns or 0)
-        found = [windows.figures() for windows in self._windows]
+        dispersion = [windows.figures() for windows in self._windows]
         return ArrivalFigures(
             span_s=span_ns / NS_PER_S,
             per_s=self._gaps / (span_ns / NS_PER_S) if span_ns else None,
             gap_cv=self._cv(span_ns) if span_ns else None,
             longest_gap_s=self._longest_ns / NS_PER_S,
-            dispersion=[each for each in found if each is not None],
+            dispersion=[each for each in dispersion if each is not None],
             bin_s=self._bins.width_ns / NS_PER_S,
             bins=self._bins.counts.tolist(),
         )
 
     def _cv(self, span_ns: int) -> float:
-        """Of the gaps, whose sum is the span."""
+        """Return the coefficient of variation of the gaps, whose sum is the span."""
         return sqrt(max(0, self._gaps * self._squares - span_ns * span_ns)) / span_ns
 
 
@@ -220,7 +220,7 @@ class _Bins:
 
 
 class Sessions:
-    """Who asks again. Told each request of a session in the order in which the session asks.
+    """Counts the turns of sessions, whose requests are added in the session's order.
 
     It remembers each session's number of turns and last instant: there is at least one block of a
     session's own for each.
@@ -240,7 +240,8 @@ class Sessions:
         self._last_ns[session] = at_ns
 
     def figures(self, thinks: Times | None = None) -> SessionFigures | None:
-        """None where nobody was told of. `thinks`: what a trace says of think times."""
+        """Return the figures; None for no session. `thinks`: the think times that a trace
+        states."""
         if not self._turns:
             return None
         turns = Counter(self._turns.values())

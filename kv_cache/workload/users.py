@@ -1,10 +1,10 @@
 """Synthetic users: personas who talk in turns and think between them.
 
 The personas, the class mix and the way lengths are drawn are those of the MLPerf Storage KV-cache
-benchmark: a user has a context and an answer length of his own, and each request draws between a
-quarter of it and all of it. Two things differ, on purpose. A user waits for the answer before he
+benchmark: a user has a context and an answer length, and each request draws between a quarter of it
+and all of it. Two things differ, on purpose. A user waits for the answer before he
 thinks (`closed`; `--arrival open` is the reference's user, who does not). And every draw comes
-from the user's own child seed, so what user 7 asks does not depend on how fast anybody was served.
+from the user's child seed, so what user 7 asks for does not depend on how fast others are served.
 """
 
 import heapq
@@ -23,6 +23,7 @@ from kv_cache.workload.prompts import Prompts
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.quota import Counts, Quota, one
 from kv_cache.workload.sizing import Geometry
+from kv_cache.workload.source import answered_at_once
 
 MAX_STREAM_TOKENS = 131_072
 """A conversation that grows beyond this context (Llama 3.1's) starts anew."""
@@ -74,8 +75,8 @@ class _User:
     """One user's endless series of turns, independent of time."""
 
     def __init__(self, index: int, config: UsersConfig, seed: Seed, before: int = 0) -> None:
-        """`before`: how many have had this index and left. A newcomer is of the same kind, class
-        and pace, so that as many users are always the same mix, and shares nothing else."""
+        """Make the user after `before` others of this index, who have left. A newcomer has their
+        persona, class and pace, so that N users are always the same mix, and nothing else."""
         self._rng = rng = seed.child("user", index).rng()
         if config.population is not None:
             rng = config.population.child("user", index).rng()
@@ -113,8 +114,8 @@ class _User:
         )
 
     def _numbers(self) -> tuple[int, int, int]:
-        """Think time, prompt and answer of the next request: drawn from the laws that are given,
-        else as the kind of user says."""
+        """Draw think time, prompt and answer of the next request: from the configured laws, else
+        from the persona."""
         rng, laws = self._rng, self._config.lengths
         think_s = self._think_s * rng.uniform(0.8, 1.2) if self._config.thinks else 0
         if laws.think_s is not None and self._config.thinks:
@@ -130,7 +131,7 @@ class _User:
         return s_to_ns(think_s), prompt, output
 
     def _ends(self) -> bool:
-        """Whether the next request begins a new conversation."""
+        """Return whether the next request begins a new conversation."""
         ends = self._rng.random() < self._config.end_probability
         return not self._turn or self._turn >= self._most_turns or (ends and not self._planned)
 
@@ -148,16 +149,16 @@ class _User:
         return f"{self.name}_conv_{self._conversations:05d}"
 
     def _begin(self) -> None:
-        """A new conversation, perhaps with a prompt that others share."""
+        """Begin a conversation, perhaps with a prompt that others share."""
         config, geometry = self._config, self._config.geometry
         self._conversations += 1
         self._turn = self._tokens = self._shared = 0
         self._blocks = ()
         if config.lengths.turns is not None:
             self._most_turns = whole(config.lengths.turns.draw(self._rng))
-        lucky = self._rng.random() < config.prompt_probability
+        shares = self._rng.random() < config.prompt_probability
         prompt = None if config.prompts is None else config.prompts.draw(self._rng)
-        if config.prompts is None or prompt is None or not lucky:
+        if config.prompts is None or prompt is None or not shares:
             return
         self._blocks = config.prompts.blocks(geometry, prompt)
         self._shared = len(self._blocks)
@@ -165,7 +166,7 @@ class _User:
             self._tokens = prompt.tokens
 
     def _objects(self, think_ns: int, prompt: int, output: int) -> _Turn:
-        """One object for each turn; the history is the objects of the earlier turns."""
+        """Return a turn as one object; the history is the objects of the earlier turns."""
         new_from = len(self._blocks)
         prompt, self._tokens = prompt + self._tokens, 0
         key = content_key("turn", self._conversation, self._turn)
@@ -176,7 +177,7 @@ class _User:
         )  # fmt: skip
 
     def _stream(self, think_ns: int, prompt: int, output: int) -> _Turn:
-        """Blocks of a token stream: the prompt is all that was said, and the new question."""
+        """Return a turn as blocks of a token stream: its prompt is the history and what is new."""
         geometry = self._config.geometry
         new_from = len(self._blocks)
         total = self._tokens + prompt
@@ -197,11 +198,12 @@ class SyntheticUsers:
     def __init__(
         self, config: UsersConfig, seed: Seed, max_requests: int = 0, counts: Counts = one
     ) -> None:
-        """`max_requests`: how many are sent in all (0 = no limit), each with what it `counts`."""
+        """Make all users, who send `max_requests` in all (0 = no limit), each with what it
+        `counts`."""
         self._config = config
         self._seed = seed
         self._users: list[_User] = []
-        self._had: Counter[int] = Counter()  # how many people have had an index
+        self._had: Counter[int] = Counter()  # users so far, by index
         self._ready: list[tuple[int, int, _User, _Turn]] = []
         self._scheduled = 0
         self._popped = 0
@@ -218,8 +220,8 @@ class SyntheticUsers:
         return len(self._users)
 
     def resize(self, users: int, now_ns: int) -> None:
-        """The last to come are the first to leave."""
-        assert users >= 1, "with nobody left a source would be exhausted"
+        """Let users come or leave; the last to come are the first to leave."""
+        assert users >= 1, "without users a source would be exhausted"
         assert self._quota is None, "requests that are planned user by user need fixed users"
         if users > len(self._users):
             self._come(users, now_ns)
@@ -256,12 +258,9 @@ class SyntheticUsers:
             self._schedule(user, finished_ns)
 
     def plan(self) -> Iterator[Request]:
-        """Every user answered at once: the order that `max_requests` and the digest go by."""
-        planned = SyntheticUsers(replace(self._config, closed=False), self._seed)
-        while True:
-            request = planned.pop(0)
-            planned.after(request, 0)
-            yield request
+        """Walk the requests, each answered at once: the order that `max_requests` and the digest go
+        by."""
+        yield from answered_at_once(SyntheticUsers(replace(self._config, closed=False), self._seed))
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -278,8 +277,8 @@ class SyntheticUsers:
         }
 
     def _classes(self) -> dict[str, int]:
-        found = Counter(user.qos for user in self._users)
-        return {f"{qos}_users": found[qos] for qos in Qos}
+        users = Counter(user.qos for user in self._users)
+        return {f"{qos}_users": users[qos] for qos in Qos}
 
     def _schedule(self, user: _User, from_ns: int) -> None:
         if self._quota is not None and not self._quota.take(user.name):

@@ -43,12 +43,12 @@ from kv_cache.workload.rag import (
     LibraryConfig,
     RetrievalConfig,
     Retriever,
-    Retrieving,
+    WithRetrievals,
 )
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.renamed import Renamed
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
-from kv_cache.workload.row_requests import AskingConfig
+from kv_cache.workload.row_requests import RowRequestsConfig
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
@@ -133,7 +133,7 @@ def replay(
 ) -> TraceReplay:  # fmt: skip
     rows = ROWS_OF[kind]()
     config = ReplayConfig(
-        asking=asking(block_tokens, 256 if kind == "hashed" else 0),
+        requests=asking(block_tokens, 256 if kind == "hashed" else 0),
         speedup=speedup,
         arrival_scale=arrival_scale,
         cycles=cycles,
@@ -141,8 +141,8 @@ def replay(
     return TraceReplay(lambda: iter(rows), config, seed, {"rows": len(rows)}, most, counts)
 
 
-def asking(block_tokens: int, trace_block_tokens: int = 0) -> AskingConfig:
-    return AskingConfig(
+def asking(block_tokens: int, trace_block_tokens: int = 0) -> RowRequestsConfig:
+    return RowRequestsConfig(
         geometry=geometry(block_tokens), qos=QOS, trace_block_tokens=trace_block_tokens
     )
 
@@ -188,7 +188,10 @@ def sessions(
 ) -> SessionReplay:  # fmt: skip
     rows = session_rows(agents=agents)
     config = SessionsConfig(
-        asking=asking(block_tokens, 256 if agents else 0), users=4, speedup=speedup, cycles=cycles
+        requests=asking(block_tokens, 256 if agents else 0),
+        users=4,
+        speedup=speedup,
+        cycles=cycles,
     )
     return SessionReplay(lambda: iter(rows), config, seed, {"rows": len(rows)}, most, counts)
 
@@ -275,7 +278,7 @@ def retriever(seed: Seed, reuse: ChunkReuse = ChunkReuse.INDEPENDENT) -> Retriev
 def retrieving(make: Make, reuse: ChunkReuse = ChunkReuse.INDEPENDENT) -> Make:
     def made(seed: Seed, most: int = 0) -> Source:
         what = retriever(seed, reuse)
-        return Retrieving(make(seed, most, what.counts), what, most)
+        return WithRetrievals(make(seed, most, what.counts), what, most)
 
     return made
 

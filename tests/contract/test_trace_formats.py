@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_cache.testing.trace_format import Walked, check_trace_format, without_lines
+from kv_cache.testing.trace_format import pieces as pieces_of
+from kv_cache.testing.trace_format import walk as walk_text
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import (
     MAX_ID_CHARS,
@@ -21,8 +24,8 @@ from kv_cache.workload.formats.base import (
     WrongHeaderError,
 )
 from kv_cache.workload.formats.lmcache import frame_texts
-from kv_cache.workload.formats.opening import open_lines
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.text_files import open_lines
 from kv_cache.workload.samples import SAMPLES, sample_bytes
 from tests.traces import real_trace
 
@@ -119,24 +122,8 @@ each_counted = pytest.mark.parametrize("name", sorted(n for n, d in DIALECTS.ite
 each_table = pytest.mark.parametrize("name", sorted(n for n, d in DIALECTS.items() if d.comma))
 
 
-@dataclass
-class Walked:
-    rows: list[TraceRow]
-    bad: list[tuple[int, str]]
-    notes: list[tuple[int, Note]]
-
-
 def walk(name: str, texts: Iterable[str]) -> Walked:
-    bad: list[tuple[int, str]] = []
-    notes: list[tuple[int, Note]] = []
-    rows = list(
-        TRACE_FORMATS[name].rows(
-            enumerate(texts, 1),
-            lambda line, reason: bad.append((line, reason)),
-            lambda line, note: notes.append((line, note)),
-        )
-    )
-    return Walked(rows, bad, notes)
+    return walk_text(TRACE_FORMATS[name], texts)
 
 
 def sample_text(sample: str, rows: int | None = None) -> str:
@@ -147,10 +134,7 @@ def sample_text(sample: str, rows: int | None = None) -> str:
 
 
 def pieces(sample: str, text: str) -> list[str]:
-    """What the format is given: lines, or parts of a document that are cut anywhere."""
-    if TRACE_FORMATS[SAMPLES[sample].format].document:
-        return [text[at : at + 997] for at in range(0, len(text), 997)]
-    return text.splitlines()
+    return pieces_of(TRACE_FORMATS[SAMPLES[sample].format], text)
 
 
 def walk_sample(sample: str, text: str | None = None) -> Walked:
@@ -158,11 +142,12 @@ def walk_sample(sample: str, text: str | None = None) -> Walked:
     return walk(SAMPLES[sample].format, pieces(sample, text))
 
 
-def without_lines(rows: Iterable[TraceRow]) -> list[TraceRow]:
-    return [row._replace(line=0) for row in rows]
-
-
 # --- every format, on its samples ---
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES))
+def test_every_format_passes_the_check_that_users_call(sample: str) -> None:
+    check_trace_format(TRACE_FORMATS[SAMPLES[sample].format], sample_text(sample))
 
 
 def test_every_format_is_named_by_its_key_and_has_a_sample() -> None:

@@ -1,29 +1,22 @@
 """`kv-cache.py compare`: real results, and what stays on the disk."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kv_cache.cli import main
 from kv_cache.result.chain import file_digest, seal
 from kv_cache.result.trials import aggregate
-from tests.cli import command, environment, small
+from tests.cli import as_a_process, small
 from tests.trials import GB, series, windows
 
 
 def run(cwd: Path, *args: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        command("compare", *args),
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    with as_a_process(cwd) as printed:
+        code = main(["compare", *args])
+    return code, printed[0], printed[1]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +136,7 @@ def test_text_out_of_a_file_cannot_drive_the_terminal(
         (["A.json", "none.json"], "result none.json cannot be read"),
         (["A.json", "B.json", "--json=A.json"], "--json A.json: a file of that name is there"),
         (["A.json", "B.json", "--json=no/C.json"], "--json no/C.json: there is no directory no"),
-        (["A.json", "B.json", "--jso=x"], "unrecognized arguments: --jso=x"),
+        (["A.json", "B.json", "--jso=x"], "--jso is not a flag. Did you mean '--json'?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(

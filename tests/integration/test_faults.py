@@ -68,7 +68,7 @@ class Watch:
 
     def see(self, ref: CopyRef, offset: int, data: memoryview) -> None:
         if threading.current_thread().name == "storage":
-            return  # not for a request: the sample at the end (`bench/waits`)
+            return  # not for a request: the sample at the end (`bench/stillness`)
         buffer = Buffer(np.frombuffer(data, np.uint8))
         right = self.payload.matches(buffer, ref, offset, len(data), full=True)
         with self.lock:

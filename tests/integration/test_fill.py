@@ -17,9 +17,10 @@ from benchmarks.devices import (
 )
 from kv_cache.bench import fill as module
 from kv_cache.bench.cache_dir import CacheDir
-from kv_cache.bench.fill import Filled, check_fill, discards, fill, mount_options
-from kv_cache.bench.probes.sample import examine
+from kv_cache.bench.fill import Filled, check_fill, discards, fill
+from kv_cache.bench.probes.payload_pages import examine
 from kv_cache.core.errors import PlaceError
+from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.tiers.nvme.engines import Buffered
@@ -306,11 +307,13 @@ broken line
     ],
 )
 def test_the_options_of_the_deepest_mount_are_found(path: str, option: str) -> None:
-    assert option in (mount_options(MOUNTS, path) or [])
+    mount = mount_of(path, "", parse_mounts(MOUNTS))
+    assert mount is not None
+    assert option in mount.all_options
 
 
 def test_without_a_mount_nothing_is_known() -> None:
-    assert mount_options("", "/home") is None
+    assert mount_of("/home", "", ()) is None
 
 
 @pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "loop devices are there")

@@ -99,7 +99,7 @@ def test_the_references_file_is_the_defaults_where_there_is_none(
 def test_a_run_without_sizes_begins_and_its_result_says_which_it_took(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_cache.bench.sizing.available_ram_bytes", lambda: 2 << 30)
+    monkeypatch.setattr("kv_cache.bench.tier_sizes.available_ram_bytes", lambda: 2 << 30)
     words = [word for word in SMALL if "-mem-gb" not in word]
     words += ["--cache-dir=cache", "--max-requests=8", "--no-progress", "--gpu=emulated"]
     assert main(["run", *words, "--output=R.json"]) == 0

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from kv_cache.app.lab import unless_stopped
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli import main
-from kv_cache.cli.lab import _StoppedError, _until
 from kv_cache.core.seed import Seed
 from kv_cache.lab.patterns import PATTERNS
 from kv_cache.lab.variants import USUAL
@@ -310,6 +310,23 @@ def test_the_numbers_of_a_policy_given_as_they_are_change_nothing(
     assert plain == given
 
 
+@pytest.mark.parametrize(
+    ("words", "source", "replays"),
+    [
+        (["mooncake.jsonl", "--requests", "9"], "first 9 requests of trace mooncake.jsonl", "10"),
+        (["--pattern", "rag_burst", "--seeds", "3"], "rag_burst, with 3 seeds each", "18"),
+    ],
+)
+def test_a_dry_run_says_what_would_be_replayed_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], source: str, replays: str
+) -> None:
+    assert main(["lab", *words, "--policies", "lru,fifo", "--dry-run", "-o", "L.json"]) == 0
+    out = capsys.readouterr().out
+    assert source in out
+    assert f"replays  {replays}\n" in out
+    assert not (here / "L.json").exists()
+
+
 # --- patterns --------------------------------------------------------------------------------
 
 
@@ -391,10 +408,10 @@ def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[st
         ([], "no trace is given"),
         (["gone.jsonl"], "there is no such trace"),
         (["mooncake.jsonl", "--policies", "lur"], "'lur' is no policy. Did you mean 'lru'?"),
-        (["mooncake.jsonl", "--policies", "lru,lru"], "--policies: lru stands twice"),
+        (["mooncake.jsonl", "--policies", "lru,lru"], "--policies: duplicate lru"),
         (["mooncake.jsonl", "--policies", "lru:x=1"], "lru has no 'x'; it has no numbers"),
         (["mooncake.jsonl", "--admission", "secondhit"], "Did you mean 'second-hit'?"),
-        (["mooncake.jsonl", "--admission", "depth,depth"], "--admission: depth stands twice"),
+        (["mooncake.jsonl", "--admission", "depth,depth"], "--admission: duplicate depth"),
         (["mooncake.jsonl", "--admission", "depth:deep=1"], "has no 'deep'; it has max_depth"),
         (["mooncake.jsonl", "--admission", "size:memory=9"], "has no 'memory'; it has max_bytes"),
         (["mooncake.jsonl", "--admission", "frequency:memory=0"], "memory is 0; it must be from 1"),
@@ -402,27 +419,27 @@ def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[st
         (["mooncake.jsonl", "--policies", "regret-aware:regret_weight=-1"], "from 0 to 1000000"),
         (["mooncake.jsonl", "--policies", "regret-aware:kept=nan"], "kept is nan; it must be"),
         (["mooncake.jsonl", "--policies", "s3-fifo:to_main=4"], "to_main is 4; it must be from 1"),
-        (["mooncake.jsonl", "--policies", "windowed:window=1:window=2"], "window stands twice"),
+        (["mooncake.jsonl", "--policies", "windowed:window=1:window=2"], "duplicate window"),
         (["mooncake.jsonl", "--policies", "learned:sample=0"], "sample is 0; it must be from 1"),
         (["mooncake.jsonl", "--admission", "depth:max_depth=x"], "max_depth= and a whole number"),
         (["mooncake.jsonl", "--capacities", "64Gib"], "which is none. Did you mean 'GiB'?"),
         (["mooncake.jsonl", "--capacities", "0%"], "'0%' is no room at all"),
         (["mooncake.jsonl", "--capacities", "101%"], "give at most 100%"),
         (["mooncake.jsonl", "--capacities", "many"], "'many' is no capacity"),
-        (["mooncake.jsonl", "--capacities", "1%,1%"], "1% stands twice"),
+        (["mooncake.jsonl", "--capacities", "1%,1%"], "duplicate 1%"),
         (["mooncake.jsonl", "--seeds", "3"], "--seeds is of patterns"),
         (["mooncake.jsonl", "--pattern", "all"], "mooncake.jsonl and --pattern are both given"),
-        (["--pattern", "rag"], "'rag' is no pattern"),
+        (["--pattern", "rag"], "'rag' is not a pattern"),
         (["--pattern", "rag_burst", "--pages", "8"], "--pages is 8; rag_burst has 22 or more"),
         (["--pattern", "rag_burst", "--model", "tiny-1b"], "says nothing of a pattern"),
-        (["--pattern", "rag_burst", "--seeds", "0"], "--seeds is 0; it must be from 1"),
-        (["--pattern", "rag_burst", "--users"], "--pattern and --users are both given"),
-        (["mooncake.jsonl", "--residency", "int3"], "'int3' is no type"),
+        (["--pattern", "rag_burst", "--seeds", "0"], "--seeds is 0; it must be a whole number"),
+        (["--pattern", "rag_burst", "--users"], "--users and --pattern are both given"),
+        (["mooncake.jsonl", "--residency", "int3"], "'int3' is not a type"),
         (["mooncake.jsonl", "--dequant", "int4=1"], "give --residency too"),
-        (["mooncake.jsonl", "--residency", "int4", "--dequant", "int4=x"], "must be TYPE=NS"),
+        (["mooncake.jsonl", "--residency", "int4", "--dequant", "int4=x"], "int4 is 'x'; it must"),
         (["mooncake.jsonl", "--residency", "int4", "--dequant", "int8=1"], "holds nothing"),
         (["mooncake.jsonl", "--dequant-source", "me"], "which is not given"),
-        (["mooncake.jsonl", "--residency", "int4", "--quant-group", "-1"], "at least 0"),
+        (["mooncake.jsonl", "--residency", "int4", "--quant-group", "-1"], "0 to 1000000"),
         (["mooncake.jsonl", "--plot", "x.gif"], "does not end in .svg, .png or .pdf"),
         (["mooncake.jsonl", "--csv", "x.txt"], "does not end in .csv"),
         (["mooncake.jsonl", "--csv", "mine.csv"], "mine.csv"),
@@ -434,9 +451,9 @@ def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[st
         (["--users", "--requests", "99999999999"], "it must be 10,000,000 at most"),
         (["mooncake.jsonl", "--eviction", "arc"], "--eviction is of a run's tiers"),
         (["mooncake.jsonl", "--cpu-mem-gb=4"], "--cpu-mem-gb is of a run's tiers"),
-        (["mooncake.jsonl", "--capacities", ""], "'' is no capacity"),
-        (["--pattern", ""], "'' is no pattern"),
-        (["mooncake.jsonl", "--residency", "int4", "--quant-group", "9" * 30], "at most 1000000"),
+        (["mooncake.jsonl", "--capacities", ""], "text that is not empty"),
+        (["--pattern", ""], "text that is not empty"),
+        (["mooncake.jsonl", "--residency", "int4", "--quant-group", "9" * 30], "0 to 1000000"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_nothing_is_written(
@@ -470,6 +487,5 @@ def test_a_signal_ends_it_with_one_sentence_and_writes_nothing(
 def test_a_signal_that_came_before_the_work_began_ends_it_as_well() -> None:
     with interrupts() as caught:
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(_StoppedError):
-            _until(caught, lambda: pytest.fail("it began all the same"))
+        assert unless_stopped(caught, lambda: pytest.fail("it began all the same")) is None
         assert caught.exit_code == 130

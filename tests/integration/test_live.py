@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kv_cache.app.prepare import prepare as prepared
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cli.flags import parse
 from kv_cache.cli.progress import RunProgress, Status
 from tests.cli import SMALL, command, environment, prepare, run

@@ -21,8 +21,9 @@ from kv_cache.cli.mlperf_run import COMMAND
 from kv_cache.cli.wrapper import read
 from kv_cache.config.root import options as run_options
 from kv_cache.core.errors import UsageError
+from kv_cache.metrics.judging import Status
 from kv_cache.mlperf.manifest import FINISHED, INTERRUPTED
-from kv_cache.mlperf.rules import Status, check_tree
+from kv_cache.mlperf.rules import check_tree
 from kv_cache.mlperf.tree import read_tree
 from tests.cli import anything, command, environment
 from tests.submission import SMALL
@@ -60,7 +61,7 @@ def own(tree: Path) -> Any:
 
 def test_the_whole_sequence_is_run_shortened_and_says_so_everywhere(place: Path) -> None:
     out, err = finish(start(place, f"--shorten 1 --trials 1 --clients 2 --org Acme -- {FLAGS}"))
-    assert out.startswith("mlperf    COMPLETE")
+    assert out.startswith("MLPerf Storage KV cache: COMPLETE. Option 1: ")
     assert "not to be submitted" in out
     assert "kvcacheFixedWorkloadPerOption: --shorten 1" in err
     tree = read_tree(place / "tree")
@@ -79,7 +80,7 @@ def test_the_whole_sequence_is_run_shortened_and_says_so_everywhere(place: Path)
     assert len(logs) == 6
     names = {path.name for path in (place / "tree").rglob("*")}
     assert not [n for n in names if n == "summary.json" or n.endswith("_metadata.json")]
-    short = {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT}
+    short = {f.rule for f in check_tree(tree) if f.status is Status.INVALID}
     assert {"submittable", "kvcachePosixCacheDir", "systemDescription"} <= short
     assert not short & {"completeness", "intactResults", "hashChain", "kvcachePerClientIsolation"}
     (yaml,) = (place / "tree").rglob("systems/*.yaml")
@@ -102,7 +103,7 @@ def test_ranks_behind_mpirun_have_the_same_tree(place: Path) -> None:
     finish(process)
     tree = read_tree(place / "tree")
     assert tree.flaws == ()
-    assert [r.told["told_by"] for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
+    assert [r.mpi.told_by for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
     assert (tree.place.run / "option_3" / "trial_0" / "launch.log").stat().st_size
 
 
@@ -117,7 +118,7 @@ def test_a_signal_ends_the_clients_and_keeps_what_there_is(number: int, place: P
     assert "the sequence is interrupted; what was measured is kept in" in err
     tree = read_tree(place / "tree")
     assert tree.manifest is not None
-    assert tree.manifest.own["status"] == INTERRUPTED
+    assert tree.manifest.record.status == INTERRUPTED
     assert tree.manifest.file_changes == ()
     assert sum(flaw.kind == "unfinished" for flaw in tree.flaws) == 2
     assert not list((place / "cache").glob("rank_*"))
@@ -136,7 +137,8 @@ def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -
     (directory,) = (place / "tree").rglob("option_1/trial_0/rank_1")
     directory.rmdir()  # it cannot write its result then
     out, err = finish(process, 1)
-    assert "INVALID: option 1; valid: option 3" in out
+    assert "Option 3: " in out
+    assert "INVALID: option 1: nothing is claimed of it." in out
     # The other one may have been ended in the middle of its last words.
     assert re.search("option 1 is given up: .*rank 1 ended with exit code 1", err)
     assert [(r["option"], r["trial"], r["complete"]) for r in own(place / "tree")["trials"]] == [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.run import RealRun, open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.kinds import Tier

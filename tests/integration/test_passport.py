@@ -33,16 +33,16 @@ import yaml
 
 from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
 from kv_cache.app.prepare import Job, prepare
-from kv_cache.bench import places as run_places
-from kv_cache.bench.certify import ceiling
+from kv_cache.app.verify import VerifyOptions, verify
+from kv_cache.bench import storage_room
+from kv_cache.bench.client_ceiling import ceiling
 from kv_cache.bench.counters import device_of
-from kv_cache.bench.plan import RunPlan
 from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.run import open_run
+from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cli.flags import parse
-from kv_cache.cli.verify import verify
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.files.machine import captured
@@ -51,6 +51,7 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import RULES, Thresholds, judge
 from kv_cache.result.chain import file_digest, sealed_files
 from kv_cache.result.document import build_result
+from kv_cache.result.verification import RunVerification
 from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import choose_engine
@@ -129,7 +130,8 @@ def ran(cwd: Path, *more: str, **sections: Mapping[str, Any]) -> Any:
 
 def intact(cwd: Path, done: cli.Ran) -> Any:
     """`verify` must find every result that was written as the run left it."""
-    report = verify(cwd / "R.json")
+    report = verify(VerifyOptions(result=str(cwd / "R.json")))
+    assert isinstance(report, RunVerification)
     assert report.intact, (report.changes, report.deviations)
     assert report.verdict.verdict == done.own["passport"]["verdict"]
     return done.own
@@ -290,7 +292,7 @@ def test_the_records_are_in_the_chain_with_their_digests(untouched_directory: Pa
     files = sealed_files(document)
     assert files.keys() == {"requests.jsonl", "transfers.jsonl"}
     assert files == {name: file_digest(directory / name) for name in files}
-    assert verify(directory).intact
+    assert verify(VerifyOptions(result=str(directory))).intact
 
 
 @pytest.fixture(scope="module")
@@ -407,7 +409,7 @@ class _OtherSink:
         self._write = write
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[MetadataStep]:
         return self._sink.steps
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -590,7 +592,9 @@ def test_an_engine_is_chosen_by_what_the_file_system_does(without_direct: Path) 
 def test_drives_of_which_one_falls_back_are_named_as_a_mix(
     tmp_path: Path, without_direct: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_places, "check_space", lambda *_: None)  # ramfs does not tell its size
+    monkeypatch.setattr(
+        storage_room, "check_space", lambda *_: None
+    )  # ramfs does not tell its size
     places = (f"--cache-dir={tmp_path / 'cache'}", f"--cache-dir={without_direct / 'cache'}")
     own = measured(tmp_path, *places, "--io-engine=auto")
     names(own, V3="invalid", V5="suspect", also=("V1",))

@@ -11,7 +11,7 @@ from kv_cache.cli import main
 from kv_cache.installing import install_hint
 from kv_cache.result.chain import seal
 from tests import trials
-from tests.cli import command, environment, small
+from tests.cli import as_a_process, environment, small
 
 pytest.importorskip("matplotlib")
 
@@ -24,7 +24,9 @@ console()
 
 
 def plot(cwd: Path, *args: str) -> tuple[int, str, str]:
-    return ran(cwd, command("plot", *args))
+    with as_a_process(cwd) as printed:
+        code = main(["plot", *args])
+    return code, printed[0], printed[1]
 
 
 def ran(cwd: Path, words: list[str]) -> tuple[int, str, str]:
@@ -75,8 +77,8 @@ def test_the_name_says_the_format_and_our_own_picture_is_replaced(
     [
         (["none.json"], "result none.json cannot be read"),
         (["cut.json"], "give an untouched result file"),
-        (["list.json"], "is JSON but no result of this program"),
-        (["other.json"], "which is none of ours"),
+        (["list.json"], "is JSON but not a result of this program"),
+        (["other.json"], "which this program does not know"),
         (["edited.json"], "was changed after its run"),
         (["A.json", "cut.json"], "give an untouched result file"),
         (["A.json", "A.json"], "would both be A.svg"),

@@ -62,7 +62,7 @@ def test_the_run_after_it_is_the_run_without_it(tmp_path: Path) -> None:
     for told in (directory, Path("R.json")):
         checked = run(tmp_path / "with", "verify", str(told))
         assert checked.code == 0, checked.err
-        assert "intact" in checked.out
+        assert "INTACT" in checked.out
 
 
 def test_too_few_rounds_make_the_verdict_suspect(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from kv_cache.cli import main
 from kv_cache.config.load import load_config
 from kv_cache.files.iotrace import COLUMNS
 from kv_cache.result.verify import recheck
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.trace_files import open_trace
 from tests.cli import SMALL, Ran, finish, one_configuration, prepare, run, small, start
 
 Go = Callable[..., Any]

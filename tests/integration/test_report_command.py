@@ -70,7 +70,7 @@ def test_what_is_no_result_is_one_sentence(
 ) -> None:
     (tmp_path / "x.json").write_text("{}")
     assert main(["report", str(tmp_path / "x.json")]) == 2
-    assert "is JSON but no result of this program" in capsys.readouterr().err
+    assert "is JSON but not a result of this program" in capsys.readouterr().err
 
 
 def test_ranks_have_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from kv_cache.bench.bucket import RUNS, RunPrefix, check_bucket
 from kv_cache.bench.owner import Host, this_host
+from kv_cache.bench.run_prefix import RUNS, RunPrefix, check_bucket
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB

@@ -97,7 +97,7 @@ def test_users_come_while_the_promises_are_kept(tmp_path: Path) -> None:
     assert max(w["users"] for w in windows) <= 40
     checked = run(tmp_path, "verify", "R.json")
     assert checked.code == 0, checked.err
-    assert "intact" in checked.out
+    assert "INTACT" in checked.out
 
 
 def test_there_are_as_many_workers_as_users(

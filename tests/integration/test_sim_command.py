@@ -199,6 +199,28 @@ def test_a_real_trace_is_simulated(here: Path, capsys: pytest.CaptureFixture[str
     assert own["variants"][0]["runs"][0]["facts"]["requests"]["arrived"] == 200
 
 
+def test_a_dry_run_says_how_much_would_be_simulated_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "pool.yaml", "--seeds", "3", "--dry-run", "-o", "R.json"]) == 0
+    out = capsys.readouterr().out
+    assert "6: 2 variants with 3 seeds each" in out
+    assert "360 in all" in out
+    assert "R.json" in out
+    assert "name another" in refused(capsys, "pool.yaml", "--dry-run", "-o", "pool.yaml")
+    assert [path.name for path in here.iterdir()] == ["pool.yaml"]
+
+
+def test_a_variable_of_an_option_of_run_is_none_of_sim(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KV_CACHE_SIM__PROFILE", "drive.yaml")
+    monkeypatch.setenv("KV_CACHE_SIM__SEEDS", "2")
+    assert len(sim(capsys, "pool.yaml")["seeds"]) == 2
+    monkeypatch.setenv("KV_CACHE_SIM__SEED", "2")
+    assert "KV_CACHE_SIM__SEED is no option's" in refused(capsys, "pool.yaml")
+
+
 # --- what others do with it ------------------------------------------------------------------
 
 
@@ -288,8 +310,8 @@ def test_a_signal_before_any_run_has_ended_leaves_nothing(here: Path) -> None:
         ((), "no scenario is given"),
         (("pol.yaml",), "no scenario file 'pol.yaml'"),
         (("single-nod",), "Did you mean 'single-node'?"),
-        (("pool.yaml", "--preset", "huge"), "--preset huge"),
-        (("pool.yaml", "--seeds", "0"), "--seeds 0"),
+        (("pool.yaml", "--preset", "huge"), "--preset is 'huge'; it must be one of"),
+        (("pool.yaml", "--seeds", "0"), "--seeds is 0; it must be"),
         (("pool.yaml", "--seeds", "2", "--set", "seeds=3"), "keep one of them"),
         (("pool.yaml", "--set", "tiers.drum.capacity_gib=1"), "Did you mean 'dram'?"),
         (("pool.yaml", "--set", "workload.requests=many"), "a whole number"),
@@ -298,7 +320,7 @@ def test_a_signal_before_any_run_has_ended_leaves_nothing(here: Path) -> None:
         (("pool.yaml", "--html", "pool.yaml"), "the scenario's file"),
         (("pool.yaml", "--plot", "p.gif"), "does not end in .svg"),
         (("pool.yaml", "--csv", "none/r.csv"), "there is no directory none"),
-        (("pool.yaml", "--outptu", "x"), "sim --help. Did you mean '--output'?"),
+        (("pool.yaml", "--outptu", "x"), "--outptu is not a flag. Did you mean '--output'?"),
         (("pool.yaml", "--set", "instances={}"), "instances is a table of sections; give"),
         (
             ("pool.yaml", "--set", "workload.turns=[1,10000]", "--set", "workload.think_s=[1,1e6]"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.devices import Faults, faulty_directory, ram_directory
-from kv_cache.cli.verify import verify
+from kv_cache.app.verify import VerifyOptions, verify
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.result.histograms import read_histogram
 from kv_cache.tiers.wrappers import Throttled
@@ -56,7 +56,7 @@ def test_a_device_that_hangs_to_the_end_of_the_window_is_suspect(
     assert at_s + seconds == pytest.approx(told.own["window_s"])
     assert worst(told, "device") > 0.9e3 * seconds
     assert worst(told, "total") > 0.9e3 * seconds
-    assert not verify(Path("R.json")).deviations
+    assert not verify(VerifyOptions(result="R.json")).deviations
 
 
 def worst(told: Told, part: str) -> float:

@@ -17,10 +17,13 @@ import orjson
 import pytest
 
 from kv_cache.cli.mlperf import main
+from kv_cache.cli.plot import main as plot
+from kv_cache.cli.report import main as report
 from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.judging import Status
 from kv_cache.mlperf import rankfile
 from kv_cache.mlperf.aggregate import run_summary, summarize
 from kv_cache.mlperf.document import tree_document
@@ -37,7 +40,7 @@ from kv_cache.mlperf.rankfile import (
     UNEXPECTED,
     UNFINISHED,
 )
-from kv_cache.mlperf.rules import RULES, Status, check_tree
+from kv_cache.mlperf.rules import RULES, check_tree
 from kv_cache.mlperf.tree import Tree, read_tree
 from kv_cache.result.run import plain
 from kv_cache.view.submission import check_view, submission_view
@@ -187,7 +190,7 @@ def test_a_sequence_is_read_where_it_was_copied_to(whole: Made, tmp_path: Path) 
     tree = read_tree(copied)
     assert tree.flaws == ()
     assert tree.place.org is None
-    assert {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT} == set()
+    assert {f.rule for f in check_tree(tree) if f.status is Status.INVALID} == set()
 
 
 # --- what makes an option invalid --------------------------------------------------------------
@@ -577,7 +580,7 @@ def test_every_rule_is_broken_below() -> None:
 
 
 def short(tree: Tree) -> set[str]:
-    return {f.rule for f in check_tree(tree) if f.status is Status.FALLS_SHORT}
+    return {f.rule for f in check_tree(tree) if f.status is Status.INVALID}
 
 
 def test_nothing_falls_short_in_a_tree_that_keeps_all_rules(whole: Made) -> None:
@@ -685,7 +688,7 @@ def test_a_file_system_that_is_not_recorded_is_not_judged(base: Document, tmp_pa
 def test_a_record_of_no_option_or_of_one_twice_is_no_record(options: Any, made: Made) -> None:
     made.own["config"]["options"] = options
     made.seal()
-    with pytest.raises(UsageError, match="is of schema"):
+    with pytest.raises(UsageError, match="is of another schema"):
         made.tree()
 
 
@@ -725,6 +728,20 @@ def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:
     assert text.count("\n| ") >= 10
     _, found = call("check", str(whole.top), "--json")
     assert {row["rule"] for row in json.loads(found)["rules"]} == set(RULES)
+
+
+def test_a_tree_is_reported_in_every_form_beside_it(whole: Made, tmp_path: Path) -> None:
+    """Not in it: a file more in a sequence would be one that was added."""
+    assert report([str(whole.top)]) == 0
+    page = whole.top.with_name(f"{whole.top.name}.html").read_text()
+    for text in ("MLPerf Storage KV cache", "kvcacheFixedWorkloadPerOption", "1 host"):
+        assert text in page
+    for suffix in ("md", "xlsx"):
+        assert report([str(whole.top), "-o", str(tmp_path / f"R.{suffix}")]) == 0
+    assert "| 1 Max Storage Stress | complete |" in (tmp_path / "R.md").read_text()
+    assert short(whole.tree()) == set()
+    pytest.importorskip("matplotlib")
+    assert plot([str(whole.top), "-o", str(tmp_path / "R.svg")]) == 0
 
 
 def nothing_there(top: Path) -> Path:

@@ -201,7 +201,7 @@ def test_real_runs_at_the_same_time_are_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "args", "says"),
     [
-        ({}, ["--jobs=0"], "--jobs 0 is not in 1 to 256"),
+        ({}, ["--jobs=0"], "--jobs is 0; it must be a whole number, 1 to 256"),
         ({"D/notes.txt": "mine"}, [], "it holds 'notes.txt' and no sweep.json"),
         ({"D/sweep.json": "{"}, [], "is not JSON"),
         ({"D/sweep.json": '{"kv_cache": {"schema": "else/1"}}'}, [], "no document of a sweep"),

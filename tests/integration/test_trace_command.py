@@ -280,6 +280,7 @@ def test_a_run_takes_a_fitted_configuration(here: Path) -> None:
         ("stats mooncake.jsonl --trace x", "both traces"),
         ("stats mooncake.jsonl --users", "leave one of them out"),
         ("stats mooncake.jsonl --requests 0", "--requests is 0"),
+        ("stats mooncake.jsonl --dry-run", "--dry-run is for commands that measure"),
         ("stats mooncake.jsonl --blok-tokens 4", "--block-tokens"),
         ("stats mooncake.jsonl --trace-format burst", "burstgpt"),
         ("stats mooncake.jsonl -o no/S.json", "no"),

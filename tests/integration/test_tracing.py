@@ -239,13 +239,13 @@ def test_a_bpftrace_that_will_not_end_is_made_to(
     monkeypatch.setitem(_PATIENCE_S, signal.SIGINT, 0.2)
     with Tracer([DEVICE]) as tracer:
         assert tracer.start() is None
-        assert tracer.stop().reason == "bpftrace did not end when it was told to"
+        assert tracer.stop().reason == "bpftrace did not end when it was asked to"
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
     reason = Tracer(["no-such-device"]).start()
     assert reason == (
-        "no-such-device is no block device that the kernel numbers (/sys/class/block)"
+        "no-such-device is not a block device that the kernel numbers (/sys/class/block)"
     )
 
 

@@ -68,7 +68,7 @@ def test_trials_on_a_real_directory_verify_and_leave_no_file(tmp_path: Path) -> 
     for number in (1, 2):
         checked = run(tmp_path, "verify", f"R.trial{number}.json")
         assert checked.code == 0, checked.err
-        assert "intact" in checked.out
+        assert "INTACT" in checked.out
         assert len((tmp_path / f"dump.trial{number}.jsonl").read_text().splitlines()) == 25
     directories = sorted((tmp_path / "runs").iterdir())
     assert len(directories) == 2

@@ -13,17 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kv_cache.cache.copies import Position, State
 from kv_cache.cache.ledger import Claim
-from kv_cache.cache.manager import (
-    ROOM,
-    CacheManager,
-    CacheRules,
-    Demotion,
-    Place,
-    Plan,
-    State,
-    TierSpec,
-)
+from kv_cache.cache.limits import CacheRules, TierSpec
+from kv_cache.cache.manager import ROOM, CacheManager
+from kv_cache.cache.plans import Demotion, RoomPlan
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import Tier
@@ -168,7 +162,7 @@ class CacheMachine(RuleBasedStateMachine):
     def store(self, keys: list[int]) -> None:
         blocks = [block(key) for key in keys]
         places = {
-            each.key: Place(number % 5, None) for number, each in zip(keys, blocks, strict=True)
+            each.key: Position(number % 5, None) for number, each in zip(keys, blocks, strict=True)
         }
         placement = self.cache.begin_stores(blocks, places)
         planned = len(placement.plan.targets) if placement.plan else 0
@@ -293,14 +287,14 @@ class CacheMachine(RuleBasedStateMachine):
             job.go_on()
         self.jobs = [job for job in self.jobs if not job.ended]
 
-    def _store(self, plan: Plan) -> Iterator[Batch]:
+    def _store(self, plan: RoomPlan) -> Iterator[Batch]:
         yield from self._room(plan)
         if self.cache.begin_writes(plan):
             for ref in plan.targets:
                 self.disk.grow(ref)
             yield [partial(self._end_write, ref) for ref in plan.targets]
 
-    def _promote(self, plan: Plan, refs: Sequence[CopyRef]) -> Iterator[Batch]:
+    def _promote(self, plan: RoomPlan, refs: Sequence[CopyRef]) -> Iterator[Batch]:
         yield from self._room(plan)
         if not self.cache.begin_writes(plan):
             yield [partial(self._end_read, ref) for ref in refs]
@@ -310,7 +304,7 @@ class CacheMachine(RuleBasedStateMachine):
         pairs = zip(refs, plan.targets, strict=True)
         yield [partial(self._end_promotion, ref, target) for ref, target in pairs]
 
-    def _room(self, plan: Plan) -> Iterator[Batch]:
+    def _room(self, plan: RoomPlan) -> Iterator[Batch]:
         for level in plan.levels:
             if level.drops:
                 yield [partial(self._end_drop, level.claim, ref) for ref in level.drops]
@@ -369,7 +363,7 @@ def cache_of(**pages: int) -> CacheManager:
     return CacheManager(specs, EVICTION["lru"], CacheRules(), Signals())
 
 
-def make_room(cache: CacheManager, plan: Plan) -> None:
+def make_room(cache: CacheManager, plan: RoomPlan) -> None:
     for level in plan.levels:
         for ref in level.drops:
             cache.end_drop(ref, ok=True, claim=level.claim)
@@ -502,7 +496,7 @@ def test_a_victim_whose_lower_copy_is_on_its_way_is_not_copied_again() -> None:
     for number in range(5, 9):
         stored(cache, page(number))
         cache.check()
-    assert ref.copy_id not in cache._copies, "the CPU's copy was not evicted"
+    assert ref.copy_id not in cache._copies.by_id, "the CPU's copy was not evicted"
     cache.end_write(backup.plan.targets[0], ok=True)
     assert cache.end_read(backup.sources[0], ok=True) is None
     cache.check()

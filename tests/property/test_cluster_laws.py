@@ -1,6 +1,6 @@
 """The laws of a simulated cluster over scenarios drawn at random from all of its settings.
 
-The laws themselves are in kv_cache/sim/cluster/check.py, which every run asks; here they are asked
+The laws themselves are in kv_cache/sim/cluster/laws.py, which every run asks; here they are asked
 after every few events. What one run alone cannot show is compared here: other capacities, other
 seeds, other processes, limits between settings.
 """
@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from kv_cache.config.scenario import Scenario
-from kv_cache.sim.cluster.chain import PrefixChain
-from kv_cache.sim.cluster.check import AT_END, LAWS
 from kv_cache.sim.cluster.compute import make_compute
+from kv_cache.sim.cluster.laws import AT_END, LAWS
 from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
-from kv_cache.sim.cluster.run import simulate
+from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
 from tests.cluster import Plain, gib, random_values, scenario_of, serve, with_admission
 

@@ -11,8 +11,8 @@ from kv_cache.config.scenario import NetworkSection, Scenario
 from kv_cache.config.schema import from_mapping
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.seed import Seed
+from kv_cache.sim.cluster.event_loop import ARRIVES, Loop
 from kv_cache.sim.cluster.links import NetworkLink
-from kv_cache.sim.cluster.loop import ARRIVES, Loop
 from kv_cache.sim.cluster.network import Network
 from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 

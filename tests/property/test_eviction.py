@@ -4,8 +4,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,25 +21,16 @@ from kv_cache.policy.eviction.regret_aware import RegretAware
 from kv_cache.policy.eviction.s3fifo import S3Fifo
 from kv_cache.policy.eviction.sliding_window import SlidingWindow
 from kv_cache.policy.eviction.windowed import Windowed
+from kv_cache.testing.eviction import (
+    CAPACITY,
+    CONTENTS,
+    LAWS,
+    PAGE,
+    Call,
+    item,
+    replay,
+)
 from tests.examples import examples
-
-PAGE = 4096
-CAPACITY = 12 * PAGE
-CONTENTS = 24
-KEYS = [content_key("content", number) for number in range(CONTENTS)]
-
-
-def item(copy_id: int, content: int) -> Item:
-    """Content n stands at depth n % 6 of line n // 6."""
-    depth = content % 6
-    parent = KEYS[content - 1] if depth else None
-    return Item(copy_id, KEYS[content], PAGE * (1 + content % 3), 16 * depth, depth, parent)
-
-
-class Call(NamedTuple):
-    what: str
-    number: int  # of the content for `expect` and `insert`, else of the copy
-    copy_id: int = -1
 
 
 @st.composite
@@ -65,28 +55,6 @@ def calls(draw: st.DrawFn) -> list[Call]:
                 del present[copy_id]
             history.append(Call(what if what in ("evict", "lose") else "hit", copy_id, copy_id))
     return history
-
-
-def replay(policy: Eviction, history: Sequence[Call]) -> None:
-    for what, number, copy_id in history:
-        if what == "expect":
-            policy.expect(KEYS[number])
-        elif what == "insert":
-            policy.insert(item(copy_id, number))
-        elif what == "hit":
-            policy.hit(copy_id)
-        else:
-            policy.remove(copy_id, evicted=what == "evict")
-
-
-def present_after(history: Sequence[Call]) -> set[int]:
-    there: set[int] = set()
-    for what, _, copy_id in history:
-        if what == "insert":
-            there.add(copy_id)
-        elif what in ("evict", "lose"):
-            there.discard(copy_id)
-    return there
 
 
 @lru_cache
@@ -129,97 +97,14 @@ every_policy = pytest.mark.parametrize("make", MAKES.values(), ids=list(MAKES))
 a_few = examples(12)  # of each law, for each policy
 
 
+@pytest.mark.parametrize("law", LAWS.values(), ids=list(LAWS))
 @every_policy
 @a_few
 @given(history=calls())
-def test_victims_are_exactly_the_present_copies_each_once(
-    make: MakeEviction, history: list[Call]
+def test_every_policy_keeps_the_law(
+    make: MakeEviction, law: Callable[[MakeEviction, Sequence[Call]], None], history: list[Call]
 ) -> None:
-    policy = make(CAPACITY)
-    for end, call in enumerate(history, 1):
-        replay(policy, [call])
-        victims = list(policy.victims())
-        assert len(victims) == len(set(victims))
-        assert set(victims) == present_after(history[:end])
-
-
-@every_policy
-@a_few
-@given(history=calls(), stop=st.integers(0, 10))
-def test_looking_for_victims_changes_nothing(
-    make: MakeEviction, history: list[Call], stop: int
-) -> None:
-    looked, left_alone = make(CAPACITY), make(CAPACITY)
-    for call in history:
-        replay(looked, [call])
-        list(islice(looked.victims(), stop))  # given up half-way, as a plan does
-        list(looked.victims())
-        replay(left_alone, [call])
-    assert list(looked.victims()) == list(left_alone.victims())
-
-
-@every_policy
-@a_few
-@given(history=calls())
-def test_evicting_the_first_victims_leaves_the_order_of_the_others(
-    make: MakeEviction, history: list[Call]
-) -> None:
-    policy = make(CAPACITY)
-    replay(policy, history)
-    order = list(policy.victims())
-    while order:
-        policy.remove(order.pop(0), evicted=True)
-        assert list(policy.victims()) == order
-
-
-@every_policy
-@a_few
-@given(history=calls(), pinned=st.sets(st.integers(0, 30)))
-def test_pinned_copies_are_passed_over_and_stay(
-    make: MakeEviction, history: list[Call], pinned: set[int]
-) -> None:
-    policy = make(CAPACITY)
-    replay(policy, history)
-    order = list(policy.victims())
-    kept = {copy_id for at, copy_id in enumerate(order) if at in pinned}
-    for copy_id in order:
-        if copy_id not in kept:
-            policy.remove(copy_id, evicted=True)
-    assert set(policy.victims()) == kept
-
-
-@every_policy
-@a_few
-@given(history=calls())
-def test_the_length_counts_what_is_present_and_membership_knows_it(
-    make: MakeEviction, history: list[Call]
-) -> None:
-    policy = make(CAPACITY)
-    replay(policy, history)
-    there = present_after(history)
-    assert len(policy) == len(there)
-    for call in history:
-        assert (call.copy_id in policy) == (call.copy_id in there)
-    assert -1 not in policy
-
-
-@every_policy
-@a_few
-@given(history=calls())
-def test_the_order_depends_on_the_calls_alone(make: MakeEviction, history: list[Call]) -> None:
-    first, second = make(CAPACITY), make(CAPACITY)
-    replay(first, history)
-    replay(second, history)
-    assert list(first.victims()) == list(second.victims())
-
-
-@every_policy
-@a_few
-@given(history=calls())
-def test_a_tier_without_limit_has_an_order_too(make: MakeEviction, history: list[Call]) -> None:
-    policy = make(None)
-    replay(policy, history)
-    assert set(policy.victims()) == present_after(history)
+    law(make, history)
 
 
 @given(history=calls())

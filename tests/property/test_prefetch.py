@@ -33,7 +33,7 @@ histories = st.lists(
 
 
 def ask(policy: Prefetch, call: Call) -> list[int]:
-    answer = policy.asked(call.conversation, [KEYS[n] for n in call.contents])
+    answer = policy.wanted_after(call.conversation, [KEYS[n] for n in call.contents])
     return [KEYS.index(key) for key in answer]
 
 
@@ -75,7 +75,7 @@ def test_memory_is_bounded_whatever_comes(make: MakePrefetch) -> None:
     policy = make(RULES)
     for number in range(2000):
         key = number.to_bytes(16, "little")
-        policy.asked(f"c{number % 97}", [key] * 3)
+        policy.wanted_after(f"c{number % 97}", [key] * 3)
     if isinstance(policy, Successor):
         assert len(policy.conversations) == len(policy.sequences) == RULES.memory
 
@@ -166,7 +166,9 @@ def test_the_cost_of_a_call_does_not_grow_with_what_is_remembered(make: MakePref
         def calls(policy: Prefetch = policy, memory: int = memory) -> None:
             for number in range(2 * memory):
                 name = number % (memory - 9)
-                policy.asked(f"c{name}", [content_key("cost", name, block) for block in range(3)])
+                policy.wanted_after(
+                    f"c{name}", [content_key("cost", name, block) for block in range(3)]
+                )
 
         calls()
         per_call.append(lines_run(calls) / memory)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kv_cache.core.errors import TraceError
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import MAX_TIME_NS, MAX_TOKENS
-from kv_cache.workload.formats.opening import AUTO, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import require_usable, survey
+from kv_cache.workload.formats.trace_files import AUTO, open_trace
 from kv_cache.workload.samples import SAMPLES, sample_bytes
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -349,8 +349,8 @@ CORPUS: dict[str, tuple[bytes, str, str]] = {
     "another of our formats": (
         OWN,
         "kv-cache-sessions",
-        "FILE: not a kv-cache-sessions trace: line 1: the header says grouped False and timed "
-        "True, which is another of our formats. Expected is "
+        "FILE: not a kv-cache-sessions trace: line 1 is not the header: it says "
+        "grouped False and timed True, which is another of our formats. Expected is "
         + TRACE_FORMATS["kv-cache-sessions"].description,
     ),
     "half a surrogate pair": (

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from kv_cache.cache.manager import CacheManager, CacheRules, TierSpec
+from kv_cache.cache.limits import CacheRules, TierSpec
+from kv_cache.cache.manager import CacheManager
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.effect import (
     Await,

@@ -13,15 +13,10 @@ import pytest
 
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import NS_PER_S, s_to_ns
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import NO_LATENCY, ClassWindow, Gauges, Latency, Window
-from kv_cache.schedule.autoscale import (
-    Action,
-    Autoscaler,
-    AutoscaleRules,
-    Decision,
-    ScaleMode,
-)
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.rules import Action, AutoscaleRules, Decision, ScaleMode
 from kv_cache.schedule.saturation import Saturation, SaturationRules
 
 
@@ -164,7 +159,7 @@ def _answered(responses: Sequence[float]) -> ClassWindow:
 STATION = Station(servers=4, service_s=0.04, think_s=1.0)
 LIMIT_S = 0.2
 ALLOWED = 0.05
-PROMISE = Promise(qos=Qos.INTERACTIVE, percent=95, limit_ns=s_to_ns(LIMIT_S))
+SLO = Slo(qos=Qos.INTERACTIVE, percent=95, limit_ns=s_to_ns(LIMIT_S))
 ALL = 1.0  # the target that uses all that is allowed
 
 
@@ -175,7 +170,7 @@ class Run:
         self, seed: int, *, users: int, target: float = ALL, mode: ScaleMode = ScaleMode.QOS
     ) -> None:
         self.rules = AutoscaleRules(target_saturation=target)
-        self.scaler = Autoscaler(self.rules, mode, [PROMISE], users)
+        self.scaler = Autoscaler(self.rules, mode, [SLO], users)
         self.queue = ClosedQueue(STATION, users, seed)
         self.users: list[int] = []
         self.decisions: list[Decision] = []

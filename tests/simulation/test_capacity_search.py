@@ -14,21 +14,13 @@ from math import exp, factorial, floor, log
 import numpy as np
 import pytest
 
-from kv_cache.metrics.slo import parse_promises
-from kv_cache.schedule.capacity import (
-    CapacityAnswer,
-    CapacitySearch,
-    Ended,
-    ProbeCount,
-    ProbeVerdict,
-    SearchRules,
-    Status,
-    judge,
-)
+from kv_cache.metrics.slo import parse_slos
+from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
+from kv_cache.schedule.probe import ProbeCount, ProbeStatus, ProbeVerdict, judge
 
 RATE = 1000.0  # served each second
 LIMIT_S = 0.020
-PROMISES = parse_promises("interactive:p95<20ms")
+SLOS = parse_slos("interactive:p95<20ms")
 WARMUP_S, LONGEST_S, LOOK_S, OVERLOADED_S = 4, 60, 3, 12
 
 Service = Callable[[np.random.Generator, int], np.ndarray]
@@ -88,8 +80,8 @@ def probe(load: float, dice: np.random.Generator, service: Service) -> ProbeVerd
     batches = [(ProbeCount(int(o), int(n)),) for o, n in zip(over, totals, strict=True)]
     share = min(1.0, float(totals.sum() / offered))
     for looked in range(LOOK_S, longest + 1, LOOK_S):
-        judged = judge(PROMISES, batches[:looked], longest=LONGEST_S)
-        if judged.status is not Status.OPEN:
+        judged = judge(SLOS, batches[:looked], longest=LONGEST_S)
+        if judged.status is not ProbeStatus.OPEN:
             break
     return ProbeVerdict(judged=judged, overloaded=share < 0.9, served_share=share)
 

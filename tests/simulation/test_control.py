@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from kv_cache.cache.manager import CacheManager, CacheRules, TierSpec
+from kv_cache.cache.limits import CacheRules, TierSpec
+from kv_cache.cache.manager import CacheManager
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.effect import OpDone

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kv_cache.bench.plan import RunHooks, RunPlan
 from kv_cache.bench.run import open_run
-from kv_cache.cache.manager import TierSpec
+from kv_cache.bench.run_plan import RunHooks, RunPlan
+from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
@@ -24,8 +24,8 @@ from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.run import simulate
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.null import NullStore
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.surveying import survey
+from kv_cache.workload.formats.trace_files import open_trace
 
 SEED = 5
 Decision = tuple[Any, ...]

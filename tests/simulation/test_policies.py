@@ -8,14 +8,16 @@ from random import Random
 
 import pytest
 
-from kv_cache.cache.admission_gate import AdmissionGate
 from kv_cache.cache.counts import Prefetches
+from kv_cache.cache.limits import CacheRules
+from kv_cache.cache.manager import CacheManager
 from kv_cache.core.block import Key
 from kv_cache.core.effect import Delete, Move, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
 from kv_cache.core.signals import Signals
 from kv_cache.lifecycle import Through, World
 from kv_cache.policy.admission import ADMISSION, AdmissionRules
+from kv_cache.policy.eviction import EVICTION
 from kv_cache.policy.prefetch import PREFETCH, Prefetch, PrefetchRules
 from kv_cache.schedule.admission import Gate
 from kv_cache.schedule.ahead import Ahead
@@ -39,10 +41,9 @@ def through(*, selective: bool = False, slots: int = 8) -> Arrange:
 
 def admitting(name: str, *, first: int, **rules: int) -> Arrange:
     def arrange(world: World, signals: Signals) -> None:
-        made = AdmissionRules(**rules)
-        tiers = range(len(world.cache.specs))
-        policies = [ADMISSION[name](made) if i >= first else None for i in tiers]
-        world.cache.admission_gate = AdmissionGate(policies)
+        specs, made = world.cache.specs, AdmissionRules(**rules)
+        policies = [ADMISSION[name](made) if i >= first else None for i in range(len(specs))]
+        world.cache = CacheManager(specs, EVICTION["lru"], CacheRules(), signals, policies)
 
     return arrange
 
@@ -252,7 +253,7 @@ class Oracle(Prefetch):
         self._sequences = sequences
         self._next = 0
 
-    def asked(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
+    def wanted_after(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
         self._next += 1
         return self._sequences[self._next] if self._next < len(self._sequences) else ()
 
@@ -358,7 +359,7 @@ def test_what_nobody_wants_is_wasted_and_costs_only_the_prefetcher() -> None:
     sequences = [[b.key for b in r.blocks] for r in trace(rows, speedup=0).plan()]
 
     class Wrong(Prefetch):
-        def asked(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
+        def wanted_after(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
             return [key for each in sequences for key in each if key not in keys]
 
     run = simulated(

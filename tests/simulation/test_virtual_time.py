@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from kv_cache.cache.manager import CacheManager, CacheRules, TierSpec
+from kv_cache.cache.limits import CacheRules, TierSpec
+from kv_cache.cache.manager import CacheManager
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.effect import OpDone
@@ -31,12 +32,12 @@ from kv_cache.schedule.intake import Intake
 from kv_cache.sim.drive import Simulation
 from kv_cache.sim.models import Devices, TierModel
 from kv_cache.sim.run import simulate
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import survey
+from kv_cache.workload.formats.trace_files import open_trace
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
-from kv_cache.workload.row_requests import AskingConfig
+from kv_cache.workload.row_requests import RowRequestsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
@@ -69,7 +70,7 @@ def trace(rows: Sequence[tuple[int, tuple[int, ...]]], *, speedup: float = 1.0) 
     """Requests at given instants for given hash ids, each a block of one page."""
     made = [TraceRow(i + 1, at_ns, 4 * len(ids), 1, ids, 4) for i, (at_ns, ids) in enumerate(rows)]
     config = ReplayConfig(
-        asking=AskingConfig(geometry=GEOMETRY, qos=ONE_CLASS, trace_block_tokens=4),
+        requests=RowRequestsConfig(geometry=GEOMETRY, qos=ONE_CLASS, trace_block_tokens=4),
         speedup=speedup,
         cycles=1,
     )
@@ -511,7 +512,7 @@ def test_the_mooncake_trace_has_its_known_share_of_reused_blocks() -> None:
     """52,821 of the 152,537 blocks of its first 6000 requests lie in a prefix that came before."""
     opened = open_trace(str(real_trace("mooncake_conversation_6000.jsonl")))
     config = ReplayConfig(
-        asking=AskingConfig(
+        requests=RowRequestsConfig(
             geometry=replace(GEOMETRY, block_tokens=512),
             qos=ONE_CLASS,
             trace_block_tokens=survey(opened).block_tokens,

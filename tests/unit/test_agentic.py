@@ -14,9 +14,9 @@ from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats import agentic as agentic_module
 from kv_cache.workload.formats.agentic import Agentic
 from kv_cache.workload.formats.base import MAX_ID_CHARS, Reading
-from kv_cache.workload.formats.opening import detect, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import require_usable, survey
+from kv_cache.workload.formats.trace_files import detect, open_trace
 from tests.traces import real_trace
 
 S = 10**9
@@ -245,7 +245,7 @@ def test_times_that_go_back_are_taken_as_the_time_before() -> None:
         ({"think_time": -1}, "think_time: expected a time in seconds"),
         ({"api_time": "x"}, "api_time: expected a number"),
         ({"model": 3.5}, "model: expected text"),
-        ({"requests": 5}, "requests: expected a list of requests, found 5"),
+        ({"requests": 5}, "requests: expected a list, found 5"),
     ],
 )
 def test_a_request_that_is_none_is_bad_with_its_place(more: dict[str, Any], says: str) -> None:
@@ -265,8 +265,8 @@ def test_a_request_that_is_none_is_bad_with_its_place(more: dict[str, Any], says
         ({"hash_id_scope": []}, "hash_id_scope: expected one of"),
         ({"id": ["a"]}, "id: expected text or a whole number"),
         ({"id": "x" * (MAX_ID_CHARS + 1)}, "id: expected at most 1000 characters"),
-        ({"requests": {}}, "requests: expected a list of requests, found {}"),
-        ({"requests": None}, "requests: expected a list of requests, found None"),
+        ({"requests": {}}, "requests: expected a list, found {}"),
+        ({"requests": None}, "requests: expected a list, found None"),
     ],
 )
 def test_a_session_that_is_none_is_bad(more: dict[str, Any], says: str) -> None:

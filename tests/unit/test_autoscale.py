@@ -11,27 +11,23 @@ from hypothesis import strategies as st
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.metrics.slo import Promise
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import NO_LATENCY, ClassWindow, Gauges, Latency, OpWindow, Window
-from kv_cache.schedule.autoscale import (
+from kv_cache.schedule.autoscale.autoscaler import Autoscaler
+from kv_cache.schedule.autoscale.qos_mode import Bracket, UsersVerdict
+from kv_cache.schedule.autoscale.rules import (
     Action,
-    Autoscaler,
     AutoscaleRules,
-    Bracket,
     Decision,
-    Pool,
     ScaleMode,
-    Share,
-    Unit,
-    Verdict,
     decision_row,
-    ratio,
 )
+from kv_cache.schedule.autoscale.window_pool import OverShare, Unit, WindowPool, ratio
 from kv_cache.schedule.saturation import IDLE, SaturationState
 
 LIMIT_NS = NS_PER_S // 2
-PROMISE = Promise(qos=Qos.INTERACTIVE, percent=95, limit_ns=LIMIT_NS)
-EVERY_CLASS = tuple(Promise(qos=qos, percent=95, limit_ns=LIMIT_NS) for qos in Qos)
+SLO = Slo(qos=Qos.INTERACTIVE, percent=95, limit_ns=LIMIT_NS)
+EVERY_CLASS = tuple(Slo(qos=qos, percent=95, limit_ns=LIMIT_NS) for qos in Qos)
 
 
 def of_class(ended: int = 0, over: tuple[int, ...] = (0,), tokens: int = 10) -> ClassWindow:
@@ -105,9 +101,9 @@ class Driver:
         )
 
 
-def qos(users: int = 10, promises: tuple[Promise, ...] = (PROMISE,), **rules: Any) -> Driver:
+def qos(users: int = 10, slos: tuple[Slo, ...] = (SLO,), **rules: Any) -> Driver:
     made = AutoscaleRules(**{"target_saturation": 1.0, **rules})
-    return Driver(Autoscaler(made, ScaleMode.QOS, promises, users))
+    return Driver(Autoscaler(made, ScaleMode.QOS, slos, users))
 
 
 def capacity(users: int = 10, **rules: Any) -> Driver:
@@ -147,14 +143,14 @@ def test_beginning_outside_the_bounds_is_refused(users: int) -> None:
 
 def test_qos_without_a_promise_is_refused() -> None:
     with pytest.raises(ConfigError, match="promised something"):
-        qos(promises=())
+        qos(slos=())
 
 
 # --- evidence --------------------------------------------------------------------------------
 
 
-def share(over: int, ended: int, worth: float | None = None) -> Share:
-    return Share(promise=PROMISE, ended=ended, over=over, worth=worth or ended)
+def share(over: int, ended: int, worth: float | None = None) -> OverShare:
+    return OverShare(slo=SLO, ended=ended, over=over, worth=worth or ended)
 
 
 def test_pressure_is_1_at_the_promise() -> None:
@@ -189,8 +185,8 @@ def test_a_ratio_has_the_error_of_its_batches() -> None:
     assert found.error == pytest.approx(0.1)
 
 
-def pooled(overs: list[int]) -> Pool:
-    driver, pool = qos(), Pool((PROMISE,))
+def pooled(overs: list[int]) -> WindowPool:
+    driver, pool = qos(), WindowPool((SLO,))
     for over in overs:
         pool.add(driver.window(over=over))
     return pool
@@ -223,11 +219,11 @@ def test_throughput_is_in_tokens_else_requests_else_bytes() -> None:
         ({"tokens": 0}, Unit.REQUESTS, 100),
         ({"ended": 0, "ops": reads(3)}, Unit.BYTES, 3 * 4096),
     ):
-        pool = Pool((PROMISE,))
+        pool = WindowPool((SLO,))
         pool.add(driver.window(**told))
         assert pool.unit() is unit
         assert pool.rate(unit).value == per_s
-    assert Pool((PROMISE,)).unit() is None
+    assert WindowPool((SLO,)).unit() is None
 
 
 # --- the bracket -----------------------------------------------------------------------------
@@ -239,7 +235,9 @@ def search(limit: Callable[[], int], users: int, steps: int, **rules: Any) -> li
     for _ in range(steps):
         inside = tried[-1] <= limit()
         tried.append(
-            bracket.after(tried[-1], Verdict.INSIDE if inside else Verdict.OUTSIDE, plain=True)
+            bracket.after(
+                tried[-1], UsersVerdict.INSIDE if inside else UsersVerdict.OUTSIDE, plain=True
+            )
         )
         if bracket.settled:
             break
@@ -264,24 +262,28 @@ def test_at_the_bounds_it_stays() -> None:
 
 def test_an_inside_that_was_taken_soon_is_looked_at_again_before_it_is_settled_on() -> None:
     bracket = Bracket(AutoscaleRules(scale_up_factor=1.05))
-    assert bracket.after(100, Verdict.INSIDE, plain=True) == 105
-    assert bracket.after(105, Verdict.OUTSIDE, plain=False) == 100
+    assert bracket.after(100, UsersVerdict.INSIDE, plain=True) == 105
+    assert bracket.after(105, UsersVerdict.OUTSIDE, plain=False) == 100
     assert not bracket.settled
-    assert bracket.after(100, Verdict.INSIDE, plain=False) == 100
+    assert bracket.after(100, UsersVerdict.INSIDE, plain=False) == 100
     assert bracket.settled
 
 
 def test_what_was_settled_on_is_left_in_small_steps_that_grow_where_it_is_plain() -> None:
     bracket = Bracket(AutoscaleRules())
-    for users, verdict in ((120, Verdict.OUTSIDE), (96, Verdict.INSIDE), (108, Verdict.OUTSIDE)):
+    for users, verdict in (
+        (120, UsersVerdict.OUTSIDE),
+        (96, UsersVerdict.INSIDE),
+        (108, UsersVerdict.OUTSIDE),
+    ):
         bracket.after(users, verdict, plain=True)
-    bracket.after(102, Verdict.OUTSIDE, plain=True)
-    assert bracket.after(99, Verdict.INSIDE, plain=False) == 99
+    bracket.after(102, UsersVerdict.OUTSIDE, plain=True)
+    assert bracket.after(99, UsersVerdict.INSIDE, plain=False) == 99
     assert bracket.settled
-    assert bracket.after(99, Verdict.OUTSIDE, plain=False) == 94
-    assert bracket.after(94, Verdict.OUTSIDE, plain=False) == 89
-    assert bracket.after(89, Verdict.OUTSIDE, plain=True) == 80
-    assert bracket.after(80, Verdict.OUTSIDE, plain=True) == 64
+    assert bracket.after(99, UsersVerdict.OUTSIDE, plain=False) == 94
+    assert bracket.after(94, UsersVerdict.OUTSIDE, plain=False) == 89
+    assert bracket.after(89, UsersVerdict.OUTSIDE, plain=True) == 80
+    assert bracket.after(80, UsersVerdict.OUTSIDE, plain=True) == 64
 
 
 # --- qos -------------------------------------------------------------------------------------
@@ -355,9 +357,9 @@ def test_a_class_with_few_requests_is_waited_for_but_not_for_ever() -> None:
 
 
 def test_a_rare_percentile_does_not_hold_up_growth() -> None:
-    promises = (PROMISE, Promise(qos=Qos.INTERACTIVE, percent=99.99, limit_ns=NS_PER_S))
+    slos = (SLO, Slo(qos=Qos.INTERACTIVE, percent=99.99, limit_ns=NS_PER_S))
     seen = {Qos.INTERACTIVE: of_class(100, (0, 0))}
-    assert qos(10, promises).show(seconds=10, classes=seen).action is Action.UP
+    assert qos(10, slos).show(seconds=10, classes=seen).action is Action.UP
 
 
 def test_a_queue_that_is_stuck_is_outside_though_nothing_ends() -> None:
@@ -552,7 +554,7 @@ def test_whatever_is_shown_users_stay_within_bounds_and_no_decision_is_in_cooldo
     mode: ScaleMode, users: int, shown: list[tuple[dict[str, Any], int]]
 ) -> None:
     rules = AutoscaleRules(min_users=1, max_users=20, longest_samples=6)
-    driver, changed = Driver(Autoscaler(rules, mode, (PROMISE,), users)), 0
+    driver, changed = Driver(Autoscaler(rules, mode, (SLO,), users)), 0
     for facts, seconds in shown:
         facts = dict(facts)
         facts["over"] = int(facts.pop("share") * facts["ended"])

@@ -10,25 +10,22 @@ from hypothesis import strategies as st
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos
-from kv_cache.metrics.slo import parse_promises
+from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.window import Gauges, Meter
-from kv_cache.schedule.capacity import (
+from kv_cache.schedule.capacity import CapacitySearch, Ended, SearchRules
+from kv_cache.schedule.probe import (
     LEAST_BATCHES,
-    CapacitySearch,
-    Ended,
     Judged,
     ProbeCount,
+    ProbeStatus,
     ProbeVerdict,
-    SearchRules,
-    Status,
     counts_of,
     decided,
     judge,
-    step_row,
 )
 
-P95 = parse_promises("interactive:p95<50ms")
-TWO = parse_promises("interactive:p95<50ms,batch:p90<5s")
+P95 = parse_slos("interactive:p95<50ms")
+TWO = parse_slos("interactive:p95<50ms,batch:p90<5s")
 LONGEST = 60
 
 
@@ -40,51 +37,52 @@ def even(over: int, ended: int, batches: int) -> list[tuple[ProbeCount, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("over", "status"), [(10, Status.INSIDE), (49, Status.OPEN), (51, Status.OPEN), (90, "outside")]
+    ("over", "status"),
+    [(10, ProbeStatus.INSIDE), (49, ProbeStatus.OPEN), (51, ProbeStatus.OPEN), (90, "outside")],
 )
 def test_a_probe_is_decided_when_the_whole_interval_is_on_one_side(over: int, status: str) -> None:
     judged = judge(P95, even(over, 1000, 20), longest=20)
     assert judged.status == status
-    low, high = judged.looks[0].interval()
+    low, high = judged.estimates[0].interval()
     assert low < over / 1000 < high
-    assert (0.05 in (low, high) or low < 0.05 < high) is (status is Status.OPEN)
+    assert (0.05 in (low, high) or low < 0.05 < high) is (status is ProbeStatus.OPEN)
 
 
 def test_what_is_open_is_decided_by_the_share_at_the_end() -> None:
-    assert decided(judge(P95, even(49, 1000, 20), longest=20)) is Status.INSIDE
-    assert decided(judge(P95, even(51, 1000, 20), longest=20)) is Status.OUTSIDE
+    assert decided(judge(P95, even(49, 1000, 20), longest=20)) is ProbeStatus.INSIDE
+    assert decided(judge(P95, even(51, 1000, 20), longest=20)) is ProbeStatus.OUTSIDE
 
 
 @pytest.mark.parametrize("over", [0, 1000])
 def test_nothing_is_decided_on_few_batches(over: int) -> None:
     few = even(over, 1000, LEAST_BATCHES - 1)
-    assert judge(P95, few, longest=LEAST_BATCHES - 1).status is Status.OPEN
-    assert judge(P95, [], longest=5).status is Status.OPEN
+    assert judge(P95, few, longest=LEAST_BATCHES - 1).status is ProbeStatus.OPEN
+    assert judge(P95, [], longest=5).status is ProbeStatus.OPEN
     enough = even(over, 1000, LEAST_BATCHES)
-    assert judge(P95, enough, longest=LEAST_BATCHES).status is not Status.OPEN
+    assert judge(P95, enough, longest=LEAST_BATCHES).status is not ProbeStatus.OPEN
 
 
 def test_an_early_look_takes_more_than_a_late_one() -> None:
     batches = even(30, 1000, 10)
-    assert judge(P95, batches, longest=10).status is Status.INSIDE
-    assert judge(P95, batches, longest=100).status is Status.OPEN
+    assert judge(P95, batches, longest=10).status is ProbeStatus.INSIDE
+    assert judge(P95, batches, longest=100).status is ProbeStatus.OPEN
 
 
 def test_requests_that_are_alike_within_a_batch_count_for_less() -> None:
     alike = [(ProbeCount(300 if i % 10 == 0 else 0, 1000),) for i in range(20)]
     judged, calm = judge(P95, alike, longest=20), judge(P95, even(30, 1000, 20), longest=20)
-    assert judged.looks[0].share == calm.looks[0].share == 0.03
-    assert (calm.status, calm.looks[0].inflation) == (Status.INSIDE, 1)
-    assert judged.status is Status.OPEN
-    assert judged.looks[0].inflation > 100
-    assert judged.looks[0].interval().high > 2 * calm.looks[0].interval().high
+    assert judged.estimates[0].share == calm.estimates[0].share == 0.03
+    assert (calm.status, calm.estimates[0].inflation) == (ProbeStatus.INSIDE, 1)
+    assert judged.status is ProbeStatus.OPEN
+    assert judged.estimates[0].inflation > 100
+    assert judged.estimates[0].interval().high > 2 * calm.estimates[0].interval().high
 
 
 def test_what_is_alike_across_short_batches_is_seen_when_they_are_put_together() -> None:
     long = [(ProbeCount(200 if i % 4 == 0 else 0, 2000),) for i in range(20)]
     short = [(ProbeCount(10 if i % 80 < 20 else 0, 100),) for i in range(400)]
-    looks = [judge(P95, batches, longest=400).looks[0] for batches in (long, short)]
-    assert looks[0].inflation == pytest.approx(looks[1].inflation)
+    estimates = [judge(P95, batches, longest=400).estimates[0] for batches in (long, short)]
+    assert estimates[0].inflation == pytest.approx(estimates[1].inflation)
 
 
 @pytest.mark.parametrize("stickiness", [0.0, 0.9])
@@ -97,25 +95,25 @@ def test_all_looks_together_are_rarely_wrong_at_the_limit_itself(stickiness: flo
         source = np.maximum.accumulate(np.where(fresh, np.arange(fresh.size), 0))
         over = (dice.random(fresh.size) < 0.05)[source].reshape(LONGEST, 200).sum(axis=1)
         batches = [(ProbeCount(int(count), 200),) for count in over]
-        looks = (judge(P95, batches[:n], longest=LONGEST).status for n in range(5, LONGEST + 1))
-        wrong += any(status is not Status.OPEN for status in looks)
+        estimates = (judge(P95, batches[:n], longest=LONGEST).status for n in range(5, LONGEST + 1))
+        wrong += any(status is not ProbeStatus.OPEN for status in estimates)
     assert wrong <= 0.07 * probes
 
 
 def test_every_promise_must_be_kept_and_one_is_enough_to_miss() -> None:
     good, bad = ProbeCount(10, 1000), ProbeCount(500, 1000)
-    assert judge(TWO, [(good, good)] * 20, longest=20).status is Status.INSIDE
+    assert judge(TWO, [(good, good)] * 20, longest=20).status is ProbeStatus.INSIDE
     missed = judge(TWO, [(good, bad)] * 20, longest=20)
-    assert missed.status is Status.OUTSIDE
-    assert missed.tightest.promise.qos is Qos.BATCH
+    assert missed.status is ProbeStatus.OUTSIDE
+    assert missed.tightest.slo.qos is Qos.BATCH
 
 
 def test_a_class_of_which_nothing_ended_shows_nothing_kept() -> None:
     batches = [(ProbeCount(10, 1000), ProbeCount(0, 0))] * 20
     judged = judge(TWO, batches, longest=20)
-    assert judged.status is Status.OPEN
-    assert decided(judged) is Status.OUTSIDE
-    assert judged.tightest.promise.qos is Qos.BATCH
+    assert judged.status is ProbeStatus.OPEN
+    assert decided(judged) is ProbeStatus.OUTSIDE
+    assert judged.tightest.slo.qos is Qos.BATCH
     assert judged.tightest.share is None
 
 
@@ -138,9 +136,9 @@ def test_a_window_is_a_batch() -> None:
 Device = Callable[[float], ProbeVerdict]
 
 
-def judged(share: float, promises: Any = P95, ended: int = 2000) -> Judged:
-    counts = tuple(ProbeCount(round(share * ended), ended) for _ in promises)
-    return judge(promises, [counts] * 20, longest=20)
+def judged(share: float, slos: Any = P95, ended: int = 2000) -> Judged:
+    counts = tuple(ProbeCount(round(share * ended), ended) for _ in slos)
+    return judge(slos, [counts] * 20, longest=20)
 
 
 def cliff(capacity: float) -> Device:
@@ -199,10 +197,8 @@ def test_each_step_says_why_and_the_answer_what_is_above_it() -> None:
     assert "misses interactive:p95<50ms" in answer.reason
     assert answer.high is not None
     assert answer.low <= answer.load < answer.high
-    row = step_row(search.steps[-1])
-    assert row["load"] == search.steps[-1].load
-    assert row["promises"][0]["promise"] == "interactive:p95<50ms"
-    assert row["promises"][0]["ended"] == 40_000
+    estimate = search.steps[-1].verdict.judged.estimates[0]
+    assert (str(estimate.slo), estimate.ended) == ("interactive:p95<50ms", 40_000)
 
 
 def test_where_even_one_user_misses_the_answer_is_0_with_the_reason() -> None:

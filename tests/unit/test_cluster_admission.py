@@ -9,11 +9,11 @@ import pytest
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.cluster import Cluster
+from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Watch, become_ready, blocks_of
-from kv_cache.sim.cluster.stack import match
+from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, TierWatch, become_ready, blocks_of
 from tests.cluster import Plain, gib, scenario_of, serve
 from tests.unit.test_cluster_by_hand import rates
 from tests.unit.test_cluster_engine import BLOCK, OneByOne, one_instance, ran
@@ -50,7 +50,7 @@ def keys(runs: Sequence[BlockExtent]) -> list[Key]:
 def test_who_was_compared_is_who_leaves_and_every_decision_is_told_once(eviction: str) -> None:
     rng, chain = random.Random(eviction), PrefixChain()
     coin = Coin(rng)
-    pool = BlockPool(1, 0, 0, 40, 1000, chain, EVICTION[eviction], Watch(), coin)
+    pool = BlockPool(1, 0, 0, 40, 1000, chain, EVICTION[eviction], TierWatch(), coin)
     nodes = [chain.fresh(ROOT, rng.randint(1, 12)) for _ in range(30)]
     came = left = 0
     for _ in range(600):

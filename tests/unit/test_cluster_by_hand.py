@@ -8,12 +8,12 @@ import pytest
 
 from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
-from kv_cache.sim.cluster.chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.facts import facts
 from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.run import simulate
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.cluster.simulate import simulate
+from kv_cache.sim.profile_model import ProfileModel
 from tests.cluster import Plain, gib, scenario_of, serve
 
 BLOCK, MS, S = 16, 10**6, 10**9

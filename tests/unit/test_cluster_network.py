@@ -18,13 +18,13 @@ from kv_cache.config.schema import from_mapping
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.fair import FairShare
+from kv_cache.sim.cluster.event_loop import ARRIVES, Loop
+from kv_cache.sim.cluster.fair_share import FairShare
 from kv_cache.sim.cluster.links import LinkPath, MeasuredDevice, NetworkLink
-from kv_cache.sim.cluster.loop import ARRIVES, Loop
 from kv_cache.sim.cluster.network import Network
 from kv_cache.sim.cluster.topology import ClusterTopology
 from kv_cache.sim.cluster.transfer import NetworkTransfer
-from kv_cache.sim.profile import OutsideProfileError, ProfileModel
+from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 
 MB = 10**6
 Done = list[Any]
@@ -294,8 +294,8 @@ def test_a_wire_like_the_default_changes_no_way() -> None:
     ("a", "b", "said"),
     [
         ("node:0", "node:0", "both ends are node:0"),
-        ("gpu:0", "node:0", r"wires\.w\.a: 'gpu:0' is no end of a wire"),
-        ("node:0", "node:-1", r"wires\.w\.b: 'node:-1' is no end"),
+        ("gpu:0", "node:0", r"wires\.w\.a: 'gpu:0' is not an end of a wire"),
+        ("node:0", "node:-1", r"wires\.w\.b: 'node:-1' is not an end"),
         ("node:0", "instance:16", "there is no instance:16; the last is instance:15"),
     ],
 )

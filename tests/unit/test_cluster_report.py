@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
-from kv_cache.core.units import MISSING
 from kv_cache.files.cluster_events import LINES, EventLog
 from kv_cache.files.cluster_tables import RUNS_MARK, ColumnsFile, runs_csv
 from kv_cache.metrics.histogram import RELATIVE_ERROR, bucket_of
@@ -36,7 +35,7 @@ from kv_cache.result.simulation.facts import (
 )
 from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
-from kv_cache.result.simulation.measures import HIT_RATIO, TTFT, three
+from kv_cache.result.simulation.measures import HIT_RATIO, TTFT
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns, spread_ms
 from kv_cache.sim.cluster.outcome import (
     Blocks,
@@ -160,8 +159,8 @@ def test_every_counter_of_an_outcome_is_told() -> None:
     assert {f.name for f in fields(Blocks)} <= set(found["blocks"])
     assert {f.name for f in fields(Instances)} == set(instance_columns(made))
     assert set(made.series.columns) == set(series_columns(made))
-    told = set(found["requests"]) | {"good"}
-    assert {name for name in samples if isinstance(getattr(made.requests, name), int)} <= told
+    with_reach = set(found["requests"]) | {"good"}
+    assert {name for name in samples if isinstance(getattr(made.requests, name), int)} <= with_reach
     assert {f.name for f in fields(ClusterOutcome)} - set(found) == {
         "scenario", "itl_buckets", "series",  # told as itl_ms, in columns, and beside
     }  # fmt: skip
@@ -208,31 +207,31 @@ def test_the_reference_says_what_is_not_modelled_as_the_result_does() -> None:
 # --- the verdict -----------------------------------------------------------------------------
 
 
-def told(**given: Any) -> Any:
+def with_reach(**given: Any) -> Any:
     return document(**given)["kv_cache"]["verdict"]
 
 
 def test_the_best_is_named_where_intervals_lie_apart() -> None:
-    found = told(slower=(2.0, 1.0, 3.0), promised=False, requests=2000)
+    found = with_reach(slower=(2.0, 1.0, 3.0), promised=False, requests=2000)
     assert (found["by"], found["best"]) == (P95, 2)
     assert found["says"].startswith("best by TTFT p95 is variant 2 (slower=1.0): 118")
     assert found["measures"][HIT_RATIO.path]["best"] is None
 
 
 def test_nobody_is_best_where_intervals_overlap() -> None:
-    found = told(slower=(1.0, 1.001, 3.0), promised=False, requests=2000)
+    found = with_reach(slower=(1.0, 1.001, 3.0), promised=False, requests=2000)
     assert found["best"] is None
     assert "intervals of variants 1 and 2 overlap; variant 3 is worse" in found["says"]
 
 
 def test_one_and_two_seeds_are_too_few() -> None:
-    assert "1 seed is fewer than 3" in told(seeds=1)["says"]
-    assert "2 seeds are fewer than 3" in told(seeds=2)["says"]
-    assert told(seeds=2, requests=200)["measures"][P95]["best"] is None
+    assert "1 seed is fewer than 3" in with_reach(seeds=1)["says"]
+    assert "2 seeds are fewer than 3" in with_reach(seeds=2)["says"]
+    assert with_reach(seeds=2, requests=200)["measures"][P95]["best"] is None
 
 
 def test_one_variant_has_nothing_to_be_compared_with() -> None:
-    assert told(slower=(1.0,))["says"] == "there is one variant: nothing to compare it with"
+    assert with_reach(slower=(1.0,))["says"] == "there is one variant: nothing to compare it with"
 
 
 def test_there_is_no_order_where_most_instances_were_idle() -> None:
@@ -244,24 +243,24 @@ def test_there_is_no_order_where_most_instances_were_idle() -> None:
 
 def test_caches_have_no_order_where_nearly_every_miss_is_a_first_access() -> None:
     given = {"slower": (1.0, 3.0), "requests": 2000, "promised": False, "hits": 600}
-    of_caches = told(varied="tiers.nvme.eviction", **given)
+    of_caches = with_reach(varied="tiers.nvme.eviction", **given)
     assert of_caches["best"] is None
     assert "100.0 % of the worst one's misses are first accesses" in of_caches["says"]
-    others = told(varied="network.jitter_cv", **given)
+    others = with_reach(varied="network.jitter_cv", **given)
     assert others["best"] == 1
     assert others["measures"][HIT_RATIO.path]["best"] is None
 
 
 def test_latencies_have_no_order_where_requests_are_missing_among_them() -> None:
     """A fifth of the requests were rejected or aborted: who keeps them waits longer."""
-    found = told(slower=(1.0, 3.0), requests=200, lost=50, promised=False, seeds=5)
+    found = with_reach(slower=(1.0, 3.0), requests=200, lost=50, promised=False, seeds=5)
     assert found["by"] == "rates.finished_per_s"
     assert "20.0 % of the requests were rejected or aborted" in found["measures"][P95]["says"]
     assert found["measures"][P95]["best"] is None
 
 
 def test_what_is_the_same_everywhere_is_said_to_be() -> None:
-    assert told(slower=(1.0, 1.0), requests=2000)["says"].startswith(
+    assert with_reach(slower=(1.0, 1.0), requests=2000)["says"].startswith(
         "all variants have the same goodput: "
     )
 
@@ -290,7 +289,7 @@ def test_a_promise_is_no_measure_where_misses_take_no_time() -> None:
 
 
 def test_where_nothing_takes_time_hits_are_what_is_compared() -> None:
-    assert told(slower=(0.0, 0.0), requests=2000, promised=False)["by"] == HIT_RATIO.path
+    assert with_reach(slower=(0.0, 0.0), requests=2000, promised=False)["by"] == HIT_RATIO.path
 
 
 def test_a_variant_without_a_number_keeps_all_from_being_ranked() -> None:
@@ -315,22 +314,12 @@ def test_a_warning_names_the_variants_that_it_is_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, MISSING), (0.0, "0"), (0.01234, "0.0123"), (12.34, "12.3"), (1234.5, "1,234")],
-)
-def test_three_figures_count(value: float | None, shown: str) -> None:
-    assert three(value) == shown
-
-
-@pytest.mark.parametrize(
     ("low", "high", "shown"),
-    [(9.0, 11.0, "10.0±1.0"), (10.0, 10.0, "10.0"), (9.98, 10.02, "10.0±0.02"),
-     (9.999, 10.001, "10.0")],
+    [(9.0, 11.0, "10±1"), (10.0, 10.0, "10"), (9.98, 10.02, "10±0.02"), (9.999, 10.001, "10"),
+     (8.7654, 11.2346, "10±1.2")],
 )  # fmt: skip
-def test_an_interval_has_the_digits_of_its_mean_or_one_that_counts(
-    low: float, high: float, shown: str
-) -> None:
-    assert TTFT[0].told({"mean": 10.0, "interval": {"low": low, "high": high}}) == shown
+def test_an_interval_has_two_figures(low: float, high: float, shown: str) -> None:
+    assert TTFT[0].with_reach({"mean": 10.0, "interval": {"low": low, "high": high}}) == shown
 
 
 def summary(made: dict[str, Any]) -> str:
@@ -344,7 +333,7 @@ def test_the_summary_has_a_row_for_each_variant_in_each_table() -> None:
     assert sum(line.startswith("2  slower=2.0") for line in lines) == 5
     hits = next(n for n, line in enumerate(lines) if line.startswith("block hits, %"))
     assert lines[hits].split()[3:7] == ["hbm", "nvme", "all", "ceiling"]
-    assert lines[hits + 1].split()[2:6] == ["50.0", "10.0", "60.0", "70.0"]
+    assert lines[hits + 1].split()[2:6] == ["50", "10", "60", "70"]
     assert lines[0].startswith("Simulation by hand: VIRTUAL TIME. Verdict: best by goodput")
     assert "  ! the window is short" in lines
     assert "rejected in variant 1  1 queue full" in lines

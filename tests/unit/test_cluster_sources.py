@@ -20,7 +20,7 @@ from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
 from kv_cache.config.scenario_trace import open_work
 from kv_cache.core.errors import TraceError
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.sim.cluster.chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.sources import build_source
 from tests.examples import examples

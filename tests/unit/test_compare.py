@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.app.comparison import MARK, read_inputs
+from kv_cache.app.compare import MARK, read_inputs
 from kv_cache.core.errors import UsageError
+from kv_cache.metrics.order import holm
 from kv_cache.result.chain import seal
 from kv_cache.result.comparison import (
     Comparison,
@@ -21,7 +22,6 @@ from kv_cache.result.comparison import (
     batches,
     compare,
     comparison_json,
-    holm,
 )
 from kv_cache.result.derive import SCHEMA
 from kv_cache.view.comparison import comparison_view
@@ -255,7 +255,7 @@ def test_percentiles_that_most_batches_lack_have_no_interval(tmp_path: Path) -> 
 def test_latencies_of_all_classes_and_hits_have_no_interval_in_single_runs(tmp_path: Path) -> None:
     comparison = compared(tmp_path, run(noisy(GB, 1)), run(noisy(GB, 2)))
     for name in ("ttft_ms.p95", "response_ms.p50", "hit_ratio"):
-        assert row(comparison, name).why_none == "windows do not tell it"
+        assert row(comparison, name).why_none == "windows do not have it"
     assert row(comparison, "interactive.response_ms.p95").interval is not None
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kv_cache.cache.manager import CacheRules
+from kv_cache.cache.limits import CacheRules
 from kv_cache.config import load
 from kv_cache.config.load import data_file, load_config, read_yaml
 from kv_cache.config.reference import NOT_YET

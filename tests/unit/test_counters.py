@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from kv_cache.bench.counters import (
-    added_up,
     device_of,
-    parse_diskstats,
     read_counters,
 )
+from kv_cache.bench.probes.diskstats import added_up, parse, read_diskstats
 from kv_cache.bench.procfs import parse_pairs
 from kv_cache.core.units import MIB
 
@@ -23,28 +22,27 @@ DISKSTATS = (
 
 
 def test_diskstats_are_in_sectors_of_512_bytes() -> None:
-    assert parse_diskstats(DISKSTATS, "vda") == {
-        "reads": 30294,
-        "read_bytes": 2256938 * 512,
-        "writes": 4375,
-        "write_bytes": 849656 * 512,
-        "io_ms": 4128,
-    }
-    assert parse_diskstats(DISKSTATS, "vda1")["io_ms"] == 10
+    stats = parse(DISKSTATS, ["vda", "vda1"])
+    disk = stats["vda"]
+    assert (disk.reads, disk.read_bytes) == (30294, 2256938 * 512)
+    assert (disk.writes, disk.write_bytes, disk.busy_ms) == (4375, 849656 * 512, 4128)
+    assert stats["vda1"].busy_ms == 10
 
 
 def test_a_device_that_is_not_there_has_no_counters() -> None:
-    assert parse_diskstats(DISKSTATS, "vdb") == {}
+    assert parse(DISKSTATS, ["vdb"]) == {}
     found = read_counters(["no-such-device"])
     assert found.device_read_bytes is None
     assert (found - found).device_io_ms is None
 
 
-def test_several_devices_add_up_and_one_unknown_makes_all_unknown() -> None:
-    disk, part = (parse_diskstats(DISKSTATS, name) for name in ("vda", "vda1"))
-    assert added_up([disk, part])["reads"] == 30294 + 1
-    assert added_up([disk, {}]) == {}
-    assert added_up([]) == {}
+def test_several_devices_add_up_and_one_unknown_makes_all_unknown(tmp_path: Path) -> None:
+    assert added_up(parse(DISKSTATS, ["vda", "vda1"]).values()).reads == 30294 + 1
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "diskstats").write_text(DISKSTATS)
+    assert read_diskstats(["vda", "vda1"], tmp_path)
+    assert read_diskstats(["vda", "vdb"], tmp_path) is None
+    assert read_diskstats([], tmp_path) is None
 
 
 def test_pairs_are_split_at_the_first_colon() -> None:

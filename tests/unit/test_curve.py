@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.metrics.curve import CurvePoint, Limit, Pressure, knee, limit_of
+from kv_cache.metrics.curve import Bottleneck, CurvePoint, Pressure, knee, limit_of
 
 
 def mm1(load: float, capacity: float = 1000.0) -> CurvePoint:
@@ -47,21 +47,25 @@ FULL = replace(CALM, bytes_per_s=1.95e9, utilisation=0.99)
 @pytest.mark.parametrize(
     ("probe", "word", "told"),
     [
-        (CALM, Limit.LATENCY, "50% of the highest rate seen, with utilisation 60%"),
-        (replace(CALM, rejected_share=0.021), Limit.LATENCY, "2.1% were rejected"),
-        (FULL, Limit.DEVICE_BANDWIDTH, "1.816 GiB/s of at most 1.863 GiB/s"),
-        (replace(FULL, utilisation=None), Limit.DEVICE_BANDWIDTH, "utilisation unknown"),
-        (replace(FULL, utilisation=0.5), Limit.LATENCY, "utilisation 50%"),
-        (replace(FULL, memory_stall_share=0.3), Limit.MEMORY, "30% of the time"),
-        (replace(FULL, memory_stall_share=0.05), Limit.DEVICE_BANDWIDTH, "GiB/s"),
-        (replace(FULL, lateness_p99_ns=3 * NS_PER_MS), Limit.CLIENT, "3 ms late"),
-        (replace(FULL, cores_used=3.7), Limit.CLIENT, "3.7 of 4 cores"),
-        (replace(FULL, cores_used=None, lateness_p99_ns=None), Limit.DEVICE_BANDWIDTH, "GiB/s"),
-        (replace(CALM, bytes_per_s=0, peak_bytes_per_s=0), Limit.LATENCY, "0% of the highest"),
+        (CALM, Bottleneck.LATENCY, "50% of the highest rate seen, with utilisation 60%"),
+        (replace(CALM, rejected_share=0.021), Bottleneck.LATENCY, "2.1% were rejected"),
+        (FULL, Bottleneck.DEVICE_BANDWIDTH, "1.816 GiB/s of at most 1.863 GiB/s"),
+        (replace(FULL, utilisation=None), Bottleneck.DEVICE_BANDWIDTH, "utilisation unknown"),
+        (replace(FULL, utilisation=0.5), Bottleneck.LATENCY, "utilisation 50%"),
+        (replace(FULL, memory_stall_share=0.3), Bottleneck.MEMORY, "30% of the time"),
+        (replace(FULL, memory_stall_share=0.05), Bottleneck.DEVICE_BANDWIDTH, "GiB/s"),
+        (replace(FULL, lateness_p99_ns=3 * NS_PER_MS), Bottleneck.CLIENT, "3 ms late"),
+        (replace(FULL, cores_used=3.7), Bottleneck.CLIENT, "3.7 of 4 cores"),
+        (
+            replace(FULL, cores_used=None, lateness_p99_ns=None),
+            Bottleneck.DEVICE_BANDWIDTH,
+            "GiB/s",
+        ),
+        (replace(CALM, bytes_per_s=0, peak_bytes_per_s=0), Bottleneck.LATENCY, "0% of the highest"),
     ],
 )
 def test_what_limited_a_probe_is_one_word_and_its_reason(
-    probe: Pressure, word: Limit, told: str
+    probe: Pressure, word: Bottleneck, told: str
 ) -> None:
     found = limit_of(probe)
     assert found.by is word

@@ -14,14 +14,14 @@ import pytest
 
 from kv_cache.bench.endpoint import Endpoint, check_endpoint
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import Chunk, CopyRef, Leg, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, IoChunk, Leg, OpDone, Read, Write
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.metrics.exposition import CONTENT_TYPE, EDGES_NS, about, exposition, measured
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.recorder import Edges, Recorder
-from kv_cache.metrics.window import Gauges, Level, Meter, Window
+from kv_cache.metrics.window import Gauges, Meter, SaturationLevel, Window
 
 LOOPBACK = "127.0.0.1"
 GAUGES = Gauges(
@@ -37,7 +37,7 @@ def families(text: str) -> dict[str, Any]:
 
 def operation(kind: OpKind, op: Any, tier: Tier, ns: int, cause: Cause = Cause.REUSE) -> OpDone:
     ref = CopyRef(1, content_key("endpoint", 1), tier, 4096, 0)
-    leg = Leg(tier, kind, "direct", 4096, 0, ns, ns, (Chunk(ns, 4096),))
+    leg = Leg(tier, kind, "direct", 4096, 0, ns, ns, (IoChunk(ns, 4096),))
     return OpDone(op(ref, cause), 0, ns, (leg,))
 
 
@@ -63,7 +63,7 @@ def recorded() -> tuple[Recorder, Meter]:
 def window(meter: Meter) -> Window:
     machine = {"device_utilisation": 0.5, "rss_bytes": 7, "gpu_used_bytes": None, "ok": True}
     made = meter.read(meter.take(10**9), Phase.MEASURE, GAUGES, machine)
-    return replace(made, saturation=Level(0.75, "queue_depth", False))
+    return replace(made, saturation=SaturationLevel(0.75, "queue_depth", False))
 
 
 def scraped() -> dict[str, Any]:
@@ -218,7 +218,7 @@ def test_what_goes_wrong_while_telling_ends_nothing() -> None:
         with pytest.raises(urllib.error.HTTPError, match="500") as error:
             ask(endpoint.url)
         error.value.close()
-        endpoint.tells = lambda: "kv_cache_x 2\n"
+        endpoint.render = lambda: "kv_cache_x 2\n"
         assert ask(endpoint.url)[2] == b"kv_cache_x 2\n"
 
 

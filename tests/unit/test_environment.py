@@ -13,7 +13,6 @@ from kv_cache.files.environment import (
     block_device,
     capture,
     cgroup_limits,
-    cgroup_places,
     cpu_model,
     git_commit,
     selected,
@@ -194,9 +193,14 @@ def test_cgroup_limits_of_version_2_have_the_same_words(tmp_path: Path) -> None:
     }
 
 
-def test_a_controller_that_no_hierarchy_carries_has_no_place() -> None:
-    assert cgroup_places("memory", "4:memory:/a\n", ()) == ()
-    assert cgroup_places("io", "", ()) == ()
+def test_a_controller_that_no_hierarchy_carries_has_no_limit(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "4:memory:/a\n")
+    write(tmp_path / "proc/self/mountinfo", "")
+    assert cgroup_limits(Reader(tmp_path)) == {
+        "memory_limit_bytes": None,
+        "cpu_limit": None,
+        "io_throttles": [],
+    }
 
 
 def test_the_commit_is_read_from_a_loose_ref_a_packed_ref_or_the_head(tmp_path: Path) -> None:

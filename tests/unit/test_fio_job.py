@@ -16,14 +16,12 @@ from kv_cache.files.fio import (
     CLASSES,
     HEADER,
     Twin,
-    comparison,
     derive,
     job_text,
-    read_answer,
-    read_logs,
     size_classes,
     what_it_does,
 )
+from kv_cache.files.fio_report import comparison, read_answer, read_logs
 from kv_cache.files.reading import read_result, require_replaceable
 from kv_cache.metrics.histogram import Histogram
 from tests.results import WINDOW_S, document, row, write
@@ -275,19 +273,25 @@ def first(own: Any) -> Any:
     [
         (lambda own: first(own).pop("histogram_bytes"), "no sizes of objects.*older"),
         (lambda own: first(own).pop("system_calls"), "no sizes of objects.*older"),
-        (lambda own: own.pop("operations"), "operations is missing, not a list"),
+        (lambda own: own.pop("operations"), "nothing was read from storage"),
         (lambda own: own["operations"].clear(), "nothing was read from storage"),
-        (lambda own: own["operations"].insert(0, 7), "something that is no row"),
-        (lambda own: own.update(window_s="long"), "window_s is 'long', not a number"),
+        (lambda own: own["operations"].insert(0, 7), r"operations\[0\]: expected object, got int"),
+        (lambda own: own.update(window_s="long"), "window_s: expected float, got str"),
         (lambda own: own.update(window_s=0), "nothing was read from storage"),
-        (lambda own: own["tiers"].clear(), "tiers.storage.store is missing"),
-        (lambda own: own.update(kernel_counters=[]), "kernel_counters is a list"),
-        (lambda own: first(own).update(bytes=True), "bytes is True, not a whole number"),
+        (lambda own: own["tiers"].clear(), "tiers.storage is missing"),
+        (lambda own: own.update(kernel_counters=[]), "kernel_counters: expected object, got array"),
+        (lambda own: first(own).update(bytes=True), "bytes: expected int, got bool"),
         (lambda own: first(own).update(bytes=0), "do not fit together"),
         (lambda own: first(own).update(operations=3), "do not fit together"),
-        (lambda own: first(own).update(histogram_device=[]), "histogram_device is a list"),
+        (
+            lambda own: first(own).update(histogram_device=[]),
+            "histogram_device: is not a histogram",
+        ),
         (lambda own: first(own)["histogram_device"].update(buckets=[[1]]), "is not a histogram"),
-        (lambda own: first(own)["histogram_device"].update(count=99), "buckets add up"),
+        (
+            lambda own: first(own)["histogram_device"].update(count=99),
+            "buckets fit its other numbers",
+        ),
         (lambda own: first(own)["histogram_device"].update(min=None), "is not a histogram"),
         (
             lambda own: first(own)["histogram_bytes"].update(buckets=[[10**9, 100]]),
@@ -312,7 +316,7 @@ def test_a_changed_result_is_refused_in_one_sentence(
         (b'{"kv_cache": {"schema": "kv-ca', "cut short"),
         (b'{"kv_cache": {', "cut short"),
         (b"[" * 100_000, "is not JSON"),
-        (b"[1, 2]", "no result of this program"),
+        (b"[1, 2]", "not a result of this program"),
         (b'{"summary": {}}', "no section 'kv_cache'"),
         (b'{"kv_cache": {"schema": "other/1"}}', "schema 'other/1'"),
         (b'{"kv_cache": {}}', "schema missing"),
@@ -333,7 +337,7 @@ def test_what_is_no_result_is_refused_in_one_sentence(
 
 
 def test_what_is_no_file_or_too_large_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         read_result(Path("/dev/zero"))
     with pytest.raises(UsageError, match="cannot be read"):
         read_result(tmp_path / ("x" * 300))

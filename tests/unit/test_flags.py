@@ -334,7 +334,7 @@ def test_help_and_version_are_printed_before_anything_is_imported() -> None:
         ("trace stats --users --requets=3", "'--requests'"),
         ("trace fit x.csv --lawx=a", "'--law'"),
         ("capacity --slo x --probee 3", "'--probe'"), ("lab --polices lru", "'--policies'"),
-        ("lab --users --block-token 3x --nm-users 5", "'--num-users'"),
+        ("lab --users --block-token 3 --nm-users 5", "'--num-users'"),
     ],
 )  # fmt: skip
 def test_a_command_with_options_of_its_own_knows_those_as_well(

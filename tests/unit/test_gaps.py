@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.metrics.evidence import Evidence, Status, Thresholds
+from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.gaps import (
     LATE_NS,
     LEAST_NS,
@@ -15,9 +15,9 @@ from kv_cache.metrics.gaps import (
     Stillness,
     find_gaps,
     gap_rows,
-    gaps,
-    stood_still,
 )
+from kv_cache.metrics.judging import Status
+from kv_cache.metrics.rules.gaps import gaps, stood_still
 
 S = 1_000_000_000
 TICK = S // 10
@@ -117,7 +117,7 @@ CASES = {
     "a slow device hangs": (evidence(9.0, call_ms=1400), Status.SUSPECT, "9.0 s"),
     "no counter, slow calls": (evidence(4.0, call_ms=300, counted=False), Status.PASS, "tell"),
     "no counter, a hang": (evidence(9.0, call_ms=300, counted=False), Status.SUSPECT, "tell"),
-    "nobody looked": (Evidence({"completeness": {"window_s": 1}}), Status.NOT_JUDGED, "nobody"),
+    "not looked": (Evidence({"completeness": {"window_s": 1}}), Status.NOT_JUDGED, "not looked at"),
     "no window": (evidence(9.0, window_s=0), Status.NOT_APPLICABLE, "nothing was measured"),
 }  # fmt: skip
 

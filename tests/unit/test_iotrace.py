@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.core.effect import Chunk, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, IoChunk, Leg, Move, Op, OpDone, Read, Write
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.files.iotrace import COLUMNS, HEAD, PHASES, IoTrace, check_io_trace, line_of
@@ -26,7 +26,7 @@ def copy(tier: Tier = Tier.NVME, nbytes: int = 4096) -> CopyRef:
 
 
 def leg(ref: CopyRef, kind: OpKind, started_ns: int, finished_ns: int) -> Leg:
-    chunks = (Chunk(finished_ns, ref.nbytes),)
+    chunks = (IoChunk(finished_ns, ref.nbytes),)
     return Leg(ref.tier, kind, "model", ref.nbytes, started_ns, finished_ns, 1, chunks)
 
 
@@ -241,7 +241,7 @@ def test_what_is_no_file_is_refused(make: str, tmp_path: Path) -> None:
         path.symlink_to(tmp_path / "nowhere")
     else:
         os.mkfifo(path)
-    with pytest.raises(PlaceError, match="no regular file"):
+    with pytest.raises(PlaceError, match="not a regular file"):
         check_io_trace(path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.intervals import series_inflation
-from kv_cache.metrics.summary import kept_promises
+from kv_cache.metrics.summary import slos_met
 from kv_cache.result.comparison import widened
 from kv_cache.result.published import published
 from kv_cache.result.reference import health
@@ -39,7 +39,7 @@ def test_an_slo_is_met_or_missed_where_enough_requests_say_so(
     for ms, count in ((1, fast), (100, slow)):
         for _ in range(count):
             histogram.add(ms * NS_PER_MS)
-    kept = kept_promises(histogram, {"p95": 10.0})["p95"]
+    kept = slos_met(histogram, {"p95": 10.0})["p95"]
     assert (kept["requests"], kept["within"]) == (fast + slow, fast)
     assert kept["met"] is met
 

@@ -61,7 +61,7 @@ def test_where_nobody_is_shown_to_be_better_there_is_no_order() -> None:
     rows = [shares("a", 0.50, 0.51, 0.52), shares("b", 0.47, 0.5, 0.53)]
     found = order_by_seeds(rows)
     assert found.beaten_by is None
-    assert found.why == "the intervals over 3 seeds show nobody to be better"
+    assert found.why == "the intervals over 3 seeds show none to be better"
 
 
 def test_two_seeds_and_one_policy_give_no_order() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kv_cache.cache.manager import CacheManager, CacheRules, TierSpec
+from kv_cache.cache.limits import CacheRules, TierSpec
+from kv_cache.cache.manager import CacheManager
 from kv_cache.config.root import Config
 from kv_cache.config.sections import SemanticsConfig
 from kv_cache.core.block import Block, content_key
@@ -31,7 +32,7 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.kinds import Lookup, OpKind, Outcome, Qos, RunMode, Tier
-from kv_cache.core.record import RequestRecord
+from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
 from kv_cache.lifecycle import (
@@ -41,7 +42,6 @@ from kv_cache.lifecycle import (
     World,
     lifecycle,
     populate,
-    unstarted,
 )
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.schedule.admission import Gate

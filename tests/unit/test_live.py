@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm.utils import disp_len
 
-from kv_cache.cli.live import PromiseNow, Side, Snapshot, TierNow, cut, live_lines, status_line
+from kv_cache.cli.live import Side, SloNow, Snapshot, TierNow, cut, live_lines, status_line
 from kv_cache.cli.progress import Status, StatusBar
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.metrics.window import Latency
@@ -23,10 +23,10 @@ RUN = Snapshot(
     phase="measure", elapsed_s=7.2, share=0.36, left_s=12.8,
     completed=188, running=9, queued=3, behind=2, users=4, workers=16, saturation=0.91,
     tiers=[TierNow(name="gpu", read=Side(), write=Side()), STORAGE], storage=STORAGE,
-    promises=[
-        PromiseNow(name="interactive p95", seen_ns=31.2e6, limit_ns=50 * NS_PER_MS),
-        PromiseNow(name="batch ttft p99.9", seen_ns=None, limit_ns=1000 * NS_PER_MS),
-        PromiseNow(name="responsive p95", seen_ns=250e6, limit_ns=200 * NS_PER_MS),
+    slos=[
+        SloNow(name="interactive p95", seen_ns=31.2e6, limit_ns=50 * NS_PER_MS),
+        SloNow(name="batch ttft p99.9", seen_ns=None, limit_ns=1000 * NS_PER_MS),
+        SloNow(name="responsive p95", seen_ns=250e6, limit_ns=200 * NS_PER_MS),
     ],
     failed_operations=1, failed_requests=2, rejected=3,
     warnings=2, latest_warning="the clock\njumped",
@@ -150,7 +150,7 @@ latencies = st.builds(
 )  # fmt: skip
 sides = st.builds(Side, bytes_per_s=floats, operations_per_s=floats, latency=latencies)
 tiers = st.builds(TierNow, name=names, read=sides, write=sides)
-promises = st.builds(PromiseNow, name=names, seen_ns=floats | st.none(), limit_ns=numbers)
+slos = st.builds(SloNow, name=names, seen_ns=floats | st.none(), limit_ns=numbers)
 
 
 def snapshots() -> st.SearchStrategy[Snapshot]:
@@ -164,7 +164,7 @@ def snapshots() -> st.SearchStrategy[Snapshot]:
     some |= dict.fromkeys(("share", "left_s", "saturation"), floats | st.none())
     return st.builds(
         Snapshot, elapsed_s=floats, tiers=st.lists(tiers, max_size=3),
-        storage=tiers | st.none(), promises=st.lists(promises, max_size=4), **some,
+        storage=tiers | st.none(), slos=st.lists(slos, max_size=4), **some,
     )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def test_no_number_is_negative(snapshot: Snapshot) -> None:
     tier = TierNow(name="t", read=snapshot.tiers[0].read, write=Side()) if snapshot.tiers else None
     made = Snapshot(
         **{name: getattr(snapshot, name) for name in Snapshot.__slots__} | plain
-        | {"tiers": [tier] if tier else [], "storage": tier, "promises": []}
+        | {"tiers": [tier] if tier else [], "storage": tier, "slos": []}
     )  # fmt: skip
     words = " ".join(live_lines(made, 1000)).replace("[", " ").split()
     assert not [word for word in words if word.startswith("-") and word.strip("-]")]

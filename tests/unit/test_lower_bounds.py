@@ -4,7 +4,7 @@ from typing import Any
 
 from kv_cache.core.units import AT_LEAST, NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.metrics.summary import kept_promises, latency_ms, reference_ms
+from kv_cache.metrics.summary import latency_ms, reference_ms, slos_met
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.published import Percentiles
 from kv_cache.result.run import converted
@@ -50,5 +50,5 @@ def test_people_see_a_sign_before_a_lower_bound() -> None:
 
 
 def test_who_waits_for_longer_than_was_promised_has_been_let_down() -> None:
-    kept = kept_promises(hung(), {"p95": 10.0})["p95"]
+    kept = slos_met(hung(), {"p95": 10.0})["p95"]
     assert (kept["within"], kept["requests"]) == (1000, 1060)

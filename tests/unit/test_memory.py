@@ -47,6 +47,7 @@ def test_in_a_container_the_mount_shows_only_its_own_part() -> None:
 
 def test_without_cgroups_there_is_no_directory() -> None:
     assert cgroup_directories("memory", "", "") == (2, ())
+    assert cgroup_directories("memory", "4:memory:/a\n", "") == (2, ())
 
 
 def test_a_limit_leaves_what_is_unused_or_reclaimable() -> None:

@@ -26,8 +26,9 @@ from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram, bucket_bounds
 from kv_cache.metrics.histogram import merged as merged_histograms
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.result.chain import check
-from kv_cache.result.counted import MergeableCounts, OperationRow, nothing
-from kv_cache.result.counted import merged as merged_counts
+from kv_cache.result.counted import MergeableCounts, OperationRow
+from kv_cache.result.merge import merged as merged_counts
+from kv_cache.result.merge import nothing
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.ranks import brief_of_ranks, merged_document, recheck_ranks
 from kv_cache.result.run import OperationLedger, converted, times
@@ -365,10 +366,10 @@ def _interrupted(documents: dict[int, Any]) -> None:
         (_edited, "rank 1 has a result that was cut or changed after its run (reference", [0]),
         (_twice, "rank 1 has the result of rank 0", [0]),
         (_swapped, "rank 0 has the result of rank 1; rank 1 has the result of rank 0", []),
-        (_foreign, "rank 7 is none of the 2 that were started", [0, 1]),
+        (_foreign, "rank 7 is not one of the 2 that were started", [0, 1]),
         (_of_other_job, "rank 1 has a result of a job of 8 ranks, not of 2", [0]),
         (_other_schema, "rank 1 has a result of schema kv-cache-result/3", [0]),
-        (_nonsense, "rank 1 has something that is no result of this program", [0]),
+        (_nonsense, "rank 1 has something that is not a result of this program", [0]),
         (_misshapen, "kv_cache.operations[0].bytes: expected int, got str", [0]),
         (_interrupted, "rank 1 was interrupted", [0, 1]),
     ],
@@ -635,7 +636,7 @@ def test_verify_says_intact_with_each_ranks_fingerprint_or_what_was_changed(
     file = written(tmp_path / "R.json", document)
     assert verify_command([file]) == 0
     said = capsys.readouterr().out
-    assert "nothing was changed; each of 2 results follows from what it counted" in said
+    assert "Nothing was changed; each of 2 results follows from what it counted" in said
     for row_ in document["kv_cache"]["ranks"]:
         assert row_["fingerprint"] in said
     document["kv_cache"]["requests"]["completed"] += 1

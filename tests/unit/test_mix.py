@@ -20,8 +20,8 @@ from kv_cache.core.kinds import Lookup, Qos
 from kv_cache.core.model import MODELS
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.surveying import survey
+from kv_cache.workload.formats.trace_files import open_trace
 from kv_cache.workload.mix import Mix, Mixed, Share
 from kv_cache.workload.ranks import Ranked, Ranks
 from kv_cache.workload.sizing import Geometry

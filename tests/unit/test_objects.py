@@ -11,11 +11,12 @@ from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.mpirank import MpiRank
-from kv_cache.metrics.evidence import Status, Thresholds
+from kv_cache.metrics.evidence import Thresholds
+from kv_cache.metrics.judging import Status
 from kv_cache.metrics.passport import judge
 from kv_cache.tiers.objects import ObjectPlace, below, is_object_url, parse_url
 from kv_cache.tiers.objects.account import Account, account_of, endpoint_of, region_of
-from kv_cache.tiers.objects.client import told_of
+from kv_cache.tiers.objects.client import answer_of
 
 SECRET = "hush-hush-hush"
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIA1", "AWS_SECRET_ACCESS_KEY": SECRET}
@@ -233,7 +234,7 @@ def test_what_the_client_finds_by_itself_is_left_to_it(tmp_path: Path) -> None:
     ],
 )
 def test_an_error_is_a_word_and_the_servers_code(text: str, reason: str, code: str) -> None:
-    assert told_of(RuntimeError(f"{text} AWSAccessKeyId {SECRET}")) == (reason, code)
+    assert answer_of(RuntimeError(f"{text} AWSAccessKeyId {SECRET}")) == (reason, code)
 
 
 # --- the passport --------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.core.effect import Chunk
+from kv_cache.core.effect import IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
 from kv_cache.core.units import MIB, NS_PER_S
 from kv_cache.metrics.pace import (
@@ -17,8 +17,8 @@ from kv_cache.metrics.pace import (
     MOST_SLOTS,
     SLOT_NS,
     Batch,
-    Pace,
-    Paced,
+    BytesOverTime,
+    MovedBytes,
     batch_count,
     headline,
     together,
@@ -39,10 +39,10 @@ _CALLS = st.lists(
 def test_batches_and_edges_hold_each_byte_once(
     calls: list[tuple[OpKind, int, int, int]], length_ns: int
 ) -> None:
-    start, end, pace, moved = 5 * NS_PER_S, 5 * NS_PER_S + length_ns, Pace(), 0
+    start, end, pace, moved = 5 * NS_PER_S, 5 * NS_PER_S + length_ns, BytesOverTime(), 0
     for kind, began, lasted, nbytes in calls:
         if began + lasted >= start:
-            pace.call(kind, Chunk(began + lasted, nbytes), began, start, end)
+            pace.call(kind, IoChunk(began + lasted, nbytes), began, start, end)
             moved += nbytes if began + lasted <= end else 0
     paced = pace.read(length_ns, KINDS)
     assert paced.nbytes == moved
@@ -53,11 +53,11 @@ def test_batches_and_edges_hold_each_byte_once(
 
 
 def test_a_call_is_spread_over_its_time_and_counted_apart_outside_the_window() -> None:
-    pace, end = Pace(), 8 * NS_PER_S
-    pace.call(OpKind.READ, Chunk(NS_PER_S, 1000), -NS_PER_S, 0, end)  # half of it before
-    pace.call(OpKind.READ, Chunk(6 * NS_PER_S, 4000), 2 * NS_PER_S, 0, end)
-    pace.call(OpKind.READ, Chunk(9 * NS_PER_S, 600), 7 * NS_PER_S, 0, end)  # half of it after
-    pace.call(OpKind.WRITE, Chunk(7 * NS_PER_S, 9), 7 * NS_PER_S, 0, end)
+    pace, end = BytesOverTime(), 8 * NS_PER_S
+    pace.call(OpKind.READ, IoChunk(NS_PER_S, 1000), -NS_PER_S, 0, end)  # half of it before
+    pace.call(OpKind.READ, IoChunk(6 * NS_PER_S, 4000), 2 * NS_PER_S, 0, end)
+    pace.call(OpKind.READ, IoChunk(9 * NS_PER_S, 600), 7 * NS_PER_S, 0, end)  # half of it after
+    pace.call(OpKind.WRITE, IoChunk(7 * NS_PER_S, 9), 7 * NS_PER_S, 0, end)
     paced = pace.read(end, (OpKind.READ,))
     assert (paced.nbytes, paced.before_bytes, paced.after_bytes) == (5000, 500, 300)
     assert paced.call_s == pytest.approx((1000 * 2 + 4000 * 4) / 5000)
@@ -68,9 +68,9 @@ def test_a_call_is_spread_over_its_time_and_counted_apart_outside_the_window() -
 
 
 def test_a_long_window_takes_no_more_memory() -> None:
-    pace, seconds = Pace(), MOST_SLOTS * SLOT_NS // NS_PER_S * 5
+    pace, seconds = BytesOverTime(), MOST_SLOTS * SLOT_NS // NS_PER_S * 5
     for second in range(seconds):
-        pace.call(OpKind.READ, Chunk((second + 1) * NS_PER_S, 7), second * NS_PER_S, 0, None)
+        pace.call(OpKind.READ, IoChunk((second + 1) * NS_PER_S, 7), second * NS_PER_S, 0, None)
     batches = pace.read(seconds * NS_PER_S, (OpKind.READ,)).batches
     assert len(batches) == 20
     assert all(batch.nbytes == pytest.approx(7 * batch.seconds, abs=28) for batch in batches)
@@ -81,10 +81,14 @@ def test_a_device_of_constant_rate_has_a_narrow_interval_though_its_calls_end_in
     in_flight: int,
 ) -> None:
     """200 MB/s shared by calls of 16 MiB that began together, as under a cgroup's limit."""
-    pace, end, calls_ns = Pace(), 40 * NS_PER_S, round(in_flight * 16 * MIB / 200e6 * NS_PER_S)
+    pace, end, calls_ns = (
+        BytesOverTime(),
+        40 * NS_PER_S,
+        round(in_flight * 16 * MIB / 200e6 * NS_PER_S),
+    )
     for began in range(-calls_ns // 3, end, calls_ns):
         for _ in range(in_flight):
-            pace.call(OpKind.WRITE, Chunk(began + calls_ns, 16 * MIB), began, 0, end)
+            pace.call(OpKind.WRITE, IoChunk(began + calls_ns, 16 * MIB), began, 0, end)
     found = pace.read(end, KINDS).interval(40.0)
     assert found is not None
     assert 200e6 in found
@@ -95,11 +99,11 @@ def test_the_interval_holds_the_level_of_a_noisy_device_about_as_often_as_it_say
     """Its rate changes every half second, and a call is a tenth of one."""
     rng, held, runs = Random(5), 0, 300
     for _ in range(runs):
-        pace, at, rate = Pace(), 0, 0.0
+        pace, at, rate = BytesOverTime(), 0, 0.0
         while at < 30 * NS_PER_S:
             rate = 0.5 * rate + rng.gauss(0, 20e6) if at % (NS_PER_S // 2) == 0 else rate
             ended = at + NS_PER_S // 10
-            pace.call(OpKind.READ, Chunk(ended, round((200e6 + rate) / 10)), at, 0, 30 * NS_PER_S)
+            pace.call(OpKind.READ, IoChunk(ended, round((200e6 + rate) / 10)), at, 0, 30 * NS_PER_S)
             at = ended
         found = pace.read(30 * NS_PER_S, KINDS).interval(30.0)
         held += found is not None and 200e6 in found
@@ -107,11 +111,11 @@ def test_the_interval_holds_the_level_of_a_noisy_device_about_as_often_as_it_say
 
 
 def test_there_is_no_interval_of_nothing_of_a_short_window_or_of_long_calls() -> None:
-    none = Pace().read(60 * NS_PER_S, KINDS)
+    none = BytesOverTime().read(60 * NS_PER_S, KINDS)
     assert (none.interval(60.0), none.why_none()) == (None, "nothing was moved")
-    short = Paced(nbytes=9, before_bytes=0, after_bytes=0, call_s=0.0, batches=())
+    short = MovedBytes(nbytes=9, before_bytes=0, after_bytes=0, call_s=0.0, batches=())
     assert (short.interval(5.0), short.why_none()) == (None, "8 batches need a window of 8 s")
-    slow = Paced(nbytes=9, before_bytes=0, after_bytes=0, call_s=3.0, batches=())
+    slow = MovedBytes(nbytes=9, before_bytes=0, after_bytes=0, call_s=3.0, batches=())
     assert slow.why_none() == "8 batches need a window of 48 s"
     assert batch_count(30.0, 3.0) == batch_count(7.9, 0.1) == 0
     assert (batch_count(8.0, 0.1), batch_count(48.0, 3.0)) == (FEWEST_BATCHES, FEWEST_BATCHES)
@@ -120,7 +124,7 @@ def test_there_is_no_interval_of_nothing_of_a_short_window_or_of_long_calls() ->
 
 def test_an_interval_does_not_go_below_nothing() -> None:
     rows = tuple(Batch(1.0, nbytes) for nbytes in (0, 0, 900, 0, 0, 0, 0, 100))
-    found = Paced(nbytes=1000, before_bytes=0, after_bytes=0, call_s=0.1, batches=rows)
+    found = MovedBytes(nbytes=1000, before_bytes=0, after_bytes=0, call_s=0.1, batches=rows)
     interval = found.interval(8.0)
     assert interval is not None
     assert interval.low == 0.0
@@ -135,9 +139,9 @@ def test_an_interval_does_not_go_below_nothing() -> None:
     ],
 )
 def test_the_headline_is_what_the_mode_measures(mode: RunMode, metric: str) -> None:
-    pace = Pace()
-    pace.call(OpKind.READ, Chunk(NS_PER_S, 30), 0, 0, None)
-    pace.call(OpKind.WRITE, Chunk(NS_PER_S, 12), 0, 0, None)
+    pace = BytesOverTime()
+    pace.call(OpKind.READ, IoChunk(NS_PER_S, 30), 0, 0, None)
+    pace.call(OpKind.WRITE, IoChunk(NS_PER_S, 12), 0, 0, None)
     found = headline(mode, 2.0, pace.read(2 * NS_PER_S, MEASURED[mode]))
     expected = {OpKind.READ: 30, OpKind.WRITE: 12}
     assert found["metric"] == metric == METRIC[MEASURED[mode]]
@@ -145,9 +149,9 @@ def test_the_headline_is_what_the_mode_measures(mode: RunMode, metric: str) -> N
 
 
 def test_rates_of_ranks_add_up_in_each_batch_and_opposite_waves_cancel() -> None:
-    def rank(*rows: int) -> tuple[float, Paced]:
+    def rank(*rows: int) -> tuple[float, MovedBytes]:
         batches = tuple(Batch(1.0, nbytes) for nbytes in rows)
-        return 8.0, Paced(nbytes=sum(rows), before_bytes=0, after_bytes=0, call_s=0.1,
+        return 8.0, MovedBytes(nbytes=sum(rows), before_bytes=0, after_bytes=0, call_s=0.1,
                           batches=batches)  # fmt: skip
 
     seconds, both = together([rank(*[10, 30] * 4), rank(*[30, 10] * 4)])

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache.bench.cache_dir import (
-    LOCK_NAME,
+from kv_cache.bench.cache_dir import LOCK_NAME, CacheDir
+from kv_cache.bench.owner import OWNER_NAME
+from kv_cache.bench.path_checks import (
     RUN_MARK,
-    CacheDir,
     check_cache_dir,
     check_output_file,
     check_results_dir,
-    check_space,
     free_bytes,
     nearest_existing,
 )
-from kv_cache.bench.owner import OWNER_NAME
+from kv_cache.bench.storage_room import check_space
+from kv_cache.config.sections import TiersConfig
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB
 from kv_cache.files.writing import write_atomically
@@ -81,7 +81,7 @@ def test_a_check_creates_nothing(tmp_path: Path) -> None:
     check_cache_dir(tmp_path / "a" / "b")
     check_results_dir(tmp_path / "c")
     check_output_file(tmp_path / "d.json")
-    check_space(tmp_path / "e", 1)
+    check_space(tmp_path / "e", 1, TiersConfig())
     assert tree(tmp_path) == []
 
 
@@ -113,7 +113,7 @@ def check_in_child(
     """What check_cache_dir says of `path` in a process of its own that ran `prelude` before."""
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from kv_cache.bench.cache_dir import check_cache_dir\n"
+        "from kv_cache.bench.path_checks import check_cache_dir\n"
         "from kv_cache.core.errors import PlaceError\n"
         f"{prelude}\n"
         "try: check_cache_dir(Path(sys.argv[1]))\n"
@@ -154,12 +154,12 @@ def test_wanting_more_space_than_there_is_names_what_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kv_cache.bench.cache_dir.free_bytes", lambda path: 20 * GIB)
-    check_space(tmp_path, 20 * GIB)
+    check_space(tmp_path, 20 * GIB, TiersConfig())
     with pytest.raises(PlaceError, match=r"wants 30.00 GiB .* 20.00 GiB are free; .*-gb 19 would"):
-        check_space(tmp_path, 30 * GIB)
+        check_space(tmp_path, 30 * GIB, TiersConfig())
     monkeypatch.setattr("kv_cache.bench.cache_dir.free_bytes", lambda path: 1000)
     with pytest.raises(PlaceError, match="nothing would fit"):
-        check_space(tmp_path, 30 * GIB)
+        check_space(tmp_path, 30 * GIB, TiersConfig())
 
 
 def test_an_output_file_needs_a_directory_and_may_replace_a_file(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.published import published
 from kv_cache.result.run import converted
 from kv_cache.view.capacity import capacity_view
+from kv_cache.view.drawing import round_numbers
 from kv_cache.view.parts import FactList, Figure
-from kv_cache.view.picture.base import BadDocumentError, Picture, number, round_numbers, spread
+from kv_cache.view.picture.base import Picture, spread
 from kv_cache.view.picture.plot import (
     MARK,
     draw,
@@ -344,7 +344,8 @@ def test_a_name_that_looks_like_a_formula_or_has_other_letters_is_drawn_as_text(
         (capacity(probe(1.0), slo=["fast"]), "slo: "),
         (precondition(preconditioning={}), "there is nothing to draw, as it has no numbers"),
         ({"schema": "kv-cache-trials/1", "metrics": {}}, "missing required field passport"),
-        ({"schema": "kv-cache-profile/1"}, "there is no picture of schema 'kv-cache-profile/1'"),
+        ({"schema": "kv-cache-profile/1"}, "grid is empty (null); it must be a list of measured"),
+        ({"schema": "kv-cache-other/1"}, "there is no picture of schema 'kv-cache-other/1'"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence_with_the_files_name(own: Any, says: str) -> None:
@@ -427,16 +428,6 @@ def test_the_picture_of_a_runs_directory_stands_in_it(tmp_path: Path) -> None:
 
 
 # --- parts -----------------------------------------------------------------------------------
-
-
-def test_what_is_missing_is_a_gap_and_what_is_wrong_is_an_error() -> None:
-    assert isnan(number({"a": None}, "a"))
-    assert isnan(number({}, "a.b"))
-    assert number({"a": {"b": 2}}, "a.b") == 2.0
-    wrongs: list[object] = [True, "1", [], 1e19]
-    for wrong in wrongs:
-        with pytest.raises(BadDocumentError):
-            number({"a": wrong}, "a")
 
 
 @given(st.lists(st.floats(0, 1), max_size=8), st.floats(0.01, 0.1))

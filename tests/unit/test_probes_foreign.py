@@ -95,12 +95,12 @@ def test_processes_that_vanish_or_hide_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "10/io").write_text(IO)
     (tmp_path / "12/io").write_text(IO)
     (tmp_path / "self").mkdir()
-    assert list(snapshot(tmp_path, own=[12])) == [10]
+    assert list(snapshot(tmp_path, excluded=[12])) == [10]
 
 
 def test_we_are_not_among_the_others() -> None:
     assert os.getpid() not in snapshot()
-    mine = snapshot(own=())
+    mine = snapshot(excluded=())
     if os.getpid() in mine:  # a kernel may hide the counters
         assert mine[os.getpid()].parent == os.getppid()
 
@@ -110,7 +110,7 @@ def test_siblings_are_looked_at_alone_and_are_nobody_else() -> None:
     try:
         before = snapshot_of([child.pid])
         assert set(before) == {child.pid}
-        assert child.pid not in snapshot(own={os.getpid(), child.pid})
+        assert child.pid not in snapshot(excluded={os.getpid(), child.pid})
         assert moved(before, snapshot_of([child.pid])) is not None
         assert moved(before, {}) is None
         assert moved({}, {}) is None

@@ -5,7 +5,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 
-from kv_cache.bench.probes.sample import MOST_PAGES, compressed_ratio, entropy_bits, examine
+from kv_cache.bench.probes.payload_pages import MOST_PAGES, compressed_ratio, entropy_bits, examine
 from kv_cache.core.units import PAGE_BYTES
 
 ZERO = bytes(PAGE_BYTES)

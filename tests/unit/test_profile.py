@@ -10,7 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.bench.probe import _Done, summarise
+from kv_cache.bench.probe import summarise
+from kv_cache.cli.plot import main as plot
+from kv_cache.cli.report import main as report
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.profile import (
@@ -22,13 +24,13 @@ from kv_cache.config.profile import (
     profile_values,
     read_profile,
 )
-from kv_cache.core.effect import Chunk, Leg
+from kv_cache.core.effect import IoChunk, Leg
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.sim.profile import OutsideProfileError, ProfileModel
+from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
 from kv_cache.view.parts import Table
 from kv_cache.view.probe import probe_view
@@ -332,13 +334,9 @@ def test_depth_is_that_of_the_sizes_which_are_asked_for(tmp_path: Path) -> None:
 # --- what a step of a probe comes to -------------------------------------------------------------
 
 
-def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000) -> list[_Done]:
+def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000) -> list[Leg]:
     return [
-        _Done(
-            kind,
-            Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (Chunk(b, nbytes),)),
-        )
-        for a, b in spans
+        Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (IoChunk(b, nbytes),)) for a, b in spans
     ]
 
 
@@ -364,7 +362,7 @@ def test_only_the_time_in_which_all_threads_were_at_work_counts() -> None:
         [legs((0, 10), (10, 20)), legs((30, 40), (40, 50))],
     ],
 )
-def test_threads_that_never_worked_together_measure_nothing(done: list[list[_Done]]) -> None:
+def test_threads_that_never_worked_together_measure_nothing(done: list[list[Leg]]) -> None:
     assert summarise(done, 1000, read_share=1.0, repeated=False) is None
 
 
@@ -381,3 +379,25 @@ def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
     row = dict(zip(grid.headings, grid.cells()[0], strict=True))
     assert (row["object, MiB"], row["in flight"], row["read, GiB/s"]) == ("0.25", "1", "0.1863")
     assert row["read again, GiB/s"] == MISSING
+
+
+def test_a_profile_is_reported_in_every_form(tmp_path: Path) -> None:
+    file = tmp_path / "disk.yaml"
+    file.write_text(profile_text(Profile(name="p", cells=tuple(cells()))))
+    assert report([str(file)]) == 0
+    page = (tmp_path / "disk.html").read_text()
+    assert "The device reads up to 0.1863 GiB/s" in page
+    for suffix in ("md", "xlsx"):
+        assert report([str(file), "-o", str(tmp_path / f"R.{suffix}")]) == 0
+    assert "| 0.25 | 1 | 0.1863 | 1.311 |" in (tmp_path / "R.md").read_text()
+    pytest.importorskip("matplotlib")
+    assert plot([str(file)]) == 0
+    assert (tmp_path / "disk.svg").exists()
+
+
+def test_a_file_of_yaml_that_is_no_profile_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("run: {seed: 3}\n")
+    with pytest.raises(ConfigError, match=r"its schema is empty \(null\), not kv-cache-profile/1"):
+        report([str(file)])
+    assert not (tmp_path / "config.html").exists()

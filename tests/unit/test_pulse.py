@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kv_cache.bench.pulse import Pulse
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import Leg
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.metrics.gaps import Silence
@@ -24,7 +24,7 @@ class _Call:
 
 
 def test_a_silence_begins_with_the_last_end_where_calls_were_in_flight_all_the_time() -> None:
-    pulse, other = Pulse(), _Call(S)
+    pulse, other = StoreCalls(), _Call(S)
     pulse.enter(other)
     pulse.ended(S, 2 * S)
     pulse.ended(5 * S, 7 * S)
@@ -32,14 +32,14 @@ def test_a_silence_begins_with_the_last_end_where_calls_were_in_flight_all_the_t
 
 
 def test_idle_time_is_no_silence() -> None:
-    pulse = Pulse()
+    pulse = StoreCalls()
     pulse.ended(S, 2 * S)
     pulse.ended(9 * S, 9 * S + 5)
     assert pulse.silences(30 * S)[1:] == [Silence(9 * S, 9 * S + 5)]
 
 
 def test_what_never_ends_is_a_silence_that_goes_on() -> None:
-    pulse, hung = Pulse(), _Call(3 * S)
+    pulse, hung = StoreCalls(), _Call(3 * S)
     pulse.enter(hung)
     pulse.ended(S, 2 * S)
     assert pulse.silences(20 * S)[-1] == Silence(3 * S, 20 * S)
@@ -48,7 +48,7 @@ def test_what_never_ends_is_a_silence_that_goes_on() -> None:
 
 
 def test_calls_of_memory_and_pauses_between_calls_are_not_waited_for() -> None:
-    pulse = Pulse()
+    pulse = StoreCalls()
     pulse.enter(_Call(S, on_storage=False))
     pulse.enter(_Call(S, calling=False))
     assert pulse.silences(20 * S) == []

@@ -17,7 +17,7 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.paced import Pace, Paced
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
-from kv_cache.workload.row_requests import AskingConfig
+from kv_cache.workload.row_requests import RowRequestsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
@@ -63,7 +63,7 @@ def users(
 def trace(times_ns: Sequence[int], *, speedup: float = 1.0, cycles: int = 1) -> TraceReplay:
     rows = [TraceRow(i + 1, at_ns, 10, 1) for i, at_ns in enumerate(times_ns)]
     config = ReplayConfig(
-        asking=AskingConfig(geometry=GEOMETRY, qos=MIX), speedup=speedup, cycles=cycles
+        requests=RowRequestsConfig(geometry=GEOMETRY, qos=MIX), speedup=speedup, cycles=cycles
     )
     return TraceReplay(lambda: iter(rows), config, Seed(1), {})
 

@@ -25,8 +25,8 @@ from kv_cache.core.units import GIB, MIB, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.sim.run import simulate
 from kv_cache.workload.digest import schedule_digest
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.surveying import survey
+from kv_cache.workload.formats.trace_files import open_trace
 from kv_cache.workload.rag import (
     ChunkReuse,
     Ingested,

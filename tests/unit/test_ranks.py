@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.bench.cache_dir import check_output_file
 from kv_cache.bench.memory import check_ram_of_ranks
+from kv_cache.bench.path_checks import check_output_file
 from kv_cache.config.root import Config
 from kv_cache.config.sections import OutputConfig, RunConfig, TiersConfig
 from kv_cache.core.errors import ConfigError, PlaceError
@@ -15,7 +15,8 @@ from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.units import GIB
 from kv_cache.crew.launched import rank_of
 from kv_cache.crew.per_rank import alone_note, apart, own_file
-from kv_cache.metrics.evidence import Evidence, Status, Thresholds
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Status
 from kv_cache.metrics.rules import RULES
 
 OPEN_MPI = {

@@ -7,15 +7,15 @@ import pytest
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import (
     ABORTED,
-    Chunk,
     CopyRef,
     Delete,
+    IoChunk,
     Leg,
+    MetadataStep,
     Move,
     Op,
     OpDone,
     Read,
-    Step,
     Write,
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
@@ -26,10 +26,10 @@ from kv_cache.metrics.recorder import (
     SAMPLE_LIMIT,
     Edges,
     Failure,
+    FirstValues,
     Flow,
     OpStats,
     Recorder,
-    Samples,
 )
 from kv_cache.metrics.summary import Flows, size_numbers
 
@@ -47,7 +47,7 @@ def copy(tier: Tier = Tier.NVME, nbytes: int = 8192, copy_id: int = 1) -> CopyRe
 
 def leg(tier: Tier, kind: OpKind, began: int, *chunks: tuple[int, int], device_ns: int = 1) -> Leg:
     """One side whose system calls ended at the instants of `chunks`, with their bytes."""
-    parts = tuple(Chunk(at, nbytes) for at, nbytes in chunks)
+    parts = tuple(IoChunk(at, nbytes) for at, nbytes in chunks)
     nbytes = sum(part.nbytes for part in parts)
     end = parts[-1].finished_ns if parts else began
     return Leg(tier, kind, ENGINE, nbytes, began, end, device_ns, parts)
@@ -381,7 +381,7 @@ def test_a_window_that_never_began_or_never_ended_has_no_length() -> None:
 
 
 def test_single_values_are_kept_up_to_a_bound_and_counted_beyond_it() -> None:
-    samples = Samples()
+    samples = FirstValues()
     for value in range(SAMPLE_LIMIT + 10):
         samples.add(value * 10**9)
     assert samples.kept() == [float(value) for value in range(SAMPLE_LIMIT)]
@@ -389,7 +389,7 @@ def test_single_values_are_kept_up_to_a_bound_and_counted_beyond_it() -> None:
 
 
 def test_fewer_values_than_the_bound_are_kept_as_they_are() -> None:
-    samples = Samples()
+    samples = FirstValues()
     assert samples.kept() == []
     samples.add(2_500_000_000)
     assert samples.kept() == [2.5]
@@ -402,9 +402,9 @@ def test_operations_on_metadata_are_counted_apart_also_of_an_operation_that_fail
     recorder = Recorder(edges())
     ref = copy()
     good = leg(Tier.NVME, OpKind.WRITE, 205, (210, 8192))._replace(
-        steps=(Step("create", 3), Step("rename", 5))
+        steps=(MetadataStep("create", 3), MetadataStep("rename", 5))
     )
-    bad = leg(Tier.NVME, OpKind.WRITE, 215)._replace(steps=(Step("create", 7),))
+    bad = leg(Tier.NVME, OpKind.WRITE, 215)._replace(steps=(MetadataStep("create", 7),))
     recorder.op(done(Write(ref, Cause.PREFILL), good))
     recorder.op(done(Write(ref, Cause.PREFILL), bad, error="io-error", failed=OpKind.WRITE))
     steps = {(flow.phase, flow.step): histogram for flow, histogram in recorder.steps.items()}

@@ -23,7 +23,7 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.offered import Offered
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.replay import ReplayConfig, TraceReplay
-from kv_cache.workload.row_requests import AskingConfig, History
+from kv_cache.workload.row_requests import History, RowRequestsConfig
 from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
@@ -35,19 +35,21 @@ def geometry(block_tokens: int) -> Geometry:
     return Geometry(model=MODELS["tiny-1b"], tensor_parallel=1, block_tokens=block_tokens)
 
 
-def asking(block_tokens: int = 16, own: int = 0, history: History = History.FORMAT) -> AskingConfig:
-    return AskingConfig(
+def asking(
+    block_tokens: int = 16, own: int = 0, history: History = History.FORMAT
+) -> RowRequestsConfig:
+    return RowRequestsConfig(
         geometry=geometry(block_tokens), qos=QOS, trace_block_tokens=own, history=history
     )
 
 
 def replay(rows: list[TraceRow], **settings: object) -> TraceReplay:
-    config = replace(ReplayConfig(asking=asking(), cycles=1), **settings)  # type: ignore[arg-type]
+    config = replace(ReplayConfig(requests=asking(), cycles=1), **settings)  # type: ignore[arg-type]
     return TraceReplay(lambda: iter(rows), config, Seed(1), {})
 
 
 def sessions(rows: list[TraceRow], **settings: object) -> SessionReplay:
-    config = replace(SessionsConfig(asking=asking(), users=2, cycles=1), **settings)  # type: ignore[arg-type]
+    config = replace(SessionsConfig(requests=asking(), users=2, cycles=1), **settings)  # type: ignore[arg-type]
     return SessionReplay(lambda: iter(rows), config, Seed(1), {})
 
 
@@ -162,7 +164,7 @@ def test_a_session_of_ten_thousand_unanswered_rows_holds_no_more_than_stated(
             read += 1
             yield talk(line, 0, "a", tokens=1)
 
-    source = TraceReplay(rows, ReplayConfig(asking=asking(), cycles=1), Seed(1), {})
+    source = TraceReplay(rows, ReplayConfig(requests=asking(), cycles=1), Seed(1), {})
     first = source.pop(0)
     assert source.next_ns() is None
     assert read <= 53
@@ -234,7 +236,7 @@ def test_a_session_with_sub_agents_joins_them_before_it_goes_on() -> None:
         plain._replace(name="0.2", after=("0",), think_ns=0),
         plain._replace(name="1", after=("0.1", "0.2"), think_ns=10),
     ]
-    source = sessions(rows, asking=asking(64, 64))
+    source = sessions(rows, requests=asking(64, 64))
     source.after(source.pop(0), 100)
     one, two = source.pop(100), source.pop(100)
     assert source.next_ns() is None
@@ -246,12 +248,12 @@ def test_a_session_with_sub_agents_joins_them_before_it_goes_on() -> None:
 def test_local_ids_are_the_sessions_own_and_of_one_cycle() -> None:
     plain = TraceRow(1, 0, 64, 1, (1, 2), 64)
     rows = [plain._replace(session=name, scope=name) for name in ("a", "b")]
-    source = sessions(rows, asking=asking(64, 64), cycles=2)
+    source = sessions(rows, requests=asking(64, 64), cycles=2)
     asked = [tuple(block.key for block in request.blocks) for request in source.plan()]
     assert len(asked) == 4
     assert len({key for keys in asked for key in keys}) == 8
     rows = [plain._replace(session=name) for name in ("a", "b")]
-    source = sessions(rows, asking=asking(64, 64), cycles=2)
+    source = sessions(rows, requests=asking(64, 64), cycles=2)
     assert len({block.key for request in source.plan() for block in request.blocks}) == 2 * 2
 
 
@@ -270,7 +272,7 @@ def test_a_turns_prompt_is_all_that_was_said_before_it() -> None:
 
 def test_one_object_a_turn_holds_what_the_turn_added_and_the_answer_before_it() -> None:
     rows = [talk(1, 0, "a", 40), talk(2, 0, "a", 30)]
-    first, second = sessions(rows, asking=asking(0)).plan()
+    first, second = sessions(rows, requests=asking(0)).plan()
     assert [b.tokens for b in first.blocks] == [40]
     assert [b.tokens for b in second.blocks] == [40, 38]
     assert second.new_from == 1
@@ -288,7 +290,7 @@ def test_what_the_prompts_of_a_session_mean_can_be_said(
     history: History, prompts: list[int], new_from: list[int]
 ) -> None:
     rows = [talk(line, line, "a", tokens) for line, tokens in enumerate((40, 70, 75), 1)]
-    asked = list(replay(rows, asking=asking(16, history=history)).plan())
+    asked = list(replay(rows, requests=asking(16, history=history)).plan())
     assert [r.prompt_tokens for r in asked] == prompts
     assert [r.new_from for r in asked] == new_from
     if history is History.NONE:
@@ -297,7 +299,7 @@ def test_what_the_prompts_of_a_session_mean_can_be_said(
 
 def test_a_prompt_that_is_shorter_than_the_last_begins_anew_and_is_counted() -> None:
     rows = [talk(1, 0, "a", 80), talk(2, 1, "a", 48), talk(3, 2, "a", 64)]
-    source = replay(rows, asking=asking(16, history=History.INCLUDED))
+    source = replay(rows, requests=asking(16, history=History.INCLUDED))
     first, second, third = source.plan()
     assert second.new_from == 0
     assert not {b.key for b in first.blocks} & {b.key for b in second.blocks}
@@ -360,7 +362,7 @@ def test_more_cycles_of_a_trace_take_no_more_memory() -> None:
         for line in range(1, 401):
             yield talk(line, line / 10, f"s{line % 120}", tokens=3)
 
-    config = ReplayConfig(asking=asking(), cycles=26)
+    config = ReplayConfig(requests=asking(), cycles=26)
     source = TraceReplay(rows, config, Seed(1), {})
     held: list[int] = []
     tracemalloc.start()
@@ -390,7 +392,7 @@ def test_what_is_forgotten_is_counted_and_what_is_asked_for_is_kept() -> None:
 
     def ask(*ids: int) -> int:
         row = TraceRow(1, 0, 1, 1, ids, 16)
-        (request,) = replay([row], asking=asking(16, 16)).plan()
+        (request,) = replay([row], requests=asking(16, 16)).plan()
         return offered.see(request).offered_blocks
 
     assert [ask(1, 2, 3), ask(1), ask(4), ask(1), ask(2)] == [0, 1, 0, 1, 0]
@@ -402,7 +404,7 @@ def test_a_pass_over_a_trace_offers_what_the_trace_offers_and_no_more() -> None:
     rows = [plain, plain._replace(hash_ids=(1, 3)), plain._replace(hash_ids=(4,), nbytes=8)]
     for cycles in (1, 3):
         offered = Offered()
-        requests = list(replay(rows, asking=asking(16, 16), cycles=cycles).plan())
+        requests = list(replay(rows, requests=asking(16, 16), cycles=cycles).plan())
         told = [offered.see(request).offered_blocks for request in requests]
         assert told == [0, 1, 0] * cycles
         assert len({b.key for r in requests for b in r.blocks}) == 4 * cycles
@@ -410,7 +412,7 @@ def test_a_pass_over_a_trace_offers_what_the_trace_offers_and_no_more() -> None:
 
 def test_what_stays_over_all_passes_is_remembered_over_all_of_them() -> None:
     offered = Offered()
-    (made,) = replay([TraceRow(1, 0, 32, 1, (1, 2), 16)], asking=asking(16, 16)).plan()
+    (made,) = replay([TraceRow(1, 0, 32, 1, (1, 2), 16)], requests=asking(16, 16)).plan()
     offered.add([made.blocks[1]])
     shared = replace(made, shared=1)
     assert offered.see(shared).offered_blocks == 1, "what is there before anybody asks"
@@ -420,12 +422,12 @@ def test_what_stays_over_all_passes_is_remembered_over_all_of_them() -> None:
 
 def test_a_cycle_that_a_limit_cut_short_has_not_ended() -> None:
     rows = [talk(1 + turn, 0, f"s{n}") for n in range(4) for turn in range(2)]
-    config = SessionsConfig(asking=asking(), users=2, cycles=0)
+    config = SessionsConfig(requests=asking(), users=2, cycles=0)
     for most, ended in ((5, 0), (8, 1), (13, 1)):
         for source in (
             SessionReplay(lambda: iter(rows), config, Seed(1), {}, most),
             TraceReplay(
-                lambda: iter(rows), ReplayConfig(asking=asking(), cycles=0), Seed(1), {}, most
+                lambda: iter(rows), ReplayConfig(requests=asking(), cycles=0), Seed(1), {}, most
             ),
         ):
             assert len(Served(source, 1, 10).sent) == most

@@ -173,7 +173,7 @@ BAD: dict[str, tuple[Sequence[str], str]] = {
     "no results": ([], "RESULT"),
     "a missing result": (["nix.json"], "cannot be read"),
     "a result that was changed": (["C.json"], "was changed"),
-    "no result": (["N.json"], "no result of this program"),
+    "no result": (["N.json"], "not a result of this program"),
     "a directory": (["R.json", "--format", "csv", "--output", "."], "is a directory"),
     "the result itself": (["R.json", "--format", "csv", "--output", "R.json"], "did not write"),
 }

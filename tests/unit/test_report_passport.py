@@ -10,7 +10,7 @@ import pytest
 
 from kv_cache.config.load import load_config
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import ABORTED, Chunk, CopyRef, Leg, Move, Op, OpDone, Read, Write
+from kv_cache.core.effect import ABORTED, CopyRef, IoChunk, Leg, Move, Op, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
 from kv_cache.core.units import GIB, MIB, NS_PER_MS, NS_PER_S
 from kv_cache.metrics.outcome import RunOutcome, TierFacts
@@ -48,7 +48,7 @@ def copy(tier: Tier = Tier.NVME, nbytes: int = MIB) -> CopyRef:
 def leg(
     ref: CopyRef, kind: OpKind, at_ns: int, *, engine: str = "direct", device_ns: int = NS_PER_MS
 ) -> Leg:
-    chunk = Chunk(at_ns, ref.nbytes)
+    chunk = IoChunk(at_ns, ref.nbytes)
     return Leg(ref.tier, kind, engine, ref.nbytes, at_ns - 1, at_ns, device_ns, (chunk,))
 
 

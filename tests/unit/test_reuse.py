@@ -16,11 +16,12 @@ from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
 from kv_cache.core.units import NS_PER_S
+from kv_cache.metrics.histogram import bucket_of
 from kv_cache.workload import reuse as module
-from kv_cache.workload.distribution import QUANTILES, Times, spread_of
+from kv_cache.workload.distribution import QUANTILES, Times, buckets_of, spread_of
 from kv_cache.workload.reuse import (
     FIRST,
-    NOBODY,
+    NEVER_AGAIN,
     Reuse,
     ReuseFigures,
     StackDistances,
@@ -56,7 +57,7 @@ def distances_by_a_list(stream: Sequence[int]) -> list[int]:
     stack: list[object] = []
     found = []
     for block in stream:
-        name: object = object() if block == NOBODY else block
+        name: object = object() if block == NEVER_AGAIN else block
         found.append(stack.index(name) if name in stack else FIRST)
         if name in stack:
             stack.remove(name)
@@ -68,7 +69,7 @@ def hits_of_lru(stream: Sequence[int], capacity: int) -> int:
     kept: OrderedDict[object, None] = OrderedDict()
     hits = 0
     for block in stream:
-        name: object = object() if block == NOBODY else block
+        name: object = object() if block == NEVER_AGAIN else block
         hits += name in kept
         kept[name] = None
         kept.move_to_end(name)
@@ -82,7 +83,7 @@ def streams(draw: st.DrawFn) -> list[int]:
     """Blocks numbered in the order in which they first appear, some of them asked for once."""
     names = draw(st.lists(st.one_of(st.just("once"), st.integers(0, 12)), max_size=80))
     numbers: dict[object, int] = {}
-    return [NOBODY if n == "once" else numbers.setdefault(n, len(numbers)) for n in names]
+    return [NEVER_AGAIN if n == "once" else numbers.setdefault(n, len(numbers)) for n in names]
 
 
 @given(streams(), st.lists(st.integers(1, 30), min_size=1))
@@ -301,6 +302,11 @@ def test_percentiles_are_values_at_the_rank(values: list[int]) -> None:
         assert getattr(found, f"p{percent}") == ordered[rank - 1]
     assert (found.total, found.least, found.most) == (sum(values), ordered[0], ordered[-1])
     assert len(found.quantiles) == len(QUANTILES)
+
+
+@given(st.lists(st.integers(0, 2**53), min_size=1))
+def test_times_have_the_buckets_of_a_histogram(values: list[int]) -> None:
+    assert buckets_of(np.array(values, np.int64)).tolist() == [bucket_of(v) for v in values]
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=300))

@@ -10,11 +10,11 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.core.seed import Seed
-from kv_cache.workload.catalogue import SOURCES, markdown, text
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.opening import Trace, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, survey
+from kv_cache.workload.formats.trace_files import Trace, open_trace
+from kv_cache.workload.public_traces import PUBLIC_TRACES, markdown, text
 from kv_cache.workload.samples import (
     SAMPLE_ROWS,
     SAMPLES,
@@ -260,12 +260,11 @@ def test_make_never_writes_over_another_file_and_then_writes_none(
     ("arguments", "reason"),
     [
         (["make", "quen"], "there is no trace format 'quen'. Did you mean 'qwen'?"),
-        (["make", "--rows", "0"], "--rows 0 is not 1 to 1000000"),
-        (["make", "--seed", "-1"], "--seed -1 is not 0 to 4294967295"),
-        (["make", "--dir", "no/such/place"], "--dir no/such/place: it cannot be made"),
-        (["list", "qwen"], "datasets: list takes no format"),
-        (["take"], "datasets: argument action: invalid choice: 'take'"),
-        ([], "the following arguments are required: action"),
+        (["make", "--rows", "0"], "--rows is 0; it must be a whole number, 1 to 1000000"),
+        (["make", "--seed", "-1"], "--seed is -1; it must be a whole number, 0 to 4294967295"),
+        (["make", "--dir", "no/such/place"], "--dir no/such/place: it cannot be created"),
+        (["list", "qwen"], "'qwen' belongs to no flag"),
+        (["take"], "datasets 'take': there is no such command. Did you mean 'make'?"),
     ],
 )
 def test_bad_usage_is_one_sentence(
@@ -283,12 +282,19 @@ def test_bad_usage_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_word_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["datasets"]) == 0
+    said = capsys.readouterr().out
+    assert "datasets make [FORMAT ...]" in said
+    assert "datasets list" in said
+
+
 def test_list_prints_every_source_and_the_readme_has_the_same_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["datasets", "list"]) == 0
     assert capsys.readouterr().out == text()
-    for source in SOURCES:
+    for source in PUBLIC_TRACES:
         assert source.format in TRACE_FORMATS
         assert source.name in text()
         assert source.fetch in text()

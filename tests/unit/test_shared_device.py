@@ -17,8 +17,8 @@ from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import MIB, NS_PER_S
 from kv_cache.result.prediction import compared, error, twin_section
 from kv_cache.sim.io_workers import IoWorkers, Next
-from kv_cache.sim.profile import ProfileModel
-from kv_cache.sim.shared import SharedDevice
+from kv_cache.sim.profile_model import ProfileModel
+from kv_cache.sim.shared_device import SharedDevice
 from kv_cache.view.prediction import prediction_table
 from kv_cache.view.terminal import table_lines
 from tests.unit.test_profile import RATE, cells, profile, service

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from kv_cache.core.errors import TraceError
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import MAX_ID_CHARS, Reading
-from kv_cache.workload.formats.opening import detect, open_trace
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.sharegpt import MODELS, PEOPLE, SYSTEM, ShareGpt
 from kv_cache.workload.formats.surveying import require_usable, survey
 from kv_cache.workload.formats.tokens import Chars
+from kv_cache.workload.formats.trace_files import detect, open_trace
 from tests.traces import made_talks
 
 LETTERS = Reading(tokens=Chars(1.0))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kv_cache.bench.memory import check_ram
-from kv_cache.bench.sizing import ram_parts, size_tiers
+from kv_cache.bench.tier_sizes import ram_parts, size_tiers
 from kv_cache.config.load import load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.config.root import Config

@@ -15,11 +15,10 @@ from kv_cache.metrics.steady import (
     FILL_TIMES,
     ROUNDS,
     Round,
-    Sample,
     Steadiness,
+    WindowSample,
     backlog_grows,
     bandwidth_drifts,
-    first_steady,
     proof,
     stationarity,
     steady_state,
@@ -35,6 +34,13 @@ def judged(values: Sequence[float]) -> Steadiness:
     found = steady_state(values)
     assert found is not None
     return found
+
+
+def first_steady(values: Sequence[float]) -> int | None:
+    """Return the index of the value with which the rule first held; None if it never did."""
+    ends = range(ROUNDS, len(values) + 1)
+    rounds = ((end - 1, steady_state(values[:end])) for end in ends)
+    return next((at for at, each in rounds if each is not None and each.steady), None)
 
 
 # --- the rule --------------------------------------------------------------------------------
@@ -221,9 +227,9 @@ BANDWIDTH_LIMIT, BACKLOG_LIMIT = 0.2, 0.05  # the thresholds' defaults
 
 def samples(
     rates: Sequence[float], backlog: Callable[[int], int] = lambda n: 16, submitted: int = 20
-) -> list[Sample]:
+) -> list[WindowSample]:
     return [
-        Sample(float(n), n + 1.0, round(rate), backlog(n), submitted)
+        WindowSample(float(n), n + 1.0, round(rate), backlog(n), submitted)
         for n, rate in enumerate(rates)
     ]
 
@@ -330,7 +336,7 @@ def test_too_little_is_not_judged() -> None:
 def test_any_windows_can_be_looked_at(rows: list[tuple[float, int, int]]) -> None:
     at, made = 5.0, []
     for seconds, nbytes, count in rows:
-        made.append(Sample(at, at + seconds, nbytes, count, count))
+        made.append(WindowSample(at, at + seconds, nbytes, count, count))
         at += seconds
     found = trends(made)
     orjson.dumps(found)

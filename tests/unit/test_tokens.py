@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from kv_cache.config.load import load_config
 from kv_cache.core.errors import ConfigError
 from kv_cache.installing import install_hint
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.tokens import Chars, cache_dir, open_tokens
+from kv_cache.workload.formats.trace_files import open_trace
 
 SPECIAL = "<|endoftext|>"
 

@@ -8,9 +8,9 @@ import pytest
 
 from kv_cache.core.errors import TraceError
 from kv_cache.workload.formats.base import TimeUnit
-from kv_cache.workload.formats.opening import open_trace
 from kv_cache.workload.formats.surveying import Survey, doubts, facts, read
-from kv_cache.workload.formats.units import Pace, judged
+from kv_cache.workload.formats.time_units import TracePace, chosen_unit
+from kv_cache.workload.formats.trace_files import open_trace
 
 MS, S = TimeUnit.MS, TimeUnit.S
 
@@ -95,7 +95,7 @@ def test_times_that_have_a_unit_of_their_own_keep_it() -> None:
 
 
 def test_a_trace_of_decades_is_one_in_a_finer_unit() -> None:
-    week = Pace(rows=600_000, tokens=600_000_000, span_s=7 * 86_400 * 1000.0)
-    assert judged(S, week).unit is MS
-    slow = Pace(rows=30, tokens=30_000, span_s=90_000)
-    assert (judged(S, slow).unit, bool(judged(S, slow).doubt)) == (S, True)
+    week = TracePace(rows=600_000, tokens=600_000_000, span_s=7 * 86_400 * 1000.0)
+    assert chosen_unit(S, week).unit is MS
+    slow = TracePace(rows=30, tokens=30_000, span_s=90_000)
+    assert (chosen_unit(S, slow).unit, bool(chosen_unit(S, slow).doubt)) == (S, True)

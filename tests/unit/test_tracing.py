@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_cache.bench.bpftrace_program import ATTACHED, kernel_number, missing, program
 from kv_cache.bench.tracing import Tracer, request_devices, why_not
-from kv_cache.bench.tracing_program import ATTACHED, kernel_number, missing, program
 from kv_cache.metrics.tracing import (
     HISTOGRAMS,
     Bucket,

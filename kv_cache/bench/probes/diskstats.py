@@ -4,7 +4,7 @@ Source: kernel documentation, admin-guide/iostats.rst, whose fields are numbered
 device's name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
@@ -46,9 +46,15 @@ _COUNTERS = tuple(field.name for field in fields(DiskStats) if field.name != "in
 
 
 def read_diskstats(devices: Sequence[str], root: Path = Path("/")) -> dict[str, DiskStats] | None:
-    """By device; None where one of them is not there, as the others alone would mislead."""
+    """Read the counters by device; None if one of them is missing, as the others alone would
+    mislead."""
     stats = parse(text_of(root / "proc/diskstats") or "", devices) if devices else {}
     return stats if stats and len(stats) == len(set(devices)) else None
+
+
+def added_up(stats: Collection[DiskStats]) -> DiskStats:
+    """Add the counters of several devices up."""
+    return DiskStats(**{name: sum(getattr(s, name) for s in stats) for name in DiskStats.__slots__})
 
 
 def parse(text: str, devices: Sequence[str]) -> dict[str, DiskStats]:

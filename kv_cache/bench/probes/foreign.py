@@ -35,21 +35,22 @@ _ours: set[int] = set()
 
 
 def count_as_ours(pid: int) -> None:
-    """A process that belongs to this one, such as the one that supervises it."""
+    """Count a process as ours, such as the one that supervises this one."""
     _ours.add(pid)
 
 
 def foreign(
     device_read: int | None, device_write: int | None, own_read: int | None, own_write: int | None
 ) -> tuple[int | None, int | None]:
-    """Bytes of a window that the device moved and we did not: (read, written), at least 0 each."""
+    """Return the bytes of a window that the device moved and we did not: (read, written), at least
+    0 each."""
     return _less(device_read, own_read), _less(device_write, own_write)
 
 
 def section(
     foreign_bytes: tuple[int | None, int | None], culprits: Collection[ProcessIo]
 ) -> dict[str, Any]:
-    """The section `foreign` of a passport's evidence."""
+    """Return the section `foreign` of a passport's evidence."""
     read, written = foreign_bytes
     named = ("pid", "name", "read_bytes", "write_bytes")
     return {
@@ -59,25 +60,25 @@ def section(
     }
 
 
-def snapshot(proc: Path = Path("/proc"), *, own: Collection[int] | None = None) -> Snapshot:
-    """All processes but our `own` pids (by default this one) that may be looked at, by pid.
+def snapshot(proc: Path = Path("/proc"), *, excluded: Collection[int] | None = None) -> Snapshot:
+    """Return all processes that may be looked at but the `excluded` pids (by default ours), by pid.
 
     Without root these are the user's own. About 40 µs a process.
     """
-    ours = {os.getpid(), *_ours} if own is None else set(own)
+    ours = {os.getpid(), *_ours} if excluded is None else set(excluded)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
     processes = (_process(proc, pid) for pid in pids if pid not in ours)
     return {process.pid: process for process in processes if process is not None}
 
 
 def snapshot_of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
-    """These processes alone; those that have ended, or may not be looked at, are not in it."""
+    """Return these processes alone, without those that have ended or may not be looked at."""
     processes = (_process(proc, pid) for pid in pids)
     return {process.pid: process for process in processes if process is not None}
 
 
 def moved(before: Snapshot, after: Snapshot) -> tuple[int, int] | None:
-    """Bytes (read, written) that the same processes have moved between two snapshots; None where
+    """Return the bytes (read, written) that the same processes moved between two snapshots; None if
     one of them is in one alone."""
     if before.keys() != after.keys() or not after:
         return None
@@ -89,8 +90,8 @@ def moved(before: Snapshot, after: Snapshot) -> tuple[int, int] | None:
 
 
 def siblings_row(pids: Collection[int], moved: tuple[int, int] | None) -> dict[str, Any]:
-    """For `section`: processes whose bytes count as ours. Unknown bytes are None, and then they are
-    among the others'."""
+    """Build the row of `section` for processes whose bytes count as ours. Unknown bytes are None,
+    and are then among the others'."""
     read, written = moved or (None, None)
     return {"pids": list(pids), "read_bytes": read, "write_bytes": written}
 
@@ -110,8 +111,8 @@ def culprits(before: Snapshot, after: Snapshot) -> list[ProcessIo]:
 def _moved(
     process: ProcessIo, earlier: ProcessIo | None, ended: Collection[ProcessIo]
 ) -> ProcessIo:
-    """Less what it had moved before, and less what children had that ended since: their
-    whole life's bytes were added to their parent's then."""
+    """Return a process less what it had moved before, and less what its children had that ended
+    since: their whole life's bytes were added to their parent's then."""
     counted = [child for child in ended if child.parent == process.pid]
     if earlier is not None and _same(earlier, process):
         counted.append(earlier)
@@ -126,18 +127,18 @@ def _moved(
 
 
 def _same(one: ProcessIo | None, other: ProcessIo) -> bool:
-    """A pid is used again."""
+    """Whether both are the same process: a pid is used again."""
     return one is not None and (one.pid, one.started) == (other.pid, other.started)
 
 
 def _process(proc: Path, pid: int) -> ProcessIo | None:
-    """None where it has ended or is not ours to look at."""
+    """Read one process; None if it has ended or is not ours to look at."""
     io, stat = text_of(proc / str(pid) / "io"), text_of(proc / str(pid) / "stat")
     return parse_process(stat, io) if stat and io else None
 
 
 def parse_process(stat: str, io: str) -> ProcessIo:
-    """From the text of /proc/PID/stat and /proc/PID/io, as proc(5) describes them."""
+    """Parse the text of /proc/PID/stat and /proc/PID/io, as proc(5) describes them."""
     head, _, tail = stat.rpartition(")")  # a name may hold blanks and brackets
     pid, _, name = head.partition(" (")
     columns, values = tail.split(), parse_pairs(io)
@@ -151,5 +152,5 @@ def parse_process(stat: str, io: str) -> ProcessIo:
     )
 
 
-def _less(device: int | None, own: int | None) -> int | None:
-    return None if device is None or own is None else max(0, device - own)
+def _less(device: int | None, ours: int | None) -> int | None:
+    return None if device is None or ours is None else max(0, device - ours)

@@ -50,7 +50,7 @@ _C_LIBRARY = re.compile(
     r"|ld-musl-[\w-]+\.so\.\d+|libc\.musl-[\w-]+\.so\.\d+"
 )
 _BAD_DESCRIPTOR = 2**31 - 1  # above every limit of open files; Python itself refuses -1
-_TRIES = 3  # a page can be held for a moment by somebody else: only "never" counts
+_TRIES = 3  # a page can be held for a moment by others: only "never" counts
 _FEW_BYTES = 64 * KIB
 _MANY_BYTES = 4 * MIB  # more than a device writes while the kernel tries to drop them
 _RTLD_LAZY_NOLOAD = 1 | 4
@@ -58,11 +58,11 @@ _RTLD_DI_LINKMAP = 2
 
 
 def look(directory: Path | None = None) -> dict[str, Any]:
-    """The section `interposed` of a passport's evidence.
+    """Return the section `interposed` of a passport's evidence.
 
     `directory` is where a temporary file without a name is written, synced and dropped (256 KiB
     to 16 MiB: not inside a window whose bytes are counted); None writes nothing. `disagreeing`
-    is None where no call could be compared; `note` says why a comparison was left out.
+    is None if no call could be compared; `note` says why a comparison was left out.
     """
     symbols = providers(SYMBOLS)
     bad, real, note = _canaries(directory)
@@ -85,12 +85,13 @@ def executable() -> str:
 
 
 def is_c_library(path: str) -> bool:
-    """By the file's name: glibc, musl and their loaders."""
+    """Whether a file is glibc, musl or one of their loaders, by its name."""
     return _C_LIBRARY.fullmatch(os.path.basename(path)) is not None
 
 
 def foreign_symbols(symbols: Mapping[str, str], program: str) -> list[str]:
-    """The calls that neither the C library nor the program itself (linked statically) provides."""
+    """Return the calls that neither the C library nor the program itself (linked statically)
+    provides."""
     return sorted(
         name for name, path in symbols.items() if path != program and not is_c_library(path)
     )
@@ -123,7 +124,7 @@ _Loaded._fields_ = (
 def providers(names: Iterable[str]) -> dict[str, str] | None:
     """Map each call that exists here to the file of the object that answers it.
 
-    None where the loader cannot be asked (a statically linked Python).
+    None if the loader cannot be asked (a statically linked Python).
     """
     try:
         loader = _loader()
@@ -177,7 +178,7 @@ def _object_at(loader: ctypes.CDLL, address: int) -> str | None:
 
 
 def _loaded_objects(loader: ctypes.CDLL) -> Iterator[str]:
-    """All but the executable, in the order in which the loader looks for a name."""
+    """Yield all but the executable, in the order in which the loader looks for a name."""
     program = loader.dlopen(None, _RTLD_LAZY_NOLOAD)
     first = ctypes.POINTER(_Loaded)()
     try:
@@ -195,7 +196,8 @@ def _loaded_objects(loader: ctypes.CDLL) -> Iterator[str]:
 
 
 def _canaries(directory: Path | None) -> tuple[list[str] | None, list[str] | None, str | None]:
-    """Who disagrees on a bad descriptor and on a real file, and why one was not tried."""
+    """Return the calls that disagree on a bad descriptor and on a real file, and why one was not
+    tried."""
     numbers = _NUMBERS.get(platform.machine())
     if numbers is None:
         return None, None, f"the system calls of {platform.machine()} have no number here"
@@ -213,7 +215,7 @@ def _canaries(directory: Path | None) -> tuple[list[str] | None, list[str] | Non
 
 
 def on_a_bad_descriptor(numbers: Mapping[str, int]) -> list[str]:
-    """The calls that do not refuse a descriptor that cannot exist just as the kernel does.
+    """Return the calls that do not refuse a descriptor that cannot exist just as the kernel does.
 
     Where a kernel lacks a call (ENOSYS) or a sandbox forbids it, both say so and agree.
     """
@@ -225,9 +227,10 @@ def on_a_bad_descriptor(numbers: Mapping[str, int]) -> list[str]:
 
 
 def on_a_real_file(numbers: Mapping[str, int], directory: Path) -> list[str] | None:
-    """The calls that do not have the effect on a file's pages that their bare system call has.
+    """Return the calls that do not have the effect on a file's pages that their bare system call
+    has.
 
-    None where the bare calls have none either, so that nothing can be compared (memory file
+    None if the bare calls have none either, so that nothing can be compared (memory file
     systems, some network ones). Raises OSError where the file cannot be written.
     """
     calls = _library_calls()
@@ -252,7 +255,7 @@ def _dropped(fd: int, sync: Callable[[int], None], drop: Callable[[int], None]) 
     """Whether pages that were just written are clean after `sync` and gone after `drop`.
 
     A dirty page cannot be dropped. But dropping begins to write it back, and a fast device can be
-    done with few of them in time; so the kernel is asked in between, where it tells.
+    done with few of them in time; so the kernel is asked in between, if it says.
     """
     nbytes = _FEW_BYTES if page_states(fd, 0, 1) is not None else _MANY_BYTES
     os.pwrite(fd, bytes(nbytes), 0)
@@ -276,7 +279,7 @@ def _library_calls() -> Mapping[str, Callable[[int], None]]:
 
 
 def _raw(numbers: Mapping[str, int], name: str, fd: int) -> None:
-    """The system call, past the library's function of its name. Raises OSError."""
+    """Make the system call, past the library's function of its name. Raises OSError."""
     more = (0, 0, os.POSIX_FADV_DONTNEED) if name == "posix_fadvise" else ()
     values = [ctypes.c_long(value) for value in (numbers[name], fd, *more)]
     if libc().syscall(*values) != 0:
@@ -307,7 +310,7 @@ def libraries(maps: str | None) -> list[str] | None:
     """The files with code that are mapped (text of /proc/self/maps), sorted and without repeats.
 
     A file that was deleted since carries ` (deleted)`. At most `MOST_LIBRARIES`, then a line that
-    tells how many are left out.
+    counts those left out.
     """
     if maps is None:
         return None
@@ -318,5 +321,5 @@ def libraries(maps: str | None) -> list[str] | None:
 
 
 def _is_file(name: str) -> bool:
-    """Not `[vdso]`, shared memory or an anonymous file."""
+    """Whether a mapping is of a file: not `[vdso]`, shared memory or an anonymous file."""
     return name.startswith("/") and not name.startswith(("/memfd:", "/dev/", "/SYSV"))

@@ -8,7 +8,6 @@ its timestamp, so its percentiles say how far latencies can be off.
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from kv_cache.core.units import NS_PER_MS, ns_to_ms, ns_to_s
@@ -33,21 +32,16 @@ class LagCanary:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
-        """Once in its life."""
+        """Start the thread; once only."""
         self._wanted = True
         self._thread.start()
 
     def stop(self) -> None:
-        """Waits for the thread, an interval at most. What was measured stays."""
+        """Wait for the thread, an interval at most. What was measured stays."""
         self._wanted = False
         if self._thread.ident is not None:
             self._thread.join()
@@ -70,7 +64,7 @@ class LagCanary:
 
 
 def in_ms(lags: Histogram) -> dict[str, float | None]:
-    """The keys `harness_lag_*` of the section `client` of a passport's evidence."""
+    """Return the keys `harness_lag_*` of the section `client` of a passport's evidence."""
     percentiles = {"p50": lags.at_rank(50), "p99": lags.at_rank(99), "max": lags.highest}
     return {
         f"harness_lag_{name}_ms": None if ns is None else ns_to_ms(ns)

@@ -19,9 +19,9 @@ _TEN_BIT_BELOW = 8.0
 
 
 def link_of(device: str | None, sysfs: Path = Path("/sys")) -> tuple[float, str] | None:
-    """Bytes/s in each direction that the link of a disk or partition can carry, and why.
+    """Return bytes/s in each direction that the link of a disk or partition can carry, and why.
 
-    None for what is not an NVMe drive on PCIe, or where its link is not told. An upper bound:
+    None for what is not an NVMe drive on PCIe, or whose link is not known. An upper bound:
     packet headers take a few percent more. A drive with several controllers (multipath) has
     the sum of their links.
     """
@@ -49,8 +49,8 @@ def bytes_per_second(speed: str | None, width: str | None) -> float | None:
 
 
 def controllers_of(link: Path) -> Iterable[Path]:
-    """Directories to walk up from. With multipath, a disk hangs below a subsystem that exists in
-    the kernel only, beside links to its controllers."""
+    """Return the directories to walk up from. With multipath, a disk hangs below a subsystem that
+    exists in the kernel only, beside links to its controllers."""
     device = Path(os.path.realpath(link))
     for directory in device.parents:
         if directory.name.startswith("nvme-subsys"):
@@ -60,7 +60,8 @@ def controllers_of(link: Path) -> Iterable[Path]:
 
 
 def _narrowest(path: Path) -> tuple[float, str] | None:
-    """The drive's own link, or one above it that carries less; None unless its own is told."""
+    """Return the drive's own link, or one above it that carries less; None unless its own is
+    known."""
     links = list(_links(path))
     first = links[0] if links else None
     if first is None or first[0] is None:

@@ -1,5 +1,5 @@
 """Whether a server is on this machine: what goes to it then passes no network interface but the
-loopback, which nobody counts."""
+loopback, which is not counted."""
 
 import ipaddress
 import socket
@@ -9,7 +9,7 @@ import psutil
 
 
 def is_here(url: str) -> bool | None:
-    """None where its name cannot be resolved."""
+    """Whether the host of a URL is this machine; None if its name cannot be resolved."""
     host = urlsplit(url).hostname or ""
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}

@@ -5,7 +5,6 @@ can be faulted in, and only asked about. Works for descriptors opened with O_DIR
 """
 
 import ctypes
-import fcntl
 import itertools
 import mmap
 import os
@@ -40,7 +39,7 @@ class PageStates:
 
 @cache
 def libc() -> ctypes.CDLL:
-    """The C library as the program sees it, interposed functions included. Calls release the
+    """Return the C library as the program sees it, interposed functions included. Calls release the
     interpreter lock. Raises OSError in a statically linked Python."""
     library = ctypes.CDLL(None, use_errno=True)
     address, size = ctypes.c_void_p, ctypes.c_size_t
@@ -55,6 +54,8 @@ def libc() -> ctypes.CDLL:
 
 def is_direct(fd: int) -> bool:
     """Whether the descriptor is in O_DIRECT mode now (it can be set and cleared while open)."""
+    import fcntl  # here: only Linux has it
+
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 
@@ -62,7 +63,7 @@ def resident_pages(fd: int, offset: int, nbytes: int) -> int | None:
     """Count the pages (of `mmap.PAGESIZE`) of a file's range that are in the page cache.
 
     `fd` must be open for reading and the file our own or writable for us: of others the kernel
-    says nothing, or that all pages are there. None where it cannot be learned. 5 µs where
+    says nothing, or that all pages are there. None if it cannot be learned. 5 µs where
     cachestat(2) can be trusted, else mincore(2): 45 ns a page, 0.4 ms for 32 MiB.
     """
     states = page_states(fd, offset, nbytes)
@@ -79,12 +80,13 @@ def page_states(fd: int, offset: int, nbytes: int) -> PageStates | None:
     counts = (ctypes.c_uint64 * 5)()
     number, descriptor, flags = (ctypes.c_long(value) for value in (_CACHESTAT, fd, 0))
     if libc().syscall(number, descriptor, ctypes.byref(extent), ctypes.byref(counts), flags) != 0:
-        return None  # an older kernel, a sandbox, or a file of somebody else
+        return None  # an older kernel, a sandbox, or a file of another user
     return PageStates(cached=counts[0], dirty=counts[1], writeback=counts[2])
 
 
 def _file_system(fd: int) -> int | None:
-    """Its magic number, the first word of a `struct statfs` (at most 120 bytes long)."""
+    """Return the file system's magic number, the first word of a `struct statfs` (at most 120
+    bytes)."""
     status = (ctypes.c_ulong * 32)()
     return None if libc().fstatfs(fd, ctypes.byref(status)) else status[0] & 0xFFFFFFFF
 
@@ -116,7 +118,7 @@ class SampledPages(NamedTuple):
 
 
 class PageCacheSampler:
-    """Looks at every so many loads: were their pages in the page cache before, are they after?
+    """Looks at every N-th load: were their pages in the page cache before, are they after?
 
     Costs a system call or two for each file of the object, beside the load and not within it.
     """
@@ -129,7 +131,7 @@ class PageCacheSampler:
         self._descriptors = {True: 0, False: 0}
 
     def before(self, spans: Sequence[Span]) -> SampledPages | None:
-        """The state before a load, if it is this one's turn and the kernel tells."""
+        """Look before a load; None if it is not this load's turn, or the kernel does not say."""
         if next(self._turn) % self._every:
             return None
         resident = _resident(spans)
@@ -139,7 +141,7 @@ class PageCacheSampler:
         return SampledPages(pages, resident, all(is_direct(span.fd) for span in spans))
 
     def after(self, sampled: SampledPages, spans: Sequence[Span]) -> None:
-        """The same load has ended well."""
+        """Look after the same load, which has ended well."""
         resident = _resident(spans)
         if resident is None:
             return
@@ -151,7 +153,7 @@ class PageCacheSampler:
             self._descriptors[sampled.direct] += 1
 
     def section(self) -> dict[str, Any]:
-        """The section `page_cache` of the evidence."""
+        """Return the section `page_cache` of the evidence."""
         with self._lock:
             return {
                 "sampled_objects": self._objects,

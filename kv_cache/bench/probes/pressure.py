@@ -1,7 +1,7 @@
 """How long tasks stood still for want of I/O, memory or CPU: the kernel's pressure stall
 information (PSI), source accounting/psi.rst.
 
-`some`: at least one task of the machine waited; `full`: nobody did anything else meanwhile. In a
+`some`: at least one task of the machine waited; `full`: none did anything else meanwhile. In a
 virtual machine `total` can be well below the time that was really stalled, so a share made of it
 compares windows of one run with each other, and is not a fraction of time.
 """
@@ -14,8 +14,8 @@ RESOURCES = ("io", "memory", "cpu")
 
 
 def read_pressure(root: Path = Path("/")) -> dict[tuple[str, str], int]:
-    """The `total` since the machine's start in µs, by (resource, `some` or `full`). Empty where the
-    kernel was built without PSI or booted with psi=0."""
+    """Return the `total` since the machine's start in µs, by (resource, `some` or `full`). Empty
+    if the kernel was built without PSI or booted with psi=0."""
     return {
         (resource, kind): total_us
         for resource in RESOURCES
@@ -24,7 +24,7 @@ def read_pressure(root: Path = Path("/")) -> dict[tuple[str, str], int]:
 
 
 def totals_us(text: str) -> dict[str, int]:
-    """`some avg10=0.00 avg60=0.00 avg300=0.00 total=123` and the same of `full`."""
+    """Parse `some avg10=0.00 avg60=0.00 avg300=0.00 total=123` and the same of `full`."""
     lines = (line.split() for line in text.splitlines())
     return {
         words[0]: int(words[-1].removeprefix("total="))

@@ -89,7 +89,7 @@ class Stack:
 
     @property
     def disks(self) -> tuple[str, ...]:
-        """The disks that all bytes end on, each once; none where some end elsewhere, or do not
+        """The disks that all bytes end on, each once; none if some end elsewhere, or do not
         count."""
         if any(f.kind is not FootKind.DISK or f.name in self.uncounted for f in self.feet):
             return ()
@@ -110,10 +110,10 @@ def stack_of(
     *,
     here: Callable[[str], bool | None] = is_here,
 ) -> Stack:
-    """The stack below these directories, or where they will be made. `root` is where /proc and
-    /sys are; `here` says whether a URL's host is this machine."""
+    """Return the stack below these directories, or where they will be made. `root` is where /proc
+    and /sys are; `here` says whether a URL's host is this machine."""
     walk = _Walk(root, here)
-    feet = [foot for directory in directories for foot in walk.file(directory, _Way((), ()))]
+    feet = [foot for directory in directories for foot in walk.file(directory, _Trail((), ()))]
     return Stack(
         feet=tuple(dict.fromkeys(feet)),
         devices=frozenset(walk.devices),
@@ -123,16 +123,16 @@ def stack_of(
     )
 
 
-class _Way(NamedTuple):
+class _Trail(NamedTuple):
     """From a directory down to where the walk is."""
 
     path: tuple[str, ...]
     cached_by: tuple[str, ...]
 
-    def down(self, name: str) -> "_Way":
+    def down(self, name: str) -> "_Trail":
         return self._replace(path=(*self.path, name))
 
-    def through_cache(self, what: str) -> "_Way":
+    def through_cache(self, what: str) -> "_Trail":
         return self._replace(cached_by=(*self.cached_by, what))
 
     def foot(self, kind: FootKind, reason: str | None = None) -> Foot:
@@ -158,30 +158,31 @@ class _Walk:
 
     # --- files ---------------------------------------------------------------------------------
 
-    def file(self, path: Path, way: _Way) -> Iterator[Foot]:
-        """Feet of the file system that holds `path`."""
+    def file(self, path: Path, trail: _Trail) -> Iterator[Foot]:
+        """Yield feet of the file system that holds `path`."""
         real, number = self._look_up(path)
         mount = mount_of(real, number, self._mounts)
         if mount is None:
-            yield way.down(_shown(real)).unseen("no mount of this process holds it")
+            yield trail.down(_shown(real)).unseen("no mount of this process holds it")
             return
-        way = way.down(f"{mount.kind} {_shown(mount.point)}")
+        trail = trail.down(f"{mount.kind} {_shown(mount.point)}")
         if _without_barrier(mount):
-            self.no_barrier.append(way.path[-1])
+            self.no_barrier.append(trail.path[-1])
         if mount.kind in MEMORY_FILESYSTEMS:
-            yield way.foot(FootKind.RAM, "it is a file system in RAM")
+            yield trail.foot(FootKind.RAM, "it is a file system in RAM")
         elif mount.kind.startswith("fuse"):  # fuseblk has a device, behind a process
-            yield way.unseen("a process answers for this file system (FUSE)")
+            yield trail.unseen("a process answers for this file system (FUSE)")
         elif mount.kind == "btrfs":
-            yield from self._btrfs(mount, way)
+            yield from self._btrfs(mount, trail)
         elif (device := self._numbered(mount.major_minor)) is not None:
-            yield from self.device(device, way)
+            yield from self.device(device, trail)
         else:
-            yield way.unseen("this file system has no block device of this machine")
+            yield trail.unseen("this file system has no block device of this machine")
 
     def _look_up(self, path: Path) -> tuple[str, str]:
-        """The path without symbolic links, or its nearest ancestor that is there, and the number
-        of its device. A recorded tree has no such files: there the path stands as it is."""
+        """Return the path without symbolic links, or its nearest ancestor that exists, and the
+        number of its device. A recorded tree has no such files: there the path is taken as it
+        is."""
         if self._root != Path("/") or "\0" in str(path):
             return str(path), ""
         real = os.path.realpath(path)
@@ -193,75 +194,76 @@ class _Walk:
             return real, ""  # it is gone since
         return real, f"{os.major(number)}:{os.minor(number)}"
 
-    def _btrfs(self, mount: Mount, way: _Way) -> Iterator[Foot]:
-        """All devices of the file system that the mount's source is one of."""
+    def _btrfs(self, mount: Mount, trail: _Trail) -> Iterator[Foot]:
+        """Yield all devices of the file system that the mount's source is one of."""
         source = Path(mount.source).name
         for directory in sorted((self._root / "sys/fs/btrfs").glob("*/devices")):
             members = sorted(path.name for path in directory.iterdir())
             if source in members:
-                self.not_compared.append(f"{way.path[-1]} copies on write")
+                self.not_compared.append(f"{trail.path[-1]} copies on write")
                 for member in members:
-                    yield from self.device(member, way)
+                    yield from self.device(member, trail)
                 return
-        yield way.unseen("its devices are not in /sys/fs/btrfs")
+        yield trail.unseen("its devices are not in /sys/fs/btrfs")
 
     # --- devices -------------------------------------------------------------------------------
 
-    def device(self, name: str, way: _Way) -> Iterator[Foot]:
-        """Feet of a block device."""
-        way = way.down(name)
+    def device(self, name: str, trail: _Trail) -> Iterator[Foot]:
+        """Yield feet of a block device."""
+        trail = trail.down(name)
         directory = self._sysfs(name)
         if directory is None:
-            yield way.unseen("/sys does not show it")
-        elif len(way.path) > _MOST_LEVELS:
-            yield way.unseen(f"it lies more than {_MOST_LEVELS} levels down")
+            yield trail.unseen("/sys does not show it")
+        elif len(trail.path) > _MOST_LEVELS:
+            yield trail.unseen(f"it lies more than {_MOST_LEVELS} levels down")
         else:
             self.devices.add(name)
             if (text_of(directory / "queue/iostats") or "").strip() == "0":
                 self.uncounted.append(name)
-            yield from self._below(name, directory, way)
+            yield from self._below(name, directory, trail)
 
-    def _below(self, name: str, own: Path, way: _Way) -> Iterator[Foot]:
-        backing = _path_in(own / "loop/backing_file")
-        members = sorted(path.name for path in own.glob("slaves/*"))
-        if (own / "partition").exists():
-            yield from self.device(own.parent.name, way)
+    def _below(self, name: str, directory: Path, trail: _Trail) -> Iterator[Foot]:
+        backing = _path_in(directory / "loop/backing_file")
+        members = sorted(path.name for path in directory.glob("slaves/*"))
+        if (directory / "partition").exists():
+            yield from self.device(directory.parent.name, trail)
         elif backing is not None:
-            yield from self._loop(name, own, backing, way)
+            yield from self._loop(name, directory, backing, trail)
         elif members:
-            self.not_compared.extend(self._changes_bytes(name, own, members))
+            self.not_compared.extend(self._changes_bytes(name, directory, members))
             for member in members:
-                yield from self.device(member, way)
-        elif (why := _known(name, _MEMORY_DEVICES) or _scsi_debug(own)) is not None:
-            yield way.foot(FootKind.RAM, why)
+                yield from self.device(member, trail)
+        elif (why := _known(name, _MEMORY_DEVICES) or _scsi_debug(directory)) is not None:
+            yield trail.foot(FootKind.RAM, why)
         elif (why := _known(name, _UNSEEN_DEVICES)) is not None:
-            yield way.unseen(why)
+            yield trail.unseen(why)
         elif name.startswith("dm-"):
-            yield way.unseen("it lies on no device that /sys names")
-        elif any(re.fullmatch(r"session\d+", parent.name) for parent in own.parents):
-            yield way.unseen("an iSCSI target is behind it")
+            yield trail.unseen("it lies on no device that /sys names")
+        elif any(re.fullmatch(r"session\d+", parent.name) for parent in directory.parents):
+            yield trail.unseen("an iSCSI target is behind it")
         else:
-            yield from self._disk(own, way)
+            yield from self._disk(directory, trail)
 
-    def _loop(self, name: str, own: Path, backing: str, way: _Way) -> Iterator[Foot]:
-        if (text_of(own / "loop/dio") or "").strip() != "1":
-            way = way.through_cache(f"{name} (loop without direct I/O: dio 0)")
-        yield from self._file_or_device(backing, way)
+    def _loop(self, name: str, directory: Path, backing: str, trail: _Trail) -> Iterator[Foot]:
+        if (text_of(directory / "loop/dio") or "").strip() != "1":
+            trail = trail.through_cache(f"{name} (loop without direct I/O: dio 0)")
+        yield from self._file_or_device(backing, trail)
 
-    def _file_or_device(self, path: str, way: _Way) -> Iterator[Foot]:
+    def _file_or_device(self, path: str, trail: _Trail) -> Iterator[Foot]:
         """Resolve the file or device that backs a loop device or a target."""
         node = self._node(path)
         if node is not None:
-            yield from self.device(node, way)
+            yield from self.device(node, trail)
         elif self._root == Path("/") and not os.path.exists(path):
-            yield way.down(_shown(path)).unseen("its file is not to be found from here")
+            yield trail.down(_shown(path)).unseen("its file is not to be found from here")
         else:
-            yield from self.file(Path(path), way)
+            yield from self.file(Path(path), trail)
 
-    def _changes_bytes(self, name: str, own: Path, members: Sequence[str]) -> Iterator[str]:
-        """Why bytes of the members do not add up to those of the device; nothing if they do."""
-        level = (text_of(own / "md/level") or "").strip()
-        uuid = text_of(own / "dm/uuid")
+    def _changes_bytes(self, name: str, directory: Path, members: Sequence[str]) -> Iterator[str]:
+        """Yield why bytes of the members do not add up to those of the device; nothing if they
+        do."""
+        level = (text_of(directory / "md/level") or "").strip()
+        uuid = text_of(directory / "dm/uuid")
         if level:
             if level not in _PLAIN_MD:
                 yield f"{name} is md {level}"
@@ -273,34 +275,35 @@ class _Walk:
             yield f"{name} is a logical volume with parts (mirror, RAID, thin, cache or snapshot)"
 
     def _is_part_of_volume(self, name: str) -> bool:
-        """LVM makes plain volumes of physical ones, and all others of hidden volumes."""
+        """Whether a device is a hidden volume: LVM makes plain volumes of physical ones, and all
+        others of these."""
         directory = self._sysfs(name)
         return directory is not None and (text_of(directory / "dm/uuid") or "").startswith("LVM-")
 
     # --- NVMe ----------------------------------------------------------------------------------
 
-    def _disk(self, own: Path, way: _Way) -> Iterator[Foot]:
-        """A disk, unless it is an NVMe namespace that lies beyond a fabric."""
-        controllers = [_controller(path) for path in controllers_of(own)]
+    def _disk(self, directory: Path, trail: _Trail) -> Iterator[Foot]:
+        """Yield a disk or, for an NVMe namespace beyond a fabric, what it ends on."""
+        controllers = [_controller(path) for path in controllers_of(directory)]
         fabrics = [c for c in controllers if c is not None and text_of(c / "transport") != "pcie\n"]
         if not fabrics:
-            yield way.foot(FootKind.DISK)
+            yield trail.foot(FootKind.DISK)
             return
         away = [word for c in fabrics if (word := self._elsewhere(c)) is not None]
-        nqn, nsid = (text_of(p) for p in (fabrics[0] / "subsysnqn", own / "nsid"))
+        nqn, nsid = (text_of(p) for p in (fabrics[0] / "subsysnqn", directory / "nsid"))
         target = self._root / _NVMET / (nqn or "").strip() / "namespaces" / (nsid or "").strip()
         backing = _path_in(target / "device_path")
         if away:
-            yield way.unseen(away[0])
+            yield trail.unseen(away[0])
         elif not nqn or not nsid or not backing:
-            yield way.unseen("its target is on this machine, but not in the kernel's nvmet")
+            yield trail.unseen("its target is on this machine, but not in the kernel's nvmet")
         else:
             if (text_of(target / "buffered_io") or "").strip() == "1":
-                way = way.through_cache(f"{way.path[-1]} (nvmet with buffered_io 1)")
-            yield from self._file_or_device(backing, way)
+                trail = trail.through_cache(f"{trail.path[-1]} (nvmet with buffered_io 1)")
+            yield from self._file_or_device(backing, trail)
 
     def _elsewhere(self, controller: Path) -> str | None:
-        """Why the target cannot be looked into; None where it is on this machine."""
+        """Return why the target cannot be looked into; None if it is on this machine."""
         transport = (text_of(controller / "transport") or "").strip()
         address = _TRADDR.search(text_of(controller / "address") or "")
         if transport == "loop":
@@ -322,7 +325,7 @@ class _Walk:
         return os.path.basename(os.path.realpath(link)) if link.exists() else None
 
     def _node(self, path: str) -> str | None:
-        """The block device whose node this is."""
+        """Return the block device whose node this is."""
         if self._root == Path("/"):
             try:
                 status = os.stat(path)
@@ -336,7 +339,7 @@ class _Walk:
 
 
 def _path_in(path: Path) -> str | None:
-    """The text of a file that holds paths: bytes, decoded as Python decodes those that it opens."""
+    """Read a file that holds paths: bytes, decoded as Python decodes those that it opens."""
     try:
         return os.fsdecode(path.read_bytes()).rstrip("\n")
     except OSError:
@@ -348,19 +351,18 @@ def _shown(path: str) -> str:
 
 
 def _without_barrier(mount: Mount) -> bool:
-    words = f"{mount.options},{mount.super_options}".split(",")
-    return any(_NO_BARRIER.fullmatch(word) for word in words)
+    return any(_NO_BARRIER.fullmatch(option) for option in mount.all_options)
 
 
 def _known(name: str, table: Mapping[re.Pattern[str], str]) -> str | None:
     return next((why for pattern, why in table.items() if pattern.fullmatch(name)), None)
 
 
-def _scsi_debug(own: Path) -> str | None:
-    model = (text_of(own / "device/model") or "").strip()
+def _scsi_debug(directory: Path) -> str | None:
+    model = (text_of(directory / "device/model") or "").strip()
     return "it is a RAM disk (scsi_debug)" if model == "scsi_debug" else None
 
 
 def _controller(path: Path) -> Path | None:
-    """The NVMe controller at or above a directory of sysfs."""
+    """Return the NVMe controller at or above a directory of sysfs."""
     return next((p for p in (path, *path.parents) if (p / "transport").exists()), None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.procfs import cgroup_directories, text_of
 from kv_cache.core.units import NS_PER_US, ns_to_s
 
@@ -21,7 +22,7 @@ _CPU = "sys/devices/system/cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throttles:
-    """At one instant; None = not told. The counters add up this process's cgroup and all above
+    """At one instant; None = unknown. The counters add up this process's cgroup and all above
     it, `cpu_throttled_ns` the CPUs as well."""
 
     cpu_throttled_periods: int | None
@@ -33,7 +34,7 @@ class Throttles:
 
 
 def read_throttles(root: Path = Path("/")) -> Throttles:
-    """`root` is where /proc and /sys are."""
+    """Read all limits and their counters; `root` is where /proc and /sys are."""
     cpu = [cpu_stat(text) for text in _texts(root, "cpu", lambda version: ("cpu.stat",))]
     events = [memory_events(text) for text in _texts(root, "memory", _memory_files)]
     return Throttles(
@@ -49,7 +50,7 @@ def read_throttles(root: Path = Path("/")) -> Throttles:
 
 
 def between(before: Throttles, after: Throttles) -> dict[str, Any]:
-    """The section `throttles` of a passport's evidence."""
+    """Return the section `throttles` of a passport's evidence."""
     throttled_ns = _difference(before.cpu_throttled_ns, after.cpu_throttled_ns)
     return {
         "cpu_throttled_s": None if throttled_ns is None else ns_to_s(throttled_ns),
@@ -64,15 +65,16 @@ def between(before: Throttles, after: Throttles) -> dict[str, Any]:
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Cores that this process may use: those it may run on, or less where a cgroup sets a quota."""
+    """Return the cores that this process may use: those it may run on, or fewer if a cgroup has a
+    quota."""
     version, directories = _directories(root, "cpu")
     quotas = (_quota(root / name.lstrip("/"), version) for name in directories)
-    allowed = float(len(os.sched_getaffinity(0)))
+    allowed = float(usable_cpus())
     return min([allowed, *(quota for quota in quotas if quota is not None)])
 
 
 def _quota(directory: Path, version: int) -> float | None:
-    """Cores; None = no limit, which v2 writes as `max` and v1 as -1."""
+    """Return the quota in cores; None = no limit, which v2 writes as `max` and v1 as -1."""
     names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     words = " ".join(text_of(directory / name) or "" for name in names).split()
     if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
@@ -81,7 +83,8 @@ def _quota(directory: Path, version: int) -> float | None:
 
 
 def cpu_stat(text: str) -> tuple[int | None, int | None]:
-    """Periods in which a cpu.stat's cgroup was throttled, and for how many ns, of all CPUs."""
+    """Parse a cpu.stat: periods in which its cgroup was throttled, and for how many ns, of all
+    CPUs."""
     values = _pairs(text)
     if "throttled_usec" in values:  # version 2
         return values.get("nr_throttled"), values["throttled_usec"] * NS_PER_US
@@ -89,7 +92,8 @@ def cpu_stat(text: str) -> tuple[int | None, int | None]:
 
 
 def memory_events(text: str) -> int | None:
-    """Count how often a limit was met: `high`, `max`, `oom` of a memory.events, or a failcnt."""
+    """Count how often a limit was met: `high`, `max`, `oom` of a memory.events, or a
+    failcnt."""
     if text.strip().isdigit():
         return int(text)
     values = _pairs(text)
@@ -97,7 +101,7 @@ def memory_events(text: str) -> int | None:
 
 
 def io_max(text: str) -> list[tuple[str, str, str]]:
-    """(device, kind, limit) for each limit of an io.max."""
+    """Parse an io.max: (device, kind, limit) for each limit."""
     return [
         (device, _V2_KINDS[name], value)
         for device, *pairs in (line.split() for line in text.splitlines())
@@ -107,13 +111,14 @@ def io_max(text: str) -> list[tuple[str, str, str]]:
 
 
 def blkio_limits(kind: str, text: str) -> list[tuple[str, str, str]]:
-    """The same of a version 1 blkio.throttle.KIND_device."""
+    """Parse a version 1 blkio.throttle.KIND_device likewise."""
     pairs = (line.split() for line in text.splitlines())
     return [(pair[0], kind, pair[1]) for pair in pairs if len(pair) == 2]
 
 
 def turbo(no_turbo: str | None, boost: str | None) -> str | None:
-    """`on` or `off` from intel_pstate/no_turbo or cpufreq/boost; None in most virtual machines."""
+    """Return `on` or `off` from intel_pstate/no_turbo or cpufreq/boost; None in most virtual
+    machines."""
     for text, on in ((no_turbo, "0"), (boost, "1")):
         if text is not None:
             return "on" if text.strip() == on else "off"
@@ -121,13 +126,13 @@ def turbo(no_turbo: str | None, boost: str | None) -> str | None:
 
 
 def _governor(root: Path) -> str | None:
-    """The one of all CPUs, or all that there are."""
+    """Return the governor of all CPUs, or each of them if they differ."""
     texts = (text_of(path) for path in (root / _CPU).glob("cpu[0-9]*/cpufreq/scaling_governor"))
     return ", ".join(sorted({text.strip() for text in texts if text})) or None
 
 
 def _io_limits(root: Path) -> tuple[str, ...]:
-    """`vda read_bps=1000 (/sys/fs/cgroup/a)`, of every device."""
+    """List the limits of every device: `vda read_bps=1000 (/sys/fs/cgroup/a)`."""
     version, directories = _directories(root, "blkio")
     return tuple(
         f"{_device_name(root, device)} {kind}={limit} ({directory})"
@@ -152,12 +157,13 @@ def _device_name(root: Path, number: str) -> str:
 
 
 def _memory_files(version: int) -> tuple[str, ...]:
-    """Of each level alone: plain memory.events counts what lies below as well, our neighbours."""
+    """Name the files that count each level alone: plain memory.events includes what is below, our
+    neighbours."""
     return ("memory.failcnt",) if version == 1 else ("memory.events.local", "memory.events")
 
 
 def _texts(root: Path, controller: str, names: Callable[[int], tuple[str, ...]]) -> list[str]:
-    """The first of the files that is there, at each level."""
+    """Read the first of the files that exists, at each level."""
     version, directories = _directories(root, controller)
     contents = []
     for directory in directories:
@@ -172,7 +178,7 @@ def _directories(root: Path, controller: str) -> tuple[int, tuple[str, ...]]:
 
 
 def _pairs(text: str) -> dict[str, int]:
-    """`name value` lines."""
+    """Parse lines of `name value`."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
@@ -184,7 +190,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _difference(before: int | None, after: int | None) -> int | None:
-    """At least 0: a process that was moved has the counters of another cgroup."""
+    """Subtract; at least 0, as a process that was moved has the counters of another cgroup."""
     return None if before is None or after is None else max(0, after - before)
 
 

@@ -1,7 +1,8 @@
 """The table of admission policies. A new one is one file and one line here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.policy.admission.always import Always
 from kv_cache.policy.admission.base import Admission, AdmissionRules, Candidate
 from kv_cache.policy.admission.depth import Depth
@@ -11,12 +12,16 @@ from kv_cache.policy.admission.size import Size
 
 MakeAdmission = Callable[[AdmissionRules], Admission]
 
-ADMISSION: Mapping[str, MakeAdmission] = {
-    "always": Always,
-    "size": Size,
-    "second-hit": SecondHit,
-    "frequency": Frequency,
-    "depth": Depth,
-}
+ADMISSION: Catalogue[MakeAdmission] = Catalogue(
+    "kv_cache.admission",
+    {
+        "always": Always,
+        "size": Size,
+        "second-hit": SecondHit,
+        "frequency": Frequency,
+        "depth": Depth,
+    },
+    a_callable,
+)
 
 __all__ = ["ADMISSION", "Admission", "AdmissionRules", "Candidate", "MakeAdmission"]

@@ -30,7 +30,7 @@ from kv_cache.core.block import Key
 
 class Candidate(NamedTuple):
     """Content that would come into a tier. `depth` is its place in its sequence (0: the first, or
-    no part of one). `fresh`: it was just computed, a use that `used` has not told yet."""
+    no part of one). `fresh`: it was just computed, a use that `used` has not reported yet."""
 
     key: Key
     nbytes: int
@@ -67,11 +67,12 @@ class Admission(Protocol):
     counts: ClassVar[bool] = False
 
     def refusal(self, candidate: Candidate, rivals: Sequence[Key] = ()) -> str | None:
-        """Why the candidate is not admitted; None if it is."""
+        """Return why the candidate is not admitted; None if it is."""
         ...
 
     def offered(self, candidate: Candidate, *, admitted: bool) -> None:
-        """It has come, or has been turned away. Most policies need not know."""
+        """Note that the candidate has come, or has been turned away. Most policies need not
+        know."""
         return
 
     def used(self, key: Key) -> None:

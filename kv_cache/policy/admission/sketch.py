@@ -49,8 +49,8 @@ class Sketch:
         return sum(map(len, self._rows))
 
     def _places(self, key: Key) -> tuple[int, int, int, int]:
-        """Two hashes out of one product, and two more out of these (Kirsch and Mitzenmacher, ESA
-        2006). The first are the product's highest bits, which depend on all of the key's."""
+        """Return two hashes out of one product, and two more out of these (Kirsch and Mitzenmacher,
+        ESA 2006). The first are the product's highest bits, which depend on all of the key's."""
         mixed = int.from_bytes(key, "little") * _MULTIPLIER & _ALL
         mask = self._mask
         at, step = mixed >> self._shift, (mixed >> 32) | 1

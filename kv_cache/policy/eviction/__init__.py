@@ -1,8 +1,9 @@
 """The table of eviction policies. A new one is one file and one line here (and in `MODULES` of
-`kv_cache/cli/compiled.py`, since one that is compiled cannot be inherited from in Python)."""
+`kv_cache/app/compiled.py`, since one that is compiled cannot be inherited from in Python)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.policy.eviction.arc import Arc
 from kv_cache.policy.eviction.base import Eviction, Item
 from kv_cache.policy.eviction.clock import Clock
@@ -23,22 +24,26 @@ from kv_cache.policy.eviction.windowed import Windowed
 MakeEviction = Callable[[int | None], Eviction]
 """Takes the bytes that the tier is filled to at most; None: without limit."""
 
-EVICTION: Mapping[str, MakeEviction] = {
-    "lru": Lru,
-    "fifo": Fifo,
-    "lfu": Lfu,
-    "clock": Clock,
-    "windowed": Windowed,
-    "arc": Arc,
-    "s3-fifo": S3Fifo,
-    "sieve": Sieve,
-    "gdsf": Gdsf,
-    "cost-aware": CostAware,
-    "regret-aware": RegretAware,
-    "importance": Importance,
-    "sliding-window": SlidingWindow,
-    "leaf-first": LeafFirst,
-    "learned": Learned,
-}
+EVICTION: Catalogue[MakeEviction] = Catalogue(
+    "kv_cache.eviction",
+    {
+        "lru": Lru,
+        "fifo": Fifo,
+        "lfu": Lfu,
+        "clock": Clock,
+        "windowed": Windowed,
+        "arc": Arc,
+        "s3-fifo": S3Fifo,
+        "sieve": Sieve,
+        "gdsf": Gdsf,
+        "cost-aware": CostAware,
+        "regret-aware": RegretAware,
+        "importance": Importance,
+        "sliding-window": SlidingWindow,
+        "leaf-first": LeafFirst,
+        "learned": Learned,
+    },
+    a_callable,
+)
 
 __all__ = ["EVICTION", "Eviction", "Item", "MakeEviction"]

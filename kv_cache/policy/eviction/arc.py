@@ -106,7 +106,7 @@ class Arc(Eviction):
             self._t2[item.copy_id] = item
 
     def victims(self) -> Iterator[int]:
-        """The paper's REPLACE, again and again."""
+        """Yield what the paper's REPLACE would evict, again and again."""
         t1, t2 = iter(self._t1.values()), iter(self._t2)
         t1_bytes = self.t1_bytes
         in_t1, in_t2 = len(self._t1), len(self._t2)

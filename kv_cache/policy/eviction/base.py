@@ -71,7 +71,7 @@ class Eviction(Protocol):
     def victims(self) -> Iterator[int]: ...
 
     def notes(self) -> Mapping[str, int]:
-        """What the policy has to say of itself in a result, in counts. Most have nothing."""
+        """Return what the policy has to say of itself in a result, in counts. Most have nothing."""
         return {}
 
     def __len__(self) -> int: ...

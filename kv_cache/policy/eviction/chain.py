@@ -3,16 +3,16 @@ looks nothing up. Where that happens at every access the two are written out, si
 cost more than they do."""
 
 
-class Link:
+class ChainLink:
     """`before` and `after` are there while it stands in a chain."""
 
     __slots__ = ("after", "before")
     __deletable__ = ("after", "before")  # as mypyc wants to be told
-    after: "Link"
-    before: "Link"
+    after: "ChainLink"
+    before: "ChainLink"
 
 
-class Chain(Link):
+class Chain(ChainLink):
     """Both ends: what comes after it is the first, and what is before it the last."""
 
     __slots__ = ()
@@ -25,19 +25,19 @@ class Chain(Link):
         return self.after is self
 
 
-def append(link: Link, chain: Chain) -> None:
+def append(link: ChainLink, chain: Chain) -> None:
     last = chain.before
     link.before, link.after = last, chain
     last.after = chain.before = link
 
 
-def take(link: Link) -> None:
+def take(link: ChainLink) -> None:
     before, after = link.before, link.after
     before.after = after
     after.before = before
 
 
-def release(link: Link) -> None:
+def release(link: ChainLink) -> None:
     """`take` what does not come back: it holds on to nothing."""
     take(link)
     del link.before, link.after

@@ -5,12 +5,12 @@ and looks nothing up."""
 from collections.abc import Iterator
 from typing import cast
 
-from kv_cache.policy.eviction.chain import Chain, Link, append, release
+from kv_cache.policy.eviction.chain import Chain, ChainLink, append, release
 
 _NO_COUNT = -2  # no neighbour of any
 
 
-class CountedLink(Link):
+class CountedLink(ChainLink):
     """A copy in the chain of its count."""
 
     __slots__ = ("bucket", "copy_id")
@@ -77,7 +77,7 @@ class Counts:
         return self._of[copy_id]
 
     def __iter__(self) -> Iterator[int]:
-        """The lowest count first; of one count, what came to it first."""
+        """Return the lowest count first; of one count, what came to it first."""
         bucket = self._ends.higher
         while bucket is not self._ends:
             link = bucket.after

@@ -34,7 +34,7 @@ class Ghosts:
             self._awaited_bytes -= self._awaited.popitem(last=False)[1]
 
     def take(self, key: Key) -> bool:
-        """Whether `key` was remembered; it is no more."""
+        """Return whether `key` was remembered; it is no more."""
         if key in self._awaited:
             self._awaited_bytes -= self._awaited.pop(key)
         elif key in self._gone:

@@ -17,15 +17,15 @@ from typing import cast
 
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.chain import Chain, Link, release
+from kv_cache.policy.eviction.chain import Chain, ChainLink, release
 
 
-class Held(Link):
+class Held(ChainLink):
     """A present copy. `turn` is the number of the call that gave the height."""
 
     __slots__ = ("copy_id", "height", "key", "line", "turn")
 
-    def __init__(self, item: Item, line: "Line") -> None:
+    def __init__(self, item: Item, line: "WorthLine") -> None:
         self.copy_id = item.copy_id
         self.key: Key = item.key
         self.line = line
@@ -33,7 +33,7 @@ class Held(Link):
         self.turn = 0
 
 
-class Line(Chain):
+class WorthLine(Chain):
     """Copies that are worth the same and were asked for as often since they came (which counts)."""
 
     __slots__ = ("filed", "higher", "uses", "value", "worth")
@@ -41,7 +41,7 @@ class Line(Chain):
     def __init__(self, worth: float, uses: int, value: float) -> None:
         super().__init__()
         self.worth, self.uses, self.value = worth, uses, value
-        self.higher: Line | None = None  # where a hit leads to, once there was one
+        self.higher: WorthLine | None = None  # where a hit leads to, once there was one
         self.filed = True  # has an entry in the heap
 
 
@@ -50,18 +50,18 @@ class GreedyDual(Eviction):
         """More than `most_uses` do not count."""
         self._most_uses = most_uses
         self._held: dict[int, Held] = {}
-        self._lines: dict[tuple[float, int], Line] = {}  # those that are filed
-        self._heap: list[tuple[float, int, Line]] = []
+        self._lines: dict[tuple[float, int], WorthLine] = {}  # those that are filed
+        self._heap: list[tuple[float, int, WorthLine]] = []
         self._floor = 0.0
         self._turns = 0
 
     @abstractmethod
     def worth(self, item: Item) -> float:
-        """What a new copy is worth, as far as it does not depend on its uses."""
+        """Return what a new copy is worth, as far as it does not depend on its uses."""
 
     @abstractmethod
     def value(self, worth: float, uses: int) -> float:
-        """What a copy is worth."""
+        """Return what a copy is worth."""
 
     def insert(self, item: Item) -> None:
         line = self._line(self.worth(item), 1)
@@ -97,7 +97,7 @@ class GreedyDual(Eviction):
             return
         link = heap[0][2].after
         yield cast(Held, link).copy_id  # mostly, no other is asked for
-        edge: list[tuple[float, int, int, Link]] = []  # entries of the heap, and copies (-1)
+        edge: list[tuple[float, int, int, ChainLink]] = []  # entries of the heap, and copies (-1)
         _add_copy(edge, link.after)
         _add_entries(edge, heap, 0)
         while edge:
@@ -119,18 +119,18 @@ class GreedyDual(Eviction):
     def __contains__(self, copy_id: object) -> bool:
         return copy_id in self._held
 
-    def _line(self, worth: float, uses: int) -> Line:
-        """Whoever asks joins it."""
+    def _line(self, worth: float, uses: int) -> WorthLine:
+        """Return the line of this worth and uses, which the caller joins."""
         if self._most_uses is not None and uses > self._most_uses:
             uses = self._most_uses
         line = self._lines.get((worth, uses))
         if line is None:
             self._bound()  # hits alone leave a line behind for each number of uses
-            line = self._lines[worth, uses] = Line(worth, uses, self.value(worth, uses))
+            line = self._lines[worth, uses] = WorthLine(worth, uses, self.value(worth, uses))
             heappush(self._heap, (self._floor + line.value, self._turns + 1, line))
         return line
 
-    def _join(self, held: Held, line: Line) -> None:
+    def _join(self, held: Held, line: WorthLine) -> None:
         held.height = self._floor + line.value
         held.turn = self._turns = self._turns + 1
         last = line.before  # append(held, line)
@@ -152,7 +152,7 @@ class GreedyDual(Eviction):
                 return
             heapreplace(heap, (held.height, held.turn, line))
 
-    def _close(self, empty: Line) -> None:
+    def _close(self, empty: WorthLine) -> None:
         del self._lines[empty.worth, empty.uses]
         empty.filed = False
         empty.higher = None
@@ -170,14 +170,14 @@ class GreedyDual(Eviction):
         heapify(self._heap)
 
 
-def _add_copy(edge: list[tuple[float, int, int, Link]], link: Link) -> None:
+def _add_copy(edge: list[tuple[float, int, int, ChainLink]], link: ChainLink) -> None:
     """Unless it is the end of its line."""
     if isinstance(link, Held):
         heappush(edge, (link.height, link.turn, -1, link))
 
 
 def _add_entries(
-    edge: list[tuple[float, int, int, Link]], heap: list[tuple[float, int, Line]], at: int
+    edge: list[tuple[float, int, int, ChainLink]], heap: list[tuple[float, int, WorthLine]], at: int
 ) -> None:
     """Those that are below the one at `at`."""
     for below in range(2 * at + 1, min(2 * at + 3, len(heap))):

@@ -33,7 +33,7 @@ class Histories:
         self._grow(64)
 
     def take(self, depth: int) -> int:
-        """A row of content that was never used."""
+        """Return a row of content that was never used."""
         if not self._free:
             self._grow(2 * len(self._table))
         row = self._free.pop()
@@ -59,7 +59,7 @@ class Histories:
         cells[at + USES] = uses + 1
 
     def features(self, rows: list[int], now: int) -> Matrix:
-        """One line of `FEATURES` a row."""
+        """Return a line of `FEATURES` for each row."""
         known = self._table[rows]
         uses = known[:, USES]
         intervals = np.maximum(uses - 1, 1)

@@ -16,13 +16,13 @@ from heapq import heappop, heappush
 
 from kv_cache.core.block import Key
 from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.ranked import GONE, Node, Ranked
+from kv_cache.policy.eviction.ranked import GONE, Node, RankedQueue
 
 Place = tuple[Key, int]
 """Key and depth of the last block of a copy."""
 
 
-class Link(Node):
+class TreeNode(Node):
     """A present copy. Its rank is its last use, the number of an access, leaf or not."""
 
     __slots__ = ("children", "depth", "key", "last", "parent")
@@ -36,16 +36,18 @@ class Link(Node):
 
 class LeafFirst(Eviction):
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self._links: dict[int, Link] = {}
-        self._at: dict[Key, Link] = {}
+        self._links: dict[int, TreeNode] = {}
+        self._at: dict[Key, TreeNode] = {}
         self._orphans: dict[Place, int] = {}  # how many, of what is not here
-        self._leaves: OrderedDict[int, Link] = OrderedDict()
-        self._again: Ranked[Link] = Ranked()  # leaves that were none at their last use
+        self._leaves: OrderedDict[int, TreeNode] = OrderedDict()
+        self._again: RankedQueue[TreeNode] = (
+            RankedQueue()
+        )  # leaves that were none at their last use
         self._accesses = 0
 
     def insert(self, item: Item) -> None:
         self._accesses += 1
-        link = self._links[item.copy_id] = Link(item)
+        link = self._links[item.copy_id] = TreeNode(item)
         if item.parent is not None:
             self._join(link, item.parent)
         self._at[item.key] = link
@@ -118,19 +120,19 @@ class LeafFirst(Eviction):
     def __contains__(self, copy_id: object) -> bool:
         return copy_id in self._links
 
-    def _above(self, link: Link) -> Link | None:
+    def _above(self, link: TreeNode) -> TreeNode | None:
         if link.parent is None:
             return None
         parent = self._at.get(link.parent)
         return parent if parent is not None and parent.last == link.depth - 1 else None
 
-    def _no_leaf(self, link: Link) -> None:
+    def _no_leaf(self, link: TreeNode) -> None:
         if link.turn != GONE:
             self._again.discard(link)
         else:
             del self._leaves[link.copy_id]
 
-    def _join(self, link: Link, above: Key) -> None:
+    def _join(self, link: TreeNode, above: Key) -> None:
         parent = self._above(link)
         if parent is None:
             place = (above, link.depth - 1)
@@ -140,7 +142,7 @@ class LeafFirst(Eviction):
             self._no_leaf(parent)
         parent.children += 1
 
-    def _part(self, link: Link, above: Key) -> None:
+    def _part(self, link: TreeNode, above: Key) -> None:
         parent = self._above(link)
         if parent is not None:
             parent.children -= 1
@@ -153,7 +155,7 @@ class LeafFirst(Eviction):
             del self._orphans[place]
 
 
-def _older(one: Link | None, other: Link | None) -> Link | None:
+def _older(one: TreeNode | None, other: TreeNode | None) -> TreeNode | None:
     if one is None or other is None:
         return other if one is None else one
     return one if one.rank < other.rank else other

@@ -178,12 +178,12 @@ class Learned(Eviction):
         return [copy_id for copy_id in sample if copy_id in self._rows]
 
     def _rank(self, copies: list[int]) -> list[int]:
-        """What is expected the latest first; of equals, the least recent."""
+        """Return first what is expected to be used the latest; of equals, the least recent."""
         if not copies:
             return []
         rows = [self._rows[copy_id] for copy_id in copies]
-        asked = self._histories.features(rows, self._accesses)
-        expected = self.model.predict(asked, num_threads=1)
+        features = self._histories.features(rows, self._accesses)
+        expected = self.model.predict(features, num_threads=1)
         order = np.lexsort((self._histories.last_use(rows), -expected))
         return [copies[at] for at in order.tolist()]
 

@@ -28,14 +28,14 @@ class Node:
 N = TypeVar("N", bound=Node)
 
 
-class Ranked(Generic[N]):
+class RankedQueue(Generic[N]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, N]] = []
         self._turns = 0
         self._here = 0
 
     def add(self, node: N, rank: float) -> None:
-        """Also what was here before, with a rank not lower than its last."""
+        """Add a node, also one that was here before, with a rank not lower than its last."""
         self._turns = node.turn = self._turns + 1
         node.rank = rank
         self._here += 1
@@ -59,7 +59,7 @@ class Ranked(Generic[N]):
             self._rebuild()
 
     def __iter__(self) -> Iterator[N]:
-        """The lowest first. Walks down the heap from its top: k nodes are O(k log k)."""
+        """Yield the lowest rank first. Walks down the heap from its top: k nodes are O(k log k)."""
         self._settle()
         heap = self._heap
         if not heap:

@@ -92,7 +92,7 @@ class S3Fifo(Eviction):
         self._items[item.copy_id] = item
 
     def victims(self) -> Iterator[int]:
-        """The algorithm on queues that only seem to change."""
+        """Run the algorithm on queues that only seem to change."""
         small, small_bytes = iter(self._small.items()), self._small_bytes
         main: Iterator[tuple[int, int]] = iter(self._main.items())
         back: deque[tuple[int, int]] = deque()  # what the main queue gets meanwhile

@@ -1,7 +1,8 @@
 """The table of prefetch policies. A new one is one file and one line here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.policy.prefetch.base import Prefetch, PrefetchRules
 from kv_cache.policy.prefetch.next_in_session import NextInSession
 from kv_cache.policy.prefetch.none import Nothing
@@ -9,10 +10,14 @@ from kv_cache.policy.prefetch.successor import Successor
 
 MakePrefetch = Callable[[PrefetchRules], Prefetch]
 
-PREFETCH: Mapping[str, MakePrefetch] = {
-    "none": Nothing,
-    "next-in-session": NextInSession,
-    "successor": Successor,
-}
+PREFETCH: Catalogue[MakePrefetch] = Catalogue(
+    "kv_cache.prefetch",
+    {
+        "none": Nothing,
+        "next-in-session": NextInSession,
+        "successor": Successor,
+    },
+    a_callable,
+)
 
 __all__ = ["PREFETCH", "MakePrefetch", "Prefetch", "PrefetchRules"]

@@ -4,8 +4,8 @@ It knows only what was asked. Whether that content is there, in which tier, and 
 room for it further up, is others' to find out.
 
 The caller guarantees:
- 1. `asked` is called once for each request, in the order in which requests begin, with the keys of
-    its sequence in their order.
+ 1. `wanted_after` is called once for each request, in the order in which requests begin, with the
+    keys of its sequence in their order.
 The policy guarantees:
  2. Each key of the answer was asked for before, or is asked for now: it never sees the future.
  3. A key comes once in an answer, the most wanted first; no more than `PrefetchRules.most` of them
@@ -24,7 +24,7 @@ from kv_cache.core.block import Key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchRules:
-    """What the policies go by; each reads what concerns it."""
+    """The settings of prefetch policies; each reads its own."""
 
     most: int = 16  # keys in an answer, those that are asked for now apart
     confidence: int = 2  # successor: how often one must have followed the other
@@ -32,6 +32,6 @@ class PrefetchRules:
 
 
 class Prefetch(Protocol):
-    def asked(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
-        """A request of this conversation asks for `keys`: what will be wanted after them."""
+    def wanted_after(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
+        """Return what will be wanted after a request of this conversation that asks for `keys`."""
         ...

@@ -15,5 +15,5 @@ class NextInSession(Prefetch):
     def __init__(self, rules: PrefetchRules) -> None:
         """How much of the answer is fetched is the caller's to bound."""
 
-    def asked(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
+    def wanted_after(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
         return tuple(dict.fromkeys(keys))

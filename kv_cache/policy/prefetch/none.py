@@ -1,4 +1,4 @@
-"""Nothing is brought up before somebody asks."""
+"""Bring nothing up before a request asks for it."""
 
 from collections.abc import Sequence
 
@@ -10,5 +10,5 @@ class Nothing(Prefetch):
     def __init__(self, rules: PrefetchRules) -> None:
         """There is nothing to go by."""
 
-    def asked(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
+    def wanted_after(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
         return ()

@@ -52,7 +52,7 @@ class _Chain:
             self._nodes.popitem(last=False)
 
     def next(self, confidence: int) -> Iterator[tuple[int, tuple[Key, ...]]]:
-        """What has followed the last name so often, and its keys."""
+        """Return what has followed the last name so often, and its keys."""
         for name, count in self._nodes[self._last].followed_by.items():
             successor = self._nodes.get(name)
             if count >= confidence and successor is not None:
@@ -68,14 +68,14 @@ class Successor(Prefetch):
         self.conversations = _Chain(rules.memory)
         self.sequences = _Chain(rules.memory)
 
-    def asked(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
+    def wanted_after(self, conversation: str, keys: Sequence[Key]) -> Sequence[Key]:
         if not keys:
             return ()
         first = tuple(keys[: self._rules.most])
         self.conversations.step(conversation, first)
         self.sequences.step(keys[-1], first)
-        found = [*self.conversations.next(self._rules.confidence)]
-        found += self.sequences.next(self._rules.confidence)
-        found.sort(key=lambda each: -each[0])
-        wanted = dict.fromkeys(key for _, several in found for key in several)
+        followers = [*self.conversations.next(self._rules.confidence)]
+        followers += self.sequences.next(self._rules.confidence)
+        followers.sort(key=lambda each: -each[0])
+        wanted = dict.fromkeys(key for _, several in followers for key in several)
         return tuple(wanted)[: self._rules.most]

@@ -7,7 +7,7 @@
 
 Percentiles come from merged histograms and are never averaged; what cannot be merged is null, or
 is not there. Everything is a function of the ranks' results and of what the crew saw, so that
-whoever has the document can do it again.
+it can be done again from the document alone.
 """
 
 from kv_cache.result.brief import brief_of_ranks

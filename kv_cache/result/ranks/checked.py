@@ -79,8 +79,8 @@ class RanksFacts(Struct, frozen=True, kw_only=True):
 
 
 def recheck_ranks(document: Json) -> Rechecked:
-    """What in a document of ranks does not follow from the ranks' results in it, or in one of these
-    from the rest of it. Never fails, whatever the document is."""
+    """Return what in a document of ranks does not follow from the ranks' results in it, or in one
+    of these from the rest of it. Never fails, whatever the document is."""
     deviations: list[str] = []
     try:
         facts = converted(document, RanksFacts, "").kv_cache
@@ -96,11 +96,11 @@ def recheck_ranks(document: Json) -> Rechecked:
 
 
 def _results(rows: Sequence[RankRow], deviations: list[str]) -> dict[int, Any]:
-    """The ranks' results; what is wrong with each by itself goes to `deviations`."""
+    """Return the ranks' results; what is wrong with each by itself goes to `deviations`."""
     results: dict[int, Any] = {}
     for row in rows:
         if row.rank in results:
-            deviations.append(f"rank {row.rank} stands in the list of ranks twice")
+            deviations.append(f"rank {row.rank} is in the list of ranks twice")
         if row.result is not None:
             results[row.rank] = row.result
         if row.counted:
@@ -109,13 +109,13 @@ def _results(rows: Sequence[RankRow], deviations: list[str]) -> dict[int, Any]:
 
 
 def _of_one(result: Any) -> list[str]:
-    """Of a result that counts."""
+    """Yield what is wrong with a result that counts."""
     if not isinstance(result, Mapping) or not isinstance(result.get(SECTION), Mapping):
-        return ["it counts, but is no result of this program"]
+        return ["it counts, but is not a result of this program"]
     if result[SECTION].get("schema") != RESULT_SCHEMA:
         return [f"it counts, but is not of schema {RESULT_SCHEMA}"]
     changed = [f"{link} {says}" for link, says in check(result, {})]
-    return changed + [_short(said) for said in recheck(result)]
+    return changed + [_short(sentence) for sentence in recheck(result)]
 
 
 def _short(sentence: str) -> str:
@@ -123,7 +123,8 @@ def _short(sentence: str) -> str:
 
 
 def _differences(stored: dict[str, Any], again: dict[str, Any]) -> Iterator[str]:
-    """The ranks' results stand in both alike, and the chain is looked at elsewhere."""
+    """Compare two merged documents. The ranks' results are the same in both, and the chain is
+    checked elsewhere."""
     several = list(differences(_unsealed(stored), _unsealed(again)))
     for difference in several[:_MOST_PLACES]:
         yield f"{difference.path} does not follow from the ranks' results"

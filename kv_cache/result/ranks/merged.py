@@ -16,31 +16,32 @@ from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.metrics.summary import per_second, ratio
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.counted import common, merged
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.merge import common, merged
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.published import RANKS
-from kv_cache.result.ranks.part import FINISHED, Part, counted_of, parts_of, runs_of
+from kv_cache.result.ranks.part import Part, counted_of, parts_of, runs_of
 from kv_cache.result.ranks.rules import judged
 from kv_cache.result.reference import reference_keys, unsupported
 from kv_cache.result.run import SECTION, CountedRun, totals
 from kv_cache.result.sections import KINDS, body, reconciled, reconciliation
+from kv_cache.result.verdicts import BROKEN, FINISHED, INTERRUPTED
 from kv_cache.result.without_figures import without_figures
 
 SCHEMA = RANKS
 
 
 def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
-    """The sealed document of all ranks, of what each has as its result (by its number, as plain
-    JSON). Whatever is wrong with one is a reason of the verdict; what cannot be counted is kept,
-    and in no sum."""
+    """Build the sealed document of all ranks, of what each has as its result (by its number, as
+    plain JSON). Whatever is wrong with one is a reason of the verdict; what cannot be counted is
+    kept, and in no sum."""
     crew = replace(crew, members=sorted(crew.members, key=lambda member: member.rank))
     parts = parts_of(results, crew)
     counted, runs = counted_of(parts), runs_of(parts)
     numbers = _numbers(counted)
     together = _together(counted, numbers["tiers"])
     verdict = judged(parts, crew, numbers, together)
-    own = {
+    section = {
         "schema": SCHEMA,
         "result_schema": RESULT_SCHEMA,
         "program_version": __version__,
@@ -54,7 +55,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
         "ranks": [_row(part) for part in parts],
         **_settings(counted),
     }
-    document = {**reference_keys(runs), SECTION: own}
+    document = {**reference_keys(runs), SECTION: section}
     document["overall_passed"] = (
         verdict.verdict != Status.INVALID
         and len(counted) == len(parts) == crew.wanted
@@ -69,7 +70,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
 
 
 def _numbers(counted: Sequence[Part]) -> dict[str, Any]:
-    """The measurements of all, under the names that a result of one run has."""
+    """Return the measurements of all, under the names that a result of one run has."""
     runs = runs_of(counted)
     counts = merged(totals(runs))
     evictions = counts.evictions
@@ -98,7 +99,7 @@ def _policies(runs: Sequence[CountedRun]) -> Any:
 
 
 def _put_together(values: Sequence[Any]) -> Any:
-    """Mappings put together: counts added up, and what is no count where all ranks agree."""
+    """Put mappings together: counts are added, and other values are kept if all ranks agree."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -113,9 +114,9 @@ def _put_together(values: Sequence[Any]) -> Any:
 
 
 def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
-    """From the first window's begin to the last one's end, where the crew's clocks tell: how long,
-    how much of it all ranks measured, and what moved in it. Rates of tiers over it stand beside
-    the sums."""
+    """Return the time from the first window's begin to the last one's end by the crew's clocks: how
+    long it was, and how much of it all ranks measured. Adds the rates of tiers over it beside the
+    sums."""
     begins = [begin for part in counted if (begin := part.begin_ns) is not None]
     ends = [end for part in counted if (end := part.end_ns) is not None]
     known = bool(counted) and len(begins) == len(counted)
@@ -142,9 +143,9 @@ Sides = Mapping[str, Mapping[str, Any]]
 
 
 def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
-    """Bytes that all ranks claim, beside what the kernel counted for their processes and for each
-    device of each machine, once. A device counts everybody's, so of ranks that share one the
-    largest count is taken."""
+    """Return the bytes that all ranks claim, beside those that the kernel counted for their
+    processes and once for each device of each machine. A device counts all processes', so of ranks
+    that share one the largest count is taken."""
     known = [
         (part, row)
         for part in counted
@@ -170,7 +171,7 @@ def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
 
 
 def _devices(known: Sequence[tuple[Part, Sides]]) -> list[dict[str, Any]]:
-    """One row for each device of each machine."""
+    """Return one row for each device of each machine."""
     groups: dict[tuple[str, str], list[tuple[Part, Sides]]] = {}
     for part, row in known:
         groups.setdefault((part.host or "", str(row["device"] or "")), []).append((part, row))
@@ -213,14 +214,15 @@ def _most(values: Sequence[Any]) -> Any:
 
 
 def _what(counted: Sequence[Part]) -> dict[str, Any]:
-    """What the results say of themselves; null where they do not agree."""
-    started = [said for part in counted if isinstance(said := part.said("started_utc"), str)]
+    """Return what the results have of themselves; null if they do not agree."""
+    instants = [part.value_at("started_utc") for part in counted]
+    started = [instant for instant in instants if isinstance(instant, str)]
     return {
         **{name: _agreed(counted, name) for name in ("driver", "semantics_preset")},
         "contains_performance": bool(counted)
-        and all(part.said("contains_performance") is True for part in counted),
+        and all(part.value_at("contains_performance") is True for part in counted),
         "started_utc": min(started, default=None),
-        "seed": next((part.said("seed") for part in counted if part.rank == 0), None),
+        "seed": next((part.value_at("seed") for part in counted if part.rank == 0), None),
         "not_submittable": sorted(
             {reason for run in runs_of(counted) for reason in run.facts.not_submittable}
         ),
@@ -228,18 +230,18 @@ def _what(counted: Sequence[Part]) -> dict[str, Any]:
 
 
 def _agreed(counted: Sequence[Part], name: str) -> Any:
-    values = [part.said(name) for part in counted]
+    values = [part.value_at(name) for part in counted]
     return values[0] if values and all(value == values[0] for value in values) else None
 
 
 def _status(parts: Sequence[Part]) -> str:
-    """`broken` where a rank is missing or broke, `interrupted` where one was."""
+    """Return `broken` if a rank is missing or broke, `interrupted` if one was."""
     if any(not part.counted or part.lost is not None for part in parts):
-        return "broken"
-    said = {part.said("status") for part in parts}
-    if said <= {FINISHED}:
-        return FINISHED if parts else "broken"
-    return "interrupted" if said <= {FINISHED, "interrupted"} else "broken"
+        return BROKEN
+    statuses = {part.value_at("status") for part in parts}
+    if statuses <= {FINISHED}:
+        return FINISHED if parts else BROKEN
+    return INTERRUPTED if statuses <= {FINISHED, INTERRUPTED} else BROKEN
 
 
 _ALONE = "this is rank "
@@ -247,7 +249,7 @@ _ALONE = "this is rank "
 
 
 def _notes(counted: Sequence[Part], crew: Crew) -> list[str]:
-    """The ranks' notes, each once, with the ranks that have it."""
+    """Return the ranks' notes, each once, with the ranks that have it."""
     ranks: dict[str, list[int]] = {}
     for part in counted:
         for note in [] if part.run is None else part.run.facts.notes:
@@ -264,10 +266,10 @@ def _whose(ranks: Sequence[int], several: int) -> str:
 
 
 def _settings(counted: Sequence[Part]) -> dict[str, Any]:
-    """What all ranks have in common; what differs is in their own results."""
+    """Return what all ranks have in common; what differs is in their own results."""
     runs = runs_of(counted)
     names = ("workload", "model", "semantics", "buffers")
-    shared = {name: common([part.said(name) for part in counted]) or {} for name in names}
+    shared = {name: common([part.value_at(name) for part in counted]) or {} for name in names}
     config = common([run.facts.config for run in runs]) or {}
     traced = [name for run in runs if (name := run.config.output.io_trace_log) is not None]
     if runs:  # each rank's own file, but that nothing was timed is all ranks'
@@ -287,18 +289,18 @@ def _settings(counted: Sequence[Part]) -> dict[str, Any]:
 
 
 def _environment(counted: Sequence[Part]) -> dict[str, Any]:
-    """What all machines have in common, and each of them."""
+    """Return what all machines have in common, and each of them."""
     hosts: dict[str, list[Part]] = {}
     for part in counted:
         hosts.setdefault(part.host or "", []).append(part)
-    shared = common([part.said("environment") for part in counted]) or {}
+    shared = common([part.value_at("environment") for part in counted]) or {}
     return {
         **shared,
         "hosts": [
             {
                 "hostname": host or None,
                 "ranks": [part.rank for part in hosts[host]],
-                "environment": common([part.said("environment") for part in hosts[host]]),
+                "environment": common([part.value_at("environment") for part in hosts[host]]),
             }
             for host in sorted(hosts)
         ],
@@ -306,23 +308,23 @@ def _environment(counted: Sequence[Part]) -> dict[str, Any]:
 
 
 def _row(part: Part) -> dict[str, Any]:
-    """One rank, with its result as it came."""
+    """Return one rank, with its result as it came."""
     figures = {}
     if part.run is not None and part.run.config.output.io_trace_log is None:
         values = {name: metric.value(part.document[SECTION]) for name, metric in METRICS.items()}
         figures = {name: value for name, value in values.items() if value is not None}
-    reasons = part.said("passport.reasons") if part.counted else None
+    reasons = part.value_at("passport.reasons") if part.counted else None
     return {
         "rank": part.rank,
         "host": part.host,
         "counted": part.counted,
         "why_not": part.flaw,
         "lost": part.lost,
-        "seed": part.said("seed"),
-        "status": part.said("status"),
-        "verdict": part.said("passport.verdict") if part.counted else None,
+        "seed": part.value_at("seed"),
+        "status": part.value_at("status"),
+        "verdict": part.value_at("passport.verdict") if part.counted else None,
         "reasons": reasons if isinstance(reasons, list) else [],
-        "schedule_sha256": part.said("schedule.sha256"),
+        "schedule_sha256": part.value_at("schedule.sha256"),
         "window_s": None if part.run is None else part.run.window_s,
         "begin_ns": part.begin_ns,
         "end_ns": part.end_ns,

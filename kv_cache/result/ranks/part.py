@@ -8,9 +8,8 @@ from kv_cache.core.crew import Crew, Member
 from kv_cache.core.units import NS_PER_S
 from kv_cache.result.chain import check, fingerprint
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
+from kv_cache.result.paths import value_at
 from kv_cache.result.run import SECTION, CountedRun, MisshapenError, read_run
-
-FINISHED = "finished"
 
 Json = Mapping[str, Any]
 
@@ -30,16 +29,13 @@ class Part:
     def counted(self) -> bool:
         return self.flaw is None
 
-    def said(self, path: str) -> Any:
-        """The value at a dotted path of its section; None where there is none."""
-        value = self.document.get(SECTION) if isinstance(self.document, Mapping) else None
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return value
+    def value_at(self, path: str) -> Any:
+        """Return the value at a dotted path of its section, None if there is none."""
+        return value_at(self.document, f"{SECTION}.{path}")
 
     @property
     def host(self) -> str | None:
-        name = self.said("environment.hostname")
+        name = self.value_at("environment.hostname")
         if isinstance(name, str):
             return name
         return None if self.member is None else self.member.host
@@ -65,7 +61,7 @@ class Part:
 
 
 def parts_of(results: Mapping[int, Any], crew: Crew) -> list[Part]:
-    """All ranks that were wanted, and those that were not, in their order."""
+    """Return all ranks that were planned, and others of which there is anything, in their order."""
     members = {member.rank: member for member in crew.members}
     numbers = sorted({*range(crew.wanted), *results, *members})
     seen: dict[str, int] = {}
@@ -87,14 +83,14 @@ def _part(
 
 def _flaws(part: Part, crew: Crew) -> Iterator[str]:
     if not 0 <= part.rank < crew.wanted:
-        yield f"is none of the {crew.wanted} that were started"
+        yield f"is not one of the {crew.wanted} that were started"
     if part.document is None:
         yield "has no result" if part.lost is None else f"has no result: it was lost ({part.lost})"
     if not isinstance(part.document, Mapping) or not isinstance(
         part.document.get(SECTION), Mapping
     ):
-        yield "has something that is no result of this program"
-    schema = part.said("schema")
+        yield "has something that is not a result of this program"
+    schema = part.value_at("schema")
     if schema != RESULT_SCHEMA:
         yield f"has a result of schema {str(schema)[:40]}, and this program merges {RESULT_SCHEMA}"
     changed = list(dict.fromkeys(change.link for change in check(part.document, {})))
@@ -104,8 +100,8 @@ def _flaws(part: Part, crew: Crew) -> Iterator[str]:
 
 
 def _another(part: Part, crew: Crew) -> Iterator[str]:
-    """A result that says itself that it is another's."""
-    rank, ranks = part.said("rank.rank"), part.said("rank.ranks")
+    """Yield why a result is another rank's, by what it has itself."""
+    rank, ranks = part.value_at("rank.rank"), part.value_at("rank.ranks")
     if rank != part.rank:
         yield f"has the result of rank {str(rank)[:20]}"
     if ranks is not None and ranks != crew.wanted:
@@ -125,5 +121,5 @@ def counted_of(parts: Sequence[Part]) -> list[Part]:
 
 
 def runs_of(parts: Sequence[Part]) -> list[CountedRun]:
-    """The facts of those that count."""
+    """Return the facts of those that count."""
     return [part.run for part in parts if part.run is not None]

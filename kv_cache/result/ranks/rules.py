@@ -10,8 +10,10 @@ from typing import Any
 from kv_cache.core.crew import Crew, is_own
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, human_bytes
 from kv_cache.metrics.evidence import Thresholds
-from kv_cache.metrics.passport import VALID, Finding, Status, Verdict
-from kv_cache.result.ranks.part import FINISHED, Part, counted_of, runs_of
+from kv_cache.metrics.passport import VALID, Status, Verdict
+from kv_cache.result.paths import flat
+from kv_cache.result.ranks.part import Part, counted_of, runs_of
+from kv_cache.result.verdicts import FINISHED, Look, verdict_of
 
 LEAST_SHARED = 0.5
 """Of the span in which all ranks measured together: below it the sums are of no instant."""
@@ -39,7 +41,7 @@ Json = Mapping[str, Any]
 
 
 def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Verdict:
-    """The verdict on all of them. `body` has the merged sections."""
+    """Return the verdict on all of them. `body` has the merged sections."""
     counted = counted_of(parts)
     looks = {
         "R1": _complete(parts, crew),
@@ -51,20 +53,11 @@ def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Ver
         "R7": _others(counted, body, crew),
         "R8": _seeds(counted),
     }
-    findings = tuple(
-        Finding(rule=rule, name=NAMES[rule], status=status, says=says)
-        for rule, (status, says) in looks.items()
-    )
-    found = [finding.status for finding in findings]
-    worst = next((s.value for s in (Status.INVALID, Status.SUSPECT) if s in found), VALID)
-    return Verdict(verdict=worst, findings=findings)
-
-
-Look = tuple[Status, str]
+    return verdict_of(NAMES, looks)
 
 
 def _complete(parts: Sequence[Part], crew: Crew) -> Look:
-    wrong = [said for part in parts for said in _lacks(part)]
+    wrong = [flaw for part in parts for flaw in _lacks(part)]
     whole = sum(part.counted and part.rank < crew.wanted for part in parts)
     if not wrong and whole == crew.wanted:
         return Status.PASS, f"each of {crew.wanted} ranks has one whole result and ran to its end"
@@ -79,8 +72,8 @@ def _lacks(part: Part) -> Iterator[str]:
         yield f"{who} {part.flaw}"
     elif part.lost is not None:
         yield f"{who} was lost ({part.lost})"
-    elif part.said("status") != FINISHED:
-        yield f"{who} was {part.said('status')}"
+    elif part.value_at("status") != FINISHED:
+        yield f"{who} was {part.value_at('status')}"
 
 
 def _same(counted: Sequence[Part]) -> Look:
@@ -88,46 +81,38 @@ def _same(counted: Sequence[Part]) -> Look:
         return Status.PASS, "there is no other rank to be unlike"
     first, *others = counted
     mine = dict(_facts(first))
-    found: dict[str, list[int]] = {}
+    differing: dict[str, list[int]] = {}
     for other in others:
         theirs = dict(_facts(other))
         for name in {**mine, **theirs}:
             if mine.get(name) != theirs.get(name):
-                found.setdefault(name, []).append(other.rank)
-    if not found:
+                differing.setdefault(name, []).append(other.rank)
+    if not differing:
         return Status.PASS, "all ranks ran the same program with the same configuration and model"
-    told = [
+    named = [
         f"{name} ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} against "
         f"rank {first.rank})"
-        for name, ranks in list(found.items())[:_MOST_NAMED]
+        for name, ranks in list(differing.items())[:_MOST_NAMED]
     ]
-    more = len(found) - len(told)
+    more = len(differing) - len(named)
     rest = f" and {more} more" if more > 0 else ""
-    return Status.INVALID, f"ranks differ in {', '.join(told)}{rest}; give all of them the same"
+    return Status.INVALID, f"ranks differ in {', '.join(named)}{rest}; give all of them the same"
 
 
 def _facts(part: Part) -> Iterator[tuple[str, Any]]:
     for name in _SAME:
-        yield from _flat(part.said(name), name)
-    for name, value in _flat(part.said("config"), ""):
+        yield from flat(part.value_at(name), name)
+    for name, value in flat(part.value_at("config"), ""):
         if not is_own(name):
             yield f"config.{name}", value
-    traced = part.said("config.output.io_trace_log") is not None
+    traced = part.value_at("config.output.io_trace_log") is not None
     yield "whether the run only writes a trace (output.io_trace_log)", traced
-    yield "workload.source", part.said("workload.source")
-    yield "workload.sha256", part.said("workload.sha256")
-
-
-def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield prefix, value
-        return
-    for name, inner in value.items():
-        yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
+    yield "workload.source", part.value_at("workload.source")
+    yield "workload.sha256", part.value_at("workload.sha256")
 
 
 def _real(counted: Sequence[Part]) -> bool:
-    return any(part.said("driver") == "real-io" for part in counted)
+    return any(part.value_at("driver") == "real-io" for part in counted)
 
 
 _VIRTUAL: Look = (Status.NOT_APPLICABLE, "virtual time: there is nothing to look at")
@@ -142,16 +127,16 @@ def _overlap(counted: Sequence[Part], together: Json) -> Look:
             "when each rank's window was is not known, so nothing says that they measured at the "
             "same time; let one command start them (--clients, mpirun)"
         )
-    said = (
+    extent = (
         f"all ranks measured together for {together['shared_s']:.3f} s of the "
         f"{together['span_s']:.3f} s from the first window's begin to the last one's end "
         f"({100 * share:.1f} %)"
     )
     if share >= WANTED_SHARED:
-        return Status.PASS, said
+        return Status.PASS, extent
     if share >= LEAST_SHARED:
-        return Status.SUSPECT, f"{said}, and {100 * WANTED_SHARED:g} % are wanted"
-    return Status.INVALID, f"{said}: sums of what did not happen together are no throughput"
+        return Status.SUSPECT, f"{extent}, and {100 * WANTED_SHARED:g} % are required"
+    return Status.INVALID, f"{extent}: sums of what did not happen together are no throughput"
 
 
 def _windows(counted: Sequence[Part]) -> Look:
@@ -159,14 +144,12 @@ def _windows(counted: Sequence[Part]) -> Look:
     if not lengths:
         return Status.NOT_JUDGED, "no rank has a window"
     short, long = (pick(lengths, key=lambda r: lengths[r]) for pick in (min, max))
-    said = (
-        f"windows were {lengths[short]:.3f} s (rank {short}) to {lengths[long]:.3f} s (rank {long})"
-    )
     if lengths[long] <= lengths[short] * (1 + MOST_UNLIKE):
         return Status.PASS, f"windows were {lengths[short]:.3f} to {lengths[long]:.3f} s long"
     return Status.SUSPECT, (
-        f"{said}, more than {100 * MOST_UNLIKE:g} % apart: the sum of their rates is of no common "
-        "time; bound all ranks by --duration"
+        f"windows were {lengths[short]:.3f} s (rank {short}) to {lengths[long]:.3f} s (rank {long})"
+        f", more than {100 * MOST_UNLIKE:g} % apart: the sum of their rates is of no common time; "
+        "bound all ranks by --duration"
     )
 
 
@@ -175,43 +158,47 @@ def _start(counted: Sequence[Part], crew: Crew) -> Look:
         return _VIRTUAL
     skew, error = crew.skew_ns, crew.skew_error_ns
     if skew is None or error is None:
-        return Status.NOT_JUDGED, "not every rank that was wanted has opened its window"
+        return Status.NOT_JUDGED, "not every planned rank has opened its window"
     shortest = min((run.window_s for run in runs_of(counted)), default=0.0)
-    said = (
+    spread = (
         f"ranks opened within {skew / NS_PER_MS:.3f} ms (± {error / NS_PER_MS:.3f} ms, as sure as "
         "their clocks' offsets are)"
     )
     if skew <= MOST_SKEW * shortest * NS_PER_S:
-        return Status.PASS, said
-    return Status.SUSPECT, f"{said}, more than {100 * MOST_SKEW:g} % of the window; run longer"
+        return Status.PASS, spread
+    return Status.SUSPECT, f"{spread}, more than {100 * MOST_SKEW:g} % of the window; run longer"
 
 
 def _each(counted: Sequence[Part]) -> Look:
-    words = [str(part.said("passport.verdict")) for part in counted]
+    words = [str(part.value_at("passport.verdict")) for part in counted]
     if not counted:
         return Status.NOT_JUDGED, "no rank has a verdict"
-    told = [
+    sentences = [
         f"rank {part.rank} is {word} ({'; '.join(_reasons(part)) or 'no reason is given'})"
         for part, word in zip(counted, words, strict=True)
         if word != VALID
     ]
-    if not told:
+    if not sentences:
         return Status.PASS, "every rank is valid by its own rules"
     grave = any(word not in (VALID, Status.SUSPECT.value) for word in words)
-    return Status.INVALID if grave else Status.SUSPECT, "; ".join(told)
+    return Status.INVALID if grave else Status.SUSPECT, "; ".join(sentences)
 
 
 def _reasons(part: Part) -> list[str]:
-    reasons = part.said("passport.reasons")
+    reasons = part.value_at("passport.reasons")
     return list(map(str, reasons)) if isinstance(reasons, list) else []
 
 
 def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:
-    """One rank alone cannot tell its siblings' bytes from strangers'; all of them can."""
+    """Judge what others moved. One rank alone cannot separate its siblings' bytes from strangers';
+    all of them can."""
     if not _real(counted):
         return _VIRTUAL
     if len(counted) < crew.wanted:
-        return Status.NOT_JUDGED, "what the ranks moved that do not count is not to be told apart"
+        return (
+            Status.NOT_JUDGED,
+            "bytes of ranks that do not count cannot be separated from strangers'",
+        )
     rows = (body["reconciliation"] or {}).get("devices", [])
     looks = [look for row in rows if (look := _strangers(row)) is not None]
     if not looks:
@@ -230,18 +217,18 @@ def _strangers(row: Json) -> Look | None:
     limits, ours = Thresholds(), sum(moved["process"])
     pairs = zip(moved["device"], moved["process"], strict=True)
     theirs = sum(max(0, device - process) for device, process in pairs)
-    said = (
+    strange = (
         f"on {row['device']} of {row['host'] or 'the machine'} others than the ranks moved "
         f"{human_bytes(theirs)}, beside {human_bytes(ours)} of theirs"
     )
     much = theirs > max(limits.most_foreign_share * ours, limits.enough_bytes)
-    return (Status.SUSPECT if much else Status.PASS), said
+    return (Status.SUSPECT if much else Status.PASS), strange
 
 
 def _seeds(counted: Sequence[Part]) -> Look:
     ranks: dict[str, list[int]] = {}
     for part in counted:
-        ranks.setdefault(str(part.said("seed")), []).append(part.rank)
+        ranks.setdefault(str(part.value_at("seed")), []).append(part.rank)
     twice = [f"ranks {', '.join(map(str, r))} had seed {s}" for s, r in ranks.items() if len(r) > 1]
     if not twice:
         return Status.PASS, "each rank asked and wrote by a seed of its own"

@@ -2,7 +2,7 @@
 over their seeds, and the verdict.
 
 A run is one variant with one seed. Run k of every variant has the same seed. The columns of
-instances and of the series stand in the first run of each variant; `--per-instance` and `--series`
+instances and of the series are in the first run of each variant; `--per-instance` and `--series`
 write those of all.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 import orjson
 
 from kv_cache import __version__
-from kv_cache.metrics.intervals import bounded_interval
+from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval
 from kv_cache.result.chain import seal
 from kv_cache.result.run import SECTION
-from kv_cache.result.simulation.judge import CONFIDENCE, verdict, warnings
+from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
 from kv_cache.result.simulation.measures import numbers
 
@@ -35,8 +35,8 @@ Json = Mapping[str, Any]
 def run_row(
     run: int, seed: int, facts: Json, *, log: Json | None = None, columns: Json | None = None
 ) -> dict[str, Any]:
-    """One run that ended. `log`: how many events of each kind went to the event log; `columns`: its
-    `series` and `instances`."""
+    """Return one run that ended. `log`: how many events of each kind went to the event log;
+    `columns`: its `series` and `instances`."""
     return {
         "run": run,
         "seed": seed,
@@ -50,8 +50,8 @@ def run_row(
 def variant_row(
     number: int, name: str, values: Json, scenario: Json, runs: Sequence[Json]
 ) -> dict[str, Any]:
-    """A variant with the numbers that its runs have in common. `name` is short and for people,
-    `scenario` the effective one."""
+    """Return a variant with the numbers that its runs have in common. `name` is short and for
+    people, `scenario` the effective one."""
     return {
         "variant": number,
         "name": name,
@@ -67,8 +67,9 @@ _SHARES = ("ratio", "share", "utilisation", "compulsory_of_missed")
 
 
 def _numbers(runs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of every number the value of each run, their mean and its interval. A counter that a run does
-    not have was never touched there: 0; of a number that a run cannot tell there is no interval."""
+    """Yield for every number the value of each run, their mean and its interval. A counter that a
+    run does not have was never touched there, and is 0; a number that one run does not know has no
+    interval."""
     for path in dict.fromkeys(path for run in runs for path in run):
         values = [run.get(path, 0) for run in runs]
         known = [value for value in values if value is not None]
@@ -100,12 +101,12 @@ def sim_document(
     preset: str | None,
     engine: str,
 ) -> dict[str, Any]:
-    """The sealed document. `scenario` is what all variants begin with, `planned` how many runs were
-    wanted, `traces` what was read and asked of each, `left_out` options of the file that do not go
-    with the source that was set, `interrupted` the signal that ended it before, `engine` the name
-    of what computed them."""
+    """Build the sealed document. `scenario` is what all variants begin with, `planned` how many
+    runs were wanted, `traces` what was read and asked of each, `left_out` options of the file that
+    do not go with the source that was set, `interrupted` the signal that ended it before, `engine`
+    the name of what computed them."""
     finished = sum(len(variant["runs"]) for variant in variants)
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "versions": {
@@ -136,4 +137,4 @@ def sim_document(
         "config": dict(scenario),
         "variants": list(variants),
     }  # fmt: skip
-    return seal({SECTION: own}, {})
+    return seal({SECTION: section}, {})

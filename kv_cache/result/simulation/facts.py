@@ -41,11 +41,11 @@ class SimRun(Struct, frozen=True, kw_only=True):
     instances: dict[str, list[Number | str]] | None = None
 
     def column(self, name: str) -> list[float]:
-        """Of the series; empty where there is none."""
+        """Return a column of the series; empty if there is none."""
         return [] if self.series is None else list(self.series.columns.get(name, ()))
 
     def seconds(self) -> list[float]:
-        """The instants of the series."""
+        """Return the instants of the series."""
         return [ns / NS_PER_S for ns in self.column("at_ns")]
 
 
@@ -68,7 +68,7 @@ class MeasureVerdict(Struct, frozen=True, kw_only=True):
 
 
 class SimVerdict(Struct, frozen=True, kw_only=True):
-    """Who is best, or why nobody can be called so."""
+    """Which variant is best, or why none can be called best."""
 
     best: int | None
     says: str
@@ -98,12 +98,12 @@ class SimFacts(Struct, frozen=True, kw_only=True):
     variants: list[SimVariant]
 
     def ended(self) -> list[SimVariant]:
-        """Variants of which a run ended."""
+        """Return the variants of which a run ended."""
         return [variant for variant in self.variants if variant.runs]
 
 
 def names_below(variants: Sequence[SimVariant], prefix: str) -> list[str]:
-    """The names right below a path among the numbers of all variants, each once."""
+    """Return the names right below a path among the numbers of all variants, each once."""
     start = f"{prefix}."
     return in_order(
         [
@@ -119,8 +119,8 @@ def names_below(variants: Sequence[SimVariant], prefix: str) -> list[str]:
 
 
 def grid_of(runs: Sequence[SimRun], most: int) -> list[float]:
-    """At most `most` instants, evenly apart, from 0 to the end of the longest series; empty where
-    no series has two points."""
+    """Return at most `most` instants, evenly apart, from 0 to the end of the longest series; empty
+    if no series has two points."""
     every = [run.seconds() for run in runs]
     end = max((at[-1] for at in every if len(at) > 1), default=0.0)
     points = min(most, max(map(len, every), default=0))
@@ -128,7 +128,7 @@ def grid_of(runs: Sequence[SimRun], most: int) -> list[float]:
 
 
 def levels_on(run: SimRun, name: str, grid: Sequence[float]) -> list[float | None]:
-    """A column as it was last told at each instant; None behind the end of the run."""
+    """Return the last value of a column before each instant; None behind the end of the run."""
     at, values = run.seconds(), run.column(name)
     at = at[: len(values)]
     levels: list[float | None] = []
@@ -139,7 +139,7 @@ def levels_on(run: SimRun, name: str, grid: Sequence[float]) -> list[float | Non
 
 
 def rates_on(run: SimRun, name: str, grid: Sequence[float]) -> list[float | None]:
-    """A column that counts since the point before, as a rate a second since the instant before."""
+    """Return a column of counts as a rate a second since the instant before."""
     at, counts = run.seconds(), run.column(name)
     sums = [0.0, *accumulate(counts[: len(at)])]
     rates: list[float | None] = [None]

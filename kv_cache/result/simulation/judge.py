@@ -1,6 +1,6 @@
-"""Who may be called best, or why nobody can be.
+"""Judges which variant is best, or why none can be called best.
 
-Variants are told apart only where the intervals of their means over seeds do not overlap. There is
+Variants are distinguished only if the intervals of their means over seeds do not overlap. There is
 no order at all where too few instances had work (then nothing was under load), and none of caches
 where nearly every miss was the first access to its block (then no cache could have done much), or
 of latencies where requests that were turned away are missing among them.
@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.metrics.order import LEAST_SEEDS, compulsory_share
 from kv_cache.result.simulation.measures import (
     FINISHED_RATE,
     GOODPUT,
@@ -23,12 +25,8 @@ from kv_cache.result.simulation.measures import (
 
 Json = Mapping[str, Any]
 
-CONFIDENCE = 0.95
-LEAST_SEEDS = 3
 LEAST_ACTIVE = 0.5
 """Of the instances of each role: with fewer there is no verdict."""
-MOST_COMPULSORY = 0.9
-"""Of the misses of the variant with most of them: from here on caches have no order."""
 MOST_LOST = 0.01
 """Of the requests of any variant: if more were rejected or aborted, latencies have no order."""
 SAME_HITS = 0.01
@@ -49,8 +47,8 @@ class Finding:
 
 
 def headline(variants: Sequence[Json]) -> Measure:
-    """Goodput where something is promised, else the TTFT that 95 % of the requests keep; how many
-    finish where too many do not, and block hits where nothing takes time, or misses take none."""
+    """Return goodput if there are SLOs, else the TTFT that 95 % of the requests keep; how many
+    finish if too many do not, and block hits if nothing takes time, or misses take none."""
     if _free_misses(variants) is not None:
         return HIT_RATIO
     if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
@@ -62,19 +60,19 @@ def headline(variants: Sequence[Json]) -> Measure:
 
 
 def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
-    """The section of the document. `variants` have their numbers over seeds, `varied` are the
-    options in which they differ."""
+    """Return the section of the document. `variants` have their numbers over seeds, `varied` are
+    the options in which they differ."""
     first = headline(variants)
     why = no_order(variants, varied)
-    found = [_judged(measure, variants, varied, why) for measure in (first, *_others(first))]
+    findings = [_judged(measure, variants, varied, why) for measure in (first, *_others(first))]
     return {
         "by": first.path,
-        "best": found[0].best,
-        "says": found[0].says,
+        "best": findings[0].best,
+        "says": findings[0].says,
         "no_order": why,
         "measures": {
             each.measure.path: {"best": each.best, "says": each.says}
-            for each in found
+            for each in findings
             if any(number_of(variant, each.measure.path) is not None for variant in variants)
         },
     }
@@ -85,7 +83,7 @@ def _others(first: Measure) -> list[Measure]:
 
 
 def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
-    """Why these variants have no order by anything; None where they may have one."""
+    """Return why these variants have no order by anything; None if they may have one."""
     if len(variants) < 2:
         return "there is one variant: nothing to compare it with"
     seeds = min(len(variant["runs"]) for variant in variants)
@@ -103,7 +101,8 @@ def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
 
 
 def _compulsory(variants: Sequence[Json]) -> str | None:
-    """Of the variant that misses most; the first accesses are the same for all."""
+    """Return why caches have no order: nearly all misses of the variant that misses most are first
+    accesses, which are the same for all."""
     rows = [
         (number_of(variant, "blocks.missed") or 0.0, number_of(variant, "blocks.compulsory") or 0.0)
         for variant in variants
@@ -111,8 +110,8 @@ def _compulsory(variants: Sequence[Json]) -> str | None:
     missed, compulsory = max(rows)
     if not missed:
         return "no block was missed"
-    share = compulsory / missed
-    if share < MOST_COMPULSORY:
+    share = compulsory_share(compulsory, missed)
+    if share is None:
         return None
     return f"{100 * share:.1f} % of the worst one's misses are first accesses, which no cache has"
 
@@ -128,17 +127,18 @@ def _lost(variants: Sequence[Json]) -> str | None:
 
 
 def _free_misses(variants: Sequence[Json]) -> str | None:
-    """Where nothing is computed, who finds less loads less and is faster."""
+    """Return why latencies have no order: if nothing is computed, a variant that finds less loads
+    less and is faster."""
     if any(number_of(variant, "instances.utilisation") for variant in variants):
         return None
-    hits = [found for v in variants if (found := number_of(v, HIT_RATIO.path)) is not None]
+    hits = [ratio for v in variants if (ratio := number_of(v, HIT_RATIO.path)) is not None]
     if not hits or max(hits) - min(hits) <= SAME_HITS:
         return None
     return "nothing is computed, so that a miss takes no time"
 
 
 def _least(variants: Sequence[Json], path: str) -> tuple[float, int] | None:
-    """The smallest value of a number, with its variant."""
+    """Return the smallest value of a number, with its variant."""
     values = [
         (value, variant["variant"])
         for variant in variants
@@ -147,8 +147,8 @@ def _least(variants: Sequence[Json], path: str) -> tuple[float, int] | None:
     return min(values, default=None)
 
 
-def _the(found: tuple[float, int]) -> str:
-    return f"variant {found[1]}"
+def _the(least: tuple[float, int]) -> str:
+    return f"variant {least[1]}"
 
 
 def _judged(
@@ -170,7 +170,7 @@ def _judged(
 
 
 def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
-    """The best one, if its interval lies beyond those of all others."""
+    """Return the best one, if its interval lies beyond those of all others."""
     rows = [(variant, variant["numbers"].get(measure.path)) for variant in variants]
     missing = [v["variant"] for v, row in rows if row is None or row["interval"] is None]
     if missing:
@@ -181,7 +181,7 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
         return Finding(measure=measure, best=None, says=says)
     values = [row["values"] for _, row in rows if row is not None]
     if all(each == values[0] for each in values):
-        says = f"all variants have the same {measure.label}: {measure.told(rows[0][1])}"
+        says = f"all variants have the same {measure.label}: {measure.with_reach(rows[0][1])}"
         return Finding(measure=measure, best=None, says=f"{says} {measure.unit}".rstrip())
     sign = -1.0 if measure.better == HIGHER else 1.0
     ranked = sorted(
@@ -195,39 +195,39 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
         return Finding(measure=measure, best=None, says=_tied(measure, number, near, ranked))
     return Finding(
         measure=measure, best=number,
-        says=f"best by {measure.label} is {name_of(variants, number)}: {measure.told(best)} "
-        f"{measure.unit}, the next {measure.told(others[0][3])}; {100 * CONFIDENCE:.0f} % "
+        says=f"best by {measure.label} is {name_of(variants, number)}: {measure.with_reach(best)} "
+        f"{measure.unit}, the next {measure.with_reach(others[0][3])}; {100 * CONFIDENCE:.0f} % "
         f"intervals of {len(rows[0][0]['runs'])} seeds do not overlap",
     )  # fmt: skip
 
 
 def _ends(row: Json, sign: float) -> tuple[float, float]:
-    """The interval, as if smaller were better."""
+    """Return the interval, as if smaller were better."""
     low, high = sign * row["interval"]["low"], sign * row["interval"]["high"]
     return min(low, high), max(low, high)
 
 
 def _tied(measure: Measure, number: int, near: Sequence[int], ranked: Sequence[Any]) -> str:
     same = sorted((number, *near))
-    said = (
+    sentence = (
         f"nobody can be called best by {measure.label}: the {100 * CONFIDENCE:.0f} % intervals of "
         f"{_list(same)} overlap"
     )
     others = sorted(row[2] for row in ranked if row[2] not in same)
     if not others:
-        return said
-    return f"{said}; {_list(others)} {'is' if len(others) == 1 else 'are'} worse"
+        return sentence
+    return f"{sentence}; {_list(others)} {'is' if len(others) == 1 else 'are'} worse"
 
 
 def _list(numbers: Sequence[int]) -> str:
-    """`variant 3`, `variants 1, 2 and 3`."""
+    """Return `variant 3`, or `variants 1, 2 and 3`."""
     if len(numbers) == 1:
         return f"variant {numbers[0]}"
     return f"variants {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def name_of(variants: Sequence[Json], number: int) -> str:
-    """`variant 2 (eviction=arc)`."""
+    """Return `variant 2 (eviction=arc)`."""
     name = next(variant["name"] for variant in variants if variant["variant"] == number)
     return f"variant {number} ({name})" if name else f"variant {number}"
 
@@ -236,43 +236,45 @@ def name_of(variants: Sequence[Json], number: int) -> str:
 
 
 def warnings(variants: Sequence[Json]) -> list[str]:
-    """What a reader has to know before the numbers, each once, with the variants that it is of."""
-    found: dict[str, list[int]] = {}
+    """Return what a reader has to know before the numbers, each once, with the variants that it is
+    of."""
+    whose: dict[str, list[int]] = {}
     for variant in variants:
         for text in (*_of_load(variant), *_of_runs(variant)):
-            found.setdefault(text, []).append(variant["variant"])
+            whose.setdefault(text, []).append(variant["variant"])
     return [
         text if len(numbers) == len(variants) else f"{_list(numbers)}: {text}"
-        for text, numbers in found.items()
+        for text, numbers in whose.items()
     ]
 
 
 def _of_load(variant: Json) -> list[str]:
-    """Of the distribution of requests over instances, and of requests that were lost."""
+    """Return warnings about the distribution of requests over instances, and about lost
+    requests."""
     skew, active = (
         number_of(variant, path) for path in ("instances.skew", "instances.active_share")
     )
     finished = number_of(variant, "requests.finished_share")
-    said = []
+    sentences = []
     if finished is not None and 1 - finished > MOST_LOST:
-        said.append(
+        sentences.append(
             f"{100 * (1 - finished):.1f} % of the requests were rejected or aborted: latencies are "
             "of the others"
         )
     if skew is not None and skew >= SKEWED:
-        said.append(
+        sentences.append(
             f"requests are skewed: one instance had {skew:.1f} times the mean of its role "
             f"(a warning from {SKEWED:g} on)"
         )
     if active is not None and active < LEAST_ACTIVE:
-        said.append(
+        sentences.append(
             f"only {100 * active:.0f} % of the instances of a role had any request (a warning "
             f"below {100 * LEAST_ACTIVE:.0f} %): the cluster was not under load"
         )
-    return said
+    return sentences
 
 
 def _of_runs(variant: Json) -> list[str]:
-    """What the simulations themselves warned of."""
+    """Return the warnings of the simulations themselves."""
     texts = (text for run in variant["runs"] for text in run["facts"]["warnings"])
     return list(dict.fromkeys(texts))

@@ -1,4 +1,4 @@
-"""What the simulation of a cluster leaves out, in sentences for whoever is about to believe it."""
+"""What the simulation of a cluster leaves out, in sentences for its readers."""
 
 NOT_MODELLED = (
     (
@@ -23,6 +23,6 @@ NOT_MODELLED = (
         "system, no wear, no throttling."
     ),
     "Nothing fails: no instance, node or link goes away, and none is added.",
-    ("Answers have the length that was drawn or recorded; nobody gives up waiting or asks again."),
+    ("Answers have the length that was drawn or recorded; no user gives up waiting or asks again."),
     "HBM holds KV state alone: weights and activations are outside of hbm_gib.",
 )

@@ -2,21 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, log10
 from typing import Any
 
+from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
 
 Json = Mapping[str, Any]
 
 HIGHER, LOWER = "higher", "lower"
-NOTHING = MISSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """`better` is None where neither end is good in itself; a value shown is `scale` times larger
-    than the fact."""
+    """`better` is None if neither end is good in itself; a value shown is `scale` times larger than
+    the fact."""
 
     path: str
     label: str
@@ -25,45 +24,27 @@ class Measure:
     scale: float = 1.0
 
     def shown(self, value: float | None) -> str:
-        return three(None if value is None else value * self.scale)
+        return figures(None if value is None else value * self.scale)
 
-    def told(self, row: Json | None) -> str:
-        """A mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
+    def with_reach(self, row: Json | None) -> str:
+        """Return a mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
         if row is None or row["mean"] is None:
-            return NOTHING
+            return MISSING
         reach = reach_of(row)
         if reach is None or reach <= _LEAST_REACH * abs(row["mean"]):
             return self.shown(row["mean"])
-        return f"{self.shown(row['mean'])}±{_reach(reach * self.scale, row['mean'] * self.scale)}"
+        return f"{self.shown(row['mean'])}±{figures(float(f'{reach * self.scale:.2g}'))}"
 
 
 _LEAST_REACH = 0.001
 
 
 def reach_of(row: Json) -> float | None:
-    """Half of the width of a number's interval."""
+    """Return half of the width of a number's interval."""
     if row["interval"] is None:
         return None
     reach: float = (row["interval"]["high"] - row["interval"]["low"]) / 2
     return reach
-
-
-def three(value: float | None) -> str:
-    """Three figures that count, and no fewer than stand before the point: 0.0123, 12.3, 1,234."""
-    return NOTHING if value is None else f"{value:,.{_digits(value)}f}"
-
-
-def _digits(value: float) -> int:
-    """Behind the point."""
-    return min(max(2 - floor(log10(abs(value))), 0), 6) if value else 0
-
-
-def _reach(reach: float, mean: float) -> str:
-    """As many digits as the mean has, or one that counts."""
-    digits = _digits(mean)
-    if round(reach, digits):
-        return f"{reach:,.{digits}f}"
-    return f"{reach:.1g}"
 
 
 def _times(name: str, label: str, *percents: str, better: str = LOWER) -> tuple[Measure, ...]:
@@ -104,8 +85,8 @@ JUDGED = (GOODPUT, GOOD_SHARE, *LATENCIES, FINISHED_RATE, TOKEN_RATE, HIT_RATIO)
 
 
 def leaves(facts: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths of all plain values, in order. Names in facts have no dots of their own but for
-    texts of reasons, which are made unable to break a path."""
+    """Yield dotted paths of all plain values, in order. Names in facts have no dots of their own
+    but for texts of reasons, which are made unable to break a path."""
     for name, value in facts.items():
         path = f"{prefix}{name.replace('.', ' ')}"
         if isinstance(value, Mapping):
@@ -115,7 +96,7 @@ def leaves(facts: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def numbers(facts: Json) -> dict[str, float | None]:
-    """The leaves that are numbers, or None where there might be one."""
+    """Return the leaves that are numbers, or None if there might be one."""
     return {
         path: value
         for path, value in leaves(facts)
@@ -124,17 +105,17 @@ def numbers(facts: Json) -> dict[str, float | None]:
 
 
 def number_of(variant: Json, path: str) -> float | None:
-    """The mean over the seeds of a variant; None where it has none."""
+    """Return the mean over the seeds of a variant; None if it has none."""
     row = variant["numbers"].get(path)
-    found: float | None = None if row is None else row["mean"]
-    return found
+    mean: float | None = None if row is None else row["mean"]
+    return mean
 
 
 _TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Each once; tiers from the fastest on, and others as they come."""
+    """Return each name once; tiers from the fastest on, and others as they come."""
     once = dict.fromkeys(names)
     tiers = [name for name in _TIERS if name in once]
     return [*tiers, *(name for name in once if name not in _TIERS)]

@@ -10,21 +10,22 @@ same scenario gives the same outcome in every process.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kv_cache.config.scenario import Scenario
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.counts import ClusterCounts
+from kv_cache.sim.cluster.event_loop import ARRIVES, ENDS
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.fleet import DecodeSide, PrefillSide
-from kv_cache.sim.cluster.inflight import ENDED, QUEUED, TRANSFER, Flight, Hold
+from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance, InstanceEvents
-from kv_cache.sim.cluster.loop import ARRIVES, ENDS
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.prefix_match import PrefixPart
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
-from kv_cache.sim.cluster.stack import PrefixPart
 from kv_cache.sim.cluster.storage import TIERS
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 OnEvent = Callable[[int, str, int, int], None]
 
@@ -59,8 +60,8 @@ class Cluster(InstanceEvents):
         self._seen = bytearray(1)
         self._arrivals: Iterator[ClusterRequest] = iter(())
         self.alive: dict[int, Flight] = {}
-        self.on_finish: Callable[[Flight], None] = _ignore_flight
-        self.on_measuring: Callable[[], None] = _ignore
+        self.on_finish: Callable[[Flight], None] = ignore
+        self.on_measuring: Callable[[], None] = ignore
 
     def _build_routers(self, seed: Seed) -> None:
         section, roster = self.scenario.router, self.roster
@@ -117,8 +118,7 @@ class Cluster(InstanceEvents):
                 self.on_measuring()
             self.counts.measured_arrived += 1
             self.counts.looked_up += request.prompt_tokens // self.block_tokens
-        if self._emit is not None:
-            self._emit(now, "arrival", request.number, -1)
+        self._say("arrival", flight, -1)
         if flight.path:
             self._look_at_ceiling(flight)
         self.counts.phases[QUEUED] += 1
@@ -126,10 +126,8 @@ class Cluster(InstanceEvents):
 
     def _look_at_ceiling(self, flight: Flight) -> None:
         """Count what an unlimited cache would have had, which then has this prompt as well."""
-        seen, blocks = self._seen, self.chain.blocks
-        had = 0
-        if len(seen) < len(blocks):
-            seen.extend(bytes(len(blocks) - len(seen)))
+        blocks, had = self.chain.blocks, 0
+        seen = self._seen_up_to(len(blocks))
         for node in flight.path:
             if not seen[node]:
                 break
@@ -138,6 +136,11 @@ class Cluster(InstanceEvents):
             seen[node] = 1
         if flight.measured:
             self.counts.ceiling += min(had, (flight.request.prompt_tokens - 1) // self.block_tokens)
+
+    def _seen_up_to(self, nodes: int) -> bytearray:
+        """Return which nodes of the chain an unlimited cache has, for `nodes` of them at least."""
+        self._seen.extend(bytes(max(0, nodes - len(self._seen))))
+        return self._seen
 
     def _route(self, flight: Flight) -> None:
         need = -(-flight.stored_tokens // self.block_tokens)
@@ -152,15 +155,14 @@ class Cluster(InstanceEvents):
             return
         flight.home = number
         self._expect_work(flight, instance)
-        if self._emit is not None:
-            self._emit(self.loop.now_ns, "route", flight.request.number, number)
+        self._say("route", flight, number)
         instance.enqueue(flight)
         instance.nudge()
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
             self.storage.prefetch(instance.tiers, flight.path)
 
     def _is_too_large(self, flight: Flight, need: int) -> bool:
-        """Whether nobody can prefill it, or nobody can decode it; no mixed one can."""
+        """Whether no instance can prefill it, or none can decode it; no mixed one can."""
         prompt = -(-flight.request.prompt_tokens // self.block_tokens)
         most = self._most_of
         return need > most.get("decode", 0) or prompt > most.get("prefill", 0)
@@ -191,8 +193,7 @@ class Cluster(InstanceEvents):
             instance.requests += 1
         elif flight.landing is not None:
             instance.requests += 1
-        if self._emit is not None:
-            self._emit(now, "admit", flight.request.number, instance.number)
+        self._say("admit", flight, instance.number)
         if not self._rules.separated:
             return
         if flight.landing is not None and flight.decoder == instance.number:
@@ -270,7 +271,7 @@ class Cluster(InstanceEvents):
             )  # fmt: skip
 
     def _await(self, flight: Flight, segment: Segment) -> None:
-        """Somebody else is loading it here: be told when it is there."""
+        """Wait for a segment that another flight is loading here."""
         flight.loads += 1
         if segment.waiters is None:
             segment.waiters = []
@@ -300,13 +301,12 @@ class Cluster(InstanceEvents):
 
     def prompt_computed(self, instance: Instance, flight: Flight) -> None:
         """All of a prompt is there, computed or loaded."""
-        now, emit = self.loop.now_ns, self._emit
+        now = self.loop.now_ns
         if flight.path:
             instance.store_prompt(flight)
         if flight.first_ns < 0:
             flight.first_ns = now
-            if emit is not None:
-                emit(now, "first-token", flight.request.number, instance.number)
+            self._say("first-token", flight, instance.number)
         elif flight.measured:
             self.counts.gaps[now - flight.out_ns] += 1  # that no run of steps has counted
         self._prefill_left(flight, 0)
@@ -319,8 +319,7 @@ class Cluster(InstanceEvents):
         elif self._rules.separated:
             self._hand_over(instance, flight)
         else:
-            if emit is not None:
-                emit(now, "decode", flight.request.number, instance.number)
+            self._say("decode", flight, instance.number)
             instance.join(flight)
 
     # --- prefill and decode apart ------------------------------------------------------------
@@ -362,11 +361,11 @@ class Cluster(InstanceEvents):
             link_path = self.topology.path(flight.home, flight.decoder)
             delay = sum(link.latency_ns for link in link_path)
             flight.sending += 1
-            self.loop.at(self.loop.now_ns + delay, ENDS, self._asked, flight)
+            self.loop.at(self.loop.now_ns + delay, ENDS, self._request_arrived, flight)
         else:
             self.chunk_computed(flight)
 
-    def _asked(self, flight: Flight) -> None:
+    def _request_arrived(self, flight: Flight) -> None:
         """The decode side's request has reached the prefill side."""
         flight.sending -= 1
         self.chunk_computed(flight)
@@ -427,18 +426,13 @@ class Cluster(InstanceEvents):
         flight.out_ns = self.loop.now_ns
         if flight.request.answer_leaf >= 0:
             instance.store_answer(flight)
-            self._see_answer(flight)
+            leaf = flight.request.answer_leaf
+            self._seen_up_to(leaf + 1)[leaf] = 1
         instance.finished += 1
         self.counts.finished += 1
         if flight.measured:
             self.on_finish(flight)
         self._end(flight, "finish", instance.number, True)
-
-    def _see_answer(self, flight: Flight) -> None:
-        leaf = flight.request.answer_leaf
-        if len(self._seen) <= leaf:
-            self._seen.extend(bytes(leaf + 1 - len(self._seen)))
-        self._seen[leaf] = 1
 
     def _reject(self, flight: Flight, reason: str) -> None:
         self.counts.rejected[reason] += 1
@@ -455,8 +449,7 @@ class Cluster(InstanceEvents):
         self.counts.spent_ns += now - flight.arrival_ns
         del self.alive[flight.request.number]
         self._let_go(flight)
-        if self._emit is not None:
-            self._emit(now, event, flight.request.number, instance)
+        self._say(event, flight, instance)
         for request in self._source.after(flight.request, now, answered=answered):
             self.loop.at(request.arrival_ns, ARRIVES, self._arrive, request)
             if self._prefetch_kind == "next-in-session" and request.turn and flight.home >= 0:
@@ -494,7 +487,7 @@ class Cluster(InstanceEvents):
             self.roster.used[flight.decoder].waiting.withdraw(flight)
 
     def estimated_work(self) -> Iterator[int]:
-        """What the routers think waits at each instance, for prefill and for decode."""
+        """Yield the work that the routers expect at each instance, for prefill and for decode."""
         for side in (self.prefill_side, self.decode_side):
             yield from side.loads.work
             yield from side.loads.prefill
@@ -544,12 +537,8 @@ class Cluster(InstanceEvents):
             return False
         host = instance.tiers[1]
         blocks = -(-tokens // self.block_tokens)
-        evicted = host.make_room(blocks)
-        if evicted is None:
+        if not self.storage.take(host, blocks):
             return False
-        host.take(blocks)
-        if evicted:
-            self.storage.evicted(host, evicted)
         flight.swapped = blocks
         flight.loads += 1
         link_path = self.storage.path_into(host, instance.number)
@@ -579,11 +568,3 @@ class Cluster(InstanceEvents):
         flight.swapped = 0
         instance.join(flight)
         instance.nudge()
-
-
-def _ignore() -> None:
-    """Nothing listens."""
-
-
-def _ignore_flight(_flight: Flight) -> None:
-    """Nothing listens."""

@@ -26,18 +26,19 @@ NEVER = 1 << 62
 
 class ComputeModel(Protocol):
     def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
-        """One step: `chunks` prompt tokens with `pairs` of (token, token before it) and `read`
-        tokens of state before the chunks, beside `sequences` that decode over `context` tokens
-        together."""
+        """Return the time of one step: `chunks` prompt tokens with `pairs` of (token, token before
+        it) and `read` tokens of state before the chunks, beside `sequences` that decode over
+        `context` tokens together."""
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
-        """`steps` decode steps in a row, the context growing by `sequences` with each."""
+        """Return the time of `steps` decode steps in a row, the context growing by `sequences` with
+        each."""
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
-        """The fewest decode steps that take `ns` at least; if none do, more than anybody takes."""
+        """Return the fewest decode steps that take `ns` at least; `NEVER` if no number does."""
 
     def prefill_ns(self, tokens: int, before: int) -> int:
-        """A prompt of `tokens` behind `before` others, alone: for estimates."""
+        """Estimate the time of a prompt of `tokens` behind `before` others, alone."""
 
     @property
     def token_ns(self) -> float:
@@ -129,7 +130,7 @@ class Roofline:
         return ceil(steps * self.overhead + first + rest)
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
-        """Steps become longer, so the first one tells how many there are at most."""
+        """Search the number of steps: they become longer, so the first one bounds it."""
         if ns <= 0:
             return 0
         low, high = 1, ns // max(1, self.run_ns(sequences, context, 1)) + 2
@@ -149,19 +150,19 @@ class Roofline:
 
 
 def _series(base: float, growth: float, low: int, high: int) -> float:
-    """The sum of base + growth x i for i from `low` to `high` - 1."""
+    """Return the sum of base + growth x i for i from `low` to `high` - 1."""
     steps = high - low
     return steps * (base + growth * (low + high - 1) / 2) if steps > 0 else 0.0
 
 
 def pairs_of(before: int, tokens: int) -> int:
-    """Pairs of a token and one that it attends to (itself included), of `tokens` behind
+    """Return pairs of a token and one that it attends to (itself included), of `tokens` behind
     `before`."""
     return tokens * before + tokens * (tokens + 1) // 2
 
 
 def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: int) -> ComputeModel:
-    """The model of one group of instances."""
+    """Return the model of one group of instances."""
     overhead = section.step_overhead_us * NS_PER_US
     if section.compute == "none":
         return NoTime()
@@ -186,8 +187,8 @@ def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: in
 
 
 def _each_ns(per_s: float) -> float:
-    """The time of one token, FLOP or byte. Raises OverflowError where it would never end: sums of
-    such times are no numbers any more."""
+    """Return the time of one token, FLOP or byte. Raises OverflowError if it would never end: sums
+    of such times are not numbers any more."""
     if per_s * NEVER < NS_PER_S:
         raise OverflowError(f"{per_s} a second")
     return NS_PER_S / per_s

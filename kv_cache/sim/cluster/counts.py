@@ -6,7 +6,7 @@ It counts what it is given; nothing is decided here, and nothing is read back by
 from collections import Counter, defaultdict
 
 from kv_cache.metrics.histogram import bucket_of
-from kv_cache.sim.cluster.inflight import Flight
+from kv_cache.sim.cluster.flight import Flight
 
 MOST_GAPS = 4096  # different times between tokens that are kept before they go into buckets
 

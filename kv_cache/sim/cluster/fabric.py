@@ -1,6 +1,6 @@
 """What all instances of a cluster share: the clock, the links, the pools, and the size of state.
 
-It is built first and knows nobody: instances, routers and the cluster use it.
+It is built first and knows none of its users: instances, routers and the cluster use it.
 """
 
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.chain import PrefixChain
-from kv_cache.sim.cluster.loop import Loop
+from kv_cache.sim.cluster.event_loop import Loop
 from kv_cache.sim.cluster.network import Network
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.storage import ClusterStorage
 from kv_cache.sim.cluster.topology import ClusterTopology
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 
 class Fabric:

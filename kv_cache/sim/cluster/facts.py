@@ -1,7 +1,7 @@
 """An outcome as plain values: what reports, tables and documents are made of.
 
 Everything here is a number that follows from the counters and samples of `outcome.py` by a formula
-that stands beside it; nothing is judged. Percentiles are exact: the value at rank
+that is beside it; nothing is judged. Percentiles are exact: the value at rank
 ceil(percent / 100 x count), "nearest rank", where enough values lie beyond (`supported`). Those of
 gaps between tokens come from buckets, and are within 0.2 % (`metrics/histogram.py`). What there is
 no value of is None, never 0 and never NaN.
@@ -24,12 +24,12 @@ from kv_cache.sim.cluster.outcome import ClusterOutcome, ClusterTierFacts, Insta
 Plain = dict[str, Any]
 
 PERCENTS = {"p50": "50", "p90": "90", "p95": "95", "p99": "99", "p999": "99.9"}
-"""Decimal text, because 99.9 is no binary number and a rank is exact."""
+"""Decimal text, because 99.9 is not a binary number and a rank is exact."""
 
 
 def facts(outcome: ClusterOutcome) -> Plain:
-    """All counters of an outcome and what follows from them; columns of instances and of the series
-    are apart (`instance_columns`, `series_columns`)."""
+    """Return all counters of an outcome and what follows from them, without the columns of
+    instances and of the series (`instance_columns`, `series_columns`)."""
     samples, window_s = outcome.requests, _window_s(outcome)
     return {
         "window_s": window_s,
@@ -58,7 +58,7 @@ def facts(outcome: ClusterOutcome) -> Plain:
 
 
 def instance_columns(outcome: ClusterOutcome) -> dict[str, list[Any]]:
-    """One value for each instance in each column."""
+    """Return one value for each instance in each column."""
     every = outcome.instances
     names = (
         "group", "role", "node", "rack", "requests", "finished", "prefill_tokens", "decode_tokens",
@@ -68,12 +68,12 @@ def instance_columns(outcome: ClusterOutcome) -> dict[str, list[Any]]:
 
 
 def series_columns(outcome: ClusterOutcome) -> dict[str, list[int]]:
-    """One value for each instant of the grid in each column."""
+    """Return one value for each instant of the grid in each column."""
     return {name: list(values) for name, values in outcome.series.columns.items()}
 
 
 def _window_s(outcome: ClusterOutcome) -> float:
-    """From the first measured arrival to the last end."""
+    """Return the seconds from the first measured arrival to the last end."""
     return max(0, outcome.ended_ns - outcome.began_ns) / NS_PER_S
 
 
@@ -85,7 +85,8 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def spread_ms(values: "array[int]", least: int | None = None) -> Plain:
-    """Count, mean, percentiles and largest of times, in ms; values below `least` are none."""
+    """Return count, mean, percentiles and largest of times, in ms; values below `least` do not
+    count."""
     some = _numbers(values)
     if least is not None:
         some = some[some >= least]
@@ -109,7 +110,8 @@ def _numbers(values: "array[int]") -> npt.NDArray[np.int64]:
 
 
 def _gaps_ms(buckets: Mapping[int, int]) -> Plain:
-    """The same of values that are counted by bucket: ends and sum are those of the buckets."""
+    """Return the same of values that are counted by bucket: ends and sum are those of the
+    buckets."""
     gaps = _histogram(buckets)
     if not gaps.count:
         return spread_ms(array("q"))
@@ -138,8 +140,8 @@ def _histogram(buckets: Mapping[int, int]) -> Histogram:
 
 
 def _requests(outcome: ClusterOutcome) -> Plain:
-    """The reasons count all requests, as `arrived` and `finished` do; `measured` those behind the
-    warm-up."""
+    """Count the requests. The reasons count all of them, as `arrived` and `finished` do; `measured`
+    those behind the warm-up."""
     every = outcome.requests
     return {
         "arrived": every.arrived,
@@ -156,7 +158,7 @@ def _requests(outcome: ClusterOutcome) -> Plain:
 
 
 def _rates(outcome: ClusterOutcome, window_s: float) -> Plain:
-    """Of the measured requests that finished, a second of the window."""
+    """Return the rates of the measured requests that finished, in a second of the window."""
     every = outcome.requests
     return {
         "finished_per_s": _share(every.measured_finished, window_s),
@@ -167,7 +169,7 @@ def _rates(outcome: ClusterOutcome, window_s: float) -> Plain:
 
 def _goodput(outcome: ClusterOutcome, window_s: float) -> Plain:
     """Requests that finished and kept all that was promised: a second, and of all that arrived.
-    Where nothing is promised there is no goodput."""
+    If nothing is promised there is no goodput."""
     promise, every = outcome.scenario.promise, outcome.requests
     limits = {"ttft_ms": promise.ttft_ms, "tpot_ms": promise.tpot_ms, "e2e_ms": promise.e2e_ms}
     promised = {name: limit for name, limit in limits.items() if limit}
@@ -194,8 +196,8 @@ def _tokens(outcome: ClusterOutcome) -> Plain:
 
 
 def _blocks(outcome: ClusterOutcome) -> Plain:
-    """`compulsory`: blocks that nobody had asked for before; `compulsory_of_missed`: their share of
-    what was missed, at most 1 (a cache may also miss what an unlimited one has)."""
+    """Count the blocks. `compulsory`: asked for the first time; `compulsory_of_missed`: their share
+    of what was missed, at most 1 (a cache may also miss what an unlimited one has)."""
     blocks, names = outcome.blocks, [tier.name for tier in outcome.tiers]
     hits = {name: blocks.hits[name] for name in dict.fromkeys((*names, *blocks.hits))}
     missed, compulsory = blocks.looked_up - blocks.hit, blocks.looked_up - blocks.ceiling
@@ -228,13 +230,13 @@ def _tier(tier: ClusterTierFacts) -> Plain:
 
 
 def _moving_s(outcome: ClusterOutcome) -> float:
-    """The window, and what was still under way at its end."""
+    """Return the seconds of the window, and of what was still under way at its end."""
     return (max(outcome.ended_ns, outcome.moved_ns) - outcome.began_ns) / NS_PER_S
 
 
 def _link(link: LinkFacts, window_s: float) -> Plain:
-    """Utilisation: busy time over the time in which bytes moved and all servers; of the busiest
-    link alone too. Links that were never used are not in the mean."""
+    """Return utilisation: busy time over the time in which bytes moved and all servers; of the
+    busiest link alone too. Links that were never used are not in the mean."""
     each_s = link.servers * window_s
     return {
         "links": link.links,
@@ -250,7 +252,7 @@ def _link(link: LinkFacts, window_s: float) -> Plain:
 
 
 def _causes(links: Iterable[LinkFacts]) -> Counter[str]:
-    """Bytes on links by cause: each byte once for every link that it crossed."""
+    """Return bytes on links by cause: each byte once for every link that it crossed."""
     total: Counter[str] = Counter()
     for link in links:
         total.update(link.bytes_by_cause)

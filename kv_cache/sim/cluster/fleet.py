@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from itertools import islice
 
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.inflight import Flight
+from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.prefix_match import held, match
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Loads
-from kv_cache.sim.cluster.stack import held, match
 
 
 class _RouterView:
@@ -77,8 +77,8 @@ class PrefillSide(_RouterView):
     """The instances that can compute a prompt."""
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
-        """A new prompt waits for those before it; where all places are taken, or the memory, also
-        for answers to end, one for each that waits."""
+        """Estimate the wait of a new prompt for those before it; if all places are taken, or the
+        memory, also for answers to end, one for each that waits."""
         there = self._roster.used.get(instance)
         if there is None:
             return 0
@@ -116,11 +116,11 @@ class DecodeSide(_RouterView):
         return ()
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
-        """Answers share an instance: all that are there count."""
+        """Return the work of all answers there: they share an instance."""
         return self.loads.work[instance]
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
-        """Nothing is computed; what is missing there is sent."""
+        """Return the cost of sending what is missing there; nothing is computed."""
         fabric = self._fabric
         there = self._roster.used.get(instance)
         have = 0

@@ -3,7 +3,7 @@
 As in Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023): the batch changes between
 steps. A step with prompt chunks is one event; steps in which all sequences only decode are one
 event together, up to the first that ends, that finds no memory for its next block, or that has to
-let somebody in. Everything about memory and membership changes between steps.
+admit another. Everything about memory and membership changes between steps.
 
 It must never hold memory while it waits for memory of another instance: who is admitted to decode
 has been admitted to prefill before, and the oldest is never preempted for a younger one.
@@ -16,17 +16,17 @@ from heapq import heappop, heappush
 
 from kv_cache.sim.cluster.compute import ComputeModel, pairs_of
 from kv_cache.sim.cluster.counts import MOST_GAPS, ClusterCounts
+from kv_cache.sim.cluster.event_loop import STEPS
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, Flight, Hold
-from kv_cache.sim.cluster.loop import STEPS
-from kv_cache.sim.cluster.rules import Rules
-from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, blocks_of
-from kv_cache.sim.cluster.stack import PrefixPart, match
-from kv_cache.sim.cluster.waiting import WaitingQueue
+from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
+from kv_cache.sim.cluster.prefix_match import PrefixPart, match
+from kv_cache.sim.cluster.scheduler_rules import Rules
+from kv_cache.sim.cluster.segments import BlockPool, blocks_of
+from kv_cache.sim.cluster.waiting_queue import WaitingQueue
 
 
 class InstanceEvents(ABC):
-    """What an instance reports to whoever coordinates the instances. The laws:
+    """What an instance reports to the coordinator of all instances. The laws:
 
     1. An instance reports between two of its steps; it has booked the change before it reports it.
     2. Each report is made once, in the order of the events; a flight is with one instance at a
@@ -125,7 +125,7 @@ class Instance:
         self._last_out_ns = 0
         self._fresh: list[int] = []
         self._joining: list[Flight] = []  # from the next step on
-        self._preempted = False  # somebody, since who waits was last let in
+        self._preempted = False  # any flight, since the last admission
         self._kicking = False
         self.grown = 0  # blocks taken for the decode part of a step with chunks
 
@@ -136,7 +136,7 @@ class Instance:
         self.waiting.add(flight, first=first)
 
     def nudge(self) -> None:
-        """Somebody may want in: end a run of decode steps at the next step."""
+        """End a run of decode steps at the next step, as a flight may be admitted."""
         if not self.busy:
             self.kick()
         elif self._run_steps and (self._joining or len(self.members) < self.max_seqs):
@@ -181,26 +181,26 @@ class Instance:
             self._events.admitted(self, flight)
 
     def _take(self, flight: Flight) -> bool:
-        """Memory for the next one; False: there is none."""
+        """Take memory for the next flight; False: there is none."""
         if flight.swapped:
             return self._take_swapped(flight)
         if flight.decoder == self.number != flight.home:
             return self._take_transfer(flight)
         return self._take_prompt(flight)
 
-    def _make_room(self, blocks: int, more: int = 0) -> list[BlockExtent] | None:
-        """Room for who is admitted, that leaves the next block to each of those who decode, and
-        `more`: else they would be preempted for who comes, and come again, for ever."""
-        pool = self.pool
+    def _has_room(self, blocks: int, more: int = 0) -> bool:
+        """Whether a flight can be admitted and each that decodes still gets its next block, and
+        `more`: else they would be preempted for the one admitted, and come again, for ever."""
         spare = 0 if self.rules.reserve_all else self.decoding + more
-        return pool.make_room(blocks) if blocks + spare <= pool.available else None
+        return blocks + spare <= self.pool.available
 
     def _next_order(self) -> int:
         self._orders += 1
         return self._orders
 
     def _take_prompt(self, flight: Flight) -> bool:
-        """Memory for a prompt: found prefix, and what the reservation says; begin its loads."""
+        """Take memory for a prompt: the prefix that is here, and what the reservation says; begin
+        its loads."""
         rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
         below = shared = 0
@@ -213,13 +213,12 @@ class Instance:
                 if part.tier:
                     below += part.end - part.start
         private = self._taken_at_once(flight, shared) - shared
-        evicted = self._make_room(below + max(0, private))
+        room = below + max(0, private)
+        evicted = pool.make_room(room) if self._has_room(room) else None
         if evicted is None:
-            for part in parts:
-                part.pool.unpin(part.segment)
+            _unpin(parts)
             return False
-        self._orders += 1
-        flight.order = self._orders
+        flight.order = self._next_order()
         hold = flight.hold = Hold(pool)
         hold.shared = shared
         if private > 0:
@@ -245,24 +244,24 @@ class Instance:
         else:
             self.prefilling.append(flight)
 
-    def _taken_at_once(self, flight: Flight, found: int) -> int:
-        """Blocks that a prompt must have to be admitted: without a reservation, those of the first
-        chunk."""
+    def _taken_at_once(self, flight: Flight, shared: int) -> int:
+        """Return the blocks that a prompt must have to be admitted: without a reservation, those of
+        the first chunk."""
         rules = self.rules
         if rules.reserve_prompt or not rules.chunked:
             return self._reserved(flight)
-        tokens = found * rules.block_tokens + rules.batched_tokens
+        tokens = shared * rules.block_tokens + rules.batched_tokens
         return -(-min(flight.target, tokens) // rules.block_tokens)
 
     def _reserved(self, flight: Flight) -> int:
-        """Blocks that a reservation takes, with those that are found: of the answer too, where it
-        is given."""
+        """Return the blocks that a reservation takes, with those that are here: of the answer too,
+        if it is reserved."""
         answers = self.rules.reserve_all and self.role != "prefill"
         tokens = flight.stored_tokens if answers else flight.target
         return -(-tokens // self.rules.block_tokens)
 
     def _take_transfer(self, flight: Flight) -> bool:
-        """Memory at the decode side; blocks that are here already need not be sent."""
+        """Take memory at the decode side; blocks that are here already need not be sent."""
         rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
         if flight.path:
@@ -273,10 +272,8 @@ class Instance:
             pool.pin(part.segment)
         shared = sum(part.end - part.start for part in parts)
         private = self._reserved(flight) - shared
-        evicted = self._make_room(private)
-        if evicted is None:
-            for part in parts:
-                pool.unpin(part.segment)
+        if not (self._has_room(private) and self._storage.take(pool, private)):
+            _unpin(parts)
             return False
         for part in reversed(parts):
             pool.hit(part.segment)
@@ -284,24 +281,17 @@ class Instance:
         hold = flight.landing = Hold(pool)
         hold.pins = [part.segment for part in parts]
         hold.shared = shared
-        pool.take(private)
         hold.private = private
-        if evicted:
-            self._storage.evicted(pool, evicted)
         flight.sent = shared * rules.block_tokens
         return True
 
     def _take_swapped(self, flight: Flight) -> bool:
         blocks = flight.swapped
-        evicted = self._make_room(blocks, 1)
-        if evicted is None:
+        if not (self._has_room(blocks, 1) and self._storage.take(self.pool, blocks)):
             return False
         flight.order = self._next_order()
         flight.hold = Hold(self.pool)
-        self.pool.take(blocks)
         flight.hold.private = blocks
-        if evicted:
-            self._storage.evicted(self.pool, evicted)
         flight.loads += 1
         self._events.swap_in(self, flight)
         return True
@@ -375,27 +365,22 @@ class Instance:
         self.kick()
 
     def _secure(self, flight: Flight, tokens: int) -> bool:
-        """Memory for the first `tokens` of a flight, taken from younger ones if need be."""
+        """Take memory for the first `tokens` of a flight, from younger ones if need be."""
         hold = flight.hold
         assert hold is not None
         need = -(-tokens // self.rules.block_tokens) - hold.shared - hold.private
         if need <= 0:
             return True
-        while True:
-            evicted = self.pool.make_room(need)
-            if evicted is not None:
-                self.pool.take(need)
-                hold.private += need
-                if evicted:
-                    self._storage.evicted(self.pool, evicted)
-                return True
+        while not self._storage.take(self.pool, need):
             victim = self._youngest()
             if victim is None or victim.order <= flight.order:
                 return False
             self._preempt(victim)
+        hold.private += need
+        return True
 
     def store_prompt(self, flight: Flight, *, computed: bool = True) -> None:
-        """What is computed, or was sent, becomes content: the whole blocks of the sequence so
+        """Make content of what is computed, or was sent: the whole blocks of the sequence so
         far."""
         hold = flight.hold
         if not flight.path or hold is None:
@@ -406,7 +391,7 @@ class Instance:
         self._share(hold, flight.path, depth, computed=computed)
 
     def store_answer(self, flight: Flight) -> None:
-        """The whole blocks of prompt and answer become content."""
+        """Make content of the whole blocks of prompt and answer."""
         leaf = flight.request.answer_leaf
         hold = flight.hold
         if leaf < 0 or hold is None:
@@ -415,7 +400,7 @@ class Instance:
         self._share(hold, path, self._fabric.chain.end(leaf), computed=True)
 
     def _share(self, hold: Hold, path: tuple[int, ...], depth: int, *, computed: bool) -> None:
-        """Private blocks become segments, as far as the same content is not here already."""
+        """Turn private blocks into segments, as far as the same content is not here already."""
         pool = self.pool
         extents = hold.share(path, self._fabric.chain, depth)
         self._counts.new_blocks += blocks_of(extents)
@@ -480,7 +465,7 @@ class Instance:
                 self.grown -= 1
 
     def _growth(self, steps: int) -> int:
-        """Blocks that all who decode need for so many more steps."""
+        """Return the blocks that all who decode need for `steps` more steps."""
         block, now = self.rules.block_tokens, self.steps
         total = 0
         for key, count in self._slacks.items():
@@ -499,7 +484,7 @@ class Instance:
         else:
             return  # all have lost their memory, and wait for it at the head of the queue
         if self._preempted:
-            steps = 1  # there may be room for somebody who waits
+            steps = 1  # there may be room for one that waits
         loop = self._fabric.loop
         self.busy = True
         self._run_steps = steps
@@ -509,13 +494,13 @@ class Instance:
         loop.at(loop.now_ns + self.step_ns, STEPS, self._run_done, self._epoch)
 
     def _forget_stale(self) -> None:
-        """Entries of who was preempted."""
+        """Drop the entries of preempted flights."""
         finishing = self.finishing
         while finishing[0][3].ticket != finishing[0][2]:
             heappop(finishing)
 
     def _fitting(self, steps: int) -> int:
-        """The most steps, up to `steps`, for which there is memory."""
+        """Return the most steps, up to `steps`, for which there is memory."""
         if self.rules.reserve_all:
             return steps
         pool = self.pool
@@ -605,8 +590,8 @@ class Instance:
         self._last_out_ns = now
 
     def next_end_ns(self) -> int:
-        """How long it takes until the next answer ends, if nobody joins; where none has begun, how
-        long that of the oldest will take."""
+        """Return the time until the next answer ends, if none joins; if none has begun, the time
+        that the oldest will take."""
         if not self.decoding:
             oldest = next(iter(self.members), None)
             if oldest is None:
@@ -627,17 +612,13 @@ class Instance:
         self.grown = self._grow(1)
 
     def _grow(self, steps: int) -> int:
-        """Take the blocks that all who decode need for so many steps."""
+        """Take the blocks that all who decode need for `steps` steps."""
         if self.rules.reserve_all:
             return 0
         need = self._growth(steps)
         if need:
-            pool = self.pool
-            evicted = pool.make_room(need)
-            assert evicted is not None, "a run of steps began without memory for it"
-            pool.take(need)
-            if evicted:
-                self._storage.evicted(pool, evicted)
+            taken = self._storage.take(self.pool, need)
+            assert taken, "a run of steps began without memory for it"
         return need
 
     def _preempt_for_growth(self) -> None:
@@ -683,6 +664,11 @@ class Instance:
         decoding = [f for f in self.members if f.phase == DECODE]
         assert len(decoding) == self.decoding, "the decoding sequences do not add up"
         assert sum(self._slacks.values()) == (0 if self.rules.reserve_all else self.decoding)
+
+
+def _unpin(parts: Sequence[PrefixPart]) -> None:
+    for part in parts:
+        part.pool.unpin(part.segment)
 
 
 def _order(flight: Flight) -> int:

@@ -1,7 +1,7 @@
 """Links and measured devices: queues that know when they will be free.
 
-A link accepts a transfer when its head is there, never ahead of that time: whoever comes next would
-wait for a server that stands idle. Must never know who sends or why.
+A link accepts a transfer when its head is there, never ahead of that time: the next one would
+wait for an idle server. Must never know who sends or why.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from math import ceil
 
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import MIB, NS_PER_S
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 
 class MeasuredDevice:
@@ -20,7 +20,7 @@ class MeasuredDevice:
     __slots__ = ("_depths", "_free", "_object_bytes", "_profile", "busy_ns")
 
     def __init__(self, profile: ProfileModel, object_bytes: int = 0) -> None:
-        """A transfer is so many operations of `object_bytes`, one after the other; 0: it is one."""
+        """A transfer is N operations of `object_bytes`, one after the other; 0: it is one."""
         self._profile = profile
         self._object_bytes = object_bytes
         self._depths: dict[int, int] = {}
@@ -33,11 +33,11 @@ class MeasuredDevice:
         return max(self._depths.values(), default=1)
 
     def rest_ns(self, now_ns: int) -> int:
-        """Work that was accepted and is still to be done."""
+        """Return work that was accepted and is still to be done."""
         return sum(end - now_ns for end, _ in self._free if end > now_ns)
 
     def queue(self, now_ns: int, nbytes: int, *, read: bool) -> tuple[int, int]:
-        """When an operation that is ready at `now_ns` would begin and end. Raises
+        """Return when an operation that is ready at `now_ns` would begin and end. Raises
         OutsideProfileError."""
         depth = self._depth(self._object_bytes or nbytes)
         ends = sorted(end for end, _ in self._free if end > now_ns)
@@ -45,7 +45,7 @@ class MeasuredDevice:
         return start_ns, start_ns + self._span_ns(start_ns, nbytes, depth, read=read)
 
     def take(self, now_ns: int, nbytes: int, factor: float, *, read: bool) -> tuple[int, int]:
-        """The same, and now it is accepted."""
+        """Accept it; return when it begins and ends."""
         depth = self._depth(self._object_bytes or nbytes)
         free, start_ns = self._free, now_ns
         while free and free[0][0] <= now_ns:
@@ -80,20 +80,8 @@ class NetworkLink:
     all that it accepted, done or still to do (`rest_ns`)."""
 
     __slots__ = (
-        "_servers_free",
-        "busy_ns",
-        "bytes",
-        "bytes_per_ns",
-        "ended_bytes",
-        "free_ns",
-        "kind",
-        "latency_ns",
-        "measured",
-        "name",
-        "plain",
-        "read",
-        "servers",
-        "transfers",
+        "_servers_free", "busy_ns", "bytes", "bytes_per_ns", "ended_bytes", "free_ns", "kind",
+        "latency_ns", "measured", "name", "plain", "read", "servers", "transfers",
     )  # fmt: skip
 
     def __init__(
@@ -138,7 +126,7 @@ class NetworkLink:
         return self.latency_ns + MIB / self.bytes_per_ns
 
     def queue(self, now_ns: int, nbytes: int) -> tuple[int, int]:
-        """When a transfer whose head is there at `now_ns` would begin and end on it."""
+        """Return when a transfer whose head is there at `now_ns` would begin and end on it."""
         if self.measured is not None:
             return self.measured.queue(now_ns, nbytes, read=self.read)
         free_ns = self._servers_free[0] if self.servers > 1 else self.free_ns
@@ -146,7 +134,7 @@ class NetworkLink:
         return start_ns, start_ns + ceil(nbytes / self.bytes_per_ns)
 
     def take(self, now_ns: int, nbytes: int, factor: float, cause: str) -> tuple[int, int]:
-        """The same, and now it is accepted, behind all that were before."""
+        """Accept it behind all that were before; return when it begins and ends."""
         self.transfers += 1
         self.bytes[cause] += nbytes
         if self.plain:
@@ -172,7 +160,7 @@ class NetworkLink:
         self.bytes[cause] += nbytes
 
     def rest_ns(self, now_ns: int) -> int:
-        """Work that was accepted and is still to be done, where links are queues."""
+        """Return work that was accepted and is still to be done, where links are queues."""
         free = self._servers_free or (self.free_ns,)
         return sum(free_ns - now_ns for free_ns in free if free_ns > now_ns)
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from kv_cache.config.scenario import NetworkSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.fair import FairShare
+from kv_cache.sim.cluster.event_loop import ENDS, Action, Loop
+from kv_cache.sim.cluster.fair_share import FairShare
 from kv_cache.sim.cluster.links import LinkPath, MeasuredDevice, NetworkLink
-from kv_cache.sim.cluster.loop import ENDS, Action, Loop
 from kv_cache.sim.cluster.transfer import NetworkTransfer
 
 
@@ -64,7 +64,7 @@ class Network:
         self._begin(transfer)
 
     def estimate_ns(self, path: LinkPath, nbytes: int) -> int:
-        """How long a transfer would take that is sent now, if nothing were sent after it and
+        """Return how long a transfer would take that is sent now, if nothing were sent after it and
         without jitter. Raises OutsideProfileError."""
         if not path or nbytes <= 0:
             return 0
@@ -77,7 +77,7 @@ class Network:
         return last_ns - now_ns
 
     def _pass(self, transfer: NetworkTransfer) -> None:
-        """Its head is at its next link: let it go as far as it comes now."""
+        """Let a transfer, whose head is at its next link, go as far as it comes now."""
         now_ns = self._loop.now_ns
         path, nbytes, factor, hop = transfer.path, transfer.nbytes, transfer.factor, transfer.hop
         while True:
@@ -98,7 +98,7 @@ class Network:
                 return
 
     def _enter(self, transfer: NetworkTransfer) -> None:
-        """It begins on all of its links at once."""
+        """Let it begin on all of its links at once."""
         self._links += (link for link in transfer.path if not link.transfers)
         transfer.hop = len(transfer.path)
 
@@ -155,8 +155,8 @@ def _not_longer(name: str, busy_ns: int, most_ns: int) -> None:
 
 
 def _factors(section: NetworkSection, seed: Seed) -> Callable[[], float] | None:
-    """What each transfer's time is multiplied with: lognormal of mean 1, and more in the tail; None
-    for always 1. Each of the two draws from its own stream."""
+    """Return what each transfer's time is multiplied with: lognormal of mean 1, and more in the
+    tail; None for always 1. Each of the two draws from its own stream."""
     body = seed.child("network", "jitter").rng()
     tail = seed.child("network", "tail").rng()
     variance = log1p(section.jitter_cv**2)

@@ -13,6 +13,20 @@ from dataclasses import dataclass, field
 
 from kv_cache.config.scenario import Scenario
 
+REQUEST_COLUMNS = (
+    "number", "arrival_ns", "queue_ns", "ttft_ns", "tpot_ns", "e2e_ns", "prompt_tokens",
+    "output_tokens", "hit_tokens", "instance", "decoder",
+)  # fmt: skip
+"""Columns of `Requests`, which have an entry for each measured request that finished."""
+
+INSTANCE_COUNTS = (
+    "requests", "finished", "prefill_tokens", "decode_tokens", "busy_ns", "preemptions",
+)  # fmt: skip
+"""What an instance counts, by the names of `Instances` too."""
+
+POOL_COUNTS = ("stored", "evicted", "dropped", "not_stored", "prefetch_wasted", "admitted")
+"""What a pool counts, by the names of `ClusterTierFacts` too."""
+
 
 def _ns() -> "array[int]":
     return array("q")
@@ -22,7 +36,7 @@ def _ns() -> "array[int]":
 class Requests:
     """Every request ends in exactly one of finished, rejected and aborted. The reasons count all
     requests; the samples are of the measured requests that finished, one entry for each, in order
-    of their ends, in all arrays alike. `tpot_ns` is -1 where the answer has one token.
+    of their ends, in all arrays alike. `tpot_ns` is -1 if the answer has one token.
 
     ttft: first token out - arrival. queue: first admission - arrival. tpot: (last token out - first
     token out) / (output tokens - 1). e2e: last token out - arrival. `instance`: who prefilled,
@@ -53,7 +67,7 @@ class Requests:
 @dataclass(slots=True, kw_only=True)
 class Blocks:
     """Counted by block of the measured requests' prompts (whole blocks); hits at their first
-    admission, so that whoever is rejected has missed all.
+    admission, so that a rejected request has missed all.
 
     looked_up = hits of all tiers + missed; `ceiling` is what an unlimited cache with no delay would
     have had: blocks of the prompt whose content was asked for before, as a prefix, by anyone;

@@ -8,7 +8,7 @@ The laws of a source:
  4. `prompt_tokens` >= block_tokens x `chain.end(leaf)` > prompt_tokens - block_tokens, where `leaf`
     is not ROOT: the leaf holds all whole blocks of the prompt. ROOT: nothing can be shared.
  5. `answer_leaf` continues `leaf` with the whole blocks up to prompt + output tokens (the last
-    token's state is never computed: prompt + output - 1); -1: nobody will ask for it.
+    token's state is never computed: prompt + output - 1); -1: it is never asked for.
 """
 
 from collections.abc import Iterator, Sequence

@@ -8,7 +8,7 @@ from kv_cache.sim.cluster.compute import ComputeModel, make_compute
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.instance import Instance, InstanceEvents
-from kv_cache.sim.cluster.rules import rules_of
+from kv_cache.sim.cluster.scheduler_rules import rules_of
 
 
 class Roster:
@@ -29,11 +29,11 @@ class Roster:
             self._capacities.extend(array("q", (blocks,)) * group.count)
 
     def capacity_of(self, number: int) -> int:
-        """Blocks of an instance's HBM."""
+        """Return blocks of an instance's HBM."""
         return self._capacities[number]
 
     def compute_of(self, number: int) -> ComputeModel:
-        """The compute model of an instance, shared by its group."""
+        """Return the compute model of an instance, shared by its group."""
         name = self._fabric.topology.group_of(number)
         compute = self._computes.get(name)
         if compute is None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kv_cache.config.scenario import RouterSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.inflight import Flight
+from kv_cache.sim.cluster.flight import Flight
 
 
 class Fleet(Protocol):
@@ -31,11 +31,11 @@ class Fleet(Protocol):
         """Estimate how long the flight would wait there."""
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
-        """Prefill of what is missing there, loading or sending of what is elsewhere, and the tokens
-        that are missing."""
+        """Return prefill of what is missing there, loading or sending of what is elsewhere, and the
+        tokens that are missing."""
 
     def holders(self, flight: Flight, most: int) -> Sequence[int]:
-        """Members that have, or reach, the longest prefixes of it, the longest first."""
+        """Return members that have, or reach, the longest prefixes of it, the longest first."""
 
 
 class Loads:
@@ -68,7 +68,7 @@ class Loads:
         return self.work[instance], self._chosen[instance], instance
 
     def least(self, count: int) -> list[int]:
-        """The `count` least loaded, the least first."""
+        """Return the `count` least loaded, the least first."""
         heap = self._heap
         if heap is None:
             heap = self._heap = [self.key(i) for i in self.members]
@@ -117,7 +117,8 @@ class Router:
         self._remembers = kind in ("session-affinity", "prefix-aware")
 
     def choose(self, flight: Flight) -> int:
-        """An instance whose memory can hold the flight; the caller has seen that there is one."""
+        """Return an instance whose memory can hold the flight; the caller has seen that there is
+        one."""
         instance = self._rule(flight)
         if self._unequal and not self._fleet.fits(instance, flight):
             fitting = [i for i in self._members if self._fleet.fits(i, flight)]

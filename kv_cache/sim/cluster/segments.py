@@ -11,13 +11,14 @@ that others may use.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
-from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 
 
 class BlockExtent(NamedTuple):
@@ -28,49 +29,27 @@ class BlockExtent(NamedTuple):
     end: int
 
 
+@dataclass(slots=True, eq=False)
 class Segment:
     """An extent that is in a pool. `ready` is false while it is under way; then it is pinned."""
 
-    __slots__ = ("end", "fetched", "node", "number", "pins", "ready", "start", "waiters")
-
-    def __init__(self, number: int, node: int, start: int, end: int, *, ready: bool) -> None:
-        self.number = number
-        self.node = node
-        self.start = start
-        self.end = end
-        self.pins = 0
-        self.ready = ready
-        self.fetched = False  # by a prefetch, and nobody has asked for it yet
-        self.waiters: list[Callable[[], None]] | None = None
+    number: int
+    node: int
+    start: int
+    end: int
+    ready: bool = field(kw_only=True)
+    pins: int = 0
+    fetched: bool = False  # by a prefetch, and not asked for yet
+    waiters: list[Callable[[], None]] | None = None
 
 
 class BlockPool:
-    """Capacities and sizes in blocks. `listener` is told which nodes come and go."""
+    """Capacities and sizes in blocks. `watch` notes which nodes come and go."""
 
     __slots__ = (
-        "_by_node",
-        "_numbers",
-        "_policy",
-        "_segments",
-        "admission",
-        "admitted",
-        "block_bytes",
-        "cached",
-        "capacity",
-        "chain",
-        "dropped",
-        "evicted",
-        "index",
-        "not_stored",
-        "peak",
-        "pinned",
-        "private",
-        "refused",
-        "stored",
-        "tier",
-        "vertex",
-        "wasted",
-        "watch",
+        "_by_node", "_numbers", "_policy", "_segments", "admission", "admitted", "block_bytes",
+        "cached", "capacity", "chain", "dropped", "evicted", "index", "not_stored", "peak",
+        "pinned", "prefetch_wasted", "private", "refused", "stored", "tier", "vertex", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +61,7 @@ class BlockPool:
         block_bytes: int,
         chain: PrefixChain,
         eviction: MakeEviction,
-        watch: "Watch",
+        watch: "TierWatch",
         admission: Admission | None = None,
     ) -> None:
         self.tier = tier
@@ -93,7 +72,8 @@ class BlockPool:
         self.chain = chain
         self.watch = watch
         self.cached = self.private = self.pinned = 0
-        self.peak = self.stored = self.evicted = self.dropped = self.not_stored = self.wasted = 0
+        self.peak = self.stored = self.evicted = self.dropped = self.not_stored = 0
+        self.prefetch_wasted = 0
         self.admission = admission
         self.admitted = 0
         self.refused: Counter[str] = Counter()  # by reason
@@ -105,7 +85,7 @@ class BlockPool:
     # --- looking ---------------------------------------------------------------------------
 
     def find(self, node: int, at: int) -> Segment | None:
-        """The segment that has block `at` of `node`, or will have it when it is ready."""
+        """Return the segment that has block `at` of `node`, or will have it when it is ready."""
         for segment in self._by_node.get(node, ()):
             if segment.start <= at < segment.end:
                 return segment
@@ -148,9 +128,9 @@ class BlockPool:
     # --- coming in -------------------------------------------------------------------------
 
     def offer(self, extent: BlockExtent) -> tuple[list[BlockExtent], list[BlockExtent]]:
-        """What of a missing extent may come in (`take_in` then), and what may not: block by
+        """Return what of a missing extent may come in (`take_in` then), and what may not: block by
         block, the first ones first, each against the one that would leave for it. Where who would
-        leave counts and nobody can, as all is in use, there is no room for what is left."""
+        leave counts and none can, as all is in use, there is no room for what is left."""
         admission = self.admission
         if admission is None:
             return [extent], []
@@ -192,7 +172,7 @@ class BlockPool:
         return [self.add(extent, ready=False, pinned=False) for extent in extents], evicted
 
     def note_use(self, extent: BlockExtent) -> None:
-        """Blocks were used, here or above: only for an admission policy that counts."""
+        """Note that blocks were used, here or above: only for an admission policy that counts."""
         if self.admission is not None and self.admission.counts:
             for at in range(extent.start, extent.end):
                 self.admission.used(_key(extent.node, at + 1))
@@ -213,9 +193,7 @@ class BlockPool:
         """Make `blocks` that are free private."""
         self.private += blocks
         self.watch.total += blocks
-        used = self.cached + self.private
-        if used > self.peak:
-            self.peak = used
+        self._note_peak()
 
     def give(self, blocks: int) -> None:
         self.private -= blocks
@@ -223,7 +201,7 @@ class BlockPool:
         self.watch.total -= blocks
 
     def add(self, extent: BlockExtent, *, ready: bool, pinned: bool) -> Segment:
-        """Blocks that are free become a segment. It must be `missing`."""
+        """Make a segment of free blocks. It must be `missing`."""
         node, start, end = extent
         number = self._numbers = self._numbers + 1
         segment = Segment(number, node, start, end, ready=ready)
@@ -243,7 +221,7 @@ class BlockPool:
             segment.pins = 1
             self.pinned += blocks
         self._policy.insert(self._item(segment))
-        self._grown()
+        self._note_peak()
         return segment
 
     def hit(self, segment: Segment) -> None:
@@ -288,7 +266,7 @@ class BlockPool:
         return extents
 
     def _tell(self, extents: Sequence[BlockExtent], *, admitted: bool) -> None:
-        """The admission policy what has been decided."""
+        """Report to the admission policy what was decided."""
         assert self.admission is not None
         for node, start, end in extents:
             depth = self.chain.depth[node]
@@ -297,7 +275,7 @@ class BlockPool:
                 self.admission.offered(candidate, admitted=admitted)
 
     def _leaving(self) -> Iterator[Key]:
-        """The blocks that `_evict` would give up, in its order."""
+        """Yield the blocks that `_evict` would give up, in its order."""
         for number in self._policy.victims():
             segment = self._segments[number]
             if not segment.pins:
@@ -305,7 +283,8 @@ class BlockPool:
                     yield _key(segment.node, end)
 
     def _item(self, segment: Segment) -> Item:
-        """A segment is known by its last block, and its parent is the block before its first."""
+        """Return the policy's item of a segment, known by its last block; its parent is the block
+        before its first."""
         node, start, end = segment.node, segment.start, segment.end
         blocks = end - start
         number, nbytes, depth = (
@@ -318,7 +297,7 @@ class BlockPool:
         )
 
     def _before(self, node: int, start: int) -> bytes | None:
-        """The key of the block before, whether it is here or not."""
+        """Return the key of the block before, whether it is here or not."""
         chain = self.chain
         while start == 0:
             node = chain.parent[node]
@@ -358,7 +337,7 @@ class BlockPool:
         end = segment.end
         segment.end -= blocks
         self.cached -= blocks
-        self._wasted(segment, blocks)
+        self._count_wasted(segment, blocks)
         self._policy.shrink(self._item(segment))
         return BlockExtent(segment.node, segment.end, end)
 
@@ -373,20 +352,20 @@ class BlockPool:
         else:
             segments.remove(segment)
         self.cached -= blocks
-        self._wasted(segment, blocks)
+        self._count_wasted(segment, blocks)
 
-    def _wasted(self, segment: Segment, blocks: int) -> None:
+    def _count_wasted(self, segment: Segment, blocks: int) -> None:
         if segment.fetched:
-            self.wasted += blocks
+            self.prefetch_wasted += blocks
 
-    def _grown(self) -> None:
+    def _note_peak(self) -> None:
         used = self.cached + self.private
         if used > self.peak:
             self.peak = used
 
 
-class Watch:
-    """What all pools of one tier tell: who has which node, for routers, and how much there is."""
+class TierWatch:
+    """All pools of one tier: which of them have a node, for routers, and the total of blocks."""
 
     __slots__ = ("holders", "total")
 
@@ -413,7 +392,7 @@ def _key(node: int, end: int) -> bytes:
 
 
 def _append(extents: list[BlockExtent], node: int, at: int) -> None:
-    """One more block of a node, behind all that are there."""
+    """Append one block of a node, behind all that are there."""
     if extents and extents[-1].end == at:
         extents[-1] = BlockExtent(node, extents[-1].start, at + 1)
     else:
@@ -421,7 +400,7 @@ def _append(extents: list[BlockExtent], node: int, at: int) -> None:
 
 
 def become_ready(segment: Segment) -> None:
-    """Its content is there: whoever waits for it is told."""
+    """Mark a segment as ready, and wake the flights that wait for it."""
     segment.ready = True
     waiters, segment.waiters = segment.waiters, None
     for wake in waiters or ():

@@ -1,11 +1,11 @@
-"""The state of a cluster over time, in bounded memory: beyond so many points, two become one."""
+"""The state of a cluster over time, in bounded memory: beyond N points, two become one."""
 
 from array import array
 from typing import TYPE_CHECKING
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.sim.cluster.inflight import DECODE, PREFILL, QUEUED, TRANSFER
+from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER
 from kv_cache.sim.cluster.outcome import ClusterSeries
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Sampler:
             self._totals[name] = total
 
     def _join(self) -> None:
-        """Twice the interval: keep the points on its grid, with what was counted before them."""
+        """Double the interval: keep the points on its grid, with what was counted before them."""
         series = self.series
         series.interval_ns *= 2
         interval, columns = series.interval_ns, series.columns
@@ -80,7 +80,7 @@ class Sampler:
 
 
 def _guess_ns(scenario: Scenario, points: int) -> int:
-    """So many points over the time that the arrivals take, where that is known."""
+    """Divide the time that the arrivals take, if it is known, into `points`."""
     workload = scenario.workload
     if not workload.rate_per_s or workload.concurrency:
         return NS_PER_MS

@@ -13,17 +13,17 @@ from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.core.units import GIB
 from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.chain import PrefixChain
 from kv_cache.sim.cluster.network import Network
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.segments import (
     BlockExtent,
     BlockPool,
     Segment,
-    Watch,
+    TierWatch,
     become_ready,
     blocks_of,
 )
-from kv_cache.sim.cluster.stack import match
 from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 
 TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
@@ -46,7 +46,7 @@ class ClusterStorage:
         self._block_bytes = block_bytes
         self.tiers = tuple(t for t in TIERS[1:] if getattr(scenario.tiers, t).capacity_gib > 0)
         self.pools: dict[tuple[str, int], BlockPool] = {}
-        self.watches = {name: Watch() for name in TIERS}
+        self.watches = {name: TierWatch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
         self._below: dict[BlockPool, BlockPool | None] = {}
         self._counts = False  # whether any pool goes by uses
@@ -54,7 +54,7 @@ class ClusterStorage:
     # --- pools ----------------------------------------------------------------------------
 
     def reach(self, instance: int, hbm_blocks: int) -> tuple[BlockPool, ...]:
-        """The pools of an instance, its own memory first."""
+        """Return the pools of an instance, its own memory first."""
         hbm = self._pool("hbm", instance, instance, hbm_blocks, None)
         reached = (hbm, *(self._tier_pool(tier, instance) for tier in self.tiers))
         for upper, lower in pairwise(reached):
@@ -68,7 +68,7 @@ class ClusterStorage:
         return self._pool(tier, index, vertex, capacity, section)
 
     def where(self, scope: str, instance: int) -> tuple[int, int]:
-        """Index and vertex of the pool of that scope which an instance reaches."""
+        """Return index and vertex of the pool of that scope which an instance reaches."""
         topology = self._topology
         node, rack = topology.place_of(instance)
         if scope == "device":
@@ -82,7 +82,7 @@ class ClusterStorage:
     def _pool(
         self, tier: str, index: int, vertex: int, capacity: int, section: TierSection | None
     ) -> BlockPool:
-        """`section` is None for HBM."""
+        """Return a pool, made when it is first used; `section` is None for HBM."""
         pool = self.pools.get((tier, index))
         if pool is None:
             eviction = self._section.hbm_eviction if section is None else section.eviction
@@ -93,7 +93,7 @@ class ClusterStorage:
         return pool
 
     def _admission(self, section: TierSection | None) -> Admission | None:
-        """None: everything is admitted, and nobody is asked."""
+        """Build the admission policy of a tier; None admits everything."""
         if section is None or section.admission == "always" or self._section.write_policy != "back":
             return None
         admission = ADMISSION[section.admission](section.admission_rules())
@@ -103,20 +103,33 @@ class ClusterStorage:
     # --- ways ------------------------------------------------------------------------------
 
     def path_from(self, pool: BlockPool, instance: int) -> LinkPath:
-        """Links from a pool to an instance that loads from it."""
+        """Return links from a pool to an instance that loads from it."""
         device = self._topology.device(TIERS[pool.tier], pool.index, "read")
         return (device, *self._topology.path(pool.vertex, instance))
 
     def path_into(self, pool: BlockPool, vertex: int) -> LinkPath:
-        """Links from a vertex to a pool that is written."""
+        """Return links from a vertex to a pool that is written."""
         device = self._topology.device(TIERS[pool.tier], pool.index, "write")
         return (*self._topology.path(vertex, pool.vertex), device)
+
+    # --- room for running sequences ---------------------------------------------------------
+
+    def take(self, pool: BlockPool, blocks: int) -> bool:
+        """Take private blocks of a pool; what has to leave for them goes down. False: there can be
+        no room, and nothing was done."""
+        evicted = pool.make_room(blocks)
+        if evicted is None:
+            return False
+        pool.take(blocks)
+        if evicted:
+            self.evicted(pool, evicted)
+        return True
 
     # --- content going down ----------------------------------------------------------------
 
     def evicted(self, pool: BlockPool, extents: list[BlockExtent], cause: str = "offload") -> None:
-        """Blocks have left a pool: what is below takes them, or they are dropped. `cause` of the
-        bytes that go down."""
+        """Offer blocks that have left a pool to the one below, or drop them. `cause` of the bytes
+        that go down."""
         below = self._below.get(pool)
         if below is not None and self._section.write_policy == "back":
             self._copy_down(pool, below, extents, cause)
@@ -128,8 +141,8 @@ class ClusterStorage:
                 pool.dropped += blocks_of(below.missing(node, start, end))
 
     def used(self, hbm: BlockPool, extents: Iterable[BlockExtent]) -> None:
-        """Blocks are used by who owns this HBM: found anywhere, or just computed. Places that go
-        by it are told, whatever they have."""
+        """Note that the owner of this HBM uses blocks, found anywhere or just computed, in the
+        pools that count uses, whatever they hold."""
         if not self._counts:
             return
         extents, pool = list(extents), self._below.get(hbm)
@@ -139,7 +152,7 @@ class ClusterStorage:
             pool = self._below.get(pool)
 
     def stored(self, pool: BlockPool, extents: list[BlockExtent]) -> None:
-        """New content is in HBM: write it through, if that is the policy."""
+        """Write new content of HBM through, if that is the policy."""
         policy = self._section.write_policy
         below = self._below.get(pool)
         if below is None or policy in ("none", "back"):
@@ -158,8 +171,8 @@ class ClusterStorage:
     def _copy_down(
         self, pool: BlockPool, below: BlockPool, extents: Sequence[BlockExtent], cause: str
     ) -> None:
-        """What `below` has not; under way it can neither be read nor evicted there. What it has an
-        admission policy for and does not take is offered to the pool below it."""
+        """Copy what `below` lacks; under way it can neither be read nor evicted there. What its
+        admission policy refuses is offered to the next lower pool."""
         segments: list[Segment] = []
         onward: list[BlockExtent] = []
         for node, start, end in extents:

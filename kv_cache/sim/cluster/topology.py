@@ -1,12 +1,12 @@
-"""Where things stand and what lies between them: vertices, links, the cheapest way.
+"""Where things are and what connects them: vertices, links, the cheapest paths.
 
 Vertices are numbers: the instances, then the nodes, the racks and the core. A link has one
 direction; its way back is a link of its own. Links come to be when somebody asks for a way over
 them, so ten thousand instances cost nothing until they talk.
 
 Without wires the links are a tree with NVLink across each node: ways are walked up and down. With
-wires the cheapest are searched. A wire stands in for the default link between exactly its two ends,
-be it faster or slower. An instance relays nothing, but from wire to wire: nobody's traffic goes
+wires the cheapest are searched. A wire replaces the default link between exactly its two ends,
+be it faster or slower. An instance relays nothing, but from wire to wire: no traffic goes
 over a neighbour's NVLink, around a slow wire, unasked. Must never know who sends or why.
 """
 
@@ -23,7 +23,7 @@ from kv_cache.sim.cluster.links import LinkPath as LinkPath
 from kv_cache.sim.cluster.links import MeasuredDevice
 from kv_cache.sim.cluster.links import NetworkLink as NetworkLink
 from kv_cache.sim.cluster.paths import MOST_VERTICES, CheapestPaths, Edge
-from kv_cache.sim.profile import ProfileModel
+from kv_cache.sim.profile_model import ProfileModel
 
 TIERS = ("dram", "rack_pool", "nvme", "remote")
 
@@ -97,7 +97,7 @@ class ClusterTopology:
         return self._first_of[_RACK] + index
 
     def place_of(self, instance: int) -> tuple[int, int]:
-        """The node and the rack of an instance, as indexes."""
+        """Return the node and the rack of an instance, as indexes."""
         node = self._node_of[instance]
         return node, node // self._nodes_per_rack
 
@@ -127,13 +127,13 @@ class ClusterTopology:
     # --- links -----------------------------------------------------------------------------
 
     def links(self) -> Iterator[NetworkLink]:
-        """All that ever had a transfer, in the order in which they came to be."""
+        """Yield all links that ever had a transfer, in the order of their creation."""
         for link in (*self._links.values(), *self._devices.values()):
             if link is not None and link.transfers:
                 yield link
 
     def device(self, tier: str, pool: int, kind: str) -> NetworkLink:
-        """The `read` or `write` access to a pool of a tier."""
+        """Return the `read` or `write` access to a pool of a tier."""
         link = self._devices.get((tier, pool, kind))
         if link is None:
             link = self._devices[tier, pool, kind] = self._new_device(tier, pool, kind)
@@ -151,18 +151,18 @@ class ClusterTopology:
         )  # fmt: skip
 
     def _measured_pool(self, tier: str, pool: int) -> MeasuredDevice:
-        """One for both kinds of access: they share the device."""
+        """Return the device of a pool, one for both kinds of access: they share it."""
         device = self._measured.get((tier, pool))
         if device is None:
             if tier not in self._profiles:
-                raise AssertionError(f"nobody gave the profile of tiers.{tier}")
+                raise AssertionError(f"the profile is missing of tiers.{tier}")
             device = self._measured[tier, pool] = MeasuredDevice(
                 self._profiles[tier], self._object_bytes
             )
         return device
 
     def _link(self, a: int, b: int) -> NetworkLink | None:
-        """The direct link from `a` to `b`, if there is one."""
+        """Return the direct link from `a` to `b`, if there is one."""
         key = a * self.vertices + b
         if key not in self._links:
             self._links[key] = self._new_link(a, b)
@@ -178,7 +178,7 @@ class ClusterTopology:
         return NetworkLink(name, kind, rate, round(latency))
 
     def _between(self, a: int, b: int) -> tuple[str, LinkSection | WireSection]:
-        """What the direct link between two ends that have one is made of."""
+        """Return what the direct link between two ends that have one is made of."""
         wire = self._wires.get((a, b))
         if wire is not None:
             return "wire", wire.section
@@ -242,7 +242,7 @@ class ClusterTopology:
     # --- wires -----------------------------------------------------------------------------
 
     def _read_wires(self) -> Iterator[tuple[tuple[int, int], _Wire]]:
-        """Each wire twice, there and back."""
+        """Yield each wire twice, there and back."""
         seen: dict[tuple[int, int], str] = {}
         for name, section in self._scenario.network.wires.items():
             where = f"network.wires.{name}"
@@ -260,14 +260,14 @@ class ClusterTopology:
             yield (b, a), wire
 
     def _vertex(self, where: str, text: str) -> int:
-        """`instance:0`, `node:3`, `rack:1` or `core` as a vertex."""
+        """Parse `instance:0`, `node:3`, `rack:1` or `core`."""
         word, _, index = text.partition(":")
         counts = {"instance": self.instances, "node": self.nodes, "rack": self.racks}
         if text == "core":
             return self.core
         if word not in counts or not (index.isascii() and index.isdigit()):
             raise ConfigError(
-                f"{where}: {text!r} is no end of a wire; it must be instance:N, node:N, rack:N "
+                f"{where}: {text!r} is not an end of a wire; it must be instance:N, node:N, rack:N "
                 "(counted from 0) or core"
             )
         if int(index) >= counts[word]:
@@ -293,14 +293,14 @@ class ClusterTopology:
         edges = self._edges_of.get(vertex)
         if edges is None:
             edges = self._edges_of[vertex] = list(self._new_edges(vertex, self._beside(vertex)))
-        if first and vertex < self.instances:  # NVLink is relayed by nobody
+        if first and vertex < self.instances:  # NVLink is never relayed
             mates = (i for i in self._members[self._node_of[vertex]] if i != vertex)
             wired = (i for i in mates if (vertex, i) not in self._wires)
             return [*edges, *self._new_edges(vertex, wired)]
         return edges
 
     def _beside(self, vertex: int) -> Iterator[int]:
-        """What a vertex has a direct link with, but NVLink."""
+        """Yield the vertices to which a vertex has a direct link, except NVLink."""
         level = self._level(vertex)
         default = [] if level == _CORE else [self._above(vertex, level + 1)]
         index = vertex - self._first_of[level] if level < _CORE else 0
@@ -326,8 +326,8 @@ class ClusterTopology:
     # --- gaps ------------------------------------------------------------------------------
 
     def _refuse_gaps(self) -> None:
-        """What a tier or a transfer needs must be connected. Without wires all instances are alike:
-        the first speaks for all. Raises ConfigError."""
+        """Refuse a scenario whose tiers or transfers are not connected. Without wires all instances
+        are alike: the first speaks for all. Raises ConfigError."""
         some = range(self.instances) if self._wires else range(1)
         for tier in TIERS:
             section: TierSection = getattr(self._scenario.tiers, tier)
@@ -342,13 +342,14 @@ class ClusterTopology:
                 raise self._disconnected(prefill, decode, "handing over from prefill to decode")
 
     def _refuse_sizes(self) -> None:
-        """Before anything runs, not when the first object goes there."""
+        """Refuse objects of a size that was not measured before anything runs."""
         for tier, profile in self._profiles.items():
             if self._object_bytes and getattr(self._scenario.tiers, tier).capacity_gib:
                 profile.depth(self._object_bytes, self._object_bytes)
 
     def _handovers(self) -> Iterator[tuple[int, int]]:
-        """Pairs that stand for all that may have to hand over; none where there is surely a way."""
+        """Yield pairs that represent all that may have to hand over; none if there is surely a
+        path."""
         senders = self._of_role("prefill")
         takers = self._of_role("decode") or self._of_role("mixed")
         if self._paths is not None:
@@ -382,14 +383,15 @@ class ClusterTopology:
 
 
 def _firsts(scenario: Scenario) -> list[int]:
-    """The first instance of each group, and their number."""
+    """Return the first instance of each group, and their number."""
     counts = [group.count for group in scenario.instances.values()]
     return [0, *accumulate(counts)]
 
 
 def _spread(scenario: Scenario, instances: int, nodes: int) -> "array[int]":
-    """The node of each instance. All nodes get the same number, give or take one, and of each group
-    its share: groups are interleaved in proportion, and the row is cut into equal parts."""
+    """Return the node of each instance. All nodes get the same number, give or take one, and of
+    each group its share: groups are interleaved in proportion, and the row is cut into equal
+    parts."""
     places = nodes * scenario.topology.instances_per_node
     if not instances:
         raise ConfigError("instances: there are none; give at least one group")

@@ -8,15 +8,11 @@ from kv_cache.core.errors import PlaceError
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import ENGINES, choose_engine
 from kv_cache.tiers.nvme.layouts import Arena, Buckets, FilePerObject, Layout
-from kv_cache.tiers.nvme.store import FSYNC, NvmeStore
+from kv_cache.tiers.nvme.store import NvmeStore
 from kv_cache.tiers.nvme.striped import Striped
-
-LAYOUTS = ("file", "arena", "bucket")
 
 __all__ = [
     "ENGINES",
-    "FSYNC",
-    "LAYOUTS",
     "NvmeStore",
     "Striped",
     "choose_engine",
@@ -36,7 +32,7 @@ def open_storage(
     rename: bool = True,
     arena_files: Sequence[Path] | None = None,
 ) -> NvmeStore:
-    """A store of at most `capacity_bytes` below the existing directory `root`.
+    """Return a store of at most `capacity_bytes` below the existing directory `root`.
 
     `write_engine` (the reads' where it is None) for connectors that write otherwise than they
     read. `rename`: files of layout `file` are written under a temporary name. `arena_files` are

@@ -10,7 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,9 +18,12 @@ import numpy as np
 
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import PAGE_BYTES
+from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.tiers.base import Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
+
+_DIRECT = getattr(os, "O_DIRECT", 0)  # stores are opened on Linux alone, which has it
 
 
 class Region(Protocol):
@@ -83,7 +86,7 @@ class Direct:
 
     name = "direct"
     capabilities = Capability.DIRECT | Capability.DATA
-    open_flags = os.O_DIRECT
+    open_flags = _DIRECT
     writes_need_space = False
 
     def region(self, span: Span, *, writable: bool) -> Region:
@@ -178,30 +181,30 @@ class Uring:
 
     name = "uring"
     capabilities = Capability.DIRECT | Capability.DATA
-    open_flags = os.O_DIRECT
+    open_flags = _DIRECT
     writes_need_space = False
 
     def region(self, span: Span, *, writable: bool) -> Region:
         return UringRegion(span)
 
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {
-    "direct": Direct,
-    "mmap": Mmap,
-    "buffered": Buffered,
-    "uring": Uring,
-}
+ENGINES: Catalogue[Callable[[], Engine]] = Catalogue(
+    "kv_cache.engines",
+    {"direct": Direct, "mmap": Mmap, "buffered": Buffered, "uring": Uring},
+    a_callable,
+)
 
 
 def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
-    """The engine for `auto` or a name, and why it is not direct where `auto` had to give way.
+    """Return the engine for `auto` or a name, and why it is not direct where `auto` had to give
+    way.
 
     O_DIRECT may be refused at open (EINVAL on some FUSE and network mounts) or only at the
     transfer, so a page is really written and read back. Raises PlaceError.
     """
     if wanted == "uring" and (missing := uring_missing()) is not None:
         raise PlaceError(f"--io-engine uring: {missing}")
-    if wanted in ("mmap", "buffered"):
+    if wanted != "auto" and not ENGINES[wanted]().open_flags & os.O_DIRECT:
         return ENGINES[wanted](), None
     refused = _direct_refused(directory)
     if refused is None:
@@ -225,7 +228,7 @@ def _direct_refused(directory: Path) -> str | None:
     page, back = aligned_bytes(PAGE_BYTES), aligned_bytes(PAGE_BYTES)
     page[:] = 0x5A
     try:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | _DIRECT | os.O_CLOEXEC, 0o600)
         try:
             region = _PreadRegion(Span(fd, 0, PAGE_BYTES))
             region.write(0, page.data)

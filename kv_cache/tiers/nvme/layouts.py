@@ -30,7 +30,7 @@ BUCKET_OBJECTS = 500
 
 ARENA_FILES = 4
 
-_NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NEW = os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)  # stores are opened on Linux alone
 _MODE = 0o600
 
 Spans = tuple[Span, ...]
@@ -71,7 +71,7 @@ class Root:
 
     @classmethod
     def with_shards(cls, path: Path) -> Self:
-        """With a subdirectory for each shard."""
+        """Add a subdirectory for each shard."""
         root = cls(path)
         try:
             for shard in range(SHARDS):
@@ -86,7 +86,8 @@ class Root:
         return os.open(name, flags | os.O_CLOEXEC, dir_fd=self._fd)
 
     def create(self, name: str, flags: int) -> int:
-        """A descriptor of a new file. Where O_DIRECT is refused, Linux has made it already."""
+        """Return a descriptor of a new file. Where O_DIRECT is refused, Linux has made it
+        already."""
         try:
             return os.open(name, flags | _NEW, _MODE, dir_fd=self._fd)
         except FileExistsError:
@@ -122,7 +123,7 @@ class FilePerObject:
 
     def __init__(self, root: Path, *, rename: bool = True) -> None:
         self._rename = rename
-        self._writing: dict[int, int] = {}  # descriptors that nobody has closed, by copy
+        self._writing: dict[int, int] = {}  # open descriptors, by copy
         self._root = Root.with_shards(root)
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
@@ -274,7 +275,7 @@ class Arena:
         return Span(fds[number], extent.offset - self._starts[number], extent.length)
 
 
-class _Bucket:
+class _BucketFile:
     """One file of many objects, open for appending until it is full."""
 
     def __init__(self, number: int, name: str, fd: int) -> None:
@@ -290,7 +291,7 @@ class _Bucket:
 
     @property
     def over(self) -> bool:
-        """Nobody has, or will have, anything in it."""
+        """Whether it holds no objects, and never will again."""
         return self.sealed and not (self.objects or self.writers or self.punching)
 
 
@@ -308,8 +309,8 @@ class Buckets:
     def __init__(self, root: Path) -> None:
         self._lock = threading.Lock()
         self._next = 0
-        self._current: _Bucket | None = None
-        self._of: dict[int, _Bucket] = {}
+        self._current: _BucketFile | None = None
+        self._of: dict[int, _BucketFile] = {}
         self._writing: set[int] = set()
         self._root = Root.with_shards(root)
         try:
@@ -398,7 +399,7 @@ class Buckets:
         finally:
             self._root.close()
 
-    def _with_room(self, nbytes: int, flags: int, steps: Steps) -> _Bucket:
+    def _with_room(self, nbytes: int, flags: int, steps: Steps) -> _BucketFile:
         """Under the lock: the current bucket, or a new one."""
         bucket = self._current
         if bucket is not None and (
@@ -414,11 +415,11 @@ class Buckets:
             name = _name(number, ".bucket")
             with steps.timed("create"):
                 fd = self._root.create(name, flags | os.O_RDWR)
-            bucket = self._current = _Bucket(number, name, fd)
+            bucket = self._current = _BucketFile(number, name, fd)
         return bucket
 
     def _written(self, ref: CopyRef, steps: Steps, *, keep: bool) -> None:
-        """One writer has ended; the last one of a full bucket completes it."""
+        """End one writer; the last one of a full bucket completes it."""
         with self._lock:
             self._writing.remove(ref.copy_id)
             bucket = self._of[ref.copy_id]
@@ -428,7 +429,7 @@ class Buckets:
             if bucket.sealed and not bucket.writers:
                 self._seal(bucket, steps)
 
-    def _seal(self, bucket: _Bucket, steps: Steps) -> None:
+    def _seal(self, bucket: _BucketFile, steps: Steps) -> None:
         """Under the lock: the bucket takes no more; its index is written."""
         try:
             with steps.timed("close"):
@@ -445,14 +446,14 @@ class Buckets:
         with steps.timed("index"):
             self._write_new(self._index(bucket), orjson.dumps(index))
 
-    def _remove(self, bucket: _Bucket) -> None:
+    def _remove(self, bucket: _BucketFile) -> None:
         try:
             self._root.unlink(bucket.name)
         finally:
             with suppress(FileNotFoundError):  # where writing it failed
                 self._root.unlink(self._index(bucket))
 
-    def _index(self, bucket: _Bucket) -> str:
+    def _index(self, bucket: _BucketFile) -> str:
         return _name(bucket.number, ".meta")
 
     def _write_new(self, name: str, data: bytes) -> None:
@@ -490,7 +491,7 @@ def require_size(span: Span) -> None:
 
 
 def _checked(span: Span) -> Span:
-    """A fresh span whose file is long enough, or it is closed."""
+    """Return a fresh span whose file is long enough, or it is closed."""
     try:
         require_size(span)
     except BaseException:
@@ -514,17 +515,17 @@ def _shares(total: int, count: int) -> list[int]:
 
 def _allocate(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
     """New files of these sizes, or none."""
-    made: list[str] = []
+    created: list[str] = []
     try:
         for name, size in zip(names, sizes, strict=True):
             fd = root.create(name, os.O_RDWR)
-            made.append(name)
+            created.append(name)
             try:
                 os.posix_fallocate(fd, 0, size)
             finally:
                 os.close(fd)
     except OSError as error:
-        for name in made:
+        for name in created:
             root.unlink(name)
         raise PlaceError(
             f"--layout arena: {sum(sizes)} bytes could not be allocated at once in "

@@ -10,16 +10,14 @@ from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers.base import Capability, Sink, Span, Steps, Tap, store_errors
+from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
 from kv_cache.tiers.nvme.layouts import Layout, Spans, close_all
 
-FSYNC = ("never", "object", "batch")
-FSYNC_BATCH = 8
-
 
 class _Syncer:
-    """`never`; `object`: before an object is complete; `batch`: every so many objects at once, so
+    """`never`; `object`: before an object is complete; `batch`: every few objects at once, so
     that the last few of a run are only on the device when the store is closed."""
 
     def __init__(self, policy: str) -> None:
@@ -45,7 +43,7 @@ class _Syncer:
                 _sync([fd for _, fd in due])
 
     def forget(self, ref: CopyRef) -> None:
-        """A copy goes: nobody needs it on the device, and an open file would keep its space."""
+        """A copy goes: it is not needed on the device, and an open file would keep its space."""
         if self._policy != "batch":
             return
         with self._lock:
@@ -96,10 +94,10 @@ class NvmeStore:
             self.capabilities |= Capability.DURABLE
 
     def create(self, ref: CopyRef) -> Sink:
-        return _Sink(ref, self._layout, self._writer, self._syncer)
+        return _FileSink(ref, self._layout, self._writer, self._syncer)
 
     def open(self, ref: CopyRef) -> Tap:
-        return _Tap(ref, self._layout, self._reader)
+        return _FileTap(ref, self._layout, self._reader)
 
     def delete(self, ref: CopyRef) -> None:
         with store_errors():
@@ -174,15 +172,15 @@ class _Regions:
         assert 0 <= offset <= offset + nbytes <= self._length, "beyond the object, or after its end"
         if len(self._parts) == 1:
             return ((self._parts[0][2], offset, 0, nbytes),)
-        found = []
+        spans = []
         for at, span, region in self._parts:
             begin, end = max(offset, at), min(offset + nbytes, at + span.length)
             if begin < end:
-                found.append((region, begin - at, begin - offset, end - offset))
-        return found
+                spans.append((region, begin - at, begin - offset, end - offset))
+        return spans
 
 
-class _Sink:
+class _FileSink:
     """Writes one object; what the operating system refuses is an error of the storage."""
 
     def __init__(self, ref: CopyRef, layout: Layout, engine: Engine, syncer: _Syncer) -> None:
@@ -222,11 +220,11 @@ class _Sink:
                 finally:
                     self._layout.abort(self._ref, self._spans)
         except StoreError as error:
-            if error.reason != "vanished":  # somebody else removed it: nothing is left, as wanted
+            if error.reason != "vanished":  # something else removed it: nothing is left, as wanted
                 raise
 
 
-class _Tap:
+class _FileTap:
     def __init__(self, ref: CopyRef, layout: Layout, engine: Engine) -> None:
         self.engine = engine.name
         self.steps = Steps()

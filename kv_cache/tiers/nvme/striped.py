@@ -16,7 +16,7 @@ from kv_cache.tiers.base import Sink, Store, Tap
 class Striped:
     """`stores` with as many bytes each. A drive that is full gives its objects to the one with
     most room. That one takes the object also where it is larger than what is left of its share:
-    the caller only promises that there is room on all drives together, and what is left on each
+    the caller only guarantees that there is room on all drives together, and what is left on each
     would otherwise never add up to an object. (An arena has no more than its share.)"""
 
     tier = Tier.NVME
@@ -32,7 +32,7 @@ class Striped:
     def create(self, ref: CopyRef) -> Sink:
         drive = self._claim(ref)
         try:
-            return _Sink(self._stores[drive].create(ref), self, ref)
+            return _DriveSink(self._stores[drive].create(ref), self, ref)
         except BaseException:
             self.give_back(ref)
             raise
@@ -87,7 +87,7 @@ class Striped:
             return drive
 
 
-class _Sink:
+class _DriveSink:
     """A drive's sink whose bytes are given back when it is aborted."""
 
     def __init__(self, sink: Sink, owner: Striped, ref: CopyRef) -> None:

@@ -41,7 +41,7 @@ _local = threading.local()
 
 
 def uring_missing() -> str | None:
-    """Why io_uring cannot be used here; None if it can."""
+    """Return why io_uring cannot be used here; None if it can."""
     if importlib.util.find_spec("liburing") is None:
         return f"it needs the package liburing; {install_hint('uring')}, or use direct"
     died = _dies()
@@ -56,8 +56,8 @@ def uring_missing() -> str | None:
 
 @functools.cache
 def _dies() -> str | None:
-    """The signal by which another process dies that makes a ring: a wheel may hold instructions
-    that this processor lacks, which no exception tells of."""
+    """Return the signal by which a process that makes a ring dies, tried in another one: a wheel
+    may hold instructions that this processor lacks, which no exception reports."""
     make = "import liburing as u; r = u.Ring(); u.io_uring_queue_init(8, r)"
     status = subprocess.run([sys.executable, "-c", make], capture_output=True).returncode
     return signal.Signals(-status).name if status < 0 else None
@@ -81,7 +81,7 @@ def prepare() -> None:
 
 
 def registered() -> bool:
-    """Whether rings made here and now take the buffers."""
+    """Return whether rings made here and now take the buffers."""
     ring = _Ring(_memories)
     try:
         return ring.registered
@@ -148,18 +148,18 @@ class _Ring:
         return self._takes_vectors(self._places[0][0])
 
     def _vector(self, address: int, nbytes: int) -> Any:
-        """The package never lets go of what a vector was made from (2026.3): so it is made once,
-        and from something small that owns nothing."""
-        found = self._vectors.get((address, nbytes))
-        if found is None:
+        """Return a vector of these bytes, made once, and from something small that owns nothing:
+        the package never lets go of what a vector was made from (2026.3)."""
+        vector = self._vectors.get((address, nbytes))
+        if vector is None:
             if len(self._vectors) >= _VECTORS:
                 self._vectors.clear()
-            found = self._u.Iovec([_memory_at(address, nbytes)])
-            self._vectors[address, nbytes] = found
-        return found
+            vector = self._u.Iovec([_memory_at(address, nbytes)])
+            self._vectors[address, nbytes] = vector
+        return vector
 
     def _takes_vectors(self, page: int) -> bool:
-        """Vectored requests from registered buffers came with Linux 6.15; nobody reads the page
+        """Vectored requests from registered buffers came with Linux 6.15; nothing reads the page
         that is written here."""
         fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -242,7 +242,7 @@ class _Ring:
             number = u.io_uring_cqe_get_data64(entry[0])
             try:
                 done = entry[0].res
-            except OSError as error:  # as the package tells a negative result
+            except OSError as error:  # as the package reports a negative result
                 done = -(error.errno or 0)
             u.io_uring_cqe_seen(self._ring, entry[0])
             self.in_flight -= 1
@@ -261,7 +261,7 @@ class _Ring:
         return rest
 
     def _index(self, address: int, nbytes: int) -> int | None:
-        """Which registered buffer holds these bytes."""
+        """Return which registered buffer holds these bytes."""
         if not self.registered:
             return None
         for index, (begin, end) in enumerate(self._places):
@@ -275,5 +275,5 @@ def _address(data: memoryview) -> int:
 
 
 def _memory_at(address: int, nbytes: int) -> memoryview:
-    """Bytes that somebody else keeps."""
+    """Return bytes that something else keeps."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

@@ -1,6 +1,6 @@
 """Who we are to the server: endpoint, region and keys, from where every S3 client looks for them.
 
-Keys are handed to the client and to nobody else: no message, result or log has them. What the
+Keys are handed to the client alone: no message, result or log has them. What the
 client finds by itself (web identity, the containers' and the instances' metadata) never passes
 through here.
 """
@@ -29,34 +29,34 @@ class Account:
     options: Mapping[str, str | bool] = field(default_factory=dict, repr=False)
 
 
-def endpoint_of(given: str | None, environ: Mapping[str, str]) -> str | None:
+def endpoint_of(option: str | None, environ: Mapping[str, str]) -> str | None:
     """`given`, or what the environment or the profile says; None = the service's own. Raises
     ConfigError."""
-    for said, value in (
-        ("s3.endpoint (--s3-endpoint)", given),
+    for source, value in (
+        ("s3.endpoint (--s3-endpoint)", option),
         ("AWS_ENDPOINT_URL_S3", environ.get("AWS_ENDPOINT_URL_S3")),
         ("AWS_ENDPOINT_URL", environ.get("AWS_ENDPOINT_URL")),
         ("endpoint_url of the profile", _profile(environ).get("endpoint_url")),
     ):
         if value:
-            return _checked(said, value)
+            return _checked(source, value)
     return None
 
 
-def region_of(given: str | None, environ: Mapping[str, str]) -> str | None:
-    found = (given or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")) or _profile(
+def region_of(option: str | None, environ: Mapping[str, str]) -> str | None:
+    region = (option or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")) or _profile(
         environ
     ).get("region")
-    if found and not re.fullmatch(r"[A-Za-z0-9-]{1,64}", found):
+    if region and not re.fullmatch(r"[A-Za-z0-9-]{1,64}", region):
         raise ConfigError(
             "the region of the object store is no region's name; give one with --s3-region"
         )
-    return found or None
+    return region or None
 
 
 def account_of(environ: Mapping[str, str]) -> Account:
-    """The keys, in the order of AWS's own tools. Raises PlaceError where they are named and cannot
-    be had."""
+    """Return the keys, in the order of AWS's own tools. Raises PlaceError where they are named and
+    cannot be had."""
     if environ.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE:
         return Account(source="none (unsigned requests)", options={"skip_signature": True})
     if environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
@@ -83,14 +83,14 @@ def account_of(environ: Mapping[str, str]) -> Account:
     return Account(source="instance metadata")
 
 
-def _static(source: str, found: Mapping[str, str]) -> Account:
+def _static(source: str, entries: Mapping[str, str]) -> Account:
     options: dict[str, str | bool] = {
-        "access_key_id": found["aws_access_key_id"].strip(),
-        "secret_access_key": found["aws_secret_access_key"].strip(),
+        "access_key_id": entries["aws_access_key_id"].strip(),
+        "secret_access_key": entries["aws_secret_access_key"].strip(),
     }
-    if found.get("aws_session_token"):
-        options["session_token"] = found["aws_session_token"].strip()
-    for name in ("access_key_id", "session_token"):  # they stand in headers: obstore would panic
+    if entries.get("aws_session_token"):
+        options["session_token"] = entries["aws_session_token"].strip()
+    for name in ("access_key_id", "session_token"):  # they are in headers: obstore would panic
         if name in options and not _KEY.fullmatch(str(options[name])):
             raise PlaceError(
                 f"the {name.replace('_', ' ')} for the object store ({source}) has a character "
@@ -100,32 +100,32 @@ def _static(source: str, found: Mapping[str, str]) -> Account:
 
 
 def _profile(environ: Mapping[str, str]) -> dict[str, str]:
-    """The profile's lines, those of the credentials file over those of the other."""
+    """Return the profile's lines, those of the credentials file over those of the other."""
     name = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
     home = Path(environ.get("HOME") or "/nonexistent") / ".aws"
     files = (
         (environ.get("AWS_CONFIG_FILE") or str(home / "config"), (f"profile {name}", name)),
         (environ.get("AWS_SHARED_CREDENTIALS_FILE") or str(home / "credentials"), (name,)),
     )
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     there = False
     for path, sections in files:
         parsed = _parsed(Path(path).expanduser())
         for section in sections:
             if parsed.has_section(section):
                 there = True
-                found |= dict(parsed.items(section))
+                entries |= dict(parsed.items(section))
                 break
     if environ.get("AWS_PROFILE") and not there:
         raise PlaceError(
             "AWS_PROFILE names a profile that neither the shared config nor the credentials file "
             "has; name another, or unset it"
         )
-    return found
+    return entries
 
 
 def _parsed(path: Path) -> configparser.RawConfigParser:
-    """An error does not repeat what stands in the file."""
+    """Parse a file; an error does not repeat what is in it."""
     parser = configparser.RawConfigParser(default_section="", strict=False)
     try:
         parser.read_string(path.read_text())
@@ -139,21 +139,21 @@ def _parsed(path: Path) -> configparser.RawConfigParser:
     return parser
 
 
-def _checked(said: str, value: str) -> str:
-    """Without a path, a name or a password, which would have to be kept secret."""
+def _checked(source: str, value: str) -> str:
+    """Return a URL without path, name and password, which would have to be kept secret."""
     way = "give one as https://host or http://host:port"
     try:
         parts = urlsplit(value)
         parts.port  # noqa: B018 - it raises where it is none
     except ValueError:
-        raise ConfigError(f"{said} is no URL of a server; {way}") from None
+        raise ConfigError(f"{source} is no URL of a server; {way}") from None
     if parts.username is not None or parts.password is not None or "@" in value:
-        raise ConfigError(f"{said} has a name or a password in it, which would be seen; {way}")
+        raise ConfigError(f"{source} has a name or a password in it, which would be seen; {way}")
     host = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc
     if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host):
-        raise ConfigError(f"{said} is no URL of a server; {way}")
+        raise ConfigError(f"{source} is no URL of a server; {way}")
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigError(
-            f"{said} has more than a server in it (the bucket is --cache-dir's); {way}"
+            f"{source} has more than a server in it (the bucket is --cache-dir's); {way}"
         )
     return f"{parts.scheme}://{parts.netloc}"

@@ -37,7 +37,7 @@ _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 T = TypeVar("T")
 
 
-class Told(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What may be known of an error: our word, and the server's code or status."""
 
     reason: str
@@ -48,7 +48,7 @@ class Client:
     """One bucket. Threads may share it."""
 
     def __init__(self, place: ObjectPlace, *, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Speaks to nobody yet. `stopped`: the run has ended, so nothing is tried again. Raises
+        """Connect to nothing yet. `stopped`: the run has ended, so nothing is tried again. Raises
         PlaceError where obstore or the keys are missing."""
         self._obstore = _library()
         self._errors = (self._obstore.exceptions.BaseError, OSError)
@@ -75,7 +75,7 @@ class Client:
     # --- requests: all raise StoreError -----------------------------------------------------
 
     def put(self, key: str, data: memoryview | bytes, *, again: bool = True) -> None:
-        """One object, at once; in parts where it is larger than one."""
+        """Store one object, at once; in parts if it is larger than one part."""
         if len(data) > self.place.part_bytes:
             self._put_parts(key, data, len(data), use_multipart=True)
             return
@@ -86,7 +86,7 @@ class Client:
         )
 
     def put_pieces(self, key: str, pieces: Iterable[bytes], nbytes: int) -> None:
-        """One object, as its pieces come; where `pieces` raises, the upload is given up."""
+        """Store one object, as its pieces come; if `pieces` raises, the upload is given up."""
         self._put_parts(key, pieces, nbytes, use_multipart=nbytes > self.place.part_bytes)
 
     def get_into(self, key: str, offset: int, into: memoryview) -> None:
@@ -94,30 +94,31 @@ class Client:
         self._tried("get", lambda: self._fetch(key, offset, into))
 
     def get(self, key: str) -> bytes:
-        """A small object."""
+        """Return a small object."""
         return self._tried("get", lambda: bytes(self._obstore.get(self._once, key).bytes()))
 
     def delete(self, key: str, *, again: bool = True) -> None:
         self._tried("delete", lambda: self._obstore.delete(self._once, key), again=again)
 
     def delete_all(self, keys: Sequence[str]) -> None:
-        """At most 1000 in one request."""
+        """Delete objects, at most 1000 in one request."""
         self._tried("delete_many", lambda: self._obstore.delete(self._once, list(keys)))
 
     def list(self, prefix: str, *, again: bool = True) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """The objects below a prefix, some hundreds at a time, each with `path` and `size`."""
+        """Return the objects below a prefix, some hundreds at a time, each with `path` and
+        `size`."""
         stream = self._obstore.list(self._once, prefix=prefix or None)
         while chunk := self._tried("list", lambda: next(stream, ()), again=again):
             yield chunk
 
     def directories(self, prefix: str, *, again: bool = True) -> Sequence[str]:
-        """The next parts of the keys that go on below a prefix, each with all before it."""
-        found = self._tried(
+        """Return the next parts of the keys that go on below a prefix, each with all before it."""
+        listing = self._tried(
             "list",
             lambda: self._obstore.list_with_delimiter(self._once, prefix=prefix or None),
             again=again,
         )
-        return list(found["common_prefixes"])
+        return list(listing["common_prefixes"])
 
     # --- their parts ------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Client:
             raise StoreError("truncated", f"{at} bytes came of {len(into)}")
 
     def _tried(self, kind: str, call: Callable[[], T], *, again: bool = True) -> T:
-        """The answer, or the last error; `again`: with retries, where they may help."""
+        """Return the answer, or the last error; `again`: with retries, where they may help."""
         began = time.monotonic()
         for attempt in range(self.place.retries + 1):
             self._count(kind)
@@ -210,16 +211,18 @@ def _library() -> Any:
 
 
 def _store_error(error: BaseException) -> StoreError:
-    told = told_of(error)
-    return StoreError(told.reason, told.code)
+    refusal = answer_of(error)
+    return StoreError(refusal.reason, refusal.code)
 
 
-def told_of(error: BaseException) -> Told:
-    """Our word for what a request ended with."""
+def answer_of(error: BaseException) -> ServerAnswer:
+    """Return our word for what a request ended with."""
     text = str(error)[:_LOOKED_AT]
     code = _first(r"<Code>([A-Za-z]{1,60})</Code>", text)
     status = int(_first(r"status code: (\d{3})", text) or 0)
-    return Told(_reason(error, text, code, status), code or (f"HTTP {status}" if status else ""))
+    return ServerAnswer(
+        _reason(error, text, code, status), code or (f"HTTP {status}" if status else "")
+    )
 
 
 def _reason(error: BaseException, text: str, code: str, status: int) -> str:
@@ -243,7 +246,7 @@ def _reason(error: BaseException, text: str, code: str, status: int) -> str:
 
 
 def _of_the_way(text: str) -> str:
-    """What went wrong before an answer came, or while it came."""
+    """Return what went wrong before an answer came, or while it came."""
     kind = _first(r"kind: (Timeout|Connect|Interrupted|Decode)", text)
     if kind == "Timeout" or "timed out" in text or "TimedOut" in text:
         return "timed-out"
@@ -258,5 +261,5 @@ def _of_the_way(text: str) -> str:
 
 
 def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found.group(1) if found else ""
+    match = re.search(pattern, text)
+    return match.group(1) if match else ""

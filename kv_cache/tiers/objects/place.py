@@ -42,7 +42,7 @@ class ObjectPlace:
 
     @property
     def url(self) -> str:
-        """Of the server."""
+        """Base URL of the S3 server."""
         return self.endpoint or f"https://s3.{self.region or 'us-east-1'}.amazonaws.com"
 
     @property
@@ -50,17 +50,17 @@ class ObjectPlace:
         return self.url.startswith("https:")
 
     def key(self, name: str) -> str:
-        """The key of what has this name below the prefix."""
+        """Return the key of what has this name below the prefix."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
 
 def is_object_url(text: str) -> bool:
-    """Whether a cache directory is meant to be an object store's: anything with a scheme."""
+    """Return whether a cache directory is meant to be an object store's: anything with a scheme."""
     return _SCHEME.match(text) is not None
 
 
 def below(place: str, name: str) -> str:
-    """What lies below a cache directory, or below a prefix of a bucket."""
+    """Return what lies below a cache directory, or below a prefix of a bucket."""
     return f"{place.rstrip('/')}/{name}" if is_object_url(place) else str(Path(place) / name)
 
 

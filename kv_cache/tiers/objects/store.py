@@ -6,7 +6,7 @@ piece is copied once (the buffer is the caller's again when `write` returns). A 
 for each call, with a range.
 
 What there is, is known here: neither opening nor deleting asks the server first. An object that
-somebody else removed shows when it is read.
+something else removed shows when it is read.
 """
 
 import threading
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from kv_cache.core.effect import CopyRef, Step
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers.base import Capability, Sink, Span, Steps, Tap
@@ -41,13 +41,13 @@ class ObjectStore:
         self._doubtful = 0
 
     def create(self, ref: CopyRef) -> Sink:
-        return _Sink(self, ref)
+        return _ObjectSink(self, ref)
 
     def open(self, ref: CopyRef) -> Tap:
         with self._lock:
             if ref.copy_id not in self._there:
                 raise StoreError("vanished", f"copy {ref.copy_id} is not in the bucket")
-        return _Tap(self.client, self.key(ref), ref)
+        return _ObjectTap(self.client, self.key(ref), ref)
 
     def delete(self, ref: CopyRef) -> None:
         with self._lock:
@@ -85,7 +85,7 @@ class ObjectStore:
         }
 
     def close(self) -> None:
-        """Objects are removed by whoever owns the prefix; connections end with the client."""
+        """Objects are removed by the owner of the prefix; connections end with the client."""
 
     # --- for its sinks ----------------------------------------------------------------------
 
@@ -98,8 +98,8 @@ class ObjectStore:
             self._there.add(ref.copy_id)
 
     def forget(self, ref: CopyRef) -> None:
-        """Nothing of a copy is to be left. What cannot be removed now is told, and removed with all
-        the rest at the end."""
+        """Remove all of a copy. What cannot be removed now is counted, and removed with all the
+        rest at the end."""
         with self._lock:
             self._there.discard(ref.copy_id)
         try:
@@ -109,7 +109,7 @@ class ObjectStore:
                 self._doubtful += 1
 
 
-class _Sink:
+class _ObjectSink:
     engine = ENGINE
 
     def __init__(self, store: ObjectStore, ref: CopyRef) -> None:
@@ -175,10 +175,10 @@ class _Sink:
             raise ValueError("the sink has ended")
 
 
-class _Tap:
+class _ObjectTap:
     engine = ENGINE
     spans: Sequence[Span] = ()
-    steps: Sequence[Step] = ()
+    steps: Sequence[MetadataStep] = ()
 
     def __init__(self, client: Client, key: str, ref: CopyRef) -> None:
         self._client = client
@@ -243,7 +243,7 @@ class _Upload:
         error: BaseException | None = None
         try:
             client.put_pieces(key, self._pieces(), nbytes)
-        except BaseException as failed:  # noqa: BLE001 - raised again by whoever feeds or finishes
+        except BaseException as failed:  # noqa: BLE001 - raised again by `feed` or `finish`
             error = failed
         with self._changed:
             self._error, self._over = error, True

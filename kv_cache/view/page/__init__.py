@@ -9,19 +9,19 @@ bytes.
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.files.reading import SECTION
 from kv_cache.result.comparison import LABELS
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.identity import label_of, note_of
+from kv_cache.view.origin import origin_section
 from kv_cache.view.page.charts import Book
-from kv_cache.view.page.common import origin
 from kv_cache.view.page.parts import Doc, Section, drawn_section
 from kv_cache.view.page.safe_text import Html, embedded, tag, verbatim
 from kv_cache.view.page.shown import view_sections
@@ -32,7 +32,7 @@ MARK = "<!doctype html>\n<!-- kv-cache report"
 """How every page begins; a file that begins so may be replaced."""
 
 
-def page(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+def page(documents: Sequence[Json], names: Sequence[str]) -> str:
     """The page of documents as they were read, the baseline first. `names` say where each comes
     from. Raises UsageError for a document that has no report, or is not as it should be."""
     docs = _docs(documents, names)
@@ -51,7 +51,7 @@ MOST_POINTS, FEWEST_POINTS = 4000, 240
 """Of a line on a page of one result, and on that of many; neighbours become one point."""
 
 
-def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Doc]:
+def _docs(documents: Sequence[Json], names: Sequence[str]) -> list[Doc]:
     if not 1 <= len(documents) <= len(LABELS):
         raise UsageError(
             f"a report is of 1 to {len(LABELS)} results, and {len(documents)} were given; name "
@@ -65,8 +65,8 @@ def _docs(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         if not isinstance(doc.document.get(SECTION), Mapping) or view_of(doc.schema) is None:
             raise UsageError(
                 f"{doc.name}: there is no report of it, as it is not a result of run, run "
-                "--trials, capacity, precondition, sweep or sim, nor of several ranks; give one of "
-                "those"
+                "--trials, capacity, precondition, sweep, sim, lab or trace stats, nor of several "
+                "ranks, a profile of probe or a tree of mlperf; give one of those"
             )
     return docs
 
@@ -94,21 +94,19 @@ class _Named:
 def _article(doc: Doc, book: Book, most_points: int, *, alone: bool) -> Html:
     make = view_of(doc.schema)
     assert make is not None, doc.schema
-    view = make(doc.own)
-    sections = [
-        *view_sections(view, book, most_points),
-        Section(slug="origin", title="Origin", content=origin(doc)),
-    ]
+    view = make(doc.section)
+    whole = replace(view, sections=[*view.sections, origin_section(doc.name, doc.document)])
+    sections = list(view_sections(whole, book, most_points))
     title = view.title if alone else f"{doc.label}: {view.title}"
-    label, note = label_of(doc.own), note_of(doc.own)
+    heading = view.heading if alone else f"{doc.label}: {view.heading}"
     about = " · ".join([doc.name, *view.about])
     return tag(
         "article",
         tag(
             "header",
-            tag("h2", f"{title}: {label}" if label else title),
+            tag("h2", heading),
             tag("p", about, class_="origin"),
-            *([tag("p", note)] if note else []),
+            *([tag("p", view.note)] if view.note else []),
         ),
         _links(doc, sections, title),
         *(drawn_section(doc, section) for section in sections),

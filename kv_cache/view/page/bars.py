@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from kv_cache.view.drawing import COLOURS
 from kv_cache.view.page.parts import table
 from kv_cache.view.page.safe_text import Html, tag
 from kv_cache.view.parts import BarChart, BarRow
 
-_LOOKS = 9
+_LOOKS = len(COLOURS)
 _WIDE, _HIGH = 300.0, 14.0
 
 

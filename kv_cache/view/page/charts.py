@@ -4,90 +4,25 @@ A chart is data: lines over an axis that they share. The page's script draws it 
 nothing up. Whoever cannot see it, or has no script, has the table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import isfinite, log10, nan
+from statistics import median
 from typing import Any
 
-from kv_cache.view.page.parts import details, table
+from kv_cache.view.drawing import LADDERS, LINE_COLOURS
+from kv_cache.view.page.parts import details, part_table
 from kv_cache.view.page.safe_text import Html, plain, rounded, tag
-from kv_cache.view.parts import Band
+from kv_cache.view.parts import Cell, Figure, Line, PlotPoint, Scale, ShownColumn, Table
 
-TIME, LINEAR, PERCENTILE, LOG = "time", "linear", "percentile", "log"
-"""What the horizontal axis is."""
-
-DASHES: Mapping[str, str] = {"": "", "dash": "7 4", "dot": "2 3", "chain": "8 3 2 3"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChartLine:
-    """`look` is one of nine colours; `dash` tells lines apart without them. `hollow` are the points
-    that are drawn open. Where there is a `through`, the line goes through those places (x, y) and
-    not from point to point."""
-
-    name: str
-    values: Sequence[float]
-    look: int
-    dash: str = ""
-    hollow: Sequence[int] = ()
-    through: Sequence[tuple[float, float]] | None = None
-
-    @property
-    def there(self) -> bool:
-        return any(isfinite(value) for value in self.values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """A level with a name, such as what was promised."""
-
-    name: str
-    value: float
-    look: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """What lines share: `key` names it on the page, `places` are its points, and `bands` are named
-    parts of it."""
-
-    key: str
-    kind: str
-    label: str
-    places: Sequence[float]
-    bands: Sequence[Band] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChartTable:
-    """The numbers behind a chart. A `small` one is shown with it."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    says: str = ""
-    small: bool = False
-    words: int = 1  # columns of text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """`most` is a value that the vertical axis reaches at least, and it begins at 0 unless `zero`
-    is False; `names` stand beside the first line's points, as far as they have room, and `marks`
-    are named places of the axis."""
-
-    title: str
-    unit: str
-    axis: Axis
-    lines: Sequence[ChartLine]
-    table: ChartTable
-    log: bool = False
-    limits: Sequence[Limit] = ()
-    says: str = ""
-    most: float = 0.0
-    names: Sequence[str] = ()
-    steps: bool = False
-    zero: bool = True
-    marks: Sequence[tuple[str, float]] = ()
+_MUTED = LINE_COLOURS
+_MUTED_DASH = "7 4"
+_DASHES = ("", "7 4", "2 3", "8 3 2 3")  # by which lines are told apart without colours
+_MOST_ROWS = 60
+"""Of the table below a chart, in which neighbours become one row."""
+_SMALL_TABLE = 12
+"""Rows of a table of percentiles that is shown with its chart."""
 
 
 @dataclass(slots=True)
@@ -97,52 +32,62 @@ class Book:
     axes: dict[str, dict[str, Any]] = field(default_factory=dict)
     charts: list[dict[str, Any]] = field(default_factory=list)
 
-    def figure(self, chart: Chart) -> list[Html]:
-        """The chart as markup; nothing where no line has a value."""
-        lines = [line for line in chart.lines if line.there]
+    def figure(self, figure: Figure) -> list[Html]:
+        """A figure as markup; nothing where no line has a value."""
+        xs = _places_of(figure)
+        lines = [line for line in _lines(figure, xs) if any(v is not None for v in line["values"])]
         if not lines:
             return []
         number = len(self.charts)
-        self.axes.setdefault(chart.axis.key, _axis(chart.axis))
-        self.charts.append(_drawing(chart, lines))
+        self.charts.append(_drawing(figure, xs, lines, self._axis_key(figure, xs)))
         title = f"chart-{number}-title"
+        numbers, says = _numbers(figure, xs)
+        small = figure.scale is Scale.PERCENTILE and len(numbers.rows) <= _SMALL_TABLE
+        caption = ShownColumn(figure.title, figure.y.unit).heading if small else figure.title
         return [
             tag(
                 "figure",
-                tag("figcaption", tag("h4", chart.title, id=title), *_said(chart)),
-                tag("div", class_="keys", role="group", aria_label=f"Lines of {chart.title}"),
+                tag("figcaption", tag("h4", figure.title, id=title), *_paragraph(figure.says)),
+                tag("div", class_="keys", role="group", aria_label=f"Lines of {figure.title}"),
                 tag("div", class_="plot", data_chart=number, tabindex=0, role="group",
                     aria_labelledby=title, aria_describedby="how-to-read"),
                 tag("p", class_="readout", role="status"),
-                details("Table", *_table(chart), open_=chart.table.small),
+                details("Table", *_paragraph(says), part_table(caption, numbers), open_=small),
                 class_="chart",
             )
         ]  # fmt: skip
 
+    def _axis_key(self, figure: Figure, xs: Sequence[float]) -> str:
+        """The name of the figure's axis: figures over the same places share it."""
+        places = [_place(figure, x) for x in xs]
+        digest = hash(tuple(places)) & 0xFFFFFFFF
+        key = f"{figure.scale} {figure.x.heading}: {len(places)} {digest:08x}"
+        self.axes.setdefault(key, _axis(figure, places))
+        return key
+
     def data(self) -> dict[str, Any]:
-        return {"axes": self.axes, "charts": self.charts}
+        return {"axes": self.axes, "charts": self.charts, "ladders": LADDERS}
 
 
-def _said(chart: Chart) -> list[Html]:
-    return [tag("p", chart.says)] if chart.says else []
+def _paragraph(text: str) -> list[Html]:
+    return [tag("p", text)] if text else []
 
 
-def _table(chart: Chart) -> list[Html]:
-    said = [tag("p", chart.table.says)] if chart.table.says else []
-    caption = f"{chart.title}, {chart.unit}" if chart.table.small else chart.title
-    return [*said, table(caption, chart.table.heads, chart.table.rows, words=chart.table.words)]
+# --- what the script draws -------------------------------------------------------------------
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(figure: Figure, places: Sequence[float]) -> dict[str, Any]:
     return {
-        "kind": axis.kind,
-        "label": axis.label,
-        "places": [rounded_place(place) for place in axis.places],
+        "kind": figure.scale,
+        "label": figure.x.heading,
+        "whole": figure.whole,
+        "places": [rounded_place(place) for place in places],
         "bands": [
-            [plain(band.name), rounded(band.start), rounded(band.end), band.shaded]
-            for band in axis.bands
+            [plain(band.name), *(rounded(_place(figure, x)) for x in (band.start, band.end)),
+             band.shaded]
+            for band in figure.bands
         ],
-    }
+    }  # fmt: skip
 
 
 def rounded_place(place: float) -> float | int:
@@ -151,40 +96,117 @@ def rounded_place(place: float) -> float | int:
     return int(short) if short.is_integer() and abs(short) < 2**53 else short
 
 
-def _drawing(chart: Chart, lines: Sequence[ChartLine]) -> dict[str, Any]:
+def _drawing(
+    figure: Figure, xs: Sequence[float], lines: Sequence[dict[str, Any]], axis: str
+) -> dict[str, Any]:
     return {
-        "title": plain(chart.title),
-        "unit": plain(chart.unit),
-        "axis": chart.axis.key,
-        "log": chart.log,
-        "steps": chart.steps,
-        "zero": chart.zero,
-        "marks": [[plain(name), rounded_place(x)] for name, x in chart.marks],
-        "most": rounded(chart.most),
-        "names": [plain(name) for name in chart.names],
-        "lines": [
-            {
-                "name": plain(line.name),
-                "look": line.look,
-                "dash": DASHES[line.dash],
-                "hollow": list(line.hollow),
-                "through": None
-                if line.through is None
-                else [[rounded_place(x), rounded(y)] for x, y in line.through],
-                "values": [rounded(_shown(value, log=chart.log)) for value in line.values],
-            }
-            for line in lines
-        ],
+        "title": plain(figure.title),
+        "unit": plain(figure.y.unit.name if figure.y.unit else ""),
+        "axis": axis,
+        "log": figure.log_y,
+        "steps": figure.steps,
+        "zero": figure.zero,
+        "marks": [[plain(p.name), rounded_place(_place(figure, p.x))] for p in figure.places],
+        "most": rounded(_y(figure, figure.reach)),
+        "names": [plain(name) for name in _labels(figure, xs)],
+        "lines": lines,
         "limits": [
-            {"name": plain(limit.name), "value": rounded(limit.value), "look": limit.look}
-            for limit in chart.limits
+            {"name": plain(level.name), "value": rounded(_y(figure, level.y)), "look": _MUTED}
+            for level in figure.levels
         ],
     }
 
 
-def _shown(value: float, *, log: bool) -> float:
-    """On a logarithmic axis there is no 0."""
-    return nan if log and not value > 0 else value
+def _lines(figure: Figure, xs: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Each line's values at all places: `look` is its colour; `hollow` points are drawn open; with
+    a path it goes `through` that, and not from point to point."""
+    colours = 0
+    for line in figure.lines:
+        points = list(_at_each(line, xs))
+        yield {
+            "name": plain(line.name or figure.title),
+            "look": _MUTED if line.muted else colours % LINE_COLOURS,
+            "dash": _MUTED_DASH if line.muted else _DASHES[colours % len(_DASHES)],
+            "hollow": [index for index, point in enumerate(points) if point and point.mark],
+            "through": _through(figure, line),
+            "values": [rounded(_drawn_y(figure, point)) for point in points],
+        }
+        colours += not line.muted
 
 
-# --- percentiles -----------------------------------------------------------------------------
+def _drawn_y(figure: Figure, point: PlotPoint | None) -> float:
+    """NaN where there is no point, and for 0 on a logarithmic axis, which has none."""
+    y = nan if point is None else _y(figure, point.y)
+    return nan if figure.log_y and not y > 0 else y
+
+
+def _y(figure: Figure, y: float) -> float:
+    shown = figure.y.shown(y)
+    return nan if shown is None else shown
+
+
+def _place(figure: Figure, x: float) -> float:
+    """Where x is on the axis as the page's script draws it: percentiles by their nines."""
+    if figure.scale is Scale.PERCENTILE:
+        return 2 - log10(100 - x)
+    return figure.x.shown(x) or 0.0
+
+
+def _places_of(figure: Figure) -> list[float]:
+    """All x in their order, each as often as the line has it that has it most often."""
+    counted = Counter(dict.fromkeys(figure.axis, 1))
+    for line in figure.lines:
+        counted |= Counter(point.x for point in line.points)
+    return sorted(counted.elements())
+
+
+def _at_each(line: Line, xs: Sequence[float]) -> Iterator[PlotPoint | None]:
+    """The line's point at each place; its last one again where others have more at one x."""
+    left: dict[float, list[PlotPoint]] = {}
+    for point in reversed(line.points):
+        left.setdefault(point.x, []).append(point)
+    for x in xs:
+        there = left.get(x, [None])
+        yield there.pop() if len(there) > 1 else there[0]
+
+
+def _through(figure: Figure, line: Line) -> list[list[float | int | None]] | None:
+    """The line's own path, or its points, as an axis of numbers may have gaps between them."""
+    if line.path is None and (figure.scale not in (Scale.LINEAR, Scale.LOG) or figure.steps):
+        return None
+    path = [(point.x, point.y) for point in line.points] if line.path is None else line.path
+    places = [(_place(figure, x), _y(figure, y)) for x, y in path]
+    return [[rounded_place(x), rounded(y)] for x, y in places if isfinite(y)]
+
+
+def _labels(figure: Figure, xs: Sequence[float]) -> list[str]:
+    """Beside the first line's points; none if they have no labels."""
+    first = figure.lines[0] if figure.lines else Line(name="", points=())
+    labels = [point.label if point else "" for point in _at_each(first, xs)]
+    return labels if any(labels) else []
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+def _numbers(figure: Figure, xs: Sequence[float]) -> tuple[Table, str]:
+    """The points as rows; of many, a row for each x and neighbours together, which is said."""
+    listed = figure.table()
+    if len(listed.rows) <= _MOST_ROWS:
+        return listed, ""
+    lines = [{point.x: point.y for point in line.points} for line in figure.lines]
+    xs = list(dict.fromkeys(xs))
+    together = -(-len(xs) // _MOST_ROWS)
+    groups = [xs[start : start + together] for start in range(0, len(xs), together)]
+    rows: list[list[Cell]] = [
+        [group[0], *(_middle([line[x] for x in group if x in line]) for line in lines)]
+        for group in groups
+    ]
+    columns = [figure.x, *(ShownColumn(line.name, figure.y.unit) for line in figure.lines)]
+    says = f"Each row is the median of up to {together} points." if together > 1 else ""
+    return Table(columns=columns, rows=rows), says
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    some = [value for value in values if isfinite(value)]
+    return median(some) if some else None

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kv_cache.files.reading import SECTION
-from kv_cache.view.page.safe_text import Html, join, plain, safe, tag, verbatim
-from kv_cache.view.picture.base import texts_at, value_at
-
-Json = Mapping[str, Any]
+from kv_cache.result.metrics import Json
+from kv_cache.view.page.safe_text import Html, join, plain, safe, tag
+from kv_cache.view.parts import Cell, KeyNumber, ShownColumn, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +18,13 @@ class Doc:
     document: Json
 
     @property
-    def own(self) -> Json:
-        own: Json = self.document[SECTION]
-        return own
+    def section(self) -> Json:
+        section: Json = self.document[SECTION]
+        return section
 
     @property
     def schema(self) -> str:
-        return str(self.own.get("schema"))
+        return str(self.section.get("schema"))
 
     def id(self, slug: str) -> str:
         """An identifier on the page, different in each document."""
@@ -59,11 +57,9 @@ def table(
     rows: Iterable[Sequence[object]],
     *,
     words: int = 1,
-    stacked: bool = False,
 ) -> Html:
     """A table that can be scrolled by keyboard. The first `words` columns are text, and the first
-    of all names its row; numbers stand right. On a phone the last cell of a row of a `stacked`
-    table has a line of its own."""
+    of all names its row; numbers are right-aligned."""
     columns = [
         tag("th", head, scope="col", class_=_align(i, words)) for i, head in enumerate(heads)
     ]
@@ -78,18 +74,40 @@ def table(
         )
         for row in rows
     ]
-    made = tag(
+    drawn = tag(
         "table",
         tag("caption", tag("span", caption)),
         tag("thead", tag("tr", *columns)),
         tag("tbody", *body),
-        class_="stacked" if stacked else None,
     )
-    return tag("div", made, class_="scroll", tabindex=0, role="region", aria_label=caption)
+    return tag("div", drawn, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
 def _align(column: int, words: int) -> str | None:
     return None if column < words else "n"
+
+
+def part_table(caption: str, part: Table) -> Html:
+    """A table of a view: verdicts as badges, shares with bars."""
+    words = next(
+        (n for n, column in enumerate(part.columns) if column.unit is not None), len(part.columns)
+    )
+    cells = [
+        [
+            _cell(column, text, cell)
+            for column, text, cell in zip(part.columns, texts, row, strict=True)
+        ]
+        for texts, row in zip(part.cells(), part.rows, strict=True)
+    ]
+    return table(caption, part.headings, cells, words=words or 1)
+
+
+def _cell(column: ShownColumn, text: str, cell: Cell) -> object:
+    if column.status:
+        return badge(text)
+    if column.bar and isinstance(cell, float | int):
+        return join((safe(text), share_bar(cell)), " ")
+    return text
 
 
 _LONG_WORD, _LONG_TEXT = 22, 30
@@ -106,11 +124,6 @@ def _room(cell: object) -> str | None:
     return "text" if len(text) > _LONG_TEXT else None
 
 
-def dotted(name: str) -> Html:
-    """The name of an option, which may break after its dots and low lines."""
-    return verbatim(safe(name).replace(".", ".<wbr>").replace("_", "_<wbr>"))
-
-
 def details(summary: str, *content: object, open_: bool = False) -> Html:
     return tag("details", tag("summary", summary), *content, open=open_)
 
@@ -121,6 +134,11 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
     "valid": ("✓", "good"),
     "steady": ("✓", "good"),
     "pass": ("✓", "good"),
+    "complete": ("✓", "good"),
+    "nothing falls short": ("✓", "good"),
+    "incomplete": ("!", "poor"),
+    "cannot be judged": ("!", "poor"),
+    "falls short": ("✕", "bad"),
     "suspect": ("!", "poor"),
     "not-steady": ("!", "poor"),
     "not-proven": ("!", "poor"),
@@ -146,11 +164,6 @@ def bullets(texts: Sequence[object], class_: str | None = None) -> list[Html]:
     return [tag("ul", *(tag("li", text) for text in texts), class_=class_)] if texts else []
 
 
-def reasons(own: Json, path: str) -> list[Html]:
-    """What a verdict rests on, the rule's name standing out."""
-    return ruled(reasons_at(own, path))
-
-
 def ruled(texts: Sequence[str]) -> list[Html]:
     """Reasons as a list, in which a rule's name stands out."""
     return bullets([_reason(text) for text in texts], "reasons")
@@ -166,37 +179,21 @@ def _reason(text: str) -> Html:
 _LONGEST_RULE = 40
 
 
-def reasons_at(own: Json, path: str) -> list[str]:
-    _ = texts_at(own, path)  # refuses what is no list of texts
-    return [plain(text) for text in value_at(own, path) or []]
-
-
 # --- cards -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """One number of the headline."""
-
-    name: str
-    value: str
-    unit: str = ""
-    more: str = ""
+def cards(numbers: Iterable[KeyNumber]) -> Html:
+    """The numbers of a headline."""
+    return tag("dl", *map(_card, numbers), class_="cards")
 
 
-def cards(every: Iterable[Card]) -> Html:
+def _card(number: KeyNumber) -> Html:
+    unit = number.column.unit.name if number.column.unit else ""
     return tag(
-        "dl",
-        *(
-            tag(
-                "div",
-                tag("dt", card.name),
-                tag("dd", tag("strong", card.value), " ", tag("span", card.unit)),
-                *([tag("dd", card.more, class_="more")] if card.more else []),
-            )
-            for card in every
-        ),
-        class_="cards",
+        "div",
+        tag("dt", number.column.title),
+        tag("dd", tag("strong", number.column.text(number.value)), " ", tag("span", unit)),
+        *([tag("dd", number.note, class_="more")] if number.note else []),
     )
 
 
@@ -249,7 +246,3 @@ def _line(start: float, end: float, kind: str, y1: float, y2: float) -> Html:
 
 def _svg(name: str, **attributes: object) -> Html:
     return tag(name, **attributes)
-
-
-def lead(*sentences: object) -> Html:
-    return tag("p", join((safe(each) for each in sentences), " "), class_="lead")

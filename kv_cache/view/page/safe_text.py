@@ -42,12 +42,12 @@ def join(parts: Iterable[object], between: str = "") -> Html:
 def tag(name: str, *children: object, **attributes: object) -> Html:
     """An element. `class_` is the attribute class, `aria_label` is aria-label; True is an attribute
     without a value, and None or False is none."""
-    given = "".join(
+    written = "".join(
         f" {_name(key)}" + ("" if value is True else f'="{escape(plain(value))}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    return Html(f"<{name}{given}>{join(children)}</{name}>")
+    return Html(f"<{name}{written}>{join(children)}</{name}>")
 
 
 def _name(key: str) -> str:

@@ -4,15 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kv_cache.core.format import figures
+from kv_cache.view.drawing import COLOURS
 from kv_cache.view.parts import BarChart, BarRow
 from kv_cache.view.picture.base import (
     BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
     SMALL,
     Panel,
     few_ticks,
@@ -22,7 +17,6 @@ from kv_cache.view.picture.base import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY, BLACK)
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++", "ooo")  # parts are not told by colour alone
 _MARKS = ("o", "x", "|", "d")
 _ROW, _KEY = 0.24, 0.15  # inches
@@ -57,7 +51,7 @@ def _draw(axes: "Axes", chart: BarChart, rows: Sequence[BarRow]) -> None:
         lengths = [chart.x.shown(row.parts[place]) or 0.0 for row in rows]
         axes.barh(
             places, lengths, left=begins, height=0.6, edgecolor="white", linewidth=0.4,
-            color=_COLOURS[place % len(_COLOURS)], hatch=_HATCHES[place % len(_HATCHES)],
+            color=COLOURS[place % len(COLOURS)], hatch=_HATCHES[place % len(_HATCHES)],
             label=plain(name),
         )  # fmt: skip
         begins = [begin + length for begin, length in zip(begins, lengths, strict=True)]

@@ -1,27 +1,23 @@
-"""What pictures are made of: panels with titles, direct labels, axes with few ticks, and numbers
-that are read from a document with suspicion.
+"""What pictures are made of: panels with titles, direct labels, and axes with few ticks.
 
-The paper is as wide as a column of text and as a phone held upright. Colours are those of Okabe and
-Ito ("Color universal design", 2008), which people with any colour vision tell apart; no line is
-told from another by its colour alone.
+The paper is as wide as a column of text and as a phone held upright.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, isfinite, log10, nan
+from math import isfinite, log10, nan
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kv_cache.core.format import figures
+from kv_cache.view.drawing import COLOURS, round_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-Json = Mapping[str, Any]
-
-BLUE, RED, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#8A4F7D", "#E69F00"
+BLUE, RED, GREEN, PURPLE = COLOURS[:4]
 BLACK, GREY, PALE = "#1a1a1a", "#6f6f6f", "#d5d5d5"
 
 SMALL, NORMAL, LARGE = 8.0, 9.0, 11.5  # points
@@ -32,68 +28,15 @@ _LETTER = 0.062  # inches of an average letter of small text
 _BOLD_LETTER = 1.15 * _LETTER
 _LONGEST_TEXT = 300
 
-LARGEST = 1e18
-"""No number of a document is larger: not a byte count, nor an instant in nanoseconds."""
-
-
-# --- reading ---------------------------------------------------------------------------------
-
-
-class BadDocumentError(Exception):
-    """The document lacks what it must have, or has something else there. The text says what."""
-
 
 class NothingToDrawError(Exception):
     """The document is as it should be, and has no data. The text says what is missing."""
-
-
-def value_at(row: Json, path: str) -> Any:
-    """What stands at a dotted path; None where there is nothing."""
-    value: Any = row
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def number(row: Json, path: str) -> float:
-    """The number at a dotted path; NaN where there is none. Raises BadDocumentError."""
-    value = value_at(row, path)
-    if value is None:
-        return nan
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise BadDocumentError(f"{path} is {short(value)}, not a number that a result has")
-    return float(value)
-
-
-def rows_at(own: Json, path: str) -> list[Json]:
-    """The rows of a table; none where there is no table. Raises BadDocumentError."""
-    value = value_at(own, path)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(row, Mapping) for row in value):
-        raise BadDocumentError(f"{path} is no list of rows")
-    return value
-
-
-def texts_at(own: Json, path: str) -> list[str]:
-    """A list of texts; empty where there is none. Raises BadDocumentError."""
-    value = value_at(own, path)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise BadDocumentError(f"{path} is no list of texts")
-    return [plain(text) for text in value]
 
 
 def plain(text: str) -> str:
     """Text out of a file that anybody may have written: only what every font has, and not long."""
     shown = "".join(c if " " <= c <= "~" else "?" for c in text)
     return shown if len(shown) <= _LONGEST_TEXT else f"{shown[: _LONGEST_TEXT - 3]}..."
-
-
-def short(value: object) -> str:
-    text = plain(repr(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def known(values: Iterable[float]) -> list[float]:
@@ -238,16 +181,6 @@ def logarithmic(
     axis.set_major_locator(FixedLocator(round_numbers(low, high, most=7 if x else 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: figures(value)))
-
-
-def round_numbers(low: float, high: float, most: int) -> list[float]:
-    """Numbers to count in between two positive ones: 1 2 5 10 20 50, or fewer if those are many."""
-    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
-    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        found = [s * 10.0**p for p in powers for s in steps if low <= s * 10.0**p <= high]
-        if len(found) <= most:
-            return found
-    return found[:: ceil(len(found) / most)]
 
 
 # --- labels ----------------------------------------------------------------------------------

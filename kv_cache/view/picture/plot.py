@@ -12,21 +12,21 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import orjson
 
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
 from kv_cache.core.text import as_json
 from kv_cache.files.reading import (
     RESULT_FILE,
     SECTION,
     require_replaceable,
 )
-from kv_cache.files.writing import write_atomically
+from kv_cache.files.writing import write_output
 from kv_cache.installing import install_hint
+from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.picture.base import Json, NothingToDrawError, Picture, paint
+from kv_cache.view.picture.base import NothingToDrawError, Picture, paint
 from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.views import view_of
 
@@ -46,7 +46,7 @@ _DOTS_PER_INCH = 160  # of a PNG
 _EDGE_BYTES = 4096  # of a file, in which its metadata stand
 
 
-def plot_beside(document: Mapping[str, Any], result: Path) -> Path | None:
+def plot_beside(document: Json, result: Path) -> Path | None:
     """The picture of a document beside its file; None where there is none, which is logged."""
     if not installed():
         log.info("no picture: matplotlib is missing; get it with %s", install_hint("plot"))
@@ -74,22 +74,19 @@ def picture_of(result: Path) -> Path:
     return file.with_suffix(".svg")
 
 
-# --- reading ---------------------------------------------------------------------------------
-
-
 # --- drawing ---------------------------------------------------------------------------------
 
 
 def draw(document: Json, path: Path, form: str) -> bytes:
     """The picture of a document as a file's bytes. `path` names the document in errors, `form` is
     one of FORMATS. Raises UsageError."""
-    own = document[SECTION]
-    schema = str(own.get("schema"))
+    section = document[SECTION]
+    schema = str(section.get("schema"))
     make = view_of(schema)
     if make is None:
         raise UsageError(f"{path}: there is no picture of schema {schema!r}; give a result of ours")
     try:
-        return _drawn(view_picture(make(own)), form)
+        return _drawn(view_picture(make(section)), form)
     except MisshapenError as error:
         raise UsageError(
             f"{path}: {SECTION}: {error}; the file was cut or changed, so give an untouched result"
@@ -108,9 +105,9 @@ def _drawn(picture: Picture, form: str) -> bytes:
         matplotlib.rc("svg", hashsalt=MARK, fonttype="path")  # looks the same everywhere
         matplotlib.rc("text", parse_math=False)  # a "$" in a model's name is a "$"
         matplotlib.rc("savefig", dpi=_DOTS_PER_INCH)
-        made = BytesIO()
-        paint(picture).savefig(made, format=form, metadata=dict(_METADATA[form]))
-    return made.getvalue()
+        buffer = BytesIO()
+        paint(picture).savefig(buffer, format=form, metadata=dict(_METADATA[form]))
+    return buffer.getvalue()
 
 
 def _matplotlib() -> ModuleType:
@@ -125,6 +122,24 @@ def _matplotlib() -> ModuleType:
 
 
 # --- writing ---------------------------------------------------------------------------------
+
+
+def require_matplotlib(user: str) -> None:
+    """Raise UsageError if pictures cannot be drawn; `user` is what would draw one."""
+    if not installed():
+        raise UsageError(
+            f"{user} needs matplotlib, which is not installed; get it: {install_hint('plot')}"
+        )
+
+
+def picture_form(target: Path, flag: str = "--output") -> str:
+    """Return the form of a picture by its file's name. Raises ConfigError."""
+    form = target.suffix[1:].lower()
+    if form not in FORMATS:
+        raise ConfigError(
+            f"{flag} {target} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
+        )
+    return form
 
 
 def require_ours(target: Path) -> None:
@@ -153,10 +168,4 @@ def _ours(target: Path) -> bool:
 
 def write_picture(target: Path, data: bytes) -> None:
     """Raises PlaceError."""
-    try:
-        write_atomically(target, data)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise PlaceError(
-            f"picture {target}: it cannot be written ({reason}); name another file with --output"
-        ) from None
+    write_output(target, data, "picture", "name another file with --output")

@@ -1,9 +1,12 @@
 """The figures of a view as a picture: a panel each, lines with the bars of their intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
+from kv_cache.view.drawing import COLOURS, LINE_COLOURS
 from kv_cache.view.parts import (
     Band,
     BarChart,
@@ -17,13 +20,10 @@ from kv_cache.view.parts import (
 from kv_cache.view.picture.bars import bar_panel
 from kv_cache.view.picture.base import (
     BLACK,
-    BLUE,
     GREEN,
     GREY,
-    ORANGE,
     PALE,
     PURPLE,
-    RED,
     SMALL,
     Label,
     NothingToDrawError,
@@ -41,12 +41,13 @@ from kv_cache.view.picture.intervals import interval_panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, BLACK)
-_MARKS = "os^Dv*"
+Drawn = Figure | BarChart | IntervalChart
+
+_COLOURS = COLOURS[:LINE_COLOURS]
+_MARKS = "os^Dv*hd"
 _MOST_LINES = len(_COLOURS) * len(_MARKS)
 _MARKED = "XPs<>p"
 """Shapes of the points that are not like the others, in the order of their words."""
-_STYLES = ("-", "--", ":", "-.")
 _FEW_POINTS = 40
 """Of a line whose every point has a mark."""
 _HEIGHT = 1.5  # inches
@@ -67,21 +68,44 @@ def view_picture(view: View) -> Picture:
         raise NothingToDrawError("it has no numbers over an axis")
     figures = [part for part in pictures if isinstance(part, Figure)]
     bars = any(point.low is not None for figure in figures for point in figure.points())
-    lines = [view.sentence, ", ".join(view.about), *(["Bars: 95 % intervals."] if bars else [])]
+    lines = [
+        view.sentence,
+        ", ".join(view.about),
+        view.note,
+        *(["Bars: 95 % intervals."] if bars else []),
+    ]
     notes = [f"! {text}" for text in (*view.reasons, *view.remarks())]
+    shown = _with_shared_axes(pictures[:_MOST_PANELS])
     return Picture(
-        title=plain(view.title),
+        title=plain(view.heading),
         lines=[plain(line) for line in (*lines, *notes) if line],
-        panels=[panel for part in pictures[:_MOST_PANELS] for panel in _panels_of(part)],
+        panels=[panel for part in shown for panel in _panels_of(part)],
         right=_right(figures),
         left=_LEFT if len(figures) == len(pictures) else _LEFT_OF_NAMES,
     )
 
 
-def _panels_of(part: Figure | BarChart | IntervalChart) -> list[Panel]:
+def _with_shared_axes(parts: Sequence[Drawn]) -> Iterator[Drawn]:
+    """Neighbours with the same horizontal axis share it, so each knows the ends of all."""
+    for _, group in groupby(parts, key=_axis_of):
+        several = list(group)
+        figures = [part for part in several if isinstance(part, Figure)]
+        places = [x for figure in figures for x in figure.places_drawn()]
+        for part in several:
+            if isinstance(part, Figure) and places:
+                yield replace(part.thinned(_MOST_POINTS), axis=(min(places), max(places)))
+            else:
+                yield part
+
+
+def _axis_of(part: Drawn) -> tuple[object, ...]:
+    return (part.x, part.scale) if isinstance(part, Figure) else (id(part),)
+
+
+def _panels_of(part: Drawn) -> list[Panel]:
     match part:
         case Figure():
-            return _panels(part.thinned(_MOST_POINTS))
+            return _panels(part)
         case BarChart():
             return [bar_panel(part)]
         case IntervalChart():
@@ -90,7 +114,7 @@ def _panels_of(part: Figure | BarChart | IntervalChart) -> list[Panel]:
 
 def _right(figures: Sequence[Figure]) -> float:
     """Inches for the longest name beside an axis, half of the picture at most."""
-    names = [len(line.name) for f in figures if len(f.lines) > 1 for line in f.lines]
+    names = [len(line.name) for figure in figures for line in figure.lines]
     names += [len(level.name) for figure in figures for level in figure.levels]
     return min(_MOST_RIGHT, max(_RIGHT, _MARGIN + _LETTER * max(names, default=0)))
 
@@ -135,7 +159,7 @@ def _strip(figure: Figure) -> Panel:
 
 
 def _span(figure: Figure) -> tuple[float, float]:
-    xs = [point.x for point in figure.points()]
+    xs = figure.places_drawn()
     ends = [end for band in figure.bands for end in (band.start, band.end)]
     return min(xs + ends), max(xs + ends)
 
@@ -164,16 +188,15 @@ def _draw(axes: "Axes", figure: Figure, height: float) -> None:
     _name_points(axes, figure)
     if words:
         _key(axes, words)
-    label_ends(axes, [*(labels if len(lines) > 1 else []), *levels], height)
+    label_ends(axes, [*(label for label in labels if label.text), *levels], height)
 
 
 _MUTED_LOOK = {"linestyle": "--", "linewidth": 1.1}
 
 
 def _look(number: int, points: int) -> dict[str, Any]:
-    marker = _MARKS[number // len(_COLOURS) % len(_MARKS)] if number >= len(_COLOURS) else (
-        _MARKS[number]
-    )  # fmt: skip
+    """A line's mark: another one for each line of the same colour."""
+    marker = _MARKS[(number + number // len(_COLOURS)) % len(_MARKS)]
     look: dict[str, Any] = {"linestyle": "-", "linewidth": 1.2, "marker": marker}
     return look | ({"markersize": 3.5} if points <= _FEW_POINTS else {"markersize": 0})
 
@@ -253,7 +276,7 @@ def _scale(axes: "Axes", figure: Figure) -> None:
         from_zero(axes, [*ys, _shown(figure.y, figure.reach)], room=1.15)
     else:
         few_ticks(axes.yaxis)
-    xs = [_shown(figure.x, point.x) for point in figure.points()]
+    xs = [_shown(figure.x, x) for x in figure.places_drawn()]
     if figure.scale is Scale.LOG:
         logarithmic(axes, xs, x=True)
     else:

@@ -3,23 +3,24 @@
 A new format is a module and a line in the table; its laws are in `base`.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
+from kv_cache.extensions import Catalogue, an_instance
 from kv_cache.workload.formats.agentic import Agentic
 from kv_cache.workload.formats.azure import Azure
 from kv_cache.workload.formats.base import TraceFormat
-from kv_cache.workload.formats.blockio import Blkparse, FioLog, Msr
+from kv_cache.workload.formats.blkparse import Blkparse
 from kv_cache.workload.formats.burstgpt import BurstGpt
 from kv_cache.workload.formats.canonical import LAYOUTS
+from kv_cache.workload.formats.fio_iolog import FioLog
 from kv_cache.workload.formats.iotrace import IoTrace
 from kv_cache.workload.formats.lmcache import LmCache
 from kv_cache.workload.formats.mooncake import Mooncake
+from kv_cache.workload.formats.msr import Msr
 from kv_cache.workload.formats.qwen import Qwen
 from kv_cache.workload.formats.sharegpt import ShareGpt
 from kv_cache.workload.formats.splitwise import Splitwise
 
-TRACE_FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
+TRACE_FORMATS: Catalogue[TraceFormat] = Catalogue(
+    "kv_cache.trace_formats",
     {
         "azure": Azure(),
         "burstgpt": BurstGpt(),
@@ -34,5 +35,6 @@ TRACE_FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
         "msr": Msr(),
         "blkparse": Blkparse(),
         **{log.name: log for log in (FioLog(3), FioLog(2))},
-    }
+    },
+    an_instance,
 )

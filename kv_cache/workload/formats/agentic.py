@@ -38,26 +38,24 @@ is no `think_time`, it is the gap to the recorded end of the request before, if 
    in the session itself.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from kv_cache.core.units import NS_PER_S
-from kv_cache.workload.formats.base import (
-    Bad,
-    Note,
-    Noted,
-    RowError,
-    Seen,
+from kv_cache.workload.formats.base import Bad, Note, Noted, RowError, TimeUnit, ignore
+from kv_cache.workload.formats.ids import SeenIds
+from kv_cache.workload.formats.json_items import Cursor, further_items, items, key_paths
+from kv_cache.workload.formats.jsonlines import hash_ids, read_object, read_value
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.values import (
+    array,
     identifier,
-    ignore,
+    number,
     shown,
-    stated_ns,
+    time_ns,
     tokens,
 )
-from kv_cache.workload.formats.jsonlines import read_object, read_value
-from kv_cache.workload.formats.parts import Cursor, further_items, items, key_paths
-from kv_cache.workload.formats.row import TraceRow
 
 DEFAULT_BLOCK_TOKENS = 64
 SCOPES = ("local", "per_context", "global")
@@ -97,8 +95,8 @@ class Agentic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _About:
-    """What the session says of itself."""
+class _Header:
+    """What a session states beside its requests."""
 
     item: int
     session: str
@@ -129,8 +127,8 @@ class _Agent:
         return tuple(self.joined) or self.waits
 
     def released(self, until_ns: int | None) -> Iterator[TraceRow]:
-        """The rows of the sub-agents in the order of their times, none later than the request that
-        waits for them."""
+        """Yield the rows of the sub-agents in the order of their times, none later than the request
+        that waits for them."""
         for row in sorted(self.held, key=lambda row: row.at_ns):
             yield row if until_ns is None else row._replace(at_ns=min(row.at_ns, until_ns))
         self.held.clear()
@@ -144,106 +142,98 @@ class _Reader:
     def __init__(self, bad: Bad, note: Noted) -> None:
         self._bad = bad
         self._note = note
-        self._seen = Seen()
+        self._seen = SeenIds()
 
     def whole(self, item: int, text: str) -> Iterator[TraceRow]:
-        try:
-            session = read_object(text)
-            nodes = _requests(session.get("requests"))
-            about = self._about(item, session)
-        except RowError as problem:
-            self._bad(item, str(problem))
-            return
-        yield from self._rows(about, nodes)
+        """Yield the rows of a session from its whole text."""
+        yield from self._session(item, lambda: read_object(text))
 
     def streamed(self, cursor: Cursor) -> Iterator[TraceRow]:
-        """The session at the cursor, request by request where what it says of itself stands before
-        them, as the tools write it; else it is held until it is whole."""
+        """Yield the rows of the session at the cursor, request by request where its id and block
+        size stand before them, as the tools write it; else it is held until it is whole."""
         texts: dict[str, str] = {}
-        told = False
+        streamed = False
         for key in cursor.members():
             known = "id" in texts and "block_size" in texts
-            if key == "requests" and known and not told and cursor.peek() == "[":
-                told = True
+            if key == "requests" and known and not streamed and cursor.peek() == "[":
+                streamed = True
                 yield from self._stream(cursor.item, texts, cursor.elements())
             else:
                 text = cursor.value()
-                texts.update({} if told else {key: text})
-        if not told:
-            yield from self._gathered(cursor.item, texts)
+                texts.update({} if streamed else {key: text})
+        if not streamed:
+            yield from self._session(cursor.item, lambda: _values(texts))
 
     def _stream(
         self, item: int, texts: Mapping[str, str], requests: Iterator[str]
     ) -> Iterator[TraceRow]:
         try:
-            about = self._about(item, {key: read_value(text) for key, text in texts.items()})
+            header = self._header(item, _values(texts))
         except RowError as problem:
             self._bad(item, str(problem))
             for _ in requests:  # the cursor has to come to their end
                 pass
             return
-        yield from self._rows(about, map(_node, requests))
+        yield from self._rows(header, map(_node, requests))
 
-    def _gathered(self, item: int, texts: Mapping[str, str]) -> Iterator[TraceRow]:
+    def _session(self, item: int, read: Callable[[], Mapping[str, object]]) -> Iterator[TraceRow]:
         try:
-            session = {key: read_value(text) for key, text in texts.items()}
-            nodes = _requests(session.get("requests"))
-            about = self._about(item, session)
+            session = read()
+            nodes = array("requests", session.get("requests"))
+            header = self._header(item, session)
         except RowError as problem:
             self._bad(item, str(problem))
             return
-        yield from self._rows(about, nodes)
+        yield from self._rows(header, nodes)
 
-    def _about(self, item: int, session: Mapping[str, object]) -> _About:
+    def _header(self, item: int, session: Mapping[str, object]) -> _Header:
         scope = session.get("hash_id_scope")
         if scope is not None and scope not in SCOPES:
             raise RowError(
                 f"hash_id_scope: expected one of {', '.join(SCOPES)}, found {shown(scope)}"
             )
         size = session.get("block_size", DEFAULT_BLOCK_TOKENS)
-        block_tokens = tokens("block_size", _number(size, "block_size"), 1)
+        block_tokens = tokens("block_size", number("block_size", size), 1)
         name = self._name(item, session.get("id"))
-        return _About(
+        return _Header(
             item=item,
             session=name,
             scope="" if scope == "global" else name,
             block_tokens=block_tokens,
         )
 
-    def _name(self, item: int, given: object) -> str:
-        name = f"#{item}" if given is None else identifier("id", given)
+    def _name(self, item: int, stated: object) -> str:
+        name = f"#{item}" if stated is None else identifier("id", stated)
         if not self._seen.before(name):
             return name
         self._note(item, Note.DUPLICATE)
-        while self._seen.before(name := f"{name}#{item}"):
-            pass
-        return name
+        return self._seen.unused(name, f"#{item}")
 
-    def _rows(self, about: _About, nodes: Iterable[object]) -> Iterator[TraceRow]:
+    def _rows(self, header: _Header, nodes: Iterable[object]) -> Iterator[TraceRow]:
         agent = _Agent(name="")
         first_ns: int | None = None
-        for row in self._agent_rows(about, agent, nodes):
+        for row in self._agent_rows(header, agent, nodes):
             first_ns = row.at_ns if first_ns is None else first_ns
             yield row._replace(at_ns=row.at_ns - first_ns)
         if first_ns is None:
-            self._note(about.item, Note.EMPTY)
+            self._note(header.item, Note.EMPTY)
 
     def _agent_rows(
-        self, about: _About, agent: _Agent, nodes: Iterable[object]
+        self, header: _Header, agent: _Agent, nodes: Iterable[object]
     ) -> Iterator[TraceRow]:
-        """The rows of an agent and of its sub-agents; `at_ns` counts from the session's start and
-        never decreases."""
-        for number, node in enumerate(nodes):
-            name = f"{agent.name}{number}"
+        """Yield the rows of an agent and of its sub-agents; `at_ns` counts from the session's start
+        and never decreases."""
+        for place, node in enumerate(nodes):
+            name = f"{agent.name}{place}"
             row = None
             try:
                 fields = _fields(node)
                 if _is_agent(fields):
-                    self._subagent(about, agent, name, fields)
+                    self._subagent(header, agent, name, fields)
                 else:
-                    row = self._request(about, agent, name, fields)
+                    row = self._request(header, agent, name, fields)
             except RowError as problem:
-                self._bad(about.item, f"request {name}: {problem}")
+                self._bad(header.item, f"request {name}: {problem}")
                 agent.straight = False
             if row is not None:
                 yield from agent.released(row.at_ns)
@@ -251,35 +241,38 @@ class _Reader:
         yield from agent.released(None)
 
     def _request(
-        self, about: _About, agent: _Agent, name: str, fields: Mapping[str, object]
+        self, header: _Header, agent: _Agent, name: str, fields: Mapping[str, object]
     ) -> TraceRow | None:
-        """The row of a request, which the agent then has behind it; None where it is left out."""
-        at_ns = agent.base_ns + _seconds(fields, "t", needed=True)
-        prompt = tokens("in", _number(fields.get("in"), "in"), 0)
-        output = tokens("out", _number(fields.get("out"), "out"), 0)
-        ids = _hash_ids(fields.get("hash_ids"))
-        api_ns, stated_think_ns = _maybe(fields, "api_time"), _maybe(fields, "think_time")
+        """Return the row of a request, which the agent then has behind it; None if left out."""
+        at_ns = agent.base_ns + _seconds_ns("t", fields.get("t"))
+        prompt = tokens("in", number("in", fields.get("in")), 0)
+        output = tokens("out", number("out", fields.get("out")), 0)
+        ids = hash_ids([] if fields.get("hash_ids") is None else fields["hash_ids"], least=0)
+        api_ns, stated_think_ns = (
+            _optional_ns(fields, "api_time"),
+            _optional_ns(fields, "think_time"),
+        )
         model = fields.get("model")
         model = None if model is None else identifier("model", model)
         if not prompt or not ids:
-            self._note(about.item, Note.NO_BLOCKS if prompt else Note.FAILED)
+            self._note(header.item, Note.NO_BLOCKS if prompt else Note.FAILED)
             agent.straight = False
             return None
         if at_ns < agent.last_ns:
-            self._note(about.item, Note.BACKWARD)
+            self._note(header.item, Note.BACKWARD)
             at_ns = agent.last_ns
         row = TraceRow(
-            about.item,
+            header.item,
             at_ns,
             prompt,
             output,
             ids,
-            about.block_tokens,
-            session=about.session,
+            header.block_tokens,
+            session=header.session,
             name=name,
             after=agent.ends(),
             think_ns=_think_ns(agent, at_ns, stated_think_ns),
-            scope=about.scope,
+            scope=header.scope,
             model=model,
         )
         agent.joined.clear()
@@ -289,19 +282,21 @@ class _Reader:
         return row
 
     def _subagent(
-        self, about: _About, parent: _Agent, name: str, fields: Mapping[str, object]
+        self, header: _Header, parent: _Agent, name: str, fields: Mapping[str, object]
     ) -> None:
-        """The rows of a sub-agent, which its parent holds until its own next request."""
+        """Read the rows of a sub-agent, which its parent holds until its own next request."""
         if parent.depth >= MAX_DEPTH:
             raise RowError(f"expected sub-agents nested at most {MAX_DEPTH} deep, found more")
-        nodes = _requests(fields.get("requests"))
+        nodes = array("requests", fields.get("requests"))
         # The builder puts the sub-agents of a whole conversation into each piece that it was cut
         # into, with times before the piece's start.
         stated = fields.get("t")
-        own_ns = 0 if _is_negative(stated) else parent.base_ns + _seconds(fields, "t", needed=False)
+        node_ns = 0
+        if not _is_negative(stated):
+            node_ns = parent.base_ns + (_optional_ns(fields, "t") or 0)
         child = _Agent(
             name=f"{name}.",
-            base_ns=own_ns if _counts_from(own_ns - parent.base_ns, nodes) else parent.base_ns,
+            base_ns=node_ns if _counts_from(node_ns - parent.base_ns, nodes) else parent.base_ns,
             waits=parent.waits,
             straight=parent.straight,
             ended_ns=parent.ended_ns,
@@ -309,16 +304,16 @@ class _Reader:
             instants=list(parent.instants),
             depth=parent.depth + 1,
         )
-        rows = list(self._agent_rows(about, child, nodes))
+        rows = list(self._agent_rows(header, child, nodes))
         if not rows:
             return
         parent.held += rows
         parent.joined += child.ends()
-        parent.instants += [own_ns, *child.instants]
+        parent.instants += [node_ns, *child.instants]
 
 
 def _think_ns(agent: _Agent, at_ns: int, stated_ns: int | None) -> int | None:
-    """See the module: what was left of it behind sub-agents, what is stated behind a request."""
+    """Return what was left of the think time behind sub-agents, or is stated behind a request."""
     if agent.joined:
         # The instant of the request before the sub-agents is never later.
         left = at_ns - max(instant for instant in [0, *agent.instants] if instant <= at_ns)
@@ -332,7 +327,7 @@ def _think_ns(agent: _Agent, at_ns: int, stated_ns: int | None) -> int | None:
 
 
 def _node(text: str) -> object:
-    """A request as JSON; what cannot be read comes as the error that says so."""
+    """Return a request as JSON, or the error that says why it cannot be read."""
     try:
         return read_value(text)
     except RowError as problem:
@@ -347,20 +342,14 @@ def _fields(node: object) -> Mapping[str, object]:
     return node
 
 
-def _requests(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise RowError(f"requests: expected a list of requests, found {shown(value)}")
-    return value
-
-
 def _is_agent(fields: Mapping[str, object]) -> bool:
     return fields.get("type") == _SUBAGENT or "requests" in fields
 
 
-def _counts_from(own_ns: int, nodes: list[object]) -> bool:
-    """Whether the times of a sub-agent's requests count from its node's."""
+def _counts_from(node_ns: int, nodes: list[object]) -> bool:
+    """Return whether the times of a sub-agent's requests count from its node's."""
     return any(
-        stated < Decimal(own_ns - _MARKED_NS) / NS_PER_S
+        stated < Decimal(node_ns - _MARKED_NS) / NS_PER_S
         for node in nodes
         if isinstance(node, dict) and isinstance(stated := node.get("t"), int | Decimal)
     )
@@ -370,31 +359,13 @@ def _is_negative(value: object) -> bool:
     return isinstance(value, int | Decimal) and value < 0
 
 
-def _number(value: object, name: str) -> object:
-    """A number in quotes is another type, which the shared converters would read as a CSV cell."""
-    if isinstance(value, str):
-        raise RowError(f"{name}: expected a number, found the text {shown(value)}")
-    return value
+def _seconds_ns(name: str, value: object) -> int:
+    return time_ns(name, number(name, value), TimeUnit.S)
 
 
-def _seconds(fields: Mapping[str, object], name: str, *, needed: bool) -> int:
-    value = fields.get(name)
-    if value is None and not needed:
-        return 0
-    return stated_ns(name, _number(value, name), NS_PER_S, "seconds")
+def _optional_ns(fields: Mapping[str, object], name: str) -> int | None:
+    return None if fields.get(name) is None else _seconds_ns(name, fields[name])
 
 
-def _maybe(fields: Mapping[str, object], name: str) -> int | None:
-    return None if fields.get(name) is None else _seconds(fields, name, needed=True)
-
-
-def _hash_ids(value: object) -> tuple[int, ...]:
-    """Empty where there are none."""
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise RowError(f"hash_ids: expected a list of ids, found {shown(value)}")
-    if value and (set(map(type, value)) != {int} or min(value) < 0):
-        odd = next(one for one in value if type(one) is not int or one < 0)
-        raise RowError(f"hash_ids: expected whole numbers from 0, found {shown(odd)}")
-    return tuple(value)
+def _values(texts: Mapping[str, str]) -> dict[str, object]:
+    return {key: read_value(text) for key, text in texts.items()}

@@ -8,27 +8,15 @@ session and no prefix information.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from datetime import date
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from kv_cache.core.units import NS_PER_S
-from kv_cache.workload.formats.base import (
-    Bad,
-    Columns,
-    Noted,
-    RowClock,
-    RowError,
-    head_has_columns,
-    ignore,
-    parsed,
-    read_columns,
-    shown,
-    tokens,
-)
+from kv_cache.workload.formats.base import RowError
+from kv_cache.workload.formats.line_formats import CsvFormat, Line
 from kv_cache.workload.formats.row import TraceRow
-
-REQUIRED = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+from kv_cache.workload.formats.values import shown, tokens
 
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _LAST_YEAR = 2200  # later instants do not fit MAX_TIME_NS
@@ -38,50 +26,39 @@ _INSTANT = re.compile(
 )
 
 
-class Azure:
+class Azure(CsvFormat):
     name = "azure"
-    document = False
-    timed = True
-    grouped = False
+    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     description = (
         "Azure LLM inference CSV: TIMESTAMP (ISO date and time, UTC unless it has an offset), "
         "ContextTokens, GeneratedTokens"
     )
 
-    def matches(self, head: str) -> bool:
-        return head_has_columns(head, REQUIRED)
-
-    def rows(
-        self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
-    ) -> Iterator[TraceRow]:
-        lines = iter(lines)
-        columns = read_columns(lines, REQUIRED)
-        if columns is None:
-            return
-        clock = RowClock(note)
-        for line, (time_ns, prompt, output) in parsed(lines, partial(_row, columns), bad):
-            yield TraceRow(line, clock.at(line, time_ns), prompt, output)
+    def cell_reader(self) -> Callable[..., Line]:
+        return _row
 
 
-def _row(columns: Columns, text: str) -> tuple[int, int, int]:
-    time, prompt, output = columns.cells(text)
+def _row(time: str, prompt: str, output: str) -> Line:
     return (
-        instant_ns(time),
-        tokens("ContextTokens", prompt, 1),
-        tokens("GeneratedTokens", output, 0),
+        TraceRow(
+            0,
+            instant_ns(time),
+            tokens("ContextTokens", prompt, 1),
+            tokens("GeneratedTokens", output, 0),
+        ),
     )
 
 
 def instant_ns(text: str) -> int:
-    """An instant as ns since 1970, exactly: the digits are read, never a float."""
-    found = _INSTANT.fullmatch(text.strip())
-    day_s = _day_s(found[1]) if found else None
-    if found is None or day_s is None:
+    """Return an instant as ns since 1970, exactly: the digits are read, never a float."""
+    match = _INSTANT.fullmatch(text.strip())
+    day_s = _day_s(match[1]) if match else None
+    if match is None or day_s is None:
         raise RowError(
             "TIMESTAMP: expected an instant like '2023-11-16 18:17:03.9799600', "
             f"found {shown(text)}"
         )
-    _, hour, minute, second, fraction, sign, ahead_h, ahead_min = found.groups()
+    _, hour, minute, second, fraction, sign, ahead_h, ahead_min = match.groups()
     seconds = day_s + int(hour) * 3600 + int(minute) * 60 + int(second)
     if sign:
         ahead_s = int(ahead_h) * 3600 + int(ahead_min) * 60
@@ -91,7 +68,7 @@ def instant_ns(text: str) -> int:
 
 @lru_cache(maxsize=64)  # a trace spans few days, and finding one costs as much as all the rest
 def _day_s(text: str) -> int | None:
-    """The day's beginning in s since 1970; None where the calendar has no such day."""
+    """Return the day's beginning in s since 1970; None if the calendar has no such day."""
     try:
         day = date.fromisoformat(text)
     except ValueError:

@@ -16,121 +16,71 @@ before it is one whose context the service had cut.
 
 Rule for think time: where a session's row says how long its answer took, the next one's think time
 is its timestamp less that instant, and 0 where the two overlap. It is not known for a session that
-was silent for the last `names.KEPT` rows with a session, nor where the column holds no number.
+was silent for the last `ids.KEPT` rows with a session, nor where the column holds no number.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
 
-from kv_cache.workload.formats.base import (
-    Bad,
-    Columns,
-    Note,
-    Noted,
-    RowClock,
-    RowError,
-    TimeUnit,
-    head_has_columns,
-    ignore,
-    parsed,
-    read_columns,
-    stated_in,
-    tokens,
-)
-from kv_cache.workload.formats.names import Recent, ident
+from kv_cache.workload.formats.base import Note, RowError, TimeUnit
+from kv_cache.workload.formats.ids import Recent
+from kv_cache.workload.formats.line_formats import BareTimes, CsvFormat, Line
 from kv_cache.workload.formats.row import TraceRow
-
-REQUIRED = ("Timestamp", "Request tokens", "Response tokens")
-OPTIONAL = ("Session ID", "Elapsed time", "Model")
+from kv_cache.workload.formats.values import text, time_of_unit_ns, tokens
 
 
-class _Row(NamedTuple):
-    time_ns: int
-    prompt: int
-    output: int
-    session: str | None
-    elapsed_ns: int | None
-    model: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BurstGpt:
-    time_unit: TimeUnit = TimeUnit.S
+class BurstGpt(BareTimes, CsvFormat):
+    WRITTEN_IN = TimeUnit.S
     name = "burstgpt"
-    document = False
-    timed = True
-    grouped = False
+    columns = ("Timestamp", "Request tokens", "Response tokens")
+    optional_columns = ("Session ID", "Elapsed time", "Model")
     description = (
         "BurstGPT CSV: Timestamp (s), Request tokens, Response tokens, optional Session ID, "
         "Elapsed time (s), Model; rows with 0 response tokens are failed requests and are left out"
     )
 
-    def in_unit(self, unit: TimeUnit) -> "BurstGpt":
-        return BurstGpt(unit)
-
-    def matches(self, head: str) -> bool:
-        return head_has_columns(head, REQUIRED)
-
-    def rows(
-        self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
-    ) -> Iterator[TraceRow]:
-        lines = iter(lines)
-        columns = read_columns(lines, REQUIRED, OPTIONAL)
-        if columns is None:
-            return
-        clock = RowClock(note)
-        answers = _Answers()
-        for line, row in parsed(lines, partial(_row, columns, self.time_unit), bad):
-            if row.output == 0:
-                note(line, Note.FAILED)
-                continue
-            at_ns = clock.at(line, row.time_ns)
-            yield TraceRow(
-                line,
-                at_ns,
-                row.prompt,
-                row.output,
-                session=row.session,
-                think_ns=answers.think_ns(row),
-                model=row.model,
-            )
+    def cell_reader(self) -> Callable[..., Line]:
+        return _Conversations(self.time_unit).row
 
 
-class _Answers:
-    """When each session was answered last."""
+class _Conversations:
+    """Rows of one file, with when each conversation was answered last."""
 
-    def __init__(self) -> None:
-        self._ended: Recent[int | None] = Recent()
+    def __init__(self, unit: TimeUnit) -> None:
+        self._unit = unit
+        self._answered: Recent[int | None] = Recent()
 
-    def think_ns(self, row: _Row) -> int | None:
-        """How long the session's user thought before this row; None where nobody knows."""
-        if row.session is None:
-            return None
-        before = self._ended.get(row.session)
-        ended = None if row.elapsed_ns is None else row.time_ns + row.elapsed_ns
-        self._ended.put(row.session, ended)
-        return None if before is None else max(0, row.time_ns - before)
-
-
-def _row(columns: Columns, unit: TimeUnit, text: str) -> _Row:
-    time, prompt, response, session, elapsed, model = columns.cells(text)
-    time_ns = stated_in("Timestamp", time, unit)
-    output = tokens("Response tokens", response, 0)
-    return _Row(
-        time_ns,
+    def row(
+        self, time: str, prompt: str, response: str, session_id: str, elapsed: str, model: str
+    ) -> Line:
+        time_ns = time_of_unit_ns("Timestamp", time, self._unit)
+        output = tokens("Response tokens", response, 0)
         # A request that failed may have no prompt either.
-        tokens("Request tokens", prompt, min(output, 1)),
-        output,
-        ident("Session ID", session.strip()) or None,
-        _elapsed_ns(elapsed, unit),
-        ident("Model", model.strip()) or None,
-    )
+        prompt_tokens = tokens("Request tokens", prompt, min(output, 1))
+        session = text("Session ID", session_id.strip()) or None
+        model_name = text("Model", model.strip()) or None
+        if output == 0:
+            return Note.FAILED
+        think_ns = None if session is None else self._think_ns(session, time_ns, elapsed)
+        return (
+            TraceRow(
+                0,
+                time_ns,
+                prompt_tokens,
+                output,
+                session=session,
+                think_ns=think_ns,
+                model=model_name,
+            ),
+        )
 
+    def _think_ns(self, session: str, time_ns: int, elapsed: str) -> int | None:
+        """Return how long the session's user thought before this row; None if not known."""
+        answered_ns = self._answered.get(session)
+        self._answered.put(session, self._answered_ns(time_ns, elapsed))
+        return None if answered_ns is None else max(0, time_ns - answered_ns)
 
-def _elapsed_ns(text: str, unit: TimeUnit) -> int | None:
-    try:
-        return stated_in("Elapsed time", text, unit)
-    except RowError:
-        return None
+    def _answered_ns(self, time_ns: int, elapsed: str) -> int | None:
+        try:
+            return time_ns + time_of_unit_ns("Elapsed time", elapsed, self._unit)
+        except RowError:
+            return None

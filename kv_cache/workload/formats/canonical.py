@@ -23,7 +23,7 @@ be absent (`FIELDS`):
 
 `trace convert` and `run --record` write it; see `header_line` and `row_line`. A row that is read
 and written again is the same row, but for its line number. There is one format of the table for
-each kind of trace (`LAYOUTS`), told apart by the header.
+each kind of trace (`LAYOUTS`), chosen by the header.
 """
 
 import json
@@ -37,55 +37,31 @@ from typing import Any, get_type_hints
 from kv_cache.core.block import KEY_BYTES, Block
 from kv_cache.core.kinds import Lookup, Qos
 from kv_cache.core.request import Request
-from kv_cache.workload.formats.base import (
-    MAX_TIME_NS,
-    MAX_TOKENS,
-    Bad,
-    Noted,
-    RowClock,
-    RowError,
-    WrongHeaderError,
-    ignore,
-    parsed,
+from kv_cache.workload.formats.base import MAX_TOKENS, Bad, Noted, RowError, ignore
+from kv_cache.workload.formats.ids import Recent, RowNames
+from kv_cache.workload.formats.jsonlines import read_object, require_keys
+from kv_cache.workload.formats.line_formats import RowClock, first_text, parsed, take_header
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.values import (
+    MAX_OBJECT_BYTES,
+    array,
+    flag,
+    integer,
+    mapping,
+    number,
     shown,
+    text,
     tokens,
 )
-from kv_cache.workload.formats.iotrace import MAX_OBJECT_BYTES
-from kv_cache.workload.formats.jsonlines import read_object
-from kv_cache.workload.formats.names import Links, Recent, ident
-from kv_cache.workload.formats.row import TraceRow
 
 SCHEMA = "kv-cache-trace/1"
 
-_AROUND = " \t\r\n\ufeff"
-_MOST = 2**63 - 1
-
-# As a row's line calls them -> as `TraceRow` does.
-FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "at_ns": "at_ns",
-        "prompt": "prompt_tokens",
-        "output": "output_tokens",
-        "ids": "hash_ids",
-        "block": "block_tokens",
-        "session": "session",
-        "name": "name",
-        "after": "after",
-        "think_ns": "think_ns",
-        "adds": "adds",
-        "scope": "scope",
-        "model": "model",
-        "nbytes": "nbytes",
-        "reads": "reads",
-        "request": "request",
-    }
-)
-_NEEDED = ("at_ns", "prompt")
+_REQUIRED = ("at_ns", "prompt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the requests of a recorded run were asked under, and a replay has to be too.
+    """What the requests of a recorded run were sent under, and a replay has to be too.
 
     `block_tokens` is the run's geometry (0 = one object a turn), `prefill_only_from_tokens` as in
     `Semantics`.
@@ -108,8 +84,8 @@ class Header:
 
 
 def header_line(header: Header) -> str:
-    """The first line, without its end."""
-    said: dict[str, object] = {
+    """Return the first line, without its end."""
+    stated: dict[str, object] = {
         "schema": SCHEMA,
         "grouped": header.grouped,
         "timed": header.timed,
@@ -117,33 +93,33 @@ def header_line(header: Header) -> str:
         "source": header.source,
     }
     if header.load is not None:
-        said["load"] = asdict(header.load)
-    return _json(said)
+        stated["load"] = asdict(header.load)
+    return _json(stated)
 
 
 def row_line(row: TraceRow, header: Header) -> str:
-    """One row's line, without its end; what is as it is without saying so is left out."""
+    """Return one row's line, without its end; fields at their default are left out."""
     absent = {**TraceRow._field_defaults, "output_tokens": 0}
     absent["block_tokens"] = 0 if row.hash_ids is None else header.block_tokens
-    found = {}
-    for said, name in FIELDS.items():
+    stated = {}
+    for key, (name, _) in FIELDS.items():
         value = getattr(row, name)
-        if said in _NEEDED or value != absent[name]:
-            found[said] = encode_request(value) if said == "request" else value
-    return _json(found)
+        if key in _REQUIRED or value != absent[name]:
+            stated[key] = encode_request(value) if key == "request" else value
+    return _json(stated)
 
 
 def encode_request(request: Request) -> dict[str, Any]:
-    """A request as JSON: the fields of `Request` by name, those at their default left out; a block
-    is [key in hex, tokens, bytes]. What the intake and the replay fill in
+    """Return a request as JSON: the fields of `Request` by name, those at their default left out; a
+    block is [key in hex, tokens, bytes]. What the intake and the replay fill in
     (`offered_*`, `cycle`) is not kept."""
-    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     for name, default in _REQUEST.items():
         value = getattr(request, name)
         if value != default:
-            found[name] = value
-    found["blocks"] = [[block.key.hex(), block.tokens, block.nbytes] for block in request.blocks]
-    return found
+            stated[name] = value
+    stated["blocks"] = [[block.key.hex(), block.tokens, block.nbytes] for block in request.blocks]
+    return stated
 
 
 def _json(value: object) -> str:
@@ -166,9 +142,8 @@ class Canonical:
         )
 
     def matches(self, head: str) -> bool:
-        texts = (text.strip(_AROUND) for text in head.splitlines())
         try:
-            header = read_header(next((text for text in texts if text), ""))
+            header = read_header(first_text(head))
         except RowError:
             return False
         return (header.grouped, header.timed) == (self.grouped, self.timed)
@@ -177,35 +152,27 @@ class Canonical:
         self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
     ) -> Iterator[TraceRow]:
         lines = iter(lines)
-        header = self._header(lines)
+        header = take_header(lines, self._header)
         if header is None:
             return
         read = parsed(lines, partial(_row, header), bad)
         if self.grouped:
             yield from _in_sessions(read, bad, note)
         else:
-            clock, links = RowClock(note), Links(note)
+            clock, names = RowClock(note), RowNames(note)
             if header.load is not None:
                 clock.at(0, 0)
             for line, row in read:
-                yield _placed(row, line, clock, links)
+                yield _placed(row, line, clock, names)
 
-    def _header(self, lines: Iterator[tuple[int, str]]) -> Header | None:
-        for line, text in lines:
-            text = text.strip(_AROUND)
-            if not text:
-                continue
-            try:
-                header = read_header(text)
-            except RowError as problem:
-                raise WrongHeaderError(f"line {line} is not the header: {problem}") from None
-            if (header.grouped, header.timed) != (self.grouped, self.timed):
-                raise WrongHeaderError(
-                    f"line {line}: the header says grouped {header.grouped} and timed "
-                    f"{header.timed}, which is another of our formats"
-                )
-            return header
-        return None
+    def _header(self, line: str) -> Header:
+        header = read_header(line)
+        if (header.grouped, header.timed) != (self.grouped, self.timed):
+            raise RowError(
+                f"it says grouped {header.grouped} and timed {header.timed}, which is another of "
+                "our formats"
+            )
+        return header
 
 
 LAYOUTS = tuple(
@@ -213,40 +180,35 @@ LAYOUTS = tuple(
 )
 
 
-def read_header(text: str) -> Header:
-    """Raises `RowError` for a line that is not a header of this version."""
-    found = read_object(text)
-    if found.get("schema") != SCHEMA:
-        raise RowError(f'expected {{"schema": "{SCHEMA}", ...}}, found {shown(text)}')
+def read_header(line: str) -> Header:
+    """Return the header. Raises `RowError` for a line that is not one of this version."""
+    stated = read_object(line)
+    if stated.get("schema") != SCHEMA:
+        raise RowError(f'expected {{"schema": "{SCHEMA}", ...}}, found {shown(line)}')
     return Header(
-        grouped=_flag("grouped", found.get("grouped")),
-        timed=_flag("timed", found.get("timed")),
-        block_tokens=_whole("block_tokens", found.get("block_tokens", 0), MAX_TOKENS),
-        source=ident("source", found.get("source", "")),
-        load=_load(found["load"]) if "load" in found else None,
+        grouped=flag("grouped", stated.get("grouped")),
+        timed=flag("timed", stated.get("timed")),
+        block_tokens=integer("block_tokens", stated.get("block_tokens", 0), most=MAX_TOKENS),
+        source=text("source", stated.get("source", "")),
+        load=_load(stated["load"]) if "load" in stated else None,
     )
 
 
 def _load(value: object) -> Load:
-    if not isinstance(value, dict):
-        raise RowError(f"load: expected an object, found {shown(value)}")
+    stated = mapping("load", value)
     names = [field.name for field in fields(Load)]
-    missing = [name for name in names if name not in value]
-    if missing:
-        raise RowError(f"load: expected {', '.join(names)}, found no {', '.join(missing)}")
-    return Load(**{name: _whole(f"load.{name}", value[name], _MOST) for name in names})
+    require_keys(stated, names, "load: ")
+    return Load(**{name: integer(f"load.{name}", stated[name]) for name in names})
 
 
-def _placed(row: TraceRow, line: int, clock: RowClock, links: Links) -> TraceRow:
-    after = links.after(line, row.after) if row.after else ()
-    name = None if row.name is None else links.name(line, row.name)
-    return row._replace(line=line, at_ns=clock.at(line, row.at_ns), after=after, name=name)
+def _placed(row: TraceRow, line: int, clock: RowClock, names: RowNames) -> TraceRow:
+    return names.resolved(row.placed(line, clock.at(line, row.at_ns)))
 
 
 def _in_sessions(read: Iterable[tuple[int, TraceRow]], bad: Bad, note: Noted) -> Iterator[TraceRow]:
-    """Law 10: the rows of a session stand together, and each session has a clock of its own."""
+    """Yield the rows as law 10 wants them: a session's together, on a clock of its own."""
     current: str | None = None
-    clock, links = RowClock(note), Links(note)
+    clock, names = RowClock(note), RowNames(note)
     begun: Recent[bool] = Recent()
     for line, row in read:
         if row.session is None:
@@ -258,16 +220,19 @@ def _in_sessions(read: Iterable[tuple[int, TraceRow]], bad: Bad, note: Noted) ->
                 continue
             current = row.session
             begun.put(current, True)
-            clock, links = RowClock(note), Links(note)
-        yield _placed(row, line, clock, links)
+            clock, names = RowClock(note), RowNames(note)
+        yield _placed(row, line, clock, names)
 
 
-def _row(header: Header, text: str) -> TraceRow:
-    found = read_object(text, _NEEDED)
-    unknown = next((name for name in found if name not in FIELDS), None)
+def _row(header: Header, line: str) -> TraceRow:
+    stated = read_object(line, _REQUIRED)
+    unknown = next((key for key in stated if key not in FIELDS), None)
     if unknown is not None:
         raise RowError(f"expected the fields {', '.join(FIELDS)}, found {shown(unknown)}")
-    values = {FIELDS[said]: _CHECKS[said](said, value) for said, value in found.items()}
+    values = {}
+    for key, value in stated.items():
+        name, check = FIELDS[key]
+        values[name] = check(key, value)
     values.setdefault("output_tokens", 0)
     if "hash_ids" in values:
         values.setdefault("block_tokens", header.block_tokens)
@@ -288,36 +253,11 @@ def _check_objects(row: TraceRow) -> None:
         )
 
 
-def _whole(name: str, value: object, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise RowError(f"{name}: expected a whole number from 0 to {most}, found {shown(value)}")
-    return value
-
-
-def _no_text(name: str, value: object) -> object:
-    """A number in quotes is another type, which the shared converter would read as a CSV cell."""
-    if isinstance(value, str):
-        raise RowError(f"{name}: expected a number, found the text {shown(value)}")
-    return value
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise RowError(f"{name}: expected true or false, found {shown(value)}")
-    return value
-
-
-def _list(name: str, value: object) -> list[Any]:
-    if type(value) is not list:
-        raise RowError(f"{name}: expected a list, found {shown(value)}")
-    return value
-
-
 def _ids(name: str, value: object) -> tuple[int | str, ...]:
-    found = _list(name, value)
-    if not found:
+    ids = array(name, value)
+    if not ids:
         raise RowError(f"{name}: expected at least one id, found none")
-    return tuple(ident(name, one) if isinstance(one, str) else _id(name, one) for one in found)
+    return tuple(text(name, each) if isinstance(each, str) else _id(name, each) for each in ids)
 
 
 def _id(name: str, value: object) -> int:
@@ -327,28 +267,24 @@ def _id(name: str, value: object) -> int:
 
 
 def _names(name: str, value: object) -> tuple[str, ...]:
-    return tuple(ident(name, one) for one in _list(name, value))
-
-
-def _time_ns(name: str, value: object) -> int:
-    return _whole(name, value, MAX_TIME_NS)
+    return tuple(text(name, each) for each in array(name, value))
 
 
 def decode_request(value: object) -> Request:
-    """The request that `encode_request` wrote. Raises `RowError` for anything else."""
-    if not isinstance(value, dict):
-        raise RowError(f"request: expected an object, found {shown(value)}")
-    unknown = next((name for name in value if name not in _REQUEST), None)
+    """Return the request that `encode_request` wrote. Raises `RowError` for anything else."""
+    stated = mapping("request", value)
+    unknown = next((name for name in stated if name not in _REQUEST), None)
     if unknown is not None:
         raise RowError(f"request: expected the fields of a request, found {shown(unknown)}")
-    missing = [n for n, default in _REQUEST.items() if default is MISSING and n not in value]
+    missing = [n for n, default in _REQUEST.items() if default is MISSING and n not in stated]
     if missing:
         raise RowError(f"request: expected {', '.join(missing)}, found none")
-    said = {
-        name: _REQUEST_CHECKS[_REQUEST_TYPES[name]](f"request.{name}", one)
-        for name, one in value.items()
-    }
-    request = Request(**said)
+    request = Request(
+        **{
+            name: _REQUEST_CHECKS[_REQUEST_TYPES[name]](f"request.{name}", each)
+            for name, each in stated.items()
+        }
+    )
     most = len(request.blocks)
     if not (request.shared <= most and request.new_from <= most):
         raise RowError(
@@ -359,7 +295,7 @@ def decode_request(value: object) -> Request:
 
 
 def _blocks(name: str, value: object) -> tuple[Block, ...]:
-    return tuple(_block(name, one) for one in _list(name, value))
+    return tuple(_block(name, each) for each in array(name, value))
 
 
 def _block(name: str, value: object) -> Block:
@@ -369,8 +305,7 @@ def _block(name: str, value: object) -> Block:
         except ValueError:
             key = b""
         if len(key) == KEY_BYTES:
-            size = _whole(name, value[2], MAX_OBJECT_BYTES)
-            return Block(key, _whole(name, value[1], MAX_TOKENS), size)
+            return Block(key, _tokens(name, value[1]), _nbytes(name, value[2]))
     raise RowError(
         f"{name}: expected [key of {2 * KEY_BYTES} hex digits, tokens, bytes], found {shown(value)}"
     )
@@ -383,25 +318,29 @@ def _word(words: type[StrEnum], name: str, value: object) -> StrEnum:
     return words(value)
 
 
-_CHECKS: Mapping[str, Callable[[str, Any], Any]] = MappingProxyType(
+_tokens = partial(integer, most=MAX_TOKENS)
+_nbytes = partial(integer, most=MAX_OBJECT_BYTES)
+
+FIELDS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = MappingProxyType(
     {
-        "at_ns": _time_ns,
-        "prompt": lambda name, value: tokens(name, _no_text(name, value), 1),
-        "output": lambda name, value: tokens(name, _no_text(name, value), 0),
-        "ids": _ids,
-        "block": lambda name, value: _whole(name, value, MAX_TOKENS),
-        "session": ident,
-        "name": ident,
-        "after": _names,
-        "think_ns": _time_ns,
-        "adds": _flag,
-        "scope": ident,
-        "model": ident,
-        "nbytes": lambda name, value: _whole(name, value, MAX_OBJECT_BYTES),
-        "reads": _flag,
-        "request": lambda name, value: decode_request(value),
+        "at_ns": ("at_ns", integer),
+        "prompt": ("prompt_tokens", lambda name, value: tokens(name, number(name, value), 1)),
+        "output": ("output_tokens", lambda name, value: tokens(name, number(name, value), 0)),
+        "ids": ("hash_ids", _ids),
+        "block": ("block_tokens", _tokens),
+        "session": ("session", text),
+        "name": ("name", text),
+        "after": ("after", _names),
+        "think_ns": ("think_ns", integer),
+        "adds": ("adds", flag),
+        "scope": ("scope", text),
+        "model": ("model", text),
+        "nbytes": ("nbytes", _nbytes),
+        "reads": ("reads", flag),
+        "request": ("request", lambda name, value: decode_request(value)),
     }
 )
+"""A field of a row's line -> its name in `TraceRow`, and its check."""
 
 _FILLED_IN = ("offered_blocks", "offered_tokens", "cycle")
 _REQUEST: Mapping[str, Any] = MappingProxyType(
@@ -410,9 +349,9 @@ _REQUEST: Mapping[str, Any] = MappingProxyType(
 _REQUEST_TYPES = get_type_hints(Request)
 _REQUEST_CHECKS: Mapping[Any, Callable[[str, Any], Any]] = MappingProxyType(
     {
-        int: lambda name, value: _whole(name, value, _MOST),
-        str: ident,
-        bool: _flag,
+        int: integer,
+        str: text,
+        bool: flag,
         Qos: partial(_word, Qos),
         Lookup: partial(_word, Lookup),
         tuple[Block, ...]: _blocks,

@@ -1,14 +1,16 @@
 """What the formats with one JSON object a line share."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from kv_cache.workload.formats.base import RowError, exact_number, shown
+from kv_cache.workload.formats.base import RowError, TimeUnit
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.values import exact_number, number, shown, time_of_unit_ns, tokens
 
 
 def looks_like(text: str, keys: Sequence[str], foreign: Sequence[str] = ()) -> bool:
-    """Whether a line is an object with all of `keys` and none of `foreign`.
+    """Return whether a line is an object with all of `keys` and none of `foreign`.
 
     By the keys' names, since the last line of a file's head is cut anywhere.
     """
@@ -20,18 +22,22 @@ def looks_like(text: str, keys: Sequence[str], foreign: Sequence[str] = ()) -> b
 
 
 def read_object(text: str, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """The object of one line, which has all of `keys`; fractions stay exact (`Decimal`)."""
+    """Return the object of one line, which has all of `keys`; fractions stay exact (`Decimal`)."""
     value = read_value(text, "one JSON object")
     if not isinstance(value, dict):
         raise RowError(f"expected one JSON object, found {shown(text)}")
-    missing = [key for key in keys if key not in value]
-    if missing:
-        raise RowError(f"expected {', '.join(keys)}, found no {', '.join(missing)}")
+    require_keys(value, keys)
     return value
 
 
+def require_keys(value: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
+    missing = [key for key in keys if key not in value]
+    if missing:
+        raise RowError(f"{prefix}expected {', '.join(keys)}, found no {', '.join(missing)}")
+
+
 def read_value(text: str, wanted: str = "JSON") -> object:
-    """Any JSON value; fractions stay exact (`Decimal`)."""
+    """Return any JSON value; fractions stay exact (`Decimal`)."""
     try:
         value: object = _JSON.decode(text)
     # Deep nesting, and integers of thousands of digits (a ValueError), are no values either.
@@ -40,25 +46,40 @@ def read_value(text: str, wanted: str = "JSON") -> object:
     return value
 
 
-def number(fields: dict[str, Any], name: str) -> object:
-    """A number in quotes is another type, which the shared converters would read as a CSV cell."""
-    value = fields[name]
-    if isinstance(value, str):
-        raise RowError(f"{name}: expected a number, found the text {shown(value)}")
-    return value
-
-
-def hash_ids(value: object) -> tuple[int, ...]:
-    if type(value) is not list or not value:
-        raise RowError(f"hash_ids: expected a list of at least one id, found {shown(value)}")
-    for one in value:
-        if type(one) is not int or one < 0:
-            raise RowError(f"hash_ids: expected whole numbers from 0, found {shown(one)}")
+def hash_ids(value: object, least: int = 1) -> tuple[int, ...]:
+    """Return the ids of a prompt's blocks, `least` (0 or 1) or more."""
+    if type(value) is not list or len(value) < least:
+        one = " of at least one id" if least else " of ids"
+        raise RowError(f"hash_ids: expected a list{one}, found {shown(value)}")
+    if value and (set(map(type, value)) != {int} or min(value) < 0):
+        odd = next(one for one in value if type(one) is not int or one < 0)
+        raise RowError(f"hash_ids: expected whole numbers from 0, found {shown(odd)}")
     return tuple(value)
 
 
+def hashed_row(
+    fields: dict[str, Any],
+    unit: TimeUnit,
+    block_tokens: int,
+    *,
+    name: str | None = None,
+    after: tuple[str, ...] = (),
+) -> TraceRow:
+    """Return the row of `timestamp`, `input_length`, `output_length` and `hash_ids`."""
+    return TraceRow(
+        0,
+        time_of_unit_ns("timestamp", number("timestamp", fields["timestamp"]), unit),
+        tokens("input_length", number("input_length", fields["input_length"]), 1),
+        tokens("output_length", number("output_length", fields["output_length"]), 0),
+        hash_ids(fields["hash_ids"]),
+        block_tokens,
+        name=name,
+        after=after,
+    )
+
+
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 # NaN and Infinity, which Python's reader would take, are refused.

@@ -1,13 +1,13 @@
 """LMCache's storage traces (`.lct`): the calls of its StorageManager.
 
-The file is binary: frames, each a length (4 bytes, big-endian) and so many bytes of MessagePack.
+The file is binary: frames, each a length (4 bytes, big-endian) and as many bytes of MessagePack.
 The first is the header: {"type": "header", "magic": b"LMCT", "format_version": 1, "level":
 "storage", ...}; each other one a record: {"type": "record", "t_mono": s since the recording began,
 "t_wall": s, "qualname": "...StorageManager.finish_write", "args": {...}}. Values of other types are
 wrapped as {"__t__": type, "v": value}. Sources: lmcache/v1/mp_observability/trace/format.py and
 codecs.py, docs/source/mp/tracing_and_debugging.rst of LMCache/LMCache.
 
-A format reads text, so `FramesAsText` tells each frame as one line of JSON (bytes in hex); the
+A format reads text, so `frame_lines` turns each frame into one line of JSON (bytes in hex); the
 line's number is the frame's. A frame that is no value, or is cut, becomes a line that is no row.
 
 Rule: `finish_write` wrote its keys, and entering `read_prefetched_results` read its keys: each key
@@ -15,33 +15,36 @@ is one object and one row. The other calls (`reserve_write`, `submit_prefetch_ta
 prefetched`, leaving `read_prefetched_results`) reserve, ask ahead and release, and are passed over;
 the first two say how long objects are (`layout_desc`: shapes and dtypes), for all objects of one
 model, rank and group from there on. An object of which no call has said so is no row. A record of
-any other call is left out and counted. The level `events` (what a coordinator is told) is refused.
+any other call is left out and counted. The level `events` (messages to a coordinator) is refused.
 """
 
-import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from kv_cache.core.units import NS_PER_S
-from kv_cache.workload.formats.base import (
-    Bad,
-    Note,
-    Noted,
-    RowClock,
-    RowError,
-    WrongHeaderError,
-    ignore,
-    parsed,
-    shown,
-    stated_ns,
-)
-from kv_cache.workload.formats.iotrace import MAX_OBJECT_BYTES, Access
+import msgspec
+
+from kv_cache.workload.formats.base import Note, RowError, TimeUnit
 from kv_cache.workload.formats.jsonlines import read_object
-from kv_cache.workload.formats.msgpack import unpack
-from kv_cache.workload.formats.names import ident
+from kv_cache.workload.formats.line_formats import (
+    Line,
+    LineFormat,
+    LineReader,
+    first_text,
+    take_header,
+)
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.values import (
+    MAX_OBJECT_BYTES,
+    array,
+    integer,
+    mapping,
+    number,
+    shown,
+    text,
+    time_ns,
+)
 
 MAGIC = b"LMCT"
 HEAD_BYTES = 64
@@ -51,14 +54,13 @@ LEVEL = "storage"
 _LENGTH_BYTES = 4
 _MAX_FRAME_BYTES = 64 << 20
 _BROKEN = "!"
-_AROUND = " \t\r\n\ufeff"
 
 _READ = "read_prefetched_results.__enter__"
 _WRITTEN = "finish_write"
 _SIZING = ("reserve_write", "submit_prefetch_task")
 _RELEASES = ("finish_read_prefetched", "read_prefetched_results.__exit__")
 
-# Bytes of the dtypes that PyTorch calls so.
+# By PyTorch's names.
 _DTYPE_BYTES: Mapping[str, int] = {
     "torch.uint8": 1,
     "torch.int8": 1,
@@ -84,12 +86,12 @@ _DTYPE_BYTES: Mapping[str, int] = {
 
 
 def is_lct(head: bytes) -> bool:
-    """Whether a file that begins with these bytes (the first 64) is one of frames."""
+    """Return whether a file that begins with these bytes (the first 64) is one of frames."""
     return head[:1] == b"\0" and MAGIC in head[:HEAD_BYTES]
 
 
 def frame_texts(stream: BinaryIO) -> Iterator[str]:
-    """Each frame as JSON text."""
+    """Yield each frame as JSON text."""
     while prefix := stream.read(_LENGTH_BYTES):
         length = int.from_bytes(prefix)
         if length > _MAX_FRAME_BYTES:
@@ -102,90 +104,41 @@ def frame_texts(stream: BinaryIO) -> Iterator[str]:
         yield _as_text(frame)
 
 
-class FramesAsText(io.RawIOBase):
-    """The text of a file of frames, one line each. Closes what it reads from."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._texts = frame_texts(stream)
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        if not self._ready:
-            text = next(self._texts, None)
-            self._ready = memoryview(b"" if text is None else f"{text}\n".encode())
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+def frame_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield each frame as one line."""
+    for line in frame_texts(stream):
+        yield f"{line}\n".encode()
 
 
 def _as_text(frame: bytes) -> str:
+    # Extension types, which LMCache does not write, are refused by `bytes.hex`.
     try:
-        return json.dumps(unpack(frame), default=bytes.hex, separators=(",", ":"))
-    except (ValueError, TypeError) as problem:
-        return f"{_BROKEN}expected MessagePack, found what is none: {problem}"
+        value = msgspec.msgpack.decode(frame)
+        return json.dumps(value, default=bytes.hex, separators=(",", ":"))
+    except (ValueError, TypeError, RecursionError) as problem:
+        return f"{_BROKEN}expected MessagePack, found what is not: {problem}"
 
 
 # --- records ---
 
 
-class LmCache:
+class LmCache(LineFormat):
     name = "lmcache"
-    document = False
-    timed = True
-    grouped = False
     description = (
         "LMCache storage trace (.lct): finish_write and read_prefetched_results of its "
         "StorageManager, one object each key"
     )
 
     def matches(self, head: str) -> bool:
-        first = next((text.strip(_AROUND) for text in head.splitlines() if text.strip(_AROUND)), "")
+        first = first_text(head)
         return first.startswith("{") and f'"magic":"{MAGIC.hex()}"' in first
 
-    def rows(
-        self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
-    ) -> Iterator[TraceRow]:
-        lines = iter(lines)
-        if not _took_header(lines):
-            return
-        clock, sizes = RowClock(note), _Sizes()
-        for line, fields in parsed(lines, _record, bad):
-            try:
-                accesses = _accesses(fields, sizes)
-            except RowError as problem:
-                bad(line, str(problem))
-                continue
-            if accesses is None:
-                note(line, Note.LEFT_OUT)
-                continue
-            for access in accesses:
-                yield access.row(line, clock.at(line, access.time_ns))
+    def reader(self, lines: Iterator[tuple[int, str]]) -> LineReader | None:
+        return None if take_header(lines, _check_header) is None else _Calls().rows
 
 
-def _took_header(lines: Iterator[tuple[int, str]]) -> bool:
-    """Takes the first line that is not blank; False where there is none."""
-    for line, text in lines:
-        text = text.strip(_AROUND)
-        if not text:
-            continue
-        try:
-            _check_header(read_object(text, ("magic", "format_version", "level")))
-        except RowError as problem:
-            raise WrongHeaderError(f"line {line} is not the header: {problem}") from None
-        return True
-    return False
-
-
-def _check_header(header: dict[str, Any]) -> None:
+def _check_header(line: str) -> bool:
+    header = read_object(line, ("magic", "format_version", "level"))
     if header["magic"] != MAGIC.hex():
         raise RowError(f"expected the magic {MAGIC.decode()}, found {shown(header['magic'])}")
     if header["format_version"] != VERSION:
@@ -194,56 +147,52 @@ def _check_header(header: dict[str, Any]) -> None:
         )
     if header["level"] != LEVEL:
         raise RowError(f"expected a trace of level {LEVEL!r}, found {shown(header['level'])}")
+    return True
 
 
-def _record(text: str) -> dict[str, Any]:
-    if text.startswith(_BROKEN):
-        raise RowError(text.removeprefix(_BROKEN))
-    fields = read_object(text, ("t_mono", "qualname", "args"))
-    if not isinstance(fields["args"], dict):
-        raise RowError(f"args: expected an object, found {shown(fields['args'])}")
-    return fields
+class _Calls:
+    """The rows of one file's calls, with the sizes that the calls before them stated."""
 
+    def __init__(self) -> None:
+        self._sizes = _Sizes()
 
-def _accesses(fields: dict[str, Any], sizes: "_Sizes") -> list[Access] | None:
-    """What a call moved; None for a call that is not known."""
-    time_ns = stated_ns("t_mono", _no_text(fields["t_mono"]), NS_PER_S, "seconds")
-    call = _call(fields["qualname"])
-    args = fields["args"]
-    if call in (_READ, _WRITTEN):
-        keys = [_Key(one) for one in _list("keys", args.get("keys"))]
-        return [Access(time_ns, key.text, sizes.of(key), call == _READ) for key in keys]
-    if call in _SIZING:
-        sizes.learn(args)
-        return []
-    return [] if call in _RELEASES else None
+    def rows(self, line: str) -> Line:
+        """Return the row of each object that a call moved."""
+        if line.startswith(_BROKEN):
+            raise RowError(line.removeprefix(_BROKEN))
+        fields = read_object(line, ("t_mono", "qualname", "args"))
+        args = mapping("args", fields["args"])
+        at_ns = time_ns("t_mono", number("t_mono", fields["t_mono"]), TimeUnit.S)
+        call = text("qualname", fields["qualname"]).rpartition("StorageManager.")[2]
+        if call in (_READ, _WRITTEN):
+            keys = [_Key(each) for each in _array("keys", args.get("keys"))]
+            return tuple(self._row(at_ns, key, reads=call == _READ) for key in keys)
+        if call in _SIZING:
+            self._sizes.learn(args)
+            return ()
+        return () if call in _RELEASES else Note.LEFT_OUT
 
-
-def _call(name: object) -> str:
-    """What is behind the class's name: `finish_write`."""
-    text = ident("qualname", name)
-    return text.rpartition("StorageManager.")[2]
+    def _row(self, at_ns: int, key: "_Key", *, reads: bool) -> TraceRow:
+        return TraceRow(0, at_ns, 1, 0, (key.text,), nbytes=self._sizes.of(key), reads=reads)
 
 
 class _Key:
-    """One ObjectKey: its text names the object, its group what all of a kind have in common."""
+    """One ObjectKey: its text names the object, its group all objects of one size."""
 
     __slots__ = ("group", "text")
 
     def __init__(self, value: object) -> None:
-        found = _unwrapped(value)
-        if not isinstance(found, dict):
+        key = _unwrapped(value)
+        if not isinstance(key, dict):
             raise RowError(f"keys: expected object keys, found {shown(value)}")
-        model, chunk = ident("model_name", found.get("model_name")), found.get("chunk_hash")
+        model, chunk = text("model_name", key.get("model_name")), key.get("chunk_hash")
         if not isinstance(chunk, str | int) or isinstance(chunk, bool):
             raise RowError(f"chunk_hash: expected a hash, found {shown(chunk)}")
-        rank, number = (
-            _count("kv_rank", found.get("kv_rank")),
-            _count("object_group_id", found.get("object_group_id", 0)),
-        )
-        salt = ident("cache_salt", found.get("cache_salt", ""))
-        self.group = (model, rank, number)
-        self.text = ident("key", "@".join([model, str(rank), str(chunk), str(number), salt]))
+        rank = integer("kv_rank", key.get("kv_rank"))
+        group = integer("object_group_id", key.get("object_group_id", 0))
+        salt = text("cache_salt", key.get("cache_salt", ""))
+        self.group = (model, rank, group)
+        self.text = text("key", "@".join([model, str(rank), str(chunk), str(group), salt]))
 
 
 class _Sizes:
@@ -265,14 +214,15 @@ class _Sizes:
         return size
 
     def learn(self, args: dict[str, Any]) -> None:
-        """From `layout_desc`, or of newer versions `group_layout_descs`, each for its group."""
+        """Take sizes from `layout_desc`, or of newer versions `group_layout_descs`, each for its
+        group."""
         spec = args.get("spec") or args.get("request") or {}
-        said = {**args, **(_mapping("spec", _unwrapped(spec)))}
-        one = said.get("layout_desc")
-        groups = _mapping("group_layout_descs", _unwrapped(said.get("group_layout_descs") or {}))
+        stated = {**args, **(mapping("spec", _unwrapped(spec)))}
+        one = stated.get("layout_desc")
+        groups = mapping("group_layout_descs", _unwrapped(stated.get("group_layout_descs") or {}))
         layouts = {str(group): _layout_bytes(layout) for group, layout in groups.items()}
         whole = None if one is None else _layout_bytes(one)
-        for value in _list("keys", said.get("keys")):
+        for value in _array("keys", stated.get("keys")):
             key = _Key(value)
             size = layouts.get(str(key.group[2]), whole)
             if size is not None and (key.group in self._bytes or len(self._bytes) < self._MOST):
@@ -280,8 +230,9 @@ class _Sizes:
 
 
 def _layout_bytes(value: object) -> int:
-    layout = _mapping("layout_desc", _unwrapped(value))
-    shapes, dtypes = _list("shapes", layout.get("shapes")), _list("dtypes", layout.get("dtypes"))
+    layout = mapping("layout_desc", _unwrapped(value))
+    shapes = _array("shapes", layout.get("shapes"))
+    dtypes = _array("dtypes", layout.get("dtypes"))
     if not shapes or len(shapes) != len(dtypes):
         raise RowError("layout_desc: expected as many shapes as dtypes, and at least one")
     total = 0
@@ -289,7 +240,7 @@ def _layout_bytes(value: object) -> int:
         name = _unwrapped(dtype)
         if not isinstance(name, str) or name not in _DTYPE_BYTES:
             raise RowError(f"dtypes: expected PyTorch's names, found {shown(dtype)}")
-        sides = [_count("shape", side) for side in _list("shape", _unwrapped(shape))]
+        sides = [integer("shape", side) for side in _array("shape", shape)]
         total += math.prod(sides) * _DTYPE_BYTES[name]
     if not 0 < total <= MAX_OBJECT_BYTES:
         raise RowError(f"layout_desc: expected 1 to {MAX_OBJECT_BYTES} bytes, found {total}")
@@ -297,33 +248,12 @@ def _layout_bytes(value: object) -> int:
 
 
 def _unwrapped(value: object) -> object:
-    """What a wrapped value holds."""
+    """Return the value inside a wrapped one."""
     if isinstance(value, dict) and "__t__" in value and "v" in value:
         inner: object = value["v"]
         return inner
     return value
 
 
-def _list(name: str, value: object) -> list[Any]:
-    value = _unwrapped(value)
-    if not isinstance(value, list):
-        raise RowError(f"{name}: expected a list, found {shown(value)}")
-    return value
-
-
-def _mapping(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RowError(f"{name}: expected an object, found {shown(value)}")
-    return value
-
-
-def _count(name: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise RowError(f"{name}: expected a whole number from 0, found {shown(value)}")
-    return value
-
-
-def _no_text(value: object) -> object:
-    if isinstance(value, str):
-        raise RowError(f"t_mono: expected a number, found the text {shown(value)}")
-    return value
+def _array(name: str, value: object) -> list[Any]:
+    return array(name, _unwrapped(value))

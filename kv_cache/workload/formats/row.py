@@ -21,8 +21,8 @@ class TraceRow(NamedTuple):
     the session's row before it. `name` is what later rows call this one.
 
     `nbytes` is the size of the one object that a row of an I/O trace moves, `reads` whether it
-    was read; such a row has one hash id. `request` is what a recorded run asked, to be asked again
-    as it is.
+    was read; such a row has one hash id. `request` is that of a recorded run, to be sent again as
+    it is.
     """
 
     line: int
@@ -41,3 +41,7 @@ class TraceRow(NamedTuple):
     nbytes: int = 0
     reads: bool = False
     request: Request | None = None
+
+    def placed(self, line: int, at_ns: int) -> "TraceRow":
+        """Return the row as that of `line`, at `at_ns`."""
+        return TraceRow._make((line, at_ns, *self[2:]))

@@ -6,17 +6,17 @@ A document or JSON lines; an item is one conversation, `{"id": ..., "conversatio
 parts of which those with `text` count. There are no times: a turn is asked when the one before it
 is answered.
 
-A row is one turn: all that was said since the last answer, and then the answer. The rules:
+A row is one turn: all messages since the last answer, and then the answer. The rules:
  - The tokens of texts are counted each by itself (`Reading.tokens`), without a chat template. A
    prompt has at least 1; a text that is empty has 0, as have tool calls and pictures.
- - What stands before the first message of a person belongs to the first prompt, also where a model
-   said it (a good third of ShareGPT begins so, cut out of longer conversations). A system message
+ - What is before the first message of a person belongs to the first prompt, also the messages of
+   a model (a good third of ShareGPT begins so, cut out of longer conversations). A system message
    belongs to the prompt behind it.
- - An answer that follows an answer was asked by nobody: it belongs to the next prompt.
- - What a person said last, and nobody answered, is left out (`Note.UNANSWERED`, one for each
-   conversation).
+ - An answer that follows an answer belongs to the next prompt.
+ - The last messages of a person, if they have no answer, are left out (`Note.UNANSWERED`, one for
+   each conversation).
  - An answer is at most `Reading.max_generation_tokens` long and is cut to that (`Note.CUT`).
- - Where a prompt with all that was said before it is longer than `Reading.max_context_tokens`, the
+ - If a prompt with its history is longer than `Reading.max_context_tokens`, the
    conversation ends before it; each turn from there on is a `Note.TOO_LONG`.
  - A conversation of which no turn is left, for whatever reason, is a `Note.EMPTY`.
  - A session is called `<id>#<item>`, as ids may be missing or repeat (`Note.DUPLICATE`); two
@@ -28,20 +28,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_cache.workload.formats.base import (
-    Bad,
-    Note,
-    Noted,
-    Reading,
-    RowError,
-    Seen,
-    identifier,
-    ignore,
-    shown,
-)
+from kv_cache.workload.formats.base import Bad, Note, Noted, Reading, RowError, ignore
+from kv_cache.workload.formats.ids import SeenIds
+from kv_cache.workload.formats.json_items import Cursor, items, key_paths
 from kv_cache.workload.formats.jsonlines import read_object
-from kv_cache.workload.formats.parts import Cursor, items, key_paths
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.values import identifier, shown
 
 PEOPLE = frozenset(("human", "user", "tool", "function", "observation"))
 MODELS = frozenset(("gpt", "assistant", "chatgpt", "bing", "bard", "claude", "palm", "model"))
@@ -69,13 +61,13 @@ class ShareGpt:
 
     def matches(self, head: str) -> bool:
         paths = key_paths(head)
-        said = {(name, key) for name in LISTS for key in (*ROLES, *TEXTS)}
-        return bool(paths & said) and ("requests",) not in paths
+        wanted = {(name, key) for name in LISTS for key in (*ROLES, *TEXTS)}
+        return bool(paths & wanted) and ("requests",) not in paths
 
     def rows(
         self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
     ) -> Iterator[TraceRow]:
-        seen = Seen()
+        seen = SeenIds()
         for item, text in items(Cursor(lines)):
             try:
                 talk = read_object(text)
@@ -112,14 +104,14 @@ class ShareGpt:
 
 @dataclass(slots=True)
 class _Turn:
-    """Tokens of what was said since the last answer, and of the answer; None = there is none."""
+    """Tokens of all messages since the last answer, and of the answer; None = there is none."""
 
     prompt: int = 0
-    asked: bool = False
+    has_question: bool = False
     answer: int | None = None
 
 
-def _session(talk: dict[str, Any], item: int, seen: Seen, note: Noted) -> str:
+def _session(talk: dict[str, Any], item: int, seen: SeenIds, note: Noted) -> str:
     if talk.get("id") is None:
         return f"#{item}"
     name = identifier("id", talk["id"])
@@ -129,32 +121,32 @@ def _session(talk: dict[str, Any], item: int, seen: Seen, note: Noted) -> str:
 
 
 def _turns(talk: dict[str, Any], reading: Reading) -> Iterator[_Turn]:
-    """The turns of a conversation; the last may have no answer. Raises `RowError`."""
+    """Yield the turns of a conversation; the last may have no answer. Raises `RowError`."""
     turn = _Turn()
     for number, message in enumerate(_messages(talk), 1):
         role, text = _message(message, number)
         tokens = reading.tokens.count(text)
-        if role in MODELS and turn.asked:
+        if role in MODELS and turn.has_question:
             turn.answer = tokens
             yield turn
             turn = _Turn()
             continue
         turn.prompt += tokens
-        turn.asked = turn.asked or role in PEOPLE
-    if turn.asked:
+        turn.has_question = turn.has_question or role in PEOPLE
+    if turn.has_question:
         yield turn
 
 
 def _messages(talk: dict[str, Any]) -> list[Any]:
-    found = [talk[name] for name in LISTS if name in talk]
-    if len(found) != 1 or not isinstance(found[0], list):
-        what = "none of them" if not found else shown(found[0] if len(found) == 1 else "both")
+    lists = [talk[name] for name in LISTS if name in talk]
+    if len(lists) != 1 or not isinstance(lists[0], list):
+        what = "none of them" if not lists else shown(lists[0] if len(lists) == 1 else "both")
         raise RowError(f"expected a list named {' or '.join(LISTS)}, found {what}")
-    return found[0]
+    return lists[0]
 
 
 def _message(message: object, number: int) -> tuple[str, str]:
-    """Role and text of one message."""
+    """Return role and text of one message."""
     if not isinstance(message, dict):
         raise RowError(f"message {number}: expected an object, found {shown(message)}")
     role = next((message[key] for key in ROLES if key in message), None)

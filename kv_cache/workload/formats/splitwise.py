@@ -6,61 +6,31 @@ token counts are read. There is no session and no prefix information. Source: ge
 Mutinifni/splitwise-sim.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
-from kv_cache.workload.formats.base import (
-    Bad,
-    Columns,
-    Noted,
-    RowClock,
-    TimeUnit,
-    head_has_columns,
-    ignore,
-    parsed,
-    read_columns,
-    stated_in,
-    tokens,
-)
+from kv_cache.workload.formats.base import TimeUnit
+from kv_cache.workload.formats.line_formats import BareTimes, CsvFormat, Line
 from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.values import time_of_unit_ns, tokens
 
-REQUIRED = ("arrival_timestamp", "prompt_size", "token_size")
 
-
-@dataclass(frozen=True, slots=True)
-class Splitwise:
-    time_unit: TimeUnit = TimeUnit.S
+class Splitwise(BareTimes, CsvFormat):
+    WRITTEN_IN = TimeUnit.S
     name = "splitwise"
-    document = False
-    timed = True
-    grouped = False
+    columns = ("arrival_timestamp", "prompt_size", "token_size")
     description = "SplitwiseSim CSV: arrival_timestamp (s), prompt_size, token_size (tokens)"
 
-    def in_unit(self, unit: TimeUnit) -> "Splitwise":
-        return Splitwise(unit)
-
-    def matches(self, head: str) -> bool:
-        return head_has_columns(head, REQUIRED)
-
-    def rows(
-        self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
-    ) -> Iterator[TraceRow]:
-        lines = iter(lines)
-        columns = read_columns(lines, REQUIRED)
-        if columns is None:
-            return
-        clock = RowClock(note)
-        for line, (time_ns, prompt, output) in parsed(
-            lines, partial(_row, columns, self.time_unit), bad
-        ):
-            yield TraceRow(line, clock.at(line, time_ns), prompt, output)
+    def cell_reader(self) -> Callable[..., Line]:
+        return partial(_row, self.time_unit)
 
 
-def _row(columns: Columns, unit: TimeUnit, text: str) -> tuple[int, int, int]:
-    time, prompt, output = columns.cells(text)
+def _row(unit: TimeUnit, time: str, prompt: str, output: str) -> Line:
     return (
-        stated_in("arrival_timestamp", time, unit),
-        tokens("prompt_size", prompt, 1),
-        tokens("token_size", output, 0),
+        TraceRow(
+            0,
+            time_of_unit_ns("arrival_timestamp", time, unit),
+            tokens("prompt_size", prompt, 1),
+            tokens("token_size", output, 0),
+        ),
     )

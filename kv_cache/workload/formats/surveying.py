@@ -16,9 +16,9 @@ from kv_cache.core.errors import TraceError
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import Note, UnitFormat
-from kv_cache.workload.formats.opening import WAY_OUT, BadRow, Tally, Trace
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.units import Pace, Taken, judged
+from kv_cache.workload.formats.time_units import TracePace, UnitChoice, chosen_unit
+from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
 
 _HASH_STEP_BYTES = 1 << 20
 _PROGRESS_ROWS = 4096
@@ -26,13 +26,13 @@ _PROGRESS_ROWS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What one whole walk found. Times in ns, sizes in tokens; `rows` are the good ones."""
+    """What one whole walk surveyed. Times in ns, sizes in tokens; `rows` are the good ones."""
 
     rows: int
     bad_rows: int
     first_bad: tuple[BadRow, ...]
     notes: Mapping[str, int]
-    """What was counted beside good and bad rows, by what its `Note` is called."""
+    """What was counted beside good and bad rows, by the value of its `Note`."""
     sessions: int
     """Of a grouped format; else 0."""
     span_ns: int
@@ -47,8 +47,8 @@ class Survey:
     """Of an object that a row names, where rows do."""
     follows: bool
     """A row may wait for the answer to another one: it is of a session, or names it."""
-    taken: Taken | None = None
-    """The unit of its times; None where they are no bare numbers."""
+    taken: UnitChoice | None = None
+    """The unit of its times; None if they are not bare numbers."""
     sha256: str
     """Of the files' bytes as they lie on disk, one after the other: `cat files | sha256sum`."""
 
@@ -62,63 +62,63 @@ class Survey:
 
 
 def read(trace: Trace, progress: Callable[[int], None] | None = None) -> tuple[Trace, Survey]:
-    """The trace as it is replayed, its times in the unit that they are in, and what it holds.
+    """Return the trace as it is replayed, its times in their unit, and what it holds.
 
-    The unit is that which was asked for, else what `units.judged` takes; where that is not the
+    The unit is that of the option, else what `units.chosen_unit` takes; where that is not the
     format's, the trace is walked again. Raises `TraceError` as `survey` does.
     """
-    own, found = TRACE_FORMATS[trace.format_name], survey(trace, progress=progress)
-    if not isinstance(own, UnitFormat):
-        return trace, found
+    trace_format, surveyed = TRACE_FORMATS[trace.format_name], survey(trace, progress=progress)
+    if not isinstance(trace_format, UnitFormat):
+        return trace, surveyed
     if trace.time_unit is not None:
-        taken = Taken(unit=trace.time_unit, origin="option")
+        taken = UnitChoice(unit=trace.time_unit, origin="option")
     else:
-        tokens = found.prompt_tokens + found.output_tokens
-        pace = Pace(rows=found.rows, tokens=tokens, span_s=found.span_ns / NS_PER_S)
-        taken = judged(own.time_unit, pace)
-        if taken.unit is not own.time_unit:
+        tokens = surveyed.prompt_tokens + surveyed.output_tokens
+        pace = TracePace(rows=surveyed.rows, tokens=tokens, span_s=surveyed.span_ns / NS_PER_S)
+        taken = chosen_unit(trace_format.time_unit, pace)
+        if taken.unit is not trace_format.time_unit:
             trace = replace(trace, time_unit=taken.unit)
-            found = survey(trace, progress=progress)
-    return trace, replace(found, taken=taken)
+            surveyed = survey(trace, progress=progress)
+    return trace, replace(surveyed, taken=taken)
 
 
-def facts(trace: Trace, found: Survey) -> dict[str, Any]:
-    """For every document: which trace it was, what was read of it and what left out."""
-    taken = found.taken
+def facts(trace: Trace, surveyed: Survey) -> dict[str, Any]:
+    """Return for every document which trace it was, what was read of it and what left out."""
+    taken = surveyed.taken
     return {
         "files": [str(path) for path in trace.files],
         "format": trace.format_name,
         "time_unit": None if taken is None else taken.unit.value,
         "time_unit_from": None if taken is None else taken.origin,
         "time_unit_why": None if taken is None else taken.why or taken.doubt or None,
-        "sha256": found.sha256,
-        "rows": found.rows,
-        "skipped_bad_rows": found.bad_rows,
-        "dropped_failed_rows": found.failed_rows,
-        "backward_rows": found.backward_rows,
-        "trace_block_tokens": found.block_tokens,
-        "sessions": found.sessions if trace.format.grouped else None,
-        "notes": dict(found.notes),
+        "sha256": surveyed.sha256,
+        "rows": surveyed.rows,
+        "skipped_bad_rows": surveyed.bad_rows,
+        "dropped_failed_rows": surveyed.failed_rows,
+        "backward_rows": surveyed.backward_rows,
+        "trace_block_tokens": surveyed.block_tokens,
+        "sessions": surveyed.sessions if trace.format.grouped else None,
+        "notes": dict(surveyed.notes),
         **trace.reading_facts(),
     }
 
 
-def doubts(trace: Trace, found: Survey) -> tuple[str, ...]:
-    """Warnings about the unit of the times, in whole sentences."""
-    taken = found.taken
+def doubts(trace: Trace, surveyed: Survey) -> tuple[str, ...]:
+    """Return warnings about the unit of the times, in whole sentences."""
+    taken = surveyed.taken
     if taken is None or not (taken.doubt or taken.why):
         return ()
     if taken.doubt:
-        said = f"the times may be in another unit: {taken.doubt}; --trace-time-unit decides"
+        warning = f"the times may be in another unit: {taken.doubt}; --trace-time-unit decides"
     else:
-        said = f"its times are taken for {taken.unit}: {taken.why}; --trace-time-unit decides"
-    return (f"workload.trace {_names(trace)} ({trace.format_name}): {said}",)
+        warning = f"its times are taken for {taken.unit}: {taken.why}; --trace-time-unit decides"
+    return (f"workload.trace {_names(trace)} ({trace.format_name}): {warning}",)
 
 
 def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None = None) -> Survey:
-    """Walks the trace, or its first `limit` good rows, and counts; keeps no row.
+    """Walk the trace, or its first `limit` good rows, and count; keeps no row.
 
-    `progress` is told the number of good rows so far, now and then and at the end. The checksum
+    `progress` gets the number of good rows so far, now and then and at the end. The checksum
     is that of the whole files, whatever the limit. Raises `TraceError` for a file that is empty,
     unreadable or has another header.
     """
@@ -165,7 +165,7 @@ def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None 
 
 
 def _one_size(trace: Trace, known: int, row: TraceRow) -> int:
-    """The blocks' size, which is one for the whole trace. Raises `TraceError`."""
+    """Return the blocks' size, which is one for the whole trace. Raises `TraceError`."""
     if known:
         what = "item" if trace.format.document else "line"
         raise TraceError(
@@ -187,28 +187,28 @@ def _sha256(files: tuple[Path, ...]) -> str:
     return digest.hexdigest()
 
 
-def require_usable(trace: Trace, found: Survey, way_out: str = WAY_OUT) -> None:
-    """Raises `TraceError` unless there is a good row and every bad one may be left out; `way_out`
-    of a bad one that may not.
+def require_usable(trace: Trace, surveyed: Survey, way_out: str = WAY_OUT) -> None:
+    """Raise `TraceError` unless there is a good row and every bad one may be left out; `way_out`
+    says what to do about one that may not.
 
     (An empty file and another header do not come so far: `survey` raises for them.)
     """
-    if found.bad_rows and not trace.skip_bad_rows:
-        raise TraceError(f"{_bad_rows(trace, found)}. {way_out}")
-    if found.rows:
+    if surveyed.bad_rows and not trace.skip_bad_rows:
+        raise TraceError(f"{_bad_rows(trace, surveyed)}. {way_out}")
+    if surveyed.rows:
         return
-    if found.bad_rows:
+    if surveyed.bad_rows:
         raise TraceError(
-            f"{_bad_rows(trace, found)}, and there is no good one; is it a {trace.format_name} "
+            f"{_bad_rows(trace, surveyed)}, and there is no good one; is it a {trace.format_name} "
             "trace at all? Name its format, or correct the file"
         )
-    if found.notes.keys() == {Note.FAILED.value}:
+    if surveyed.notes.keys() == {Note.FAILED.value}:
         raise TraceError(
-            f"{_names(trace)}: all {found.failed_rows} rows are failed requests, which are left "
+            f"{_names(trace)}: all {surveyed.failed_rows} rows are failed requests, which are left "
             "out; give a trace with at least one that was answered"
         )
-    if found.notes:
-        counted = ", ".join(f"{note}: {count}" for note, count in sorted(found.notes.items()))
+    if surveyed.notes:
+        counted = ", ".join(f"{note}: {count}" for note, count in sorted(surveyed.notes.items()))
         raise TraceError(
             f"{_names(trace)}: no request is left to replay (counted were {counted}; what each "
             "means is said in docs/reference/trace-formats.md); give another trace, or other limits"
@@ -218,16 +218,16 @@ def require_usable(trace: Trace, found: Survey, way_out: str = WAY_OUT) -> None:
     raise TraceError(f"{_names(trace)}: no rows behind the header; a trace has at least one row")
 
 
-def _bad_rows(trace: Trace, found: Survey) -> str:
-    """How many, where the first are and what is wrong with them."""
-    listed = "; ".join(str(row) for row in found.first_bad)
-    more = found.bad_rows - len(found.first_bad)
+def _bad_rows(trace: Trace, surveyed: Survey) -> str:
+    """Say how many there are, where the first are and what is wrong with them."""
+    listed = "; ".join(str(row) for row in surveyed.first_bad)
+    more = surveyed.bad_rows - len(surveyed.first_bad)
     tail = f"; and {more} more" if more else ""
-    total = found.rows + found.bad_rows + found.failed_rows
-    # The rows of a document are not its items, of which nobody knows how many there are.
+    total = surveyed.rows + surveyed.bad_rows + surveyed.failed_rows
+    # The rows of a document are not its items, whose number is not known.
     of = "items or parts of them" if trace.format.document else f"of {total} rows"
     return (
-        f"{_names(trace)}: {found.bad_rows} {of} cannot be read as {trace.format_name} "
+        f"{_names(trace)}: {surveyed.bad_rows} {of} cannot be read as {trace.format_name} "
         f"({listed}{tail})"
     )
 

@@ -1,6 +1,6 @@
 """How many tokens a text is: a stated rule, or a tokenizer whose vocabulary lies on this machine.
 
-A dataset of texts has no token counts; whoever reads it says what counted them. Nothing is ever
+A dataset of texts has no token counts; its reader states what counted them. Nothing is ever
 downloaded: an encoding whose vocabulary is not here is a `ConfigError` that says where to put it.
 """
 
@@ -34,12 +34,13 @@ class Tokens(Protocol):
         """For the result: which tokenizer, its version, and the checksum of its vocabulary."""
 
     def count(self, text: str) -> int:
-        """Tokens of a text: 0 if it is empty, else at least 1 with every kind."""
+        """Return the tokens of a text: 0 if it is empty, else at least 1 with every kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """The reference's estimate: so many characters are a token, rounded down, but at least 1."""
+    """The reference's estimate: `per_token` characters are a token, rounded down, but at least
+    1."""
 
     per_token: float = CHARS_PER_TOKEN
 
@@ -65,7 +66,7 @@ class _Counted:
 
 
 def _writable(text: str) -> str:
-    """The text, but for half a surrogate pair, which JSON can write and UTF-8 cannot."""
+    """Return the text without half surrogate pairs, which JSON can write and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -74,7 +75,7 @@ def _writable(text: str) -> str:
 
 
 def open_tokens(wanted: str, chars_per_token: float = CHARS_PER_TOKEN) -> Tokens:
-    """The counter that `wanted` names, see `KINDS`. Raises ConfigError."""
+    """Return the counter that `wanted` names, see `KINDS`. Raises ConfigError."""
     kind, colon, what = wanted.partition(":")
     what = os.path.expanduser(what)
     if wanted == CHARS:
@@ -136,7 +137,8 @@ def _version(library: ModuleType) -> str:
 
 
 def _from_cache(public: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A public encoding, from tiktoken's own cache and never from where it would fetch it."""
+    """Return a public encoding, from tiktoken's own cache and never from where it would fetch
+    it."""
     files: dict[str, str] = {}
 
     def cached(url: str, expected_sha256: str | None = None) -> bytes:
@@ -148,13 +150,13 @@ def _from_cache(public: Mapping[str, Any], name: str) -> tuple[dict[str, Any], d
                 "another directory), or give the file itself as tiktoken:PATH"
             )
         data = _read(path, "a readable file")
-        found = hashlib.sha256(data).hexdigest()
-        if expected_sha256 is not None and found != expected_sha256:
+        sha256 = hashlib.sha256(data).hexdigest()
+        if expected_sha256 is not None and sha256 != expected_sha256:
             raise ConfigError(
-                f"{_OPTION}: {path} is not the vocabulary of {name} (sha256 {found}, expected "
+                f"{_OPTION}: {path} is not the vocabulary of {name} (sha256 {sha256}, expected "
                 f"{expected_sha256}); fetch {url} again"
             )
-        files[str(path)] = found
+        files[str(path)] = sha256
         return data
 
     with _reading_through(cached):
@@ -165,8 +167,8 @@ def _from_cache(public: Mapping[str, Any], name: str) -> tuple[dict[str, Any], d
 def _from_file(
     library: ModuleType, public: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A vocabulary file alone does not say how a text is split before its tokens are looked for:
-    as the public encoding of the file's name does, else as cl100k_base."""
+    """Return a vocabulary file's encoding. The file does not say how a text is split before its
+    tokens are looked for: as the public encoding of its name does, else as cl100k_base."""
     data = _read(path, "a local .tiktoken file")
     ranks = _ranks(path, data)
     like = path.stem if path.stem in public else _DEFAULT_PATTERN
@@ -207,26 +209,26 @@ def _ranks(path: Path, data: bytes) -> dict[bytes, int]:
 
 
 def cache_dir() -> Path:
-    """Where tiktoken keeps what it has fetched: $TIKTOKEN_CACHE_DIR, $DATA_GYM_CACHE_DIR, or its
+    """Return where tiktoken keeps its downloads: $TIKTOKEN_CACHE_DIR, $DATA_GYM_CACHE_DIR, or its
     own default (which later versions have moved from the temporary directory)."""
     for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if os.environ.get(name):
             return Path(os.environ[name])
-    own = getattr(importlib.import_module("tiktoken.load"), "_default_cache_dir", None)
-    return Path(own()) if own is not None else Path(tempfile.gettempdir(), "data-gym-cache")
+    default = getattr(importlib.import_module("tiktoken.load"), "_default_cache_dir", None)
+    return Path(default()) if default is not None else Path(tempfile.gettempdir(), "data-gym-cache")
 
 
 @contextmanager
 def _reading_through(read: Callable[..., bytes]) -> Iterator[None]:
-    """Every file that tiktoken wants comes from `read`. Its own reader fetches what is not there,
+    """Let tiktoken read every file through `read`. Its own reader fetches what is not there,
     and deletes what is not as expected."""
     load: Any = importlib.import_module("tiktoken.load")
-    own = load.read_file_cached
+    original = load.read_file_cached
     load.read_file_cached = read
     try:
         yield
     finally:
-        load.read_file_cached = own
+        load.read_file_cached = original
 
 
 # --- Hugging Face ---

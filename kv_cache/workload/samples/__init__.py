@@ -13,7 +13,9 @@ from types import MappingProxyType
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.canonical import Header, header_line, row_line
-from kv_cache.workload.samples.accesses import (
+from kv_cache.workload.samples.draws import heavy
+from kv_cache.workload.samples.hashed_traces import mooncake_lines, qwen_lines
+from kv_cache.workload.samples.io_traces import (
     blkparse_lines,
     fio2_lines,
     fio3_lines,
@@ -21,16 +23,14 @@ from kv_cache.workload.samples.accesses import (
     lmcache_bytes,
     msr_lines,
 )
-from kv_cache.workload.samples.chats import mooncake_lines, qwen_lines
-from kv_cache.workload.samples.counts import (
+from kv_cache.workload.samples.session_traces import agentic_lines, messages_lines, sharegpt_text
+from kv_cache.workload.samples.token_traces import (
     azure2024_lines,
     azure_lines,
     burstgpt3_lines,
     burstgpt_lines,
     splitwise_lines,
 )
-from kv_cache.workload.samples.draws import heavy
-from kv_cache.workload.samples.talks import agentic_lines, messages_lines, sharegpt_text
 
 __all__ = [
     "SAMPLES",
@@ -58,7 +58,7 @@ class Sample:
 
 
 def sample_bytes(name: str, seed: int = SAMPLE_SEED, rows: int | None = None) -> bytes:
-    """The whole file `name` of `SAMPLES`; the same arguments give the same bytes."""
+    """Return the whole file `name` of `SAMPLES`; the same arguments give the same bytes."""
     sample = SAMPLES[name]
     return sample.make(Seed(seed).child("samples", name), sample.rows if rows is None else rows)
 
@@ -66,7 +66,7 @@ def sample_bytes(name: str, seed: int = SAMPLE_SEED, rows: int | None = None) ->
 def _lined(
     lines: Callable[[Seed, int], Iterable[str]], end: str = "\n", *, last: bool = True
 ) -> Callable[[Seed, int], bytes]:
-    """The bytes of lines, each with `end` behind it, or behind all but the last."""
+    """Return what makes bytes of lines, with `end` behind each, or behind all but the last."""
 
     def make(seed: Seed, rows: int) -> bytes:
         return (end.join(lines(seed, rows)) + (end if last else "")).encode()
@@ -74,23 +74,23 @@ def _lined(
     return make
 
 
-def _own_lines(of: str, seed: Seed, rows: int) -> Iterator[str]:
-    """The sample `of`, as our own format says it."""
+def _canonical_lines(of: str, seed: Seed, rows: int) -> Iterator[str]:
+    """Yield the lines of the sample `of` in our own format."""
     sample = SAMPLES[of]
     trace_format = TRACE_FORMATS[sample.format]
     data = sample.make(seed, rows)
     text = (
         [(1, data.decode())] if trace_format.document else enumerate(data.decode().split("\n"), 1)
     )
-    found = list(trace_format.rows(text, lambda line, reason: None))
+    trace_rows = list(trace_format.rows(text, lambda line, reason: None))
     header = Header(
         grouped=trace_format.grouped,
         timed=trace_format.timed,
-        block_tokens=max((row.block_tokens for row in found), default=0),
+        block_tokens=max((row.block_tokens for row in trace_rows), default=0),
         source=of,
     )
     yield header_line(header)
-    for row in found:
+    for row in trace_rows:
         yield row_line(row, header)
 
 
@@ -110,22 +110,22 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         "messages_sample.jsonl": Sample(format="sharegpt", rows=20, make=_lined(messages_lines)),
         "agentic_sample.jsonl": Sample(format="agentic", rows=8, make=_lined(agentic_lines)),
         "kv_cache_sample.jsonl": Sample(
-            format="kv-cache", rows=100, make=_lined(partial(_own_lines, "qwen_sample.jsonl"))
+            format="kv-cache", rows=100, make=_lined(partial(_canonical_lines, "qwen_sample.jsonl"))
         ),
         "kv_cache_untimed_sample.jsonl": Sample(
             format="kv-cache-untimed",
             rows=100,
-            make=_lined(partial(_own_lines, "fio_iolog2_sample.log")),
+            make=_lined(partial(_canonical_lines, "fio_iolog2_sample.log")),
         ),
         "kv_cache_sessions_sample.jsonl": Sample(
             format="kv-cache-sessions",
             rows=4,
-            make=_lined(partial(_own_lines, "agentic_sample.jsonl")),
+            make=_lined(partial(_canonical_lines, "agentic_sample.jsonl")),
         ),
         "kv_cache_sessions_untimed_sample.jsonl": Sample(
             format="kv-cache-sessions-untimed",
             rows=40,
-            make=_lined(partial(_own_lines, "sharegpt_sample.json")),
+            make=_lined(partial(_canonical_lines, "sharegpt_sample.json")),
         ),
         "iotrace_sample.csv": Sample(format="iotrace", make=_lined(iotrace_lines, "\r\n")),
         "lmcache_sample.lct": Sample(format="lmcache", rows=20, make=lmcache_bytes),

@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def heavy(rng: Random, median: float, low: float, high: float) -> float:
-    """A log-logistic draw of shape 2 within [low, high]; one outside is drawn again.
+    """Return a log-logistic draw of shape 2 within [low, high]; one outside is drawn again.
 
-    Again, and not cut: a heap of rows at exactly the cap is no real shape.
+    Again, and not cut: no real trace has a heap of rows at exactly the cap.
     """
     while True:
         u = rng.random()
@@ -26,9 +26,27 @@ def heavy(rng: Random, median: float, low: float, high: float) -> float:
 
 
 def below(rng: Random, limit: int) -> int:
-    """A whole number from 0 to `limit` - 1."""
+    """Return a whole number from 0 to `limit` - 1."""
     return int(rng.random() * limit)
 
 
 def one_of(rng: Random, choices: Sequence[T]) -> T:
     return choices[below(rng, len(choices))]
+
+
+def seconds(micros: int) -> str:
+    """Return microseconds as seconds with six decimals."""
+    return f"{micros // 1_000_000}.{micros % 1_000_000:06}"
+
+
+class NewIds:
+    """Ids of blocks, which count up in the order in which their contents first appear."""
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    def cover(self, ids: tuple[int, ...], blocks: int) -> tuple[int, ...]:
+        """Return `ids` and behind them new ones, `blocks` in all if they are fewer."""
+        begin = self._next
+        self._next += max(0, blocks - len(ids))
+        return (*ids, *range(begin, self._next))

@@ -6,19 +6,19 @@ The laws are in `kv_cache/sim/cluster/requests.py`.
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_trace import TraceWork
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.chain import PrefixChain
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import RequestSource
 from kv_cache.sim.cluster.sources.content import Content
+from kv_cache.sim.cluster.sources.dialogues import Dialogues
 from kv_cache.sim.cluster.sources.singles import Singles
-from kv_cache.sim.cluster.sources.talks import Talks
 from kv_cache.sim.cluster.sources.traced import TracedRows, TracedSessions
 
 
 def build_source(
     scenario: Scenario, chain: PrefixChain, opened: TraceWork | None = None
 ) -> RequestSource:
-    """The source that a scenario names; what it shares is in `chain`. `opened` is the scenario's
-    trace, where it asks by one."""
+    """Return the source that a scenario names; what it shares is in `chain`. `opened` is the
+    scenario's trace, where it asks by one."""
     work, size = scenario.workload, scenario.model.block_tokens
     seed = Seed(scenario.seed).child("cluster", "asks")
     if work.source == "trace":
@@ -27,7 +27,7 @@ def build_source(
     if work.source == "poisson":
         return Singles(work, seed)
     reasoning = work.reasoning_tokens if work.source == "agents" else 0
-    return Talks(work, size, chain, seed, reasoning)
+    return Dialogues(work, size, chain, seed, reasoning)
 
 
 def _traced(scenario: Scenario, chain: PrefixChain, seed: Seed, opened: TraceWork) -> RequestSource:

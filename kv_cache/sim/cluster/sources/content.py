@@ -1,16 +1,17 @@
 """What the rows of a trace ask for, as nodes of the chain.
 
 Rows with hash ids share exactly what the trace says: an id is a run of its whole blocks, and what
-is behind the last whole block is nobody's. The turns of a session have its history, and the answer
-of a turn belongs to it where it was given and fits into the next prompt. Rows with neither share
-nothing. Nothing is known of an answer in a trace with hash ids, so it has no node there.
+is behind the last whole block is not shared. The turns of a session have its history, and the
+answer of a turn belongs to it where it was given and fits into the next prompt. Rows with neither
+share nothing. Nothing is known of an answer in a trace with hash ids, so it has no node there.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kv_cache.core.request import Request
-from kv_cache.sim.cluster.chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.row_requests import MOST_CONVERSATIONS
 
@@ -18,7 +19,7 @@ _NO_ANSWER = -1
 
 
 class Meant(NamedTuple):
-    """The content of one request, and where it stands."""
+    """The content of one request, and its place in its session."""
 
     session: int
     turn: int
@@ -28,36 +29,36 @@ class Meant(NamedTuple):
     answer_leaf: int
 
 
+@dataclass(slots=True, eq=False)
 class _History:
     """The last prompt and answer of a session."""
 
-    __slots__ = ("answer_leaf", "answered", "id", "leaf", "output", "prompt", "turns")
-
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.turns = 0
-        self.prompt = self.output = 0
-        self.leaf = ROOT
-        self.answer_leaf = _NO_ANSWER
-        self.answered = False
+    id: int
+    turns: int = 0
+    prompt: int = 0
+    output: int = 0
+    leaf: int = ROOT
+    answer_leaf: int = _NO_ANSWER
+    answered: bool = False
 
 
 class Content:
-    """`own` is the length of the trace's blocks, a multiple of `block_tokens`; 0 where it has none.
+    """`trace_block_tokens` is the length of the trace's blocks, a multiple of `block_tokens`; 0 if
+    it has none.
 
     A session is called by the number of its first request. One that is silent while
     `MOST_CONVERSATIONS` others speak begins anew.
     """
 
-    def __init__(self, chain: PrefixChain, block_tokens: int, own: int) -> None:
+    def __init__(self, chain: PrefixChain, block_tokens: int, trace_block_tokens: int) -> None:
         self._chain = chain
         self._size = block_tokens
-        self._blocks_of_id = own // block_tokens
+        self._blocks_of_id = trace_block_tokens // block_tokens
         self._known: OrderedDict[str, _History] = OrderedDict()
 
     def of(self, row: TraceRow, number: int, *, goes_on: bool) -> Meant:
-        """The content of the row that is asked as request `number`, when it is asked. An answer has
-        at least one token: prefill gives it."""
+        """Return the content of the row that is asked as request `number`, when it is asked. An
+        answer has at least one token: prefill gives it."""
         output = max(1, row.output_tokens)
         if row.request is not None:
             return self._recorded(row.request, number)
@@ -76,7 +77,7 @@ class Content:
         return Meant(history.id, turn, history.prompt, output, history.leaf, history.answer_leaf)
 
     def answered(self, session: str | None) -> None:
-        """The last prompt of a session got its answer."""
+        """Note that the last prompt of a session got its answer."""
         history = None if session is None else self._known.get(session)
         if history is not None:
             history.answered = True
@@ -92,8 +93,8 @@ class Content:
         return history
 
     def _say(self, history: _History, row: TraceRow, output: int) -> None:
-        """The next turn of a session. A prompt that is shorter than the one before cannot contain
-        it: the context was cut, and what follows is content of its own."""
+        """Add the next turn of a session. A prompt that is shorter than the one before cannot
+        contain it: the context was cut, and what follows is content of its own."""
         spoken = history.prompt + history.output
         prompt = spoken + row.prompt_tokens if row.adds else row.prompt_tokens
         before = history.leaf
@@ -101,15 +102,14 @@ class Content:
             before = ROOT
         elif history.answered and prompt >= spoken and history.answer_leaf != _NO_ANSWER:
             before = history.answer_leaf
-        history.leaf = self._grown(before, prompt)
-        history.answer_leaf = self._grown(history.leaf, prompt + output - 1)
+        chain, size = self._chain, self._size
+        history.leaf = chain.grown(before, prompt // size)
+        history.answer_leaf = chain.grown(history.leaf, (prompt + output - 1) // size)
         history.prompt, history.output, history.answered = prompt, row.output_tokens, False
 
-    def _grown(self, node: int, tokens: int) -> int:
-        return self._chain.fresh(node, tokens // self._size - self._chain.end(node))
-
     def _hashed(self, row: TraceRow, hash_ids: tuple[int | str, ...]) -> int:
-        """The prompt's whole blocks: those of the ids, and behind them what has none."""
+        """Return the node of the prompt's whole blocks: those of the ids, and behind them those
+        without."""
         chain, per, left = self._chain, self._blocks_of_id, row.prompt_tokens // self._size
         node = ROOT
         for name in hash_ids:
@@ -126,9 +126,9 @@ class Content:
         chain, tokens, node = self._chain, 0, ROOT
         for block in request.blocks:
             tokens += block.tokens
-            node = chain.named(node, block.key, tokens // self._size - chain.end(node))
+            node = chain.grown_by(node, block.key, tokens // self._size)
         tokens += request.tail_tokens
-        node = chain.fresh(node, tokens // self._size - chain.end(node))
+        node = chain.grown(node, tokens // self._size)
         history = self._history(request.conversation, number)
         history.turns += 1
         output = max(1, request.output_tokens)

@@ -29,8 +29,8 @@ class DrawStream:
 
 
 def lengths(shares: Floats, law: str, between: tuple[int, int]) -> Ints:
-    """Whole numbers of a law; those of `exponential` are geometric, from 1, with the pair's middle
-    as their mean."""
+    """Draw whole numbers of a law; those of `exponential` are geometric, from 1, with the pair's
+    middle as their mean."""
     low, high = between
     middle = (low + high) / 2
     if law == "fixed":
@@ -44,13 +44,13 @@ def lengths(shares: Floats, law: str, between: tuple[int, int]) -> Ints:
 
 
 def spans_ns(shares: Floats, between_s: tuple[float, float]) -> Ints:
-    """Times, uniform between."""
+    """Draw times, uniform between two."""
     low, high = between_s
     return np.rint((low + shares * (high - low)) * NS_PER_S).astype(np.int64)
 
 
 def gaps_ns(shares: Floats, rate_per_s: float) -> Ints:
-    """Gaps of a Poisson process; a rate of 0 has none."""
+    """Draw the gaps of a Poisson process; a rate of 0 has none."""
     if not rate_per_s:
         return np.zeros(len(shares), np.int64)
     mean_ns = min(NS_PER_S / rate_per_s, float(_LONGEST_NS))

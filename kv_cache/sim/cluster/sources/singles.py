@@ -47,7 +47,7 @@ class Singles:
             yield ClusterRequest(n, n, 0, at_ns, prompt, output)
 
     def _drawn(self) -> Iterator[_Row]:
-        """Number, gap before it, time to think before it, and lengths."""
+        """Draw for each request: number, gap before it, time to think before it, and lengths."""
         work, seed = self._work, self._seed
         gaps, thinks, prompts, outputs = (
             DrawStream(seed.child(name)) for name in ("gaps", "thinks", "prompts", "outputs")

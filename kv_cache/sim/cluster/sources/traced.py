@@ -15,9 +15,9 @@ from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.content import Content
 from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.replay import Due, Links, earliest_ns, linked, paced
-from kv_cache.workload.row_requests import Courses
-from kv_cache.workload.sessions import RowAsk, RowSession, rows_before
+from kv_cache.workload.replay import AwaitedAnswers, Due, earliest_ns, linked, paced
+from kv_cache.workload.row_requests import Continuations
+from kv_cache.workload.sessions import PlannedRow, RowSession, rows_before
 
 _BULK = 1024
 
@@ -45,7 +45,7 @@ class _Entry:
 
 
 class TracedRows:
-    """Rows that stand in the order of their instants, or in the order in which they are asked where
+    """Rows in the order of their instants, or in the order in which they are asked where
     they have none (`timed` false): then they begin as single requests do."""
 
     def __init__(
@@ -61,9 +61,9 @@ class TracedRows:
         self._content = content
         self._scale = _Scale(arrival_scale=work.arrival_scale)
         self._arrivals = None if timed else arrivals(work.rate_per_s, seed)
-        self._courses = Courses()
-        self._links: Links[_Entry] = Links()
-        self._asked: dict[int, _Entry] = {}
+        self._courses = Continuations()
+        self._links: AwaitedAnswers[_Entry] = AwaitedAnswers()
+        self._in_flight: dict[int, _Entry] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
         ready: list[tuple[int, int, _Entry]] = []
@@ -82,14 +82,14 @@ class TracedRows:
     def after(
         self, request: ClusterRequest, ended_ns: int, *, answered: bool
     ) -> Sequence[ClusterRequest]:
-        entry = self._asked.pop(request.number)
+        entry = self._in_flight.pop(request.number)
         if answered:
             self._content.answered(entry.row.session)
         freed = self._links.answered(entry.ordinal, entry.names, ended_ns)
         return tuple(self._ask(free) for free in freed)
 
     def _due(self) -> Iterator[tuple[int, Due]]:
-        """Each row, and an instant before which neither it nor any behind it is due."""
+        """Yield each row, and an instant before which neither it nor any behind it is due."""
         if self._arrivals is not None:
             for at_ns, row in zip(self._arrivals, self._rows, strict=False):
                 yield at_ns, Due(at_ns, row)
@@ -98,7 +98,7 @@ class TracedRows:
             yield earliest_ns(due.row, self._scale), due
 
     def _ask(self, entry: _Entry) -> ClusterRequest:
-        self._asked[entry.ordinal] = entry
+        self._in_flight[entry.ordinal] = entry
         meant = self._content.of(entry.row, entry.ordinal, goes_on=entry.goes_on)
         return ClusterRequest(entry.ordinal, meant.session, meant.turn, entry.due_ns, *meant[2:])
 
@@ -114,28 +114,29 @@ class TracedSessions:
         self._users = work.concurrency
         self._arrivals = arrivals(work.rate_per_s, seed)
         self._content = content
-        self._courses = Courses()
+        self._courses = Continuations()
         self._read = 0
-        self._asked: dict[int, tuple[RowSession, int]] = {}
+        self._in_flight: dict[int, tuple[RowSession, int]] = {}
 
     def first(self) -> Iterator[ClusterRequest]:
-        """Several rows of a session may wait for nobody, and come later than the next beginning."""
+        """Begin sessions. Several rows of one may wait for no answer, and come later than the next
+        beginning."""
         ready: list[tuple[int, int, RowSession, int]] = []
         begun = islice(self._begin(), self._users or None)
         for session in begun:
             while ready and ready[0][0] <= session.begin_ns:
                 yield self._pop(ready)
             for at_ns, index in session.first():
-                heappush(ready, (at_ns, session.asks[index].ordinal, session, index))
+                heappush(ready, (at_ns, session.planned[index].ordinal, session, index))
         while ready:
             yield self._pop(ready)
 
     def after(
         self, request: ClusterRequest, ended_ns: int, *, answered: bool
     ) -> Sequence[ClusterRequest]:
-        session, index = self._asked.pop(request.number)
+        session, index = self._in_flight.pop(request.number)
         if answered:
-            self._content.answered(session.asks[index].row.session)
+            self._content.answered(session.planned[index].row.session)
         freed = [(session, *free) for free in session.answered(index, ended_ns)]
         if self._users and not session.left:
             for follower in islice(self._begin(ended_ns), 1):
@@ -147,13 +148,13 @@ class TracedSessions:
             at_ns = now_ns if self._users else next(self._arrivals)
             yield RowSession(at_ns, self._asks(list(rows)))
 
-    def _asks(self, rows: list[TraceRow]) -> list[RowAsk]:
+    def _asks(self, rows: list[TraceRow]) -> list[PlannedRow]:
         named: dict[str, int] = {}
         requests = []
         for index, row in enumerate(rows):
             goes_on = self._courses.goes_on(row)
             before = rows_before(row, index, named)
-            requests.append(RowAsk(row, goes_on, self._read, row.at_ns, row.think_ns, before))
+            requests.append(PlannedRow(row, goes_on, self._read, row.at_ns, row.think_ns, before))
             self._read += 1
             if row.name is not None:
                 named[row.name] = index
@@ -166,14 +167,14 @@ class TracedSessions:
         return self._ask(session, at_ns, index)
 
     def _ask(self, session: RowSession, at_ns: int, index: int) -> ClusterRequest:
-        request = session.asks[index]
-        self._asked[request.ordinal] = (session, index)
+        request = session.planned[index]
+        self._in_flight[request.ordinal] = (session, index)
         meant = self._content.of(request.row, request.ordinal, goes_on=request.goes_on)
         return ClusterRequest(request.ordinal, meant.session, meant.turn, at_ns, *meant[2:])
 
 
 def arrivals(rate_per_s: float, seed: Seed) -> Iterator[int]:
-    """The instants of a Poisson process, without end."""
+    """Yield the instants of a Poisson process, without end."""
     stream = DrawStream(seed.child("gaps"))
     at_ns = 0
     while True:

@@ -43,9 +43,14 @@
     return "p" + Number((100 - nines).toFixed(place < 2 ? 0 : place < 3 ? 1 : 2));
   }
 
+  /* Steps of an axis on which things are counted. */
+  var WHOLE = [];
+  for (var power = 0; power < 16; power++)
+    [1, 2, 5].forEach(function (step) { WHOLE.push(step * Math.pow(10, power)); });
+
   /* Numbers that people count in, on a logarithmic axis. */
   function rounds(low, high, most) {
-    var ways = [[1, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1]];
+    var ways = data.ladders;
     for (var i = 0; i < ways.length; i++) {
       var found = [];
       for (var p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++)
@@ -256,7 +261,11 @@
         filter: function (_, splits) { return splits; },
         values: function (_, splits) { return splits.map(figures); },
       };
-    return { space: 50 * fine(), values: function (_, splits) { return splits.map(figures); } };
+    return {
+      space: 50 * fine(),
+      incrs: this.axis.whole ? WHOLE : undefined,
+      values: function (_, splits) { return splits.map(figures); },
+    };
   };
 
   Chart.prototype.up = function () {

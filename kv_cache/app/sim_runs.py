@@ -1,0 +1,341 @@
+"""The runs of a simulation: each variant with each seed, and what is written as they end."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kv_cache.bench.interrupts import Interrupts
+from kv_cache.bench.progress import Bar, Progress
+from kv_cache.config.hardware import HardwareProfile
+from kv_cache.config.machine import read_described
+from kv_cache.config.profile import Profile
+from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_hardware import described
+from kv_cache.config.scenario_rules import kv_bytes_per_token
+from kv_cache.config.scenario_trace import TraceWork, open_work
+from kv_cache.config.scenarios import Scenarios, Variant
+from kv_cache.config.schema import to_mapping
+from kv_cache.core.errors import UsageError
+from kv_cache.files.cluster_events import EventLog
+from kv_cache.files.cluster_tables import ColumnsFile
+from kv_cache.files.writing import cannot_write, open_atomically
+from kv_cache.result.simulation.document import run_row, variant_row
+from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
+from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.simulate import simulate
+from kv_cache.sim.cluster.sources import build_source
+from kv_cache.sim.cluster.topology import ClusterTopology
+from kv_cache.sim.profile_model import ProfileModel
+
+_LONGEST_NAME = 40
+
+Row = dict[str, Any]
+
+
+class NothingEndedError(Exception):
+    """A signal came before any run had ended: there is nothing to write."""
+
+
+class _RunStoppedError(Exception):
+    """A signal came during a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPaths:
+    """Where what is written run by run goes; None: nowhere."""
+
+    events: Path | None = None
+    series: Path | None = None
+    instances: Path | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class VariantRuns:
+    """A variant with its place in the document, from 1, and its runs so far."""
+
+    number: int
+    name: str
+    values: Row
+    scenario: Row
+    runs: list[Row] = field(default_factory=list)
+
+    def row(self) -> Row:
+        return variant_row(self.number, self.name, self.values, self.scenario, self.runs)
+
+    def key(self) -> Row:
+        return {"variant": self.number, "name": self.name}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRuns:
+    """The `count` runs that ended: rows of the document, the seeds in their order, and the cost."""
+
+    variants: list[Row]
+    traces: list[Row]
+    seeds: list[int]
+    count: int
+    events: int
+    took_s: float
+
+
+def run_all(
+    study: Scenarios,
+    inputs: "ScenarioInputs",
+    streams: StreamPaths,
+    caught: Interrupts,
+    progress: Progress,
+) -> EndedRuns:
+    """Simulate until all runs have ended or a signal came, and write what belongs to those that
+    ended. Raises NothingEndedError and UsageError, after which no file is changed, and
+    AssertionError if a run broke a law."""
+    with ExitStack() as stack:
+        runs = _Runs(study, inputs, streams, caught, progress, stack)
+        began = time.monotonic()
+        runs.run_each()
+        return runs.ended(time.monotonic() - began)
+
+
+@contextmanager
+def _named(study: Scenarios, variant: Variant) -> Iterator[None]:
+    """Add to an error in which run it came up, if there are several."""
+    try:
+        yield
+    except UsageError as error:
+        if not variant.name:
+            raise
+        raise type(error)(f"{study.source}, {variant.name}: {error}") from None
+    except AssertionError as error:
+        error.add_note(f"in {variant.name or study.source}, seed {variant.scenario.seed}")
+        raise
+
+
+class ScenarioInputs:
+    """What the scenarios of a study name beside themselves: traces and profiles, each read once,
+    before anything is simulated. Raises UsageError if one cannot be read, or does not go with its
+    scenario."""
+
+    def __init__(self, study: Scenarios) -> None:
+        self._works: dict[object, TraceWork | None] = {}
+        self._files: dict[str, Profile | HardwareProfile] = {}
+        self._models: dict[int, ProfileModel] = {}  # by the identity of what was read
+        for variant in study.variants():
+            if not variant.repeat:
+                with _named(study, variant):
+                    self._check(variant.scenario)
+
+    def _check(self, scenario: Scenario) -> None:
+        model = scenario.model
+        block_bytes = kv_bytes_per_token(model) * model.block_tokens
+        ClusterTopology(*self.machine(scenario), block_bytes)
+        self.work(scenario)
+
+    def work(self, scenario: Scenario) -> TraceWork | None:
+        """Return the trace; what the scenario's own checks look at tells them apart."""
+        work = scenario.workload
+        key = (
+            work.source, work.trace, work.trace_format, work.trace_time_unit,
+            work.arrival_scale, work.concurrency, work.rate_per_s, work.warmup_requests,
+            work.requests, scenario.model.block_tokens, scenario.tiers.prefetch,
+        )  # fmt: skip
+        if key not in self._works:
+            self._works[key] = open_work(scenario)
+        return self._works[key]
+
+    def requests(self, scenario: Scenario) -> int:
+        """Return how many requests one run asks."""
+        trace, work = self.work(scenario), scenario.workload
+        return work.drawn_requests if trace is None else trace.asked(work)
+
+    def all_requests(self, study: Scenarios) -> int:
+        """Return how many requests all runs ask."""
+        return sum(self.requests(variant.scenario) for variant in study.variants())
+
+    def traces(self, study: Scenarios) -> list[Row]:
+        """Return what each trace is and what of it is asked, once."""
+        rows: list[Row] = []
+        for variant in study.variants():
+            trace = self.work(variant.scenario)
+            row = None if trace is None else trace.facts(variant.scenario.workload)
+            if row is not None and row not in rows:
+                rows.append(row)
+        return rows
+
+    def machine(self, scenario: Scenario) -> tuple[Scenario, dict[str, ProfileModel]]:
+        """Return the scenario as its tiers' profiles have it, and the measured devices among
+        them."""
+        profiled, curves = described(scenario, self._read)
+        for curve in curves.values():
+            if id(curve) not in self._models:
+                self._models[id(curve)] = ProfileModel(curve)
+        return profiled, {tier: self._models[id(curve)] for tier, curve in curves.items()}
+
+    def _read(self, path: str) -> Profile | HardwareProfile:
+        if path not in self._files:
+            self._files[path] = read_described(path)
+        return self._files[path]
+
+
+class _Runs:
+    """The runs of one command. What it opens, `stack` closes."""
+
+    def __init__(
+        self,
+        study: Scenarios,
+        inputs: ScenarioInputs,
+        streams: StreamPaths,
+        caught: Interrupts,
+        progress: Progress,
+        stack: ExitStack,
+    ) -> None:
+        self._study = study
+        self._caught = caught
+        self._inputs = inputs
+        self._variants: dict[int, VariantRuns] = {}
+        self._seeds: list[int] = []
+        self._ended = self._events = 0
+        self._log = _event_log(study, streams.events, stack)
+        name = study.base.name
+        self._series = _columns_file(streams.series, "--series", name, stack)
+        self._instances = _columns_file(
+            streams.instances, "--per-instance", name, stack, numbered="instance"
+        )
+        self._bar: Bar = stack.enter_context(
+            progress.bar(
+                "simulating", unit="requests", total=inputs.all_requests(study), scale=True
+            )
+        )
+        self._done = 0
+
+    def run_each(self) -> None:
+        """Perform the runs until a signal comes. Raises NothingEndedError."""
+        try:
+            for variant_runs, variant in self._plan():
+                self._one(variant_runs, variant)
+        except _RunStoppedError:
+            if self._log is not None:
+                self._log.rewind()
+        if not self._ended:
+            raise NothingEndedError
+
+    def ended(self, took_s: float) -> EndedRuns:
+        return EndedRuns(
+            variants=[each.row() for _, each in sorted(self._variants.items()) if each.runs],
+            traces=self._inputs.traces(self._study),
+            seeds=self._seeds, count=self._ended, events=self._events, took_s=took_s,
+        )  # fmt: skip
+
+    def _plan(self) -> Iterator[tuple[VariantRuns, Variant]]:
+        """Yield all variants with the first seed before any with the second, so that they can be
+        compared whenever it ends."""
+        every = enumerate(self._study.variants())
+        for place, variant in sorted(every, key=lambda pair: pair[1].repeat):
+            number = place // self._study.seeds + 1
+            if number not in self._variants:
+                self._variants[number] = self._new(number, variant)
+            yield self._variants[number], variant
+
+    def _new(self, number: int, variant: Variant) -> VariantRuns:
+        scenario = to_mapping(variant.scenario)
+        return VariantRuns(
+            number=number,
+            name=variant.name or variant.scenario.name,
+            values={path: _at(scenario, path) for path in self._study.paths},
+            scenario=scenario,
+        )
+
+    def _one(self, variant_runs: VariantRuns, variant: Variant) -> None:
+        """Perform one run and keep its rows. Raises _RunStoppedError."""
+        if self._caught.came:
+            raise _RunStoppedError
+        self._bar.note(f"{variant_runs.number} {variant_runs.name}"[:_LONGEST_NAME])
+        with _named(self._study, variant):
+            outcome = self._simulate(variant)
+        self._ended += 1
+        self._events += outcome.events
+        seed = variant.scenario.seed
+        if seed not in self._seeds:
+            self._seeds.append(seed)
+        kinds = None if self._log is None else self._log.end()
+        columns = _columns_of(outcome)
+        row = run_row(
+            self._ended,
+            seed,
+            facts(outcome),
+            log=kinds,
+            columns=None if variant_runs.runs else columns,
+        )
+        variant_runs.runs.append(row)
+        if self._series is not None:
+            self._series.write(variant_runs.key(), row, columns["series"]["columns"])
+        if self._instances is not None:
+            self._instances.write(variant_runs.key(), row, columns["instances"])
+
+    def _simulate(self, variant: Variant) -> ClusterOutcome:
+        """Simulate one run. Raises _RunStoppedError and what `simulate` raises."""
+        scenario, chain, before = variant.scenario, PrefixChain(), self._done
+
+        def progress(ended: int) -> None:
+            self._bar.to(before + ended)
+            if self._caught.came:
+                raise _RunStoppedError
+
+        source = build_source(scenario, chain, self._inputs.work(scenario))
+        profiled, profiles = self._inputs.machine(scenario)
+        outcome = simulate(
+            profiled, source, chain,
+            on_event=None if self._log is None else self._log.begin(self._ended + 1),
+            progress=progress, profiles=profiles,
+        )  # fmt: skip
+        self._done = before + self._inputs.requests(scenario)
+        self._bar.to(self._done)
+        return outcome
+
+
+def _at(scenario: Row, path: str) -> Any:
+    value: Any = scenario
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def _columns_of(outcome: ClusterOutcome) -> Row:
+    return {
+        "series": {
+            "interval_ns": outcome.series.interval_ns, "columns": series_columns(outcome),
+        },
+        "instances": instance_columns(outcome),
+    }  # fmt: skip
+
+
+# --- what is written on the way --------------------------------------------------------------
+
+
+def _event_log(study: Scenarios, path: Path | None, stack: ExitStack) -> EventLog | None:
+    """Return a log to the file, if one is named; else one that only counts, if the scenario wants
+    events."""
+    if path is None and not study.base.watch.events:
+        return None
+    file = None if path is None else stack.enter_context(_writing(path, "--events"))
+    return EventLog(file, several=study.size > 1)
+
+
+def _columns_file(
+    path: Path | None, flag: str, name: str, stack: ExitStack, numbered: str | None = None
+) -> ColumnsFile | None:
+    if path is None:
+        return None
+    return ColumnsFile(stack.enter_context(_writing(path, flag)), name, numbered=numbered)
+
+
+@contextmanager
+def _writing(path: Path, flag: str) -> Iterator[BinaryIO]:
+    """Open a file that is there once all is well. Raises PlaceError."""
+    try:
+        with open_atomically(path) as file:
+            yield file
+    except OSError as error:
+        raise cannot_write(path, error, flag) from None

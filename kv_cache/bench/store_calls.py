@@ -1,0 +1,73 @@
+"""Which calls of stores are in flight, and when storage last ended one.
+
+Threads report to it by a few plain assignments, as it is on the data path; nothing here takes a
+lock or looks at a device.
+"""
+
+from typing import Protocol
+
+from kv_cache.core.effect import Leg
+from kv_cache.core.kinds import Cause, OpKind
+from kv_cache.metrics.gaps import LEAST_NS, Silence
+
+
+class Call(Protocol):
+    """One side of an operation, while a thread performs it."""
+
+    cause: Cause
+    on_storage: bool
+    calling: bool
+
+    @property
+    def began_ns(self) -> int:
+        """When the call of the store began that goes on."""
+
+    def so_far(self, now_ns: int) -> Leg: ...
+
+
+class StoreCalls:
+    """Written by the threads that perform operations, read by those that watch."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        self._ended_ns = 0
+        self._silences: list[Silence] = []
+
+    def enter(self, call: Call) -> None:
+        self._calls.add(call)
+
+    def leave(self, call: Call) -> None:
+        self._calls.discard(call)
+
+    def ended(self, began_ns: int, now_ns: int) -> None:
+        """A call of storage ended, which had begun at `began_ns`. Of two threads here at once both
+        may note the same silence; `find_gaps` knows."""
+        before_ns, self._ended_ns = self._ended_ns, now_ns
+        if now_ns - before_ns >= LEAST_NS:
+            self._note(before_ns, began_ns, now_ns)
+
+    def _note(self, before_ns: int, began_ns: int, now_ns: int) -> None:
+        oldest_ns = min([began_ns, *self._begun()])
+        self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))
+
+    def silences(self, now_ns: int) -> list[Silence]:
+        """Return all silences of at least `LEAST_NS`, also the current one."""
+        begun = self._begun()
+        silences = list(self._silences)
+        if begun:
+            silences.append(Silence(max(self._ended_ns, min(begun)), now_ns))
+        return silences
+
+    def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
+        """Return the sides of operations that have begun and not ended, as far as they have
+        come."""
+        return [(call.cause, call.so_far(now_ns)) for call in list(self._calls)]
+
+    def waiting(self, now_ns: int) -> list[tuple[OpKind, int]]:
+        """Return the sides of operations that storage has not ended: what each does, and for how
+        long no call of it has ended."""
+        held = [call for call in list(self._calls) if call.on_storage]
+        return [(call.so_far(now_ns).kind, now_ns - call.began_ns) for call in held]
+
+    def _begun(self) -> list[int]:
+        return [c.began_ns for c in list(self._calls) if c.on_storage and c.calling]

@@ -1,0 +1,137 @@
+"""The copies of blocks that exist or are on their way, by their id and by their key."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from kv_cache.core.block import Block, Key
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.kinds import Tier
+
+
+class Position(NamedTuple):
+    """Where a block is in the sequence that it was made for, for policies that use it."""
+
+    depth: int
+    parent: Key | None
+
+
+NO_POSITION = Position(0, None)
+NO_POSITIONS: Mapping[Key, Position] = MappingProxyType({})
+
+
+def positions_of(sequence: Sequence[Block], start: int) -> Mapping[Key, Position]:
+    """Return the positions of the blocks from `start` on, by key; of a key that comes again, its
+    first."""
+    positions: dict[Key, Position] = {}
+    parent = sequence[start - 1].key if start else None
+    for depth in range(start, len(sequence)):
+        key = sequence[depth].key
+        positions.setdefault(key, Position(depth, parent))
+        parent = key
+    return positions
+
+
+class State(Enum):
+    PLANNED = "planned"
+    WRITING = "writing"
+    RESIDENT = "resident"
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    ref: CopyRef
+    state: State = State.PLANNED
+    pins: int = 0
+    moving: bool = False  # chosen for demotion: readable, but not a victim again
+    derived: bool = False  # made from another copy, not from new data
+    refused: bool = False  # by the last tier, which is not asked again before it is used again
+    ahead: bool = False  # brought up before a request asked for it,
+    unread: bool = False  # and none has asked since
+    tokens: int = 0
+    position: Position = NO_POSITION
+
+
+class Copies:
+    """All copies. A key has at most one in each tier; an id is never used again."""
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        self._tiers = tuple(tiers)
+        self.index_of = {tier: index for index, tier in enumerate(tiers)}
+        self.by_id: dict[int, Copy] = {}
+        self.by_key: dict[Key, list[Copy | None]] = {}
+        """For each tier, the fastest first, its copy. What is leaving can no longer be found."""
+        self._next_copy_id = 0
+        self._next_version = 0
+
+    def readable(self, tier: Tier) -> Iterable[Copy]:
+        """Return the copies of `tier` that can be read now."""
+        return (
+            copy
+            for copy in self.by_id.values()
+            if copy.state is State.RESIDENT and copy.ref.tier is tier
+        )
+
+    def lower(self, copy: Copy) -> Copy | None:
+        """Return the nearest readable copy of the same block further down."""
+        below = self.by_key[copy.ref.key][self.index_of[copy.ref.tier] + 1 :]
+        readable = (c for c in below if c is not None and c.state is State.RESIDENT)
+        return next(readable, None)
+
+    def new(
+        self,
+        key: Key,
+        index: int,
+        nbytes: int,
+        *,
+        tokens: int = 0,
+        position: Position = NO_POSITION,
+    ) -> Copy:
+        """List a copy of new data, which is to be written."""
+        version = self._next_version
+        self._next_version += 1
+        ref = self._new_ref(key, index, nbytes, version)
+        return self._list(index, Copy(ref, tokens=tokens, position=position))
+
+    def new_from(self, source: Copy, index: int) -> Copy:
+        """List a copy that is to be made from another one."""
+        ref = self._new_ref(source.ref.key, index, source.ref.nbytes, source.ref.version)
+        copy = Copy(
+            ref,
+            derived=True,
+            refused=source.refused,
+            tokens=source.tokens,
+            position=source.position,
+        )
+        return self._list(index, copy)
+
+    def unlist(self, copy: Copy) -> None:
+        """Make it impossible to find a copy by its key."""
+        entry = self.by_key[copy.ref.key]
+        entry[self.index_of[copy.ref.tier]] = None
+        if not any(entry):
+            del self.by_key[copy.ref.key]
+
+    def check(self) -> None:
+        for key, entry in self.by_key.items():
+            assert any(c is not None for c in entry), "an empty entry was kept"
+            for index, copy in enumerate(entry):
+                if copy is not None:
+                    assert copy.ref.key == key, "a copy is under another key"
+                    assert self.index_of[copy.ref.tier] == index, "a copy is in another tier"
+                    assert copy.state is not State.LEAVING, "a leaving copy can be found"
+
+    def _new_ref(self, key: Key, index: int, nbytes: int, version: int) -> CopyRef:
+        copy_id = self._next_copy_id
+        self._next_copy_id += 1
+        return CopyRef(copy_id, key, self._tiers[index], nbytes, version)
+
+    def _list(self, index: int, copy: Copy) -> Copy:
+        self.by_id[copy.ref.copy_id] = copy
+        entry = self.by_key.setdefault(copy.ref.key, [None] * len(self._tiers))
+        assert entry[index] is None, "a second copy of a key in one tier"
+        entry[index] = copy
+        return copy

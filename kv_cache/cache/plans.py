@@ -1,0 +1,55 @@
+"""What the cache decides, for a driver to carry out: room for new copies, and which they are."""
+
+from dataclasses import dataclass, field
+
+from kv_cache.cache.ledger import Claim
+from kv_cache.core.block import Block, Key
+from kv_cache.core.effect import CopyRef, Token
+
+
+@dataclass(slots=True, eq=False)
+class Demotion:
+    source: CopyRef
+    target: CopyRef
+    claim: Claim
+
+
+@dataclass(slots=True, eq=False)
+class RoomLevel:
+    """What one tier has to do before bytes can come in: delete `drops`, then `demotions`."""
+
+    claim: Claim
+    drops: tuple[CopyRef, ...]
+    demotions: tuple[Demotion, ...]
+
+
+@dataclass(slots=True, eq=False)
+class RoomPlan:
+    """Room for `targets` in one tier: carry out `levels` in order (the lowest tier first)."""
+
+    targets: tuple[CopyRef, ...]
+    levels: tuple[RoomLevel, ...]
+    claim: Claim
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """The answer to `begin_stores`. Blocks that are present or being stored need nothing, nor do
+    those that no tier admits: they are not stored."""
+
+    plan: RoomPlan | None = None
+    present: list[Block] = field(default_factory=list)
+    nowhere: list[Block] = field(default_factory=list)
+    unwanted: list[Block] = field(default_factory=list)
+    later: list[Block] = field(default_factory=list)
+    wait: Token | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Backup:
+    """Copies in the last tier of what is above it: the plan's targets are of the pinned `sources`,
+    in their order. What did not fit into one plan is `later`."""
+
+    plan: RoomPlan | None = None
+    sources: list[CopyRef] = field(default_factory=list)
+    later: list[Key] = field(default_factory=list)

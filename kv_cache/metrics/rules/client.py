@@ -1,0 +1,105 @@
+"""V13, V15 and V25: whether the client was fast enough for the number to be the device's."""
+
+from collections.abc import Iterator
+
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Look, Status, invalid, nothing, suspect, unknown, well
+from kv_cache.metrics.rules.readings import (
+    SHORT_WINDOW_S,
+    percent,
+)
+
+_FEW_UNFINISHED = 0.1  # of the requests, where an open load is kept up with
+
+
+def client(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    used, cores = e.number("client.cores_used"), e.number("client.cores")
+    ratio = e.number("client.ceiling.ratio")
+    share = used / cores if used is not None and cores else None
+    load = "" if used is None or not cores else f", using {used:.2f} of {cores:g} cores"
+    if (e.number("completeness.window_s") or 0) < SHORT_WINDOW_S:
+        yield unknown(f"a window of less than {SHORT_WINDOW_S:g} s says nothing of the client")
+    elif ratio is not None:
+        yield _against_ceiling(e, t, ratio, load)
+    elif share is None:
+        yield unknown("the client's CPU time is not known; --certify measures its ceiling")
+    elif share > t.most_cores_share:
+        yield suspect(
+            f"the client used {percent(share)} of {cores:g} cores, so the CPU may be the limit "
+            "and not the device; measure its ceiling with --certify, or use more cores"
+        )
+    else:
+        yield well(f"the client left cores idle{load}; --certify measures its ceiling")
+
+
+def _against_ceiling(e: Evidence, t: Thresholds, ratio: float, load: str) -> Look:
+    used, cores = e.numbers("client", "cores_used", "cores")
+    # One interpreter runs on one core at a time, however many there are.
+    busy = used is not None and used > t.most_cores_share * min(1.0, cores or 1.0)
+    fact = f"with a null store this workload runs {ratio:.2f} times as fast{load}"
+    if ratio >= t.least_ceiling_ratio:
+        return well(fact)
+    if keeps_its_schedule(e, t):
+        return well(f"{fact}, but it kept its schedule: the load asks for no more")
+    if ratio < t.client_bound_ratio and busy:
+        return invalid(
+            f"{fact}: this is the client's speed and not the device's; use more cores or fewer "
+            "checks (--verify stamps)"
+        )
+    if used is not None and used < t.idle_cores:
+        return well(f"{fact}, but the client is idle: the load asks for no more")
+    return suspect(
+        f"{fact}, below {t.least_ceiling_ratio:g}: the client is part of the number; use more "
+        "cores or larger blocks"
+    )
+
+
+def keeps_its_schedule(e: Evidence, t: Thresholds) -> bool:
+    """Everything is asked in time, and nearly everything answered: no queue grows."""
+    submitted, unfinished = e.numbers("completeness", "submitted", "unfinished")
+    answered = submitted and unfinished is not None and unfinished <= _FEW_UNFINISHED * submitted
+    return bool(answered) and any(look.status is Status.PASS for look in schedule(e, t))
+
+
+def schedule(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    lag, target = e.number("client.schedule_lag_p99_ms"), e.number("client.shortest_target_ms")
+    if lag is None:
+        yield nothing("nothing is asked by a schedule (closed loop)")
+    elif not target:
+        yield unknown("there is no SLO that the lag could be compared with")
+    else:
+        fact = f"p99 of the lag behind the schedule is {lag:.2f} ms"
+        limit = t.most_schedule_lag_share * target
+        if lag > limit:
+            yield suspect(
+                f"{fact}, above {limit:.2f} ms ({percent(t.most_schedule_lag_share)} of the "
+                f"shortest target, {target:g} ms): the benchmark asked too late; lower the rate or "
+                "use more cores"
+            )
+        else:
+            yield well(f"{fact}, at most {limit:.2f} ms is wanted")
+
+
+def harness_lag(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    lag99, lag50, read50 = e.numbers(
+        "client", "harness_lag_p99_ms", "harness_lag_p50_ms", "storage_read_p50_ms"
+    )
+    if lag99 is None:
+        yield unknown("the harness's own lag was not measured")
+        return
+    if not read50:
+        yield nothing("nothing was read from storage that the lag could distort")
+        return
+    fact = f"the harness woke up {lag99:.2f} ms late at p99, where a read takes {read50:.2f} ms"
+    way = "use more cores, fewer threads or larger blocks, or stop what else runs here"
+    if lag99 > t.most_harness_lag_share * read50:
+        yield suspect(
+            f"{fact} at p50: the tail latencies are the harness's as much as the device's; {way}"
+        )
+    elif lag50 is not None and lag50 > t.most_median_lag_share * read50:
+        yield suspect(
+            f"the harness woke up {lag50:.2f} ms late at p50, where a read takes {read50:.2f} ms: "
+            f"typical latencies are the harness's too; {way}"
+        )
+    else:
+        yield well(f"{fact} at p50")

@@ -1,0 +1,150 @@
+"""V4, V21, V23, V24 and V26: whether the machine let the run measure: faked calls, clocks, other
+processes, limits, and virtual time."""
+
+from collections.abc import Iterator, Mapping
+
+from kv_cache.core.units import human_bytes
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.judging import Look, invalid, suspect, unknown, well
+from kv_cache.metrics.rules.readings import (
+    first_few,
+    moved,
+    percent,
+)
+
+REAL_IO = "real-io"
+VIRTUAL_TIME = "virtual-time"
+"""The two drivers."""
+_LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "linux-vdso")
+
+
+def interposed_calls(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    disagreeing = e.words("interposed.disagreeing")
+    foreign = e.words("interposed.foreign_symbols")
+    preload = e.text("interposed.preload")
+    by = f", LD_PRELOAD is {preload}" if preload else ""
+    strangers = [name for name in foreign or [] if not _from_libc(e, name)]
+    if disagreeing:
+        yield invalid(
+            f"{first_few(disagreeing)} of the C library do not do what the system call does{by}: "
+            "they are faked; run without the preloaded library"
+        )
+    elif strangers:
+        origins = [
+            f"{name} ({_provider(e, name) or 'from where is unknown'})" for name in strangers
+        ]
+        yield suspect(
+            f"another library stands in for {first_few(origins)}{by}; run without it, or make sure "
+            "that it passes every call on"
+        )
+    elif disagreeing is None:
+        yield unknown("what the C library's calls do was not compared with raw system calls")
+    else:
+        yield well(f"I/O calls are the C library's own and do what they say{by}")
+
+
+def _provider(e: Evidence, symbol: str) -> str | None:
+    """The file that a call comes from."""
+    symbols = e.at("interposed.symbols")
+    return Evidence(symbols).text(symbol) if isinstance(symbols, Mapping) else None
+
+
+def _from_libc(e: Evidence, symbol: str) -> bool:
+    """glibc before 2.34 has some of its I/O calls in libpthread."""
+    return (_provider(e, symbol) or "").rsplit("/", 1)[-1].startswith(_LIBC)
+
+
+def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    wall, monotonic = e.number("clock.wall_s"), e.number("clock.monotonic_s")
+    if wall is None or monotonic is None:
+        yield unknown("the run was not timed by two clocks")
+        return
+    apart = abs(wall - monotonic)
+    fact = f"wall clock and monotonic clock differ by {apart:.3f} s over {monotonic:.1f} s"
+    if apart > t.clock_tolerance_s + t.clock_tolerance_share * monotonic:
+        yield suspect(
+            f"{fact}: the time was set, or the machine was suspended; run again with a steady clock"
+        )
+    else:
+        yield well(fact)
+
+
+def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    # Bytes written through the page cache are ours when the page is made and the device's when it
+    # is written back: their difference within a window belongs to none.
+    kinds = ["read"] if moved(e, "write", cached=True) else ["read", "write"]
+    counts = [e.number(f"foreign.{kind}_bytes") for kind in kinds]
+    known = [nbytes for nbytes in counts if nbytes is not None]
+    if not known:
+        yield unknown("what others did on the device is not known")
+        return
+    theirs, ours = sum(known), _ours_in_window(e)
+    fact = f"others moved {human_bytes(theirs)} on the device during the window"
+    if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
+        yield well(fact)
+        return
+    ranks = e.number("foreign.ranks_here")
+    if ranks is not None and ranks > 1:
+        yield unknown(
+            f"{fact}; {ranks:.0f} ranks of this job ran on this machine, and what of it was theirs "
+            "is not known here"
+        )
+        return
+    names = [
+        f"{row.text('name') or 'unnamed'} ({human_bytes(_moved_by(row))})"
+        for row in sorted(e.rows("foreign.processes") or [], key=_moved_by, reverse=True)
+        if _moved_by(row)
+    ]
+    who = f", most of it {first_few(names, 3)}" if names else ""
+    yield suspect(
+        f"{fact}{who}, beside {human_bytes(ours)} of ours (at most "
+        f"{percent(t.most_foreign_share)} is wanted); stop them, or use larger blocks if it is "
+        "the file system's journal"
+    )
+
+
+def _moved_by(row: Evidence) -> float:
+    return (row.number("read_bytes") or 0) + (row.number("write_bytes") or 0)
+
+
+def _ours_in_window(e: Evidence) -> float:
+    window_s = e.number("completeness.window_s")
+    rates = [e.number(f"link.{kind}_bytes_per_second") for kind in ("read", "write")]
+    if window_s is not None and None not in rates:
+        return window_s * sum(rate or 0 for rate in rates)
+    return sum(e.number(f"ledger.{kind}.claimed_bytes") or 0 for kind in ("read", "write"))
+
+
+def throttled_host(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    limits, stopped = e.words("throttles.io_limits"), e.number("throttles.cpu_throttled_s")
+    if limits:
+        yield suspect(
+            f"an I/O limit is in force ({first_few(limits, 2)}), so the limit was measured and not "
+            "the device; lift it"
+        )
+    length_s = e.number("clock.monotonic_s") or e.number("completeness.window_s")
+    if stopped is not None and length_s:
+        share = stopped / length_s
+        if share > t.most_throttled_share:
+            yield suspect(
+                f"the CPU limit of this cgroup stopped the benchmark for {stopped:.2f} s "
+                f"({percent(share)} of the run); raise the limit"
+            )
+    if limits is None and stopped is None:
+        yield unknown("whether the machine throttles this process is not known")
+    else:
+        words = {name: e.text(f"throttles.{name}") for name in ("governor", "turbo")}
+        facts = ", ".join(f"{name} {word}" for name, word in words.items() if word)
+        settings = f" ({facts})" if facts else ""
+        yield well(f"no throttle of CPU or I/O was at work{settings}")
+
+
+def real_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    """The one rule that looks at virtual time too."""
+    driver = e.text("driver")
+    if driver == REAL_IO:
+        yield well("real bytes were moved")
+    elif driver == VIRTUAL_TIME:
+        yield invalid("virtual time: nothing was measured; leave out --virtual-time")
+    else:
+        yield suspect("whether real bytes were moved is not known; run again")

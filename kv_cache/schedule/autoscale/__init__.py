@@ -1,0 +1,1 @@
+"""The autoscaler: its settings, what windows show, its two modes, and itself."""

@@ -1,0 +1,250 @@
+"""The most users within the SLOs: a pool of windows is judged, and a bracket of users closed.
+
+The pressure of an SLO is the share of its requests over the limit, over the share that may be: 1 is
+exactly at the SLO, and the goal is at most `target_saturation`. Users grow by a factor until they
+are outside; then the interval between the most inside and the fewest outside is bisected. Once it
+has settled, the number is held for as long as nothing shows that the limit is elsewhere.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+from math import inf
+from typing import Any
+
+from kv_cache.core.kinds import Qos
+from kv_cache.schedule.autoscale.rules import (
+    AutoscaleRules,
+    Order,
+)
+from kv_cache.schedule.autoscale.window_pool import (
+    SURE,
+    VERY_SURE,
+    OverShare,
+    WindowPool,
+)
+
+_SOON = 1.0  # where a wrong answer is soon found out
+_TOLERANCE = 0.05
+_MOST_PATIENCE = 8
+
+
+class UsersVerdict(StrEnum):
+    INSIDE = "inside"
+    OUTSIDE = "outside"
+
+
+class Bracket:
+    """The most users that were inside since it opened, the fewest that were outside, and which
+    number is to be tried next. Settled where the two are within 5 % or one user.
+
+    A number that was settled on and proves wrong is left in steps of 5 %, which double with every
+    verdict that is plain: most such errors are small, and a limit that has moved far is still found
+    soon. What was taken for inside soon, while users grew, is looked at again before it is settled
+    on.
+    """
+
+    def __init__(self, rules: AutoscaleRules) -> None:
+        self._rules = rules
+        self._stride = inf
+        self._soon = False  # `inside` was
+        self.inside: int | None = None
+        self.outside: int | None = None
+        self.settled = False
+
+    @property
+    def first_time(self) -> bool:
+        """Whether nothing was outside yet, and nothing was settled on."""
+        return self.outside is None and self._stride == inf
+
+    def after(self, users: int, verdict: UsersVerdict, *, plain: bool) -> int:
+        """Return the number of users to try after this verdict on `users`; the same number to
+        stay."""
+        if self.settled:
+            self.settled, self._stride = False, _TOLERANCE
+            self.inside = self.outside = None
+        soon = self.first_time
+        self._stride *= 2 if plain else 1
+        if verdict is UsersVerdict.OUTSIDE:
+            self.outside = users
+            self.inside = None if self.inside == users else self.inside
+        else:
+            self.inside, self._soon = users, soon
+        goes_to = self._next(users)
+        self.settled = self.settled or goes_to == users
+        return goes_to
+
+    def _next(self, users: int) -> int:
+        if self.inside is None:
+            return self._rules.fewer(users, self._stride)
+        if self.outside is None:
+            return self._rules.more(users, self._stride)
+        if self.outside - self.inside <= max(1, _TOLERANCE * self.inside):
+            self.settled = not self._soon
+            self._stride = _TOLERANCE
+            return self.inside
+        return (self.inside + self.outside) // 2
+
+
+class QosMode:
+    """Judge a pool by the SLOs, move the bracket, and hold what was settled on: down at once when
+    it is surely outside, up after a long time surely inside; each try that leads back doubles that
+    time, up to 8 times."""
+
+    def __init__(self, rules: AutoscaleRules) -> None:
+        self._rules = rules
+        self._bracket = Bracket(rules)
+        self._latest: deque[UsersVerdict | None] = deque(maxlen=rules.consecutive_samples_required)
+        self._held_windows = 0
+        self._held_at: int | None = None
+        self._patience = 1
+
+    @property
+    def settled(self) -> bool:
+        return self._bracket.settled
+
+    def standing(self) -> dict[str, Any]:
+        return {"inside": self._bracket.inside, "outside": self._bracket.outside}
+
+    def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
+        held = self._bracket.settled
+        if held:
+            self._held_windows += self._rules.windows_per_sample
+        verdict = UsersVerdict.OUTSIDE if stuck else self._verdict(pool)
+        self._latest.append(verdict)
+        if held and pool.windows >= 2 * self._rules.longest_windows:
+            pool.forget_half()
+        agreed = self._latest.count(verdict) == self._latest.maxlen
+        if verdict is None or not agreed or (held and self._waits(verdict)):
+            return None
+        return self._step(pool, users, verdict, stuck)
+
+    def _waits(self, verdict: UsersVerdict) -> bool:
+        """Return whether it is too early to try for more than what was settled on."""
+        quiet = self._rules.longest_windows * self._patience
+        return verdict is UsersVerdict.INSIDE and self._held_windows < quiet
+
+    def _verdict(self, pool: WindowPool) -> UsersVerdict | None:
+        """Return what the pool shows, sure enough for how short it is and how often it is asked.
+        While nothing was outside yet, a wrong "inside" is soon found out and soon is good
+        enough."""
+        rules, target, first = self._rules, self._rules.target_saturation, self._bracket.first_time
+        short, long = rules.is_short(pool.windows), rules.is_long(pool.windows)
+        shares = pool.shares()
+        if _surely_above(shares, 2 * target if short and not first else target, VERY_SURE):
+            return UsersVerdict.OUTSIDE
+        judged = [share for share in shares if share.enough]
+        silent = _classes(shares) - _classes(judged)
+        if not judged or (silent and not long) or (short and not first):
+            return None
+        if _surely_below(judged, target, _SOON if first else SURE):
+            return UsersVerdict.INSIDE
+        if self._bracket.settled or short:
+            return None
+        if _surely_above(judged, target, SURE):
+            return UsersVerdict.OUTSIDE
+        return _as_it_looks(judged, target) if long else None
+
+    def _step(
+        self, pool: WindowPool, users: int, verdict: UsersVerdict, stuck: bool
+    ) -> Order | None:
+        before = self.standing()
+        plain = stuck or self._plain(verdict, pool)
+        goes_to = self._bracket.after(users, verdict, plain=plain)
+        self._latest.clear()
+        if self._bracket.settled:
+            self._settle(goes_to)
+        if goes_to == users:
+            return None
+        worst = _worst(pool.shares())
+        return Order(
+            users=goes_to,
+            reason=_verdict_text(worst, users, verdict, stuck, self._rules.target_saturation)
+            + self._why(goes_to),
+            evidence={
+                "verdict": verdict.value,
+                "stuck": stuck,
+                "pressure": None if worst is None else worst.pressure,
+                "target": self._rules.target_saturation,
+                "promises": [_share_row(share) for share in pool.shares()],
+                "bracket_before": before,
+                "bracket": self.standing(),
+                "settled": self._bracket.settled,
+            },
+        )
+
+    def _plain(self, verdict: UsersVerdict, pool: WindowPool) -> bool:
+        """Return whether pressure is surely less than half of the goal, or more than twice as
+        much."""
+        target, shares = self._rules.target_saturation, pool.shares()
+        if verdict is UsersVerdict.OUTSIDE:
+            return _surely_above(shares, 2 * target, SURE)
+        return _surely_below(shares, target / 2, SURE)
+
+    def _settle(self, users: int) -> None:
+        """Coming back to where it was before is a reason to try less often."""
+        again = users == self._held_at
+        self._patience = min(2 * self._patience, _MOST_PATIENCE) if again else 1
+        self._held_at, self._held_windows = users, 0
+
+    def _why(self, goes_to: int) -> str:
+        inside, outside = self._bracket.inside, self._bracket.outside
+        if inside is None:
+            return f"no number inside is known; tries {goes_to}"
+        if outside is None:
+            return f"no number outside is known; tries {goes_to}"
+        between = f"the limit is from {inside} to below {outside} users"
+        return f"{between}; " + (
+            f"settles on {goes_to}" if self._bracket.settled else f"tries {goes_to}"
+        )
+
+
+def _classes(shares: Sequence[OverShare]) -> set[Qos]:
+    return {share.slo.qos for share in shares}
+
+
+def _surely_above(shares: Sequence[OverShare], pressure: float, errors: float) -> bool:
+    """Return whether the pressure of at least one SLO surely is above `pressure`."""
+    return any(share.enough and share.bounds(errors)[0] > pressure for share in shares)
+
+
+def _surely_below(shares: Sequence[OverShare], pressure: float, errors: float) -> bool:
+    """Return whether the pressure of every SLO surely is at most `pressure`."""
+    return all(share.bounds(errors)[1] <= pressure for share in shares)
+
+
+def _as_it_looks(shares: Sequence[OverShare], pressure: float) -> UsersVerdict | None:
+    """Return the verdict by the SLOs of which many requests ended; None if there is no such SLO."""
+    much = [share for share in shares if share.much]
+    if not much:
+        return None
+    over = any(share.pressure > pressure for share in much)
+    return UsersVerdict.OUTSIDE if over else UsersVerdict.INSIDE
+
+
+def _worst(shares: Sequence[OverShare]) -> OverShare | None:
+    return max(shares, key=lambda share: share.pressure, default=None)
+
+
+def _verdict_text(
+    worst: OverShare | None, users: int, verdict: UsersVerdict, stuck: bool, target: float
+) -> str:
+    users_text = f"{users} users are {verdict.value}: "
+    if stuck or worst is None:
+        return f"{users_text}no request ends, and some have been there for longer than any limit; "
+    return (
+        f"{users_text}{worst.over} of {worst.ended} requests missed {worst.slo}, "
+        f"{worst.pressure:.2f} of what is allowed (the goal is {target:g}); "
+    )
+
+
+def _share_row(share: OverShare) -> dict[str, Any]:
+    low, high = share.bounds(SURE)
+    return {
+        "promise": str(share.slo),
+        "ended": share.ended,
+        "over": share.over,
+        "pressure": share.pressure,
+        "pressure_low": low,
+        "pressure_high": high,
+    }

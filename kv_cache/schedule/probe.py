@@ -1,0 +1,267 @@
+"""One probe of a capacity search: whether a load keeps its SLOs, as its batches of requests show.
+
+A load is judged by the share of requests over the limit of an SLO, and a probe ends early, as in
+MLPerf LoadGen's `early_stopping`, once that share's binomial interval is on one side of what is
+allowed. Two things are added, without which such an interval is too narrow: latencies that follow
+one another are alike (`SloEstimate.inflation`), and a probe that is looked at often crosses a bound
+by chance once (`strictness`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from math import ceil, log, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
+
+from kv_cache.metrics.intervals import (
+    CONFIDENCE,
+    Interval,
+    share_at_least,
+    share_at_most,
+    share_interval,
+    t_quantile,
+)
+from kv_cache.metrics.slo import Slo
+from kv_cache.metrics.window import Window
+
+
+class ProbeCount(NamedTuple):
+    """Of the requests of an SLO's class that ended in one batch, how many were over its limit."""
+
+    over: int
+    ended: int
+
+
+Batch = Sequence[ProbeCount]
+"""One count for each SLO, in their order."""
+
+
+def counts_of(window: Window, slos: Sequence[Slo]) -> tuple[ProbeCount, ...]:
+    """Return the batch that a window is; its meter was made with these SLOs."""
+    classes = [window.classes[slo.qos] for slo in slos]
+    return tuple(ProbeCount(c.over[i], c.ended) for i, c in enumerate(classes))
+
+
+class ProbeStatus(StrEnum):
+    """What a probe says about its load."""
+
+    INSIDE = "inside"
+    OUTSIDE = "outside"
+    OPEN = "open"  # not known well enough
+
+
+LEAST_BATCHES = 5
+"""Fewer say nothing about how alike their requests are, so nothing is decided on them."""
+MOST_BATCHES = 20
+"""Neighbours are put together until at most this many are left: what is alike across two short
+batches must lie within one (Schmeiser, "Batch size effects", Operations Research 30, 1982: 10 to
+30 batches are enough, however long the run)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloEstimate:
+    """What the batches so far show of one SLO.
+
+    `inflation` is how much more the share varies from batch to batch than it would with independent
+    requests (the design effect), at least 1; `dof` that estimate's degrees of freedom.
+    """
+
+    slo: Slo
+    over: int
+    ended: int
+    inflation: float
+    dof: int
+
+    @property
+    def share(self) -> float | None:
+        """The share of requests over the limit; None when none ended."""
+        return self.over / self.ended if self.ended else None
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the SLO is kept, by the share alone; None when no request of the class ended."""
+        return None if self.share is None else self.share <= self.slo.allowed_share
+
+    def effective(self, confidence: float) -> tuple[float, float]:
+        """(over, ended) as if of independent requests: fewer than there are, and fewer again as
+        the inflation is itself estimated (Korn and Graubard, Survey Methodology 24, 1998)."""
+        scale = _known_variance(self.dof, confidence) / self.inflation
+        return self.over * scale, self.ended * scale
+
+    def interval(self, confidence: float = CONFIDENCE) -> Interval:
+        """Return the interval of the share."""
+        return share_interval(*self.effective(confidence), confidence)
+
+    def status(self, confidence: float, of: int = 1) -> ProbeStatus:
+        """Return on which side of what is allowed the whole interval is. With `of` SLOs, any of
+        which may be missed by chance, being outside takes that much more."""
+        if not self.ended:
+            return ProbeStatus.OPEN
+        over, ended = self.effective(confidence)
+        tail, allowed = (1 - confidence) / 2, self.slo.allowed_share
+        if share_at_most(over, ended, allowed) <= tail:
+            return ProbeStatus.INSIDE
+        return (
+            ProbeStatus.OUTSIDE
+            if share_at_least(over, ended, allowed) <= tail / of
+            else ProbeStatus.OPEN
+        )
+
+    @property
+    def excess(self) -> float:
+        """The logarithm of the share over what is allowed: below 0 inside. Half a request is added,
+        so that it is finite with none over.
+
+        On this scale a queue's load is nearly a straight line: the chance to wait longer than T is
+        about exp(-(capacity - load) T), exactly so for M/M/1.
+        """
+        return log((self.over + 0.5) / (self.ended + 1)) - log(self.slo.allowed_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A probe so far. It is `INSIDE` when every SLO surely is kept, `OUTSIDE` when one surely is
+    not."""
+
+    estimates: tuple[SloEstimate, ...]
+    status: ProbeStatus
+    batches: int
+
+    @property
+    def leaning(self) -> ProbeStatus:
+        """Status by the shares alone, never open. A class of which nothing ended shows nothing
+        kept."""
+        return (
+            ProbeStatus.INSIDE
+            if all(estimate.kept for estimate in self.estimates)
+            else ProbeStatus.OUTSIDE
+        )
+
+    @property
+    def tightest(self) -> SloEstimate:
+        """The SLO that is missed, or nearest to it."""
+        return max(self.estimates, key=lambda estimate: (estimate.share is None, estimate.excess))
+
+
+def judge(
+    slos: Sequence[Slo],
+    batches: Sequence[Batch],
+    *,
+    longest: int,
+    confidence: float = CONFIDENCE,
+) -> Judged:
+    """Judge a probe that lasts for `longest` batches unless it is sure before. It may be called
+    after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
+    if not slos:
+        raise ValueError("a probe without an SLO cannot be judged")
+    estimates = tuple(_estimate(p, [batch[i] for batch in batches]) for i, p in enumerate(slos))
+    status = ProbeStatus.OPEN
+    if len(batches) >= LEAST_BATCHES:
+        status = together(
+            estimates, strictness(confidence, len(batches), max(longest, len(batches)))
+        )
+    return Judged(estimates=estimates, status=status, batches=len(batches))
+
+
+def decided(judged: Judged) -> ProbeStatus:
+    """Return the status at the end of the longest probe: by the shares, if they were not sure."""
+    return judged.leaning if judged.status is ProbeStatus.OPEN else judged.status
+
+
+def together(estimates: Sequence[SloEstimate], confidence: float) -> ProbeStatus:
+    each = [estimate.status(confidence, of=len(estimates)) for estimate in estimates]
+    if ProbeStatus.OUTSIDE in each:
+        return ProbeStatus.OUTSIDE
+    return ProbeStatus.OPEN if ProbeStatus.OPEN in each else ProbeStatus.INSIDE
+
+
+@lru_cache(maxsize=4096)
+def strictness(confidence: float, batches: int, longest: int) -> float:
+    """Return the confidence of one look of many, after O'Brien and Fleming (Biometrics 35, 1979).
+
+    The error of a running sum is a Brownian motion. By the reflection principle, the chance that it
+    ever leaves [-c, c] in the time of the longest probe is at most twice that of being outside at
+    its end. So c is taken at half the error that is allowed, and at the part t of the time it is
+    c / sqrt(t) standard errors of what there is then.
+    """
+    normal = NormalDist()
+    bound = normal.inv_cdf(1 - (1 - confidence) / 4) * sqrt(longest / batches)
+    return 1 - max(2 * normal.cdf(-bound), 1e-12)
+
+
+def _estimate(slo: Slo, counts: Sequence[ProbeCount]) -> SloEstimate:
+    grouped = _grouped(counts)
+    over, ended = sum(c.over for c in counts), sum(c.ended for c in counts)
+    return SloEstimate(
+        slo=slo,
+        over=over,
+        ended=ended,
+        inflation=_inflation(grouped, over, ended),
+        dof=max(1, len(grouped) - 1),
+    )
+
+
+def pooled(estimates: Sequence[SloEstimate]) -> SloEstimate:
+    ended = sum(estimate.ended for estimate in estimates)
+    weighted = sum(estimate.inflation * estimate.ended for estimate in estimates)
+    return SloEstimate(
+        slo=estimates[0].slo,
+        over=sum(estimate.over for estimate in estimates),
+        ended=ended,
+        inflation=weighted / ended if ended else 1.0,
+        dof=sum(estimate.dof for estimate in estimates),
+    )
+
+
+def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
+    """Group batches into as few and long ones as `MOST_BATCHES` wants."""
+    size = ceil(len(counts) / MOST_BATCHES)
+    if size <= 1:
+        return list(counts)
+    groups = (counts[i : i + size] for i in range(0, len(counts), size))
+    return [ProbeCount(sum(c.over for c in g), sum(c.ended for c in g)) for g in groups]
+
+
+def _inflation(batches: Sequence[ProbeCount], over: int, ended: int) -> float:
+    """Return the variance of over/ended from batch to batch (the ratio estimator's, as batches
+    differ in size) over the binomial one. With nothing over, or all, none can be seen."""
+    if len(batches) < 2 or not 0 < over < ended:
+        return 1.0
+    share = over / ended
+    between = sum((b.over - share * b.ended) ** 2 for b in batches)
+    return max(1.0, between * len(batches) / (len(batches) - 1) / (ended * share * (1 - share)))
+
+
+@lru_cache(maxsize=4096)
+def _known_variance(dof: int, confidence: float) -> float:
+    """Return by how much fewer counts an interval needs when the variance is known: (z / t)²."""
+    probability = 1 - (1 - confidence) / 2
+    return float((NormalDist().inv_cdf(probability) / t_quantile(probability, dof)) ** 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeVerdict:
+    """What is reported of a probe.
+
+    `overloaded`: the backlog grew throughout, so that no steady state was there to be judged.
+    `client_bound`: the client did not make the load, so that nothing is known of it.
+    `served_share`: how much of what was offered was served in the probe's time; None if not known.
+    """
+
+    judged: Judged
+    overloaded: bool = False
+    client_bound: bool = False
+    served_share: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the load failed with confidence, and not because of the client."""
+        sure = self.overloaded or self.judged.status is ProbeStatus.OUTSIDE
+        return sure and not self.client_bound
+
+    @property
+    def inside(self) -> bool:
+        kept = decided(self.judged) is ProbeStatus.INSIDE
+        return kept and not self.overloaded and not self.client_bound

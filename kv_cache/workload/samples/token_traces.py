@@ -1,0 +1,123 @@
+"""Traces with token counts alone: BurstGPT, Azure, SplitwiseSim."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from random import Random
+
+from kv_cache.core.seed import Seed
+from kv_cache.workload.samples.draws import below, heavy, seconds
+
+_TICKS_PER_S = 10_000_000  # Azure's clock of 2023 has 100 ns ticks
+
+
+# --- BurstGPT ---
+
+
+def burstgpt_lines(seed: Seed, rows: int, *, failed_share: float = 0.08) -> Iterator[str]:
+    """Yield BurstGPT's CSV without line ends, the header first: bursty gaps in whole seconds.
+
+    `failed_share` is the chance that a request has no response.
+    """
+    rng = seed.rng()
+    yield "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    second = 5
+    for row in range(rows):
+        second += int(heavy(rng, 6, 0, 900)) if row else 0
+        model = "GPT-4" if rng.random() < 0.2 else "ChatGPT"
+        kind = "API log" if rng.random() < 0.4 else "Conversation log"
+        request = int(heavy(rng, 420, 3, 8_000))
+        response = 0 if rng.random() < failed_share else int(heavy(rng, 200, 1, 4_000))
+        yield f"{second},{model},{request},{response},{request + response},{kind}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Talk:
+    """A conversation and the tokens of its history."""
+
+    session: str
+    tokens: int
+
+
+def burstgpt3_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield the third release's CSV: conversations whose prompts hold their history, and API
+    calls."""
+    rng = seed.rng()
+    yield (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
+        "Log Type"
+    )
+    second, talks = 19_440_110, list[_Talk]()
+    for row in range(rows):
+        second += int(heavy(rng, 20, 0, 900)) if row else 0
+        model = "GPT-4" if rng.random() < 0.2 else "ChatGPT"
+        if rng.random() < 0.4:
+            session, request = "", int(heavy(rng, 420, 3, 8_000))
+        else:
+            talk = _next_talk(rng, talks, seed.child("session", row))
+            # A few prompts are shorter than the history, which the service has cut.
+            kept = talk.tokens if rng.random() < 0.95 else talk.tokens // 3
+            session, request = talk.session, kept + int(heavy(rng, 40, 3, 2_000))
+        response = 0 if rng.random() < 0.06 else int(heavy(rng, 200, 1, 2_000))
+        if session and response and request + response < 12_000:
+            talks.append(_Talk(session=session, tokens=request + response))
+        kind = "Conversation log" if session else "API log"
+        yield (
+            f"{second}.0,{session},{1 + response // 25},{model},{request},{response},"
+            f"{request + response},{kind}"
+        )
+
+
+def _next_talk(rng: Random, talks: list[_Talk], seed: Seed) -> _Talk:
+    """Return a conversation that goes on, or a new one that `seed` names."""
+    if talks and rng.random() < 0.65:
+        return talks.pop(below(rng, len(talks)))
+    digits = seed.bits(16).hex()
+    cuts = (0, 8, 12, 16, 20, 32)
+    parts = [digits[a:b] for a, b in pairwise(cuts)]
+    return _Talk(session="-".join(parts), tokens=0)
+
+
+# --- Azure ---
+
+
+def azure_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield Azure's CSV without line ends, the header first: a service with about 5 requests/s."""
+    rng = seed.rng()
+    yield "TIMESTAMP,ContextTokens,GeneratedTokens"
+    ticks = 0
+    for _ in range(rows):
+        ticks += int(heavy(rng, 0.12, 0.0001, 20) * _TICKS_PER_S)
+        seconds_in, fraction = divmod(ticks, _TICKS_PER_S)
+        second = datetime(2023, 11, 16, 18, 15) + timedelta(seconds=seconds_in)
+        context = int(heavy(rng, 1_020, 4, 14_000))
+        yield f"{second}.{fraction:07},{context},{int(heavy(rng, 130, 1, 1_000))}"
+
+
+def azure2024_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield Azure's CSV of 2024: microseconds, none if they are 0, and the offset from UTC."""
+    rng = seed.rng()
+    yield "TIMESTAMP,ContextTokens,GeneratedTokens"
+    micros = 0
+    for _ in range(rows):
+        micros += int(heavy(rng, 0.06, 0.0001, 20) * 1_000_000)
+        instant = datetime(2024, 5, 10, tzinfo=UTC) + timedelta(microseconds=micros)
+        context = int(heavy(rng, 1_500, 4, 7_500))
+        yield f"{instant},{context},{int(heavy(rng, 20, 1, 900))}"
+
+
+# --- SplitwiseSim ---
+
+
+def splitwise_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield SplitwiseSim's CSV with all columns that its generator writes."""
+    rng = seed.rng()
+    yield (
+        "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
+    )
+    micros = 0
+    for row in range(rows):
+        micros += int(heavy(rng, 14_000, 1, 2_000_000))
+        prompt, output = int(heavy(rng, 1_020, 4, 14_000)), int(heavy(rng, 130, 1, 1_000))
+        yield f"{row},2,0,{seconds(micros)},1,{prompt},{output}"
