@@ -194,11 +194,11 @@ class Parser(argparse.ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation may mean. A flag goes before those that only add words to it, so
         that `--mod` is `--model`, as in the reference, although there is a `--model-mix`."""
-        found: list[Any] = super()._get_option_tuples(option_string)
-        first = min(found, key=lambda each: len(each[1]), default=None)
-        if first is not None and all(f"{each[1]}-".startswith(f"{first[1]}-") for each in found):
+        matches: list[Any] = super()._get_option_tuples(option_string)
+        first = min(matches, key=lambda each: len(each[1]), default=None)
+        if first is not None and all(f"{each[1]}-".startswith(f"{first[1]}-") for each in matches):
             return [first]
-        return found
+        return matches
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ").replace("with argument", "with")
