@@ -52,8 +52,8 @@ def stranger_hint() -> str | None:
     origin = kv_cache.__file__ or f"what is left in {_PACKAGE}"
     return (
         f"{origin} is not this program's: another project's package kv_cache (kv-cache on PyPI) "
-        f"was installed over it; remove that ({_python()} -m pip uninstall kv-cache) and install this "
-        "program again with --force-reinstall"
+        f"was installed over it; remove that ({_python()} -m pip uninstall kv-cache) and install "
+        "this program again with --force-reinstall"
     )
 
 

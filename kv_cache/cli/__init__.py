@@ -117,6 +117,14 @@ def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
         supervise(own_session=True)
 
 
+def wrapper(argv: Sequence[str]) -> int:
+    """Run one rank as MLPerf's launcher starts it; the exit code. Imports its module only then:
+    what can be told without a package that is missing is told, and little is forked."""
+    from kv_cache.cli.wrapper import main as rank
+
+    return rank(argv)
+
+
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     if (stranger := stranger_hint()) is not None:

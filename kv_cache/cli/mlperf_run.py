@@ -47,7 +47,7 @@ COMMAND = Command(
 )
 
 _INSTALLED = (
-    "from kv_cache.cli import console; from kv_cache.cli.wrapper import main; console(main)"
+    "from kv_cache.cli import console, wrapper; console(wrapper)"
 )
 
 
