@@ -72,8 +72,7 @@ def accesses(blocks: int, count: int, sequence: int) -> list[int]:
 
 def measure(name: str, sizes: Sequence[int], sequence: int, engine: str) -> list[StudyRow]:
     """A row for each size. In this process, which has imported nothing of the lab yet."""
-    from kv_cache.app.compiled_engine import engine_name
-    from kv_cache.cli.compiled import use
+    from kv_cache.app.compiled import engine_name, use
 
     if engine == "compiled":
         use(())

@@ -96,12 +96,17 @@ def prepare(cwd: Path) -> None:
 def run(cwd: Path, *args: str) -> Ran:
     """Call the program in `cwd`; the result of `--output=R.json`, if it was written."""
     prepare(cwd)
-    with as_a_process(cwd) as printed:
+    return _ran(cwd, *called(cwd, *one_configuration(args)))
+
+
+def called(cwd: Path, *args: str, **environ: str) -> tuple[int, str, str]:
+    """Call the program in `cwd` as it is: the exit code, and what it printed to both streams."""
+    with as_a_process(cwd) as printed, patch.dict(os.environ, environ):
         try:
-            code = main(one_configuration(args))
+            code = main(args)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    return _ran(cwd, code, *printed)
+    return code, printed[0], printed[1]
 
 
 def alone(cwd: Path, *args: str, timeout: float = 120) -> Ran:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.app.compiled_engine import require_pure
+from kv_cache.app.compiled import require_pure
 from kv_cache.app.lab_cases import Drawn, PolicyComparison
 from kv_cache.app.study_files import (
     Document,
@@ -167,15 +167,15 @@ def planned_lab(options: LabOptions, source: TraceSource | PatternSource) -> Vie
     comparison, files = _checked(options, source)
     if isinstance(source, PatternSource):
         sequences = len(source.names) * options.seeds
-        asked = f"{', '.join(source.names)}, each with {options.seeds:,} seeds"
+        content = f"{', '.join(source.names)}, with {options.seeds:,} seeds each"
     else:
         sequences = 1
-        first = "all" if source.requests is None else f"the first {source.requests:,}"
+        first = "all" if source.requests is None else f"first {source.requests:,}"
         path = source.config.trace_path()
         name = "synthetic users" if path is None else f"trace {path}"
-        asked = f"{first} requests of {name}"
+        content = f"{first} requests of {name}"
     replays = sequences * comparison.replays
-    return planned_study([("source", asked), ("replays", f"{replays:,}")], files)
+    return planned_study([("source", content), ("replays", f"{replays:,}")], files)
 
 
 def _checked(

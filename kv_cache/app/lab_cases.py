@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from statistics import fmean
 from typing import Any
 
-from kv_cache.app.compiled_engine import engine_name
+from kv_cache.app.compiled import engine_name
 from kv_cache.app.study_files import Document
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses

@@ -11,12 +11,17 @@ from pathlib import Path
 from kv_cache.app.documents import beside_tree, is_tree, read_any
 from kv_cache.app.run_directory import PAGE_FILE
 from kv_cache.config.schema import opt
-from kv_cache.core.errors import ConfigError, UsageError, did_you_mean
+from kv_cache.core.errors import ConfigError
 from kv_cache.files.writing import write_output
-from kv_cache.installing import install_hint
 from kv_cache.view.forms import DEFAULT, FORMATS, Format, read_sources
-from kv_cache.view.picture.plot import FORMATS as PICTURES
-from kv_cache.view.picture.plot import draw, installed, picture_of, require_ours, write_picture
+from kv_cache.view.picture.plot import (
+    draw,
+    picture_form,
+    picture_of,
+    require_matplotlib,
+    require_ours,
+    write_picture,
+)
 
 STDOUT = "-"
 
@@ -133,24 +138,6 @@ def plot(options: PlotOptions) -> list[Rendered]:
         assert picture.path is not None
         write_picture(picture.path, picture.data)
     return pictures
-
-
-def require_matplotlib(command: str) -> None:
-    """Raises UsageError where pictures cannot be drawn."""
-    if not installed():
-        raise UsageError(
-            f"{command} needs matplotlib, which is not installed; get it: {install_hint('plot')}"
-        )
-
-
-def picture_form(target: Path) -> str:
-    """Return the form of a picture by its file's name. Raises ConfigError."""
-    form = target.suffix[1:].lower()
-    if form not in PICTURES:
-        raise ConfigError(
-            f"--output {target} does not end in .svg, .png or .pdf.{did_you_mean(form, PICTURES)}"
-        )
-    return form
 
 
 def _pictures(results: Sequence[Path], output: str | None) -> Mapping[Path, Path]:

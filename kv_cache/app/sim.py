@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.app.compiled_engine import engine_name, require_pure
+from kv_cache.app.compiled import engine_name, require_pure
 from kv_cache.app.sim_runs import EndedRuns, NothingEndedError, ScenarioInputs, StreamPaths, run_all
 from kv_cache.app.study_files import (
     Document,
@@ -147,7 +147,7 @@ def planned_sim(options: SimOptions) -> View:
     return planned_study(
         [
             ("scenario", study.source),
-            ("runs", f"{study.size:,}: {variants:,} variants, each with {study.seeds:,} seeds"),
+            ("runs", f"{study.size:,}: {variants:,} variants with {study.seeds:,} seeds each"),
             ("requests", f"{requests:,} in all"),
         ],
         files,

@@ -18,10 +18,10 @@ from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import UsageError
 from kv_cache.files.cluster_events import EventLog
 from kv_cache.files.cluster_tables import ColumnsFile
-from kv_cache.files.writing import open_atomically
+from kv_cache.files.writing import cannot_write, open_atomically
 from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import ClusterOutcome
@@ -41,7 +41,7 @@ class NothingEndedError(Exception):
 
 
 class _RunStoppedError(Exception):
-    """A signal came while a run went on."""
+    """A signal came during a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def run_all(
 
 @contextmanager
 def _named(study: Scenarios, variant: Variant) -> Iterator[None]:
-    """Add to an error in which run it was found, if there are several."""
+    """Add to an error in which run it came up, if there are several."""
     try:
         yield
     except UsageError as error:
@@ -211,10 +211,10 @@ class _Runs:
         self._done = 0
 
     def run_each(self) -> None:
-        """Raises NothingEndedError."""
+        """Perform the runs until a signal comes. Raises NothingEndedError."""
         try:
-            for point, variant in self._plan():
-                self._one(point, variant)
+            for variant_runs, variant in self._plan():
+                self._one(variant_runs, variant)
         except _RunStoppedError:
             if self._log is not None:
                 self._log.rewind()
@@ -223,7 +223,7 @@ class _Runs:
 
     def ended(self, took_s: float) -> EndedRuns:
         return EndedRuns(
-            variants=[point.row() for _, point in sorted(self._variants.items()) if point.runs],
+            variants=[each.row() for _, each in sorted(self._variants.items()) if each.runs],
             traces=self._inputs.traces(self._study),
             seeds=self._seeds, count=self._ended, events=self._events, took_s=took_s,
         )  # fmt: skip
@@ -247,11 +247,11 @@ class _Runs:
             scenario=scenario,
         )
 
-    def _one(self, point: VariantRuns, variant: Variant) -> None:
-        """One run, and what is kept of it. Raises _RunStoppedError."""
+    def _one(self, variant_runs: VariantRuns, variant: Variant) -> None:
+        """Perform one run and keep its rows. Raises _RunStoppedError."""
         if self._caught.came:
             raise _RunStoppedError
-        self._bar.note(f"{point.number} {point.name}"[:_LONGEST_NAME])
+        self._bar.note(f"{variant_runs.number} {variant_runs.name}"[:_LONGEST_NAME])
         with _named(self._study, variant):
             outcome = self._simulate(variant)
         self._ended += 1
@@ -262,16 +262,20 @@ class _Runs:
         kinds = None if self._log is None else self._log.end()
         columns = _columns_of(outcome)
         row = run_row(
-            self._ended, seed, facts(outcome), log=kinds, columns=None if point.runs else columns
+            self._ended,
+            seed,
+            facts(outcome),
+            log=kinds,
+            columns=None if variant_runs.runs else columns,
         )
-        point.runs.append(row)
+        variant_runs.runs.append(row)
         if self._series is not None:
-            self._series.write(point.key(), row, columns["series"]["columns"])
+            self._series.write(variant_runs.key(), row, columns["series"]["columns"])
         if self._instances is not None:
-            self._instances.write(point.key(), row, columns["instances"])
+            self._instances.write(variant_runs.key(), row, columns["instances"])
 
     def _simulate(self, variant: Variant) -> ClusterOutcome:
-        """Raises _RunStoppedError and what `simulate` raises."""
+        """Simulate one run. Raises _RunStoppedError and what `simulate` raises."""
         scenario, chain, before = variant.scenario, PrefixChain(), self._done
 
         def progress(ended: int) -> None:
@@ -334,7 +338,4 @@ def _writing(path: Path, flag: str) -> Iterator[BinaryIO]:
         with open_atomically(path) as file:
             yield file
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise PlaceError(
-            f"{flag} {path}: it cannot be written ({reason}); name another file"
-        ) from None
+        raise cannot_write(path, error, flag) from None

@@ -16,7 +16,7 @@ from kv_cache.core.text import as_json
 from kv_cache.files.keep import keep
 from kv_cache.files.result import Result
 from kv_cache.view.parts import View
-from kv_cache.view.picture.plot import draw, require_drawable
+from kv_cache.view.picture.plot import draw, picture_form, require_matplotlib, require_ours
 from kv_cache.view.planned import planned
 
 Document = Mapping[str, Any]
@@ -48,11 +48,17 @@ def output_file(path: str, schema: str) -> StudyFile:
 
 def picture_file(path: str, title: Path) -> StudyFile:
     """Return the picture; errors call the document `title`."""
-    form = Path(path).suffix[1:].lower()
+    target = Path(path)
     return StudyFile(
-        name="plot", path=Path(path), check=require_drawable,
-        form=lambda document: draw(as_read_back(document), title, form),
+        name="plot", path=target, check=_check_picture,
+        form=lambda document: draw(as_read_back(document), title, picture_form(target)),
     )  # fmt: skip
+
+
+def _check_picture(path: Path, flag: str) -> None:
+    picture_form(path, flag)
+    require_matplotlib(flag)
+    require_ours(path)
 
 
 def as_read_back(document: Document) -> Document:

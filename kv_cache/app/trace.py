@@ -1,13 +1,11 @@
 """Look at a trace, or at what synthetic users would ask: numbers, pictures, our own format, and
 users who ask as the trace does. Nothing is measured and nothing is served."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kv_cache.app.report import picture_form, require_matplotlib
 from kv_cache.app.trace_source import RequestStream, SourceOptions, TraceSource, same_file
 from kv_cache.bench.path_checks import check_output_file
 from kv_cache.bench.progress import SILENT, Progress
@@ -19,8 +17,15 @@ from kv_cache.files.fitted_users import CHOICES, Samples, fit_text
 from kv_cache.files.records import packing, require_own_name
 from kv_cache.files.result import Result
 from kv_cache.files.writing import cannot_write, open_atomically, write_output
+from kv_cache.result.metrics import Json
 from kv_cache.result.trace import stats_document
-from kv_cache.view.picture.plot import draw, require_ours, write_picture
+from kv_cache.view.picture.plot import (
+    draw,
+    picture_form,
+    require_matplotlib,
+    require_ours,
+    write_picture,
+)
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
@@ -155,7 +160,7 @@ def _picture(config: Config) -> Path:
 # --- looking ---------------------------------------------------------------------------------
 
 
-def _stats_document(source: TraceSource, progress: Progress) -> Mapping[str, Any]:
+def _stats_document(source: TraceSource, progress: Progress) -> Json:
     stream = source.open(progress)
     counts, sessions = _counted(stream, progress)
     return stats_document(

@@ -26,7 +26,7 @@ from kv_cache.workload.formats.trace_files import Tally, Trace, open_trace
 log = logging.getLogger("kv_cache")
 
 SEED = 0
-"""The seed if none is given: whoever looks twice sees the same."""
+"""The seed if none is given, so that two looks see the same."""
 USERS_REQUESTS = 10_000
 MOST_USERS_REQUESTS = 10_000_000
 

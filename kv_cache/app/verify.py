@@ -18,6 +18,7 @@ from kv_cache.core.text import as_json
 from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
+from kv_cache.result.metrics import Json
 from kv_cache.result.ranks import SCHEMA as RANKS_SCHEMA
 from kv_cache.result.ranks import recheck_ranks
 from kv_cache.result.side_files import RECORDS, SIDE_FILES, recheck_directory
@@ -84,7 +85,7 @@ def verify(options: VerifyOptions) -> Verification:
 
 
 def _verify_ranks(
-    document: Mapping[str, Any], data: bytes, file: Path, expected: str | None
+    document: Json, data: bytes, file: Path, expected: str | None
 ) -> RanksVerification:
     """Verify each rank's result as one by itself, and do the merge of them again."""
     _require_schema(document, RANKS_SCHEMA, file)
@@ -98,9 +99,7 @@ def _verify_ranks(
     )
 
 
-def _verify_chain(
-    document: Mapping[str, Any], file: Path, expected: str | None
-) -> ChainVerification:
+def _verify_chain(document: Json, file: Path, expected: str | None) -> ChainVerification:
     named = sealed_files(document)
     digests = _digests(document, file.parent) if named else {}
     return ChainVerification(
@@ -112,7 +111,7 @@ def _verify_chain(
     )
 
 
-def _other_than(expected: str | None, document: Mapping[str, Any]) -> list[Change]:
+def _other_than(expected: str | None, document: Json) -> list[Change]:
     if expected is None or fingerprint(document) == expected:
         return []
     return [Change("fingerprint", f"is not {expected}")]
@@ -138,7 +137,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _document(data: bytes, file: Path) -> dict[str, Any]:
+def _document(data: bytes, file: Path) -> Json:
     document = parsed(data, file)
     if not isinstance(document, dict) or not isinstance(document.get(SECTION), dict):
         raise UsageError(
@@ -148,7 +147,7 @@ def _document(data: bytes, file: Path) -> dict[str, Any]:
     return document
 
 
-def _require_schema(document: Mapping[str, Any], schema: str, file: Path) -> None:
+def _require_schema(document: Json, schema: str, file: Path) -> None:
     if document[SECTION].get("schema") != schema:
         actual = printable(repr(document[SECTION].get("schema")))[:60]
         raise UsageError(
@@ -157,7 +156,7 @@ def _require_schema(document: Mapping[str, Any], schema: str, file: Path) -> Non
         )
 
 
-def _duplicates(data: bytes, document: Mapping[str, Any]) -> list[str]:
+def _duplicates(data: bytes, document: Json) -> list[str]:
     """Return a sentence for each duplicate key: some readers of JSON take the first, and some the
     last. A file that reads back as it is written has none."""
     if as_json(document) == data:
@@ -177,7 +176,7 @@ def _duplicates(data: bytes, document: Mapping[str, Any]) -> list[str]:
 # --- the run's directory ---------------------------------------------------------------------
 
 
-def _digests(document: Mapping[str, Any], directory: Path) -> dict[str, str]:
+def _digests(document: Json, directory: Path) -> dict[str, str]:
     """Return the digests of the records that are there, and of what else the chain names."""
     names = {*RECORDS, *sealed_files(document)}
     try:
@@ -193,9 +192,7 @@ def _is_below(name: str) -> bool:
     return bool(parts) and not Path(name).is_absolute() and ".." not in parts and "\0" not in name
 
 
-def _missing(
-    document: Mapping[str, Any], directory: Path | None, digests: Mapping[str, str]
-) -> list[Change]:
+def _missing(document: Json, directory: Path | None, digests: Mapping[str, str]) -> list[Change]:
     if directory is None:
         return []
     names = [name for name in sealed_files(document) if name not in digests]

@@ -79,7 +79,7 @@ def _called(name: str, argv: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}.{did_you_mean(name, COMMANDS)}")
     if name in ("lab", "sim"):
-        from kv_cache.cli.compiled import use
+        from kv_cache.app.compiled import use
 
         use(argv)
     return command_of(name)(argv)
@@ -115,6 +115,14 @@ def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
         supervise(own_session=launched)
     elif launched and (command == "run" or (command == "sweep" and "mpi4py" not in sys.modules)):
         supervise(own_session=True)
+
+
+def wrapper(argv: Sequence[str]) -> int:
+    """Run one rank as MLPerf's launcher starts it; the exit code. Imports its module only then:
+    what can be told without a package that is missing is told, and little is forked."""
+    from kv_cache.cli.wrapper import main as rank
+
+    return rank(argv)
 
 
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:

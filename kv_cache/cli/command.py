@@ -61,9 +61,9 @@ class Command(Generic[T]):
         keys = flags.get("--set", ())
         of_run = {name: value for name, value in flags.items() if name not in ours}
         of_run["--set"] = [word for word in keys if word.partition("=")[0] not in self._known]
-        own = {name: value for name, value in flags.items() if name in ours}
-        own["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
-        return self._read(own), invocation_of(of_run)
+        of_command = {name: value for name, value in flags.items() if name in ours}
+        of_command["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
+        return self._read(of_command), invocation_of(of_run)
 
     @property
     def _has_own_set(self) -> bool:
@@ -124,7 +124,7 @@ class Command(Generic[T]):
         )
 
     def _add(self, parser: Parser, *, rare: bool) -> None:
-        for option in self._known.values():
+        for option in sorted(self._known.values(), key=lambda option: not option.rule.required):
             if option.flag is not None and (rare or not option.rule.rare):
                 add_option(parser, option)
         if not self.of_run and not self._has_own_set:

@@ -46,12 +46,12 @@ def main(argv: Sequence[str]) -> int:
 def _words() -> Iterator[tuple[str, list[str]]]:
     """Yield each command, and subcommand as `trace stats`, with its flags."""
     for name, module in COMMANDS.items():
-        found = import_module(f"kv_cache.cli.{module}")
+        loaded = import_module(f"kv_cache.cli.{module}")
         if name == "run":
             yield name, _flags(build_parser())
             continue
-        commands = [each for each in vars(found).values() if isinstance(each, Command)]
-        table: Mapping[str, object] = getattr(found, "SUBCOMMANDS", {})
+        commands = [each for each in vars(loaded).values() if isinstance(each, Command)]
+        table: Mapping[str, object] = getattr(loaded, "SUBCOMMANDS", {})
         if table:
             yield name, list(table)
         for command in commands:

@@ -194,11 +194,11 @@ class Parser(argparse.ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation may mean. A flag goes before those that only add words to it, so
         that `--mod` is `--model`, as in the reference, although there is a `--model-mix`."""
-        found: list[Any] = super()._get_option_tuples(option_string)
-        first = min(found, key=lambda each: len(each[1]), default=None)
-        if first is not None and all(f"{each[1]}-".startswith(f"{first[1]}-") for each in found):
+        matches: list[Any] = super()._get_option_tuples(option_string)
+        first = min(matches, key=lambda each: len(each[1]), default=None)
+        if first is not None and all(f"{each[1]}-".startswith(f"{first[1]}-") for each in matches):
             return [first]
-        return found
+        return matches
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ").replace("with argument", "with")
@@ -258,9 +258,9 @@ def add_option(group: argparse._ActionsContainer, option: Option, *, hidden: boo
     names = [flag] if option.rule.short is None else [option.rule.short, flag]
     shape: dict[str, Any] = {"dest": flag, "help": text}
     if get_origin(option.kind) is tuple:
-        numbers = get_args(option.kind)[0] is not str
+        repeats = get_args(option.kind)[-1] is Ellipsis
         shape |= {"metavar": _metavar(option), "type": reads}
-        shape |= {} if numbers else {"action": "extend"}
+        shape |= {"action": "extend"} if repeats else {}
     elif option.kind is not bool:
         shape |= {"metavar": _metavar(option), "type": reads}
         shape |= {"action": Once} if flag == "--config" else {}
@@ -328,8 +328,8 @@ def _metavar(option: Option) -> str:
     return option.rule.metavar or {int: "N", float: "X"}.get(option.kind, "TEXT")
 
 
-def _braces(words: Sequence[str]) -> str:
-    return f"{{{','.join(words)}}}"
+def _braces(words: Iterable[object]) -> str:
+    return f"{{{','.join(map(str, words))}}}"
 
 
 # --- values --------------------------------------------------------------------------------
@@ -398,20 +398,26 @@ def variable_of(option: Option, section: str = "") -> str:
 def from_environment(known: Mapping[str, Option], section: str) -> dict[str, Any]:
     """Return the values that environment variables give to options, by path. Raises ConfigError
     for a variable that begins as one of these and is none, nor an option of `run`."""
-    by_name = {variable_of(option, section): option for option in known.values()}
-    heads = {name.split("__")[0] + "__" for name in by_name}
-    others = {variable_of(option) for option in options().values()} - by_name.keys()
-    values = {}
+    variables = variables_of(known, section)
+    return {path: read_text(known[path], text, name) for name, (path, text) in variables.items()}
+
+
+def variables_of(known: Mapping[str, Option], section: str) -> dict[str, tuple[str, str]]:
+    """Return the environment variables that set options: of each the option's path, and the text.
+    Raises ConfigError as `from_environment`."""
+    by_name = {variable_of(option, section): option.path for option in known.values()}
+    heads = {name.split("__")[0] for name in by_name if "__" in name}
+    of_run = {variable_of(option) for option in options().values()} - by_name.keys()
+    variables = {}
     for name, text in os.environ.items():
-        if name in others or "__" not in name or name.split("__")[0] + "__" not in heads:
+        if name in of_run or "__" not in name or name.split("__")[0] not in heads:
             continue
-        option = by_name.get(name)
-        if option is None:
+        if name not in by_name:
             raise ConfigError(
                 f"the environment variable {name} is no option's.{did_you_mean(name, by_name)}"
             )
-        values[option.path] = read_text(option, text, name)
-    return values
+        variables[name] = by_name[name], text
+    return variables
 
 
 def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:

@@ -133,12 +133,12 @@ def _phase(now: Snapshot, width: int) -> Iterator[str]:
 
 def _left(now: Snapshot) -> list[str]:
     """Whatever ends the phase first is not known, so both are told."""
-    said = []
+    parts = []
     if now.left_s is not None:
-        said.append(f"{max(0.0, now.left_s):.1f} s left")
+        parts.append(f"{max(0.0, now.left_s):.1f} s left")
     if now.left_requests is not None:
-        said.append(f"{max(0, now.left_requests)} requests left")
-    return said
+        parts.append(f"{max(0, now.left_requests)} requests left")
+    return parts
 
 
 def _load(now: Snapshot) -> list[str]:

@@ -28,6 +28,20 @@ def print_unwritten(kept: Kept | None) -> None:
         print(kept.data.decode(), end="", flush=True)
 
 
+def print_kept(what: str, kept: Kept) -> None:
+    """Print where a file is, and its content if it could be written nowhere."""
+    print(f"{what}  {kept.shown}")
+    print_unwritten(kept)
+
+
+def print_planned(rows: Mapping[str, str]) -> None:
+    """Print what a command with --dry-run would do."""
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        print(f"{name:<{width}}  {text}")
+    print("--dry-run: all is checked, and nothing was done")
+
+
 def print_result(result: Result) -> None:
     """Print a document of any kind for a person, and where the files are."""
     print(terminal(made_view(result.document)))
@@ -37,8 +51,8 @@ def print_result(result: Result) -> None:
     if result.kept is not None:
         name = "trials" if result.schema == trials.SCHEMA else "result"
         print(f"{name}  {result.kept.shown}")
-    for made in result.recordings:
-        print(f"trace   {made['path']} ({made['rows']} {made['what']})")
+    for recording in result.recordings:
+        print(f"trace   {recording['path']} ({recording['rows']} {recording['what']})")
     for what in _BESIDE:
         if what in result.files:
             print(f"{what.replace('_', ' '):<7} {result.files[what]}")

@@ -69,15 +69,15 @@ class TerminalProgress:
     def bar(
         self, what: str = "", *, unit: str = "", total: float | None = None, scale: bool = False
     ) -> Iterator["_Bar"]:
-        given: dict[str, Any] = {"desc": what} if what else {}
+        shape: dict[str, Any] = {"desc": what} if what else {}
         if unit:
-            given |= {"unit": unit if unit == "B" else f" {unit}", "unit_scale": scale}
+            shape |= {"unit": unit if unit == "B" else f" {unit}", "unit_scale": scale}
         else:
-            given["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
+            shape["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
         if total is not None:
-            given["total"] = total
+            shape["total"] = total
         logs = nullcontext() if not sys.stderr.isatty() else logging_redirect_tqdm()
-        with self._tqdm(given) as bar, logs:
+        with self._tqdm(shape) as bar, logs:
             yield _Bar(bar)
 
     def _tqdm(self, given: Mapping[str, Any]) -> "tqdm[Any]":
@@ -394,13 +394,13 @@ def _ended(totals: Totals, outcome: Outcome) -> int:
 def _now(window: Window) -> list[str]:
     """The last window, as far as a line has room."""
     seconds = max(window.seconds, 1e-9)
-    told = []
+    parts = []
     for kind in (OpKind.READ, OpKind.WRITE):
         p95_ns = window.storage_p95_ns(kind)
         late = "" if p95_ns is None else f" (p95 {ns_to_ms(p95_ns):.0f} ms)"
-        told.append(f"{kind} {window.storage_bytes(kind) / seconds / GIB:.2f} GiB/s{late}")
+        parts.append(f"{kind} {window.storage_bytes(kind) / seconds / GIB:.2f} GiB/s{late}")
     if window.gauges.users is not None:
-        told.append(f"{window.gauges.users} users")
+        parts.append(f"{window.gauges.users} users")
     if window.saturation is not None:
-        told.append(f"saturation {window.saturation.level:.2f}")
-    return told
+        parts.append(f"saturation {window.saturation.level:.2f}")
+    return parts

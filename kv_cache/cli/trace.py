@@ -27,16 +27,15 @@ _ABOUT = """\
     Look at a trace before it is replayed, or at what synthetic users would ask.
 
     commands, each with a --help of its own:
-      trace stats PATH | --users  how much is asked, when, by whom, and what caches of any size
-                                  would find of it
+      trace stats PATH | --users  how much is asked, when, by whom, and how much a cache would hit
       trace plot PATH | --users   the same as a page of pictures
       trace convert PATH -o FILE  a trace of any format as our own JSON lines
       trace fit PATH              a configuration of synthetic users who ask as the trace does
 
 """
 _EPILOG = """\
-    Options of run that change what is asked may follow (--block-tokens, --model, --trace-format,
-    --trace-users, --skip-bad-rows, --config, ...); see run --help-all.
+    Flags of run that change what is asked: --block-tokens, --model, --trace-format, --trace-users,
+    --skip-bad-rows, --config, ...
 
     exit code: 0 done, 2 bad input
 """

@@ -152,6 +152,13 @@ def opt(
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
+def same_option(section: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+    """Declare the option `name` of another section again, with another default if one is given."""
+    field = next(field for field in dataclasses.fields(section) if field.name == name)
+    chosen = field.default if default is dataclasses.MISSING else default
+    return dataclasses.field(default=chosen, metadata=field.metadata)
+
+
 # --- reading -------------------------------------------------------------------------------
 
 

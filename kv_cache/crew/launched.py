@@ -45,8 +45,8 @@ def rank_of(environ: Mapping[str, str]) -> MpiRank:
                 f"the environment says {starter.rank}={rank} and {starter.ranks}={ranks}: ranks "
                 "are counted from 0; unset both, or start with mpirun"
             )
-        found = ranks if ranks == 1 else starter.on_machine(environ)
-        return MpiRank(rank=rank, ranks=ranks, on_machine=found, told_by=starter.rank)
+        on_machine = ranks if ranks == 1 else starter.on_machine(environ)
+        return MpiRank(rank=rank, ranks=ranks, on_machine=on_machine, told_by=starter.rank)
     return ALONE
 
 

@@ -41,14 +41,18 @@ def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False
     beside them, the seed plus the rank, and its share of free space. `output` is its own result,
     if that has no place in a directory of results.
     """
-    told, tiers = config.output, config.tiers
+    section, tiers = config.output, config.tiers
     files: dict[str, Any] = {
         name: str(own_file(Path(given), rank, together=together))
         for name in FILES_BESIDE
-        if (given := getattr(told, name)) is not None
+        if (given := getattr(section, name)) is not None
     }
-    results = None if told.results_dir is None else str(Path(told.results_dir) / rank.directory)
-    inside = told.output is None and results is not None  # the record of the rank holds its result
+    results = (
+        None if section.results_dir is None else str(Path(section.results_dir) / rank.directory)
+    )
+    inside = (
+        section.output is None and results is not None
+    )  # the record of the rank holds its result
     directories = tiers.cache_dir
     if directories is not None:
         directories = tuple(below(name, rank.directory) for name in directories)
@@ -62,10 +66,10 @@ def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False
             free_share=tiers.free_share / _sharers(rank, tiers.cache_dir),
         ),
         output=replace(
-            told,
+            section,
             output=None if inside else str(output),
             results_dir=results,
-            metrics_port=_port(told, rank),
+            metrics_port=_port(section, rank),
             **files,
         ),
     )
@@ -99,11 +103,11 @@ def alone_note(rank: MpiRank) -> tuple[str, ...]:
     """What whoever reads one rank's result has to know."""
     if rank.alone:
         return ()
-    said = f"this is {rank} ({rank.told_by}) alone: nothing here is a sum over ranks"
-    return (f"{said}, and the others' results have files of their own",)
+    note = f"this is {rank} ({rank.told_by}) alone: nothing here is a sum over ranks"
+    return (f"{note}, and the others' results have files of their own",)
 
 
 def together_note(rank: MpiRank, output: Path) -> tuple[str, ...]:
     """The same, where the ranks run together, with the result of all at `output`."""
-    said = f"this is {rank} alone, which ran together with the others"
-    return (f"{said}: the sums over ranks are in {output}",)
+    note = f"this is {rank} alone, which ran together with the others"
+    return (f"{note}: the sums over ranks are in {output}",)

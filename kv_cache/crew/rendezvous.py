@@ -66,8 +66,8 @@ def meet(rank: MpiRank, telling: Telling | None, patience_s: float = PATIENCE_S)
             f"the MPI library of mpi4py sees rank {met['rank']} of {met['ranks']} where the "
             f"starter says {rank}: it is not the library whose mpirun this is"
         )
-    told: Telling = met["told"]
-    return told
+    answer: Telling = met["told"]
+    return answer
 
 
 def _inherited() -> tuple[int, ...]:
@@ -89,8 +89,8 @@ def main() -> int:
         print(f"mpi4py cannot be used: {error}".splitlines()[0], file=sys.stderr)
         return _NO_LIBRARY
     world = MPI.COMM_WORLD
-    told = orjson.loads(world.bcast(orjson.dumps(telling), root=0))
-    met = {"rank": world.Get_rank(), "ranks": world.Get_size(), "told": told}
+    offer = orjson.loads(world.bcast(orjson.dumps(telling), root=0))
+    met = {"rank": world.Get_rank(), "ranks": world.Get_size(), "told": offer}
     world.Barrier()
     MPI.Finalize()
     print(orjson.dumps(met).decode())

@@ -224,7 +224,7 @@ def totals(run: RealRun) -> dict[str, Any]:
     """How the run stands, of what it holds anyway; its lock is not taken. Rates are those of the
     latest window: bytes a second, by tier and direction."""
     ended, window = run.totals.ended, run.latest
-    told: dict[str, Any] = {
+    standing: dict[str, Any] = {
         "phase": run.phase,
         "elapsed_s": run.elapsed_s,
         "completed": _ended(ended, Outcome.COMPLETED),
@@ -233,14 +233,14 @@ def totals(run: RealRun) -> dict[str, Any]:
         "queued": run.serving.queued,
     }
     if window is None:
-        return told
+        return standing
     seconds = max(window.seconds, 1e-9)
     rates = {
         f"{tier.label}.{kind.value}": ops.bytes / seconds
         for (tier, kind), ops in window.ops.items()
     }
     p95 = {kind.value: window.storage_p95_ns(kind) for kind in (OpKind.READ, OpKind.WRITE)}
-    return {**told, "bytes_per_s": rates, "storage_p95_ns": p95}
+    return {**standing, "bytes_per_s": rates, "storage_p95_ns": p95}
 
 
 def _ended(counts: Mapping[tuple[Any, Any, Outcome], int], wanted: Outcome) -> int:

@@ -191,11 +191,11 @@ def _limit(connection: "Connection[Any, Any]", patience_s: float) -> None:
 def addresses_of_this_machine(port: int) -> list[Address]:
     """The loopback first: it is the shortest way for who is here, and nowhere for others. Without
     those that are good on one link alone."""
-    found = [
+    addresses = [
         each.address
         for interface in psutil.net_if_addrs().values()
         for each in interface
         if each.family in (socket.AF_INET, socket.AF_INET6)
     ]
-    usable = [text for text in found if not text.startswith(("127.", "fe80", "::1"))]
+    usable = [text for text in addresses if not text.startswith(("127.", "fe80", "::1"))]
     return [(text, port) for text in ("127.0.0.1", *dict.fromkeys(usable))]

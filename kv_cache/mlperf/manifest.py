@@ -5,19 +5,22 @@ that of results (`result/chain`), with a link for each file of the sequence. It 
 description of the system, which people fill in afterwards.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
 from msgspec import Meta, Struct
 
+from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.files.reading import DEEPEST, deeper_than, result_bytes
 from kv_cache.files.writing import write_atomically
 from kv_cache.mlperf.layout import MANIFEST, Place, all_files
+from kv_cache.mlperf.plan import Deviation, Plan, longest_window_s
 from kv_cache.result.chain import SECTION, Change, check, file_digest, seal, sealed_files
 from kv_cache.result.counted import Json
 from kv_cache.result.run import MisshapenError, converted
@@ -73,6 +76,83 @@ class SequenceRecord(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.config.options != sorted({*self.config.options}):
             raise ValueError("options are not in ascending order")
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedTrial:
+    """One trial, from start to end. `arguments` are the words of each rank; `problem` is what makes
+    it incomplete; files that ranks left in the cache directory are counted on this machine."""
+
+    option: int
+    trial: int
+    started_utc: str
+    ended_utc: str
+    arguments: Sequence[str]
+    exit_codes: Sequence[int]
+    problem: str | None
+    left_in_cache: int
+
+    @property
+    def complete(self) -> bool:
+        return self.problem is None
+
+    def to_json(self) -> Json:
+        return {
+            "option": self.option,
+            "trial": self.trial,
+            "started_utc": self.started_utc,
+            "ended_utc": self.ended_utc,
+            "arguments": list(self.arguments),
+            "exit_codes": list(self.exit_codes),
+            "complete": self.complete,
+            "says": self.problem,
+            "left_in_cache": self.left_in_cache,
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningRecord:
+    """The record of a sequence that is running."""
+
+    plan: Plan
+    place: Place
+    environment: Json
+    deviations: Sequence[Deviation]
+    status: str = RUNNING
+    started_utc: str = field(default_factory=utc_now)
+    ended_utc: str | None = None
+    trials: list[EndedTrial] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every trial is complete."""
+        wanted = len(self.plan.options) * self.plan.trials
+        return len(self.trials) == wanted and all(row.complete for row in self.trials)
+
+    def to_json(self) -> Json:
+        return {
+            "program_version": __version__,
+            "division": self.plan.division,
+            "org": self.place.org,
+            "system": self.place.system,
+            "status": self.status,
+            "not_submittable": list(self._not_submittable()),
+            "started_utc": self.started_utc,
+            "ended_utc": self.ended_utc,
+            "config": self.plan.to_json(),
+            "environment": self.environment,
+            "trials": [row.to_json() for row in self.trials],
+            "deviations": [{"rule": d.rule, "says": d.says} for d in self.deviations],
+        }
+
+    def _not_submittable(self) -> Iterator[str]:
+        if self.plan.shorten_s is not None:
+            why = f"not to be submitted: --shorten ends each window after {self.plan.shorten_s:g} s"
+            yield f"{why}, where the options have {longest_window_s():g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

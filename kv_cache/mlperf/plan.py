@@ -1,12 +1,16 @@
 """What a sequence runs, and which published rule each departure from a CLOSED submission breaks."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
 
 CLOSED, OPEN = "closed", "open"
+
+Variables = Mapping[str, tuple[str, str]]
+"""Environment variables that set options of `run`: of each the option's path, and the text."""
 
 
 class Deviation(NamedTuple):
@@ -30,15 +34,50 @@ class Plan:
     seed: int
     option_delay_s: float
     shorten_s: float | None
-    config: str | None  # as it was given
+    config: str | None  # the file as it was named
     flags: tuple[str, ...]  # of `run`, for every rank
     launch: tuple[str, ...]  # what precedes the wrapper; empty: ranks are started here
     command: tuple[str, ...]  # the call, word for word
     reclaim: str | None = None  # a dead host, whose files are removed from the cache directory
+    variables: Variables = field(default_factory=dict)
 
     def window_s(self, option: int) -> float:
-        """Return how long each of its runs measures, unless a flag changes it."""
+        """Return how long each of its runs measures, unless a flag says otherwise."""
         return MLPERF_OPTIONS[option].duration_s if self.shorten_s is None else self.shorten_s
+
+    @property
+    def run_words(self) -> tuple[str, ...]:
+        """The flags of `run` for every rank. Variables are among them, so that ranks on all hosts
+        have the same options, whatever is in the environment there."""
+        pairs = [f"{path}={text}" for path, text in self.variables.values()]
+        return (*(word for pair in pairs for word in ("--set", pair)), *self.flags)
+
+    def rank_words(self, option: int, output: Path, cache: str, config: Path | None) -> list[str]:
+        """Return the wrapper's arguments for a trial: with flags of `run` in the form of v3.0, else
+        in that of July 2026. `config` is the file that ranks read."""
+        shared = [] if config is None else ["--config", str(config)]
+        shared += [] if self.reclaim is None else ["--reclaim", self.reclaim]
+        seconds = "" if self.shorten_s is None else f"{self.shorten_s:g}"
+        if not self.run_words:
+            words = ["--option", str(option), "--base-output-dir", str(output)]
+            words += ["--cache-dir", cache, "--seed", str(self.seed), *shared]
+            return [*words, "--shorten", seconds] if seconds else words
+        words = ["--rank-output-base", str(output), "--rank-cache-base", cache]
+        words += ["--seed-base", str(self.seed), *shared, *_option_flags(option), *self.run_words]
+        if not seconds:
+            return words
+        why = f"--shorten ends the window after {seconds} s"
+        return [*words, "--duration", seconds, "--not-submittable", why]
+
+    def whole_s(self, overhead_s: float) -> float:
+        """Return about how long the sequence takes, if a trial takes `overhead_s` more than its
+        window."""
+        return self.left_s(0, 0, overhead_s)
+
+    def left_s(self, trials: int, options: int, overhead_s: float) -> float:
+        """Return about how long it still takes once some trials have ended, of so many options."""
+        each = [self.window_s(o) + overhead_s for o in self.options for _ in range(self.trials)]
+        return sum(each[trials:]) + self.option_delay_s * (len(self.options) - max(1, options))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -49,17 +88,36 @@ class Plan:
             "option_delay_s": float(self.option_delay_s),
             "shorten_s": self.shorten_s,
             "config": self.config,
-            "flags": list(self.flags),
+            "flags": list(self.run_words),
             "launch": list(self.launch),
             "command": list(self.command),
         }
 
 
+def _option_flags(option: int) -> list[str]:
+    known = MLPERF_OPTIONS[option]
+    flags = {
+        "model": known.model,
+        "num-users": known.users,
+        "duration": f"{known.duration_s:g}",
+        "gpu-mem-gb": known.gpu_mem_gib,
+        "cpu-mem-gb": known.cpu_mem_gib,
+        "max-concurrent-allocs": known.max_concurrent_allocs,
+        "generation-mode": known.generation_mode,
+    }
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def longest_window_s() -> float:
+    """Return the longest window that the rules have."""
+    return max(option.duration_s for option in MLPERF_OPTIONS.values())
+
+
 def deviations(
     plan: Plan, overrides: Mapping[str, Any], same_filesystem: bool, cache_dir: str
 ) -> list[Deviation]:
-    """Return every departure of a plan from a CLOSED submission. `overrides` are the options that
-    its flags set."""
+    """Return everything in which a plan is not a CLOSED submission. `overrides` is what its flags
+    and variables set."""
     return [
         *_of_sequence(plan),
         *_of_flags(plan, overrides),
@@ -93,6 +151,9 @@ def _of_flags(plan: Plan, overrides: Mapping[str, Any]) -> Iterator[Deviation]:
     if plan.flags:
         says = f"{' '.join(plan.flags)}: no flag of run may be given"
         yield Deviation("kvcacheClosedImmutable", says)
+    for name, (_, text) in plan.variables.items():
+        says = f"{name}={text} in the environment: no option of run may be set"
+        yield Deviation("kvcacheClosedImmutable", says)
 
 
 def _of_places(same_filesystem: bool, cache_dir: str) -> Iterator[Deviation]:
@@ -105,7 +166,7 @@ def _of_places(same_filesystem: bool, cache_dir: str) -> Iterator[Deviation]:
 
 
 def ranks_of_launch(words: tuple[str, ...]) -> int | None:
-    """Return how many ranks an mpirun or srun starts; None if its arguments do not say."""
+    """Return how many ranks an mpirun or srun starts; None if its words do not say."""
     for at, word in enumerate(words):
         option, _, joined = word.partition("=")
         if option in ("-n", "-np", "--np", "--n", "--ntasks"):

@@ -1,7 +1,7 @@
 """What `verify` found about a document: what was changed, what contradicts itself, and what its
 evidence is worth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,16 +9,17 @@ from typing import Any
 
 from kv_cache.metrics.passport import Verdict
 from kv_cache.result.chain import SECTION, Change, fingerprint
+from kv_cache.result.metrics import Json
 from kv_cache.result.verify import judged_again
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class CheckedDocument:
     """A document whose chain was checked; `deviations` are sentences about numbers that do not
     follow from the counts."""
 
     path: Path
-    document: Mapping[str, Any]
+    document: Json
     changes: tuple[Change, ...]
     deviations: tuple[str, ...] = ()
 
@@ -40,7 +41,7 @@ class Verified:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunVerification(Verified):
+class RunVerification(CheckedDocument):
     """The result of one run; `files` are those of its directory that were checked."""
 
     files: tuple[str, ...]
@@ -66,11 +67,11 @@ class RunVerification(Verified):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RanksVerification(Verified):
+class RanksVerification(CheckedDocument):
     """The result of several ranks; `merged` is the section of their merge, done again, or empty if
     it cannot be done."""
 
-    merged: Mapping[str, Any]
+    merged: Json
 
     @property
     def verdict(self) -> str | None:
@@ -81,7 +82,7 @@ class RanksVerification(Verified):
         return self.merged["passport"]["reasons"] if self.merged else []
 
     @property
-    def ranks(self) -> Sequence[Mapping[str, Any]]:
+    def ranks(self) -> Sequence[Json]:
         return self.merged["ranks"] if self.merged else []
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class RanksVerification(Verified):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainVerification(Verified):
+class ChainVerification(CheckedDocument):
     """A document of another kind, whose numbers are not derived again. `named` files are in its
     chain, of which `present` are beside it."""
 

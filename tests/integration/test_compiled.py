@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kv_cache.cli.compiled import MODULES
+from kv_cache.app.compiled import MODULES
 from kv_cache.lab.variants import USUAL
 from kv_cache.policy import eviction
 from tests.cli import command, environment
@@ -40,11 +41,14 @@ HASTY = '#!/bin/sh\nexec gcc "$@" -O0\n'
 """A compiler that leaves out what takes it three quarters of its time."""
 
 
-def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    folder: Path, *words: str, environ: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     hasty = {"CC": str(folder / "hasty")} if (folder / "hasty").exists() else {}
     return subprocess.run(
         command(*words), cwd=folder, capture_output=True, text=True, check=False,
-        env={**environment(), "XDG_CACHE_HOME": str(folder / "cache"), **hasty},
+        env={**environment(), "XDG_CACHE_HOME": str(folder / "cache"), **hasty,
+             **(environ or {})},
     )  # fmt: skip
 
 
@@ -87,6 +91,9 @@ def test_the_compiled_engine_gives_the_same_numbers_and_is_gone_when_removed(
         assert (fast["engine"], slow["engine"]) == ("compiled", "python")
         assert fast["variants"] == slow["variants"]
         assert fast_events == slow_events
+    late = run(tmp_path, "sim", "hard.yaml", environ={"KV_CACHE_SIM__PURE": "true"})
+    assert (late.returncode, late.stdout) == (2, "")
+    assert "the compiled engine is loaded already; give --pure as a flag" in late.stderr
     fast, slow = studied(tmp_path), studied(tmp_path, "--pure")
     assert (fast["engine"], slow["engine"]) == ("compiled", "python")
     assert fast["cases"] == slow["cases"]
@@ -122,7 +129,7 @@ def test_a_compile_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> N
         command("compile"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**environment(), "XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
-    while not list(cache.glob("compiling-*/said.txt")):
+    while not list(cache.glob("compiling-*/errors.txt")):
         assert compiling.poll() is None
         time.sleep(0.01)
     time.sleep(1.0)  # it has begun; how far it came is all the same

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kv_cache.cli import main
-from kv_cache.cli.wrapper import invocation, read
+from kv_cache.cli.wrapper import read
 from kv_cache.config.load import load_config
 from kv_cache.config.root import options
 from kv_cache.core.errors import ConfigError
@@ -58,7 +58,7 @@ def test_a_tilde_behind_an_equals_sign_is_the_home_in_every_command(
     assert sorted(path.name for path in home.iterdir()) == ["R.json", "R.md"]
     assert [path.name for path in Path().iterdir()] == ["small.yaml"]
     asked = read(["--rank-output-base=o", "--rank-cache-base=~/c"])
-    assert load_config(None, invocation(asked).overrides).tiers.cache_dir == (f"{home}/c",)
+    assert load_config(None, asked.invocation.overrides).tiers.cache_dir == (f"{home}/c",)
 
 
 def test_the_home_of_nobody_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -310,6 +310,23 @@ def test_the_numbers_of_a_policy_given_as_they_are_change_nothing(
     assert plain == given
 
 
+@pytest.mark.parametrize(
+    ("words", "source", "replays"),
+    [
+        (["mooncake.jsonl", "--requests", "9"], "first 9 requests of trace mooncake.jsonl", "10"),
+        (["--pattern", "rag_burst", "--seeds", "3"], "rag_burst, with 3 seeds each", "18"),
+    ],
+)
+def test_a_dry_run_says_what_would_be_replayed_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], source: str, replays: str
+) -> None:
+    assert main(["lab", *words, "--policies", "lru,fifo", "--dry-run", "-o", "L.json"]) == 0
+    out = capsys.readouterr().out
+    assert source in out
+    assert f"replays  {replays}\n" in out
+    assert not (here / "L.json").exists()
+
+
 # --- patterns --------------------------------------------------------------------------------
 
 

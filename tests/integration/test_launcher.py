@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from kv_cache.cli.wrapper import invocation
 from kv_cache.cli.wrapper import read as read_call
 from kv_cache.config.load import load_config
 from kv_cache.core.units import GIB
@@ -335,7 +334,7 @@ def test_an_option_is_what_the_rules_say(
     option: int, model: str, users: int, cpu_gib: int, allocs: int, place: Path
 ) -> None:
     words = july(option, more="").replace("small.yaml", str(place / "small.yaml"))
-    called = invocation(read_call(words.split()))
+    called = read_call(words.split()).invocation
     config = load_config(called.config_path, called.overrides)
     run, tiers = config.run, config.tiers
     assert (run.model, run.num_users, run.generation_mode) == (model, users, "none")

@@ -14,7 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from kv_cache.app.mlperf_plan import planned
+from kv_cache.cli.flags import variables_of
 from kv_cache.cli.mlperf import main
+from kv_cache.cli.mlperf_run import COMMAND
+from kv_cache.cli.wrapper import read
+from kv_cache.config.root import options as run_options
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.judging import Status
 from kv_cache.mlperf.manifest import FINISHED, INTERRUPTED
@@ -170,8 +175,9 @@ REFUSED = {
     "--shorten 1 -- --keep-cache": "tiers.keep_cache cannot be given",
     "--shorten 1 -- --output x.json": "output.output cannot be given",
     "--shorten 1 -- --num-users none": "--num-users",
-    "--shorten 0": "--shorten 0",
-    "--clients 0": "--clients",
+    "--shorten 0": "--shorten is 0.0; it must be a number, above 0",
+    "--clients 0": "--clients is 0; it must be a whole number, 1 to 100000",
+    "--option 4": "--option has 4 in it",
 }
 
 
@@ -183,6 +189,59 @@ def test_what_the_rules_forbid_is_refused_by_name_and_leaves_nothing(
     with pytest.raises(UsageError) as refused:
         main(["run", "--results-dir", "tree", "--cache-dir", "cache", *words.split()])
     assert REFUSED[words] in str(refused.value)
+    assert sorted(path.name for path in place.iterdir()) == ["small.yaml"]
+
+
+IN_ENVIRONMENT = "kvcacheClosedImmutable: KV_CACHE_IO__VERIFY=full in the environment"
+
+
+def test_closed_refuses_a_variable_that_sets_an_option_of_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("KV_CACHE_IO__VERIFY", "full")
+    with pytest.raises(UsageError, match=f"--division closed refuses: .*{IN_ENVIRONMENT}"):
+        main(["run", "--results-dir=tree", "--cache-dir=cache", "--dry-run"])
+
+
+def test_open_names_such_a_variable_and_refuses_what_the_sequence_sets(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("KV_CACHE_IO__VERIFY", "full")
+    words = ["run", "--results-dir=tree", "--cache-dir=cache", "--division=open", "--dry-run"]
+    assert main(words) == 0
+    assert IN_ENVIRONMENT in capsys.readouterr().out
+    monkeypatch.setenv("KV_CACHE_RUN__SEED", "7")
+    with pytest.raises(UsageError, match=r"run\.seed cannot be given to the clients"):
+        main(words)
+
+
+def test_every_rank_gets_a_variable_of_the_environment_as_a_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KV_CACHE_IO__VERIFY", "full")
+    variables = variables_of(run_options(), "")
+    options = COMMAND.parse(["--results-dir=tree", "--cache-dir=cache", "--", "--num-users", "3"])
+    plan = planned(options, ("kv-cache.py",), variables)
+    assert plan.to_json()["flags"] == ["--set", "io.verify=full", "--num-users", "3"]
+    monkeypatch.delenv("KV_CACHE_IO__VERIFY")  # as on another host
+    call = read(plan.rank_words(1, Path("out"), "cache", None))
+    assert call.invocation.overrides["io.verify"] == "full"
+    assert call.invocation.overrides["run.num_users"] == 3
+
+
+def test_a_dry_run_says_what_would_be_run_and_makes_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    words = "run --results-dir tree --cache-dir cache --shorten 30 --clients 2 --dry-run"
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    assert "options     1, 2, 3, each 3 times\n" in out
+    assert "clients     2 on this machine\n" in out
+    assert "time        about 7 min\n" in out
+    assert "results     tree/open/submitter/results/" in out
     assert sorted(path.name for path in place.iterdir()) == ["small.yaml"]
 
 

@@ -172,7 +172,7 @@ def test_objects_outside_the_probed_sizes_are_refused_or_marked(
         (("predict", "--profile=hw.yaml", "--trials=2"), "run.trials (--trials) cannot be given"),
         (("predict", "--profile=hw.yaml", "--predict=hw.yaml"), "cannot be given to predict"),
         (("calibrate", "--cache-dir=/dev/shm/x", "--output=o.yaml"), "it is in memory"),
-        (("calibrate", "--cache-dir=s3://b/p", "--output=o.yaml"), "an object store is none"),
+        (("calibrate", "--cache-dir=s3://b/p", "--output=o.yaml"), "an object store is not one"),
         (("calibrate", "--probe=none.yaml", "--output=o.yaml"), "cannot be read"),
         (("calibrate", "--overlay=none.yaml", "--output=o.yaml"), "cannot be read"),
         (("calibrate", "--overlay=late.yaml", "--output=o.yaml"), "and today is"),
@@ -183,7 +183,7 @@ def test_objects_outside_the_probed_sizes_are_refused_or_marked(
         (("calibrate", "--no-dram", "--output=o.yaml"), "nothing would be in the profile"),
         (("predict", "--profile=next.yaml"), "its schema is 'kv-cache-hardware/2', not kv-cache-h"),
         (("calibrate", "--output=small.yaml"), "a file of that name is there"),
-        (("calibrate", "--read-shares=2", "--cache-dir=c", "--output=o.yaml"), "must be 0.01 to"),
+        (("calibrate", "--read-shares=2", "--cache-dir=c", "--output=o.yaml"), "0.01 to 0.99 ea"),
         (("calibrate", "--probe=a=p", "--cache-dir=a=c", "--output=o.yaml"), "two drives are cal"),
     ],
 )
@@ -248,6 +248,21 @@ def test_a_signal_leaves_no_profile_and_no_files(tmp_path: Path) -> None:
         assert process.returncode == 143, err
     assert "no hardware profile is written" in out
     assert [p.name for p in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_a_dry_run_of_a_calibration_names_all_files_and_makes_none(
+    calibrated: Path, tmp_path: Path
+) -> None:
+    place = use(calibrated, tmp_path)
+    before = sorted(p.name for p in place.iterdir())
+    ran = program(
+        place, "calibrate", "--probe=old=hw.drive.probe.yaml", "--cache-dir=new=cache", "--dry-run",
+        "--output=all.yaml", *FEW[:-1],
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    for words in ("old probe", "new directory  cache on", "all.new.probe.yaml", "all.yaml\n"):
+        assert words in ran.out
+    assert sorted(p.name for p in place.iterdir()) == before
 
 
 def test_memory_is_measured_and_sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,8 @@ from kv_cache.bench.cache_dir import LOCK_NAME
 from kv_cache.config.profile import HEADER, read_profile
 from kv_cache.core.units import KIB, MIB, MISSING
 from kv_cache.files.environment import Reader, filesystem
-from tests.cli import SIGNALS, environment, small
+from tests.cli import SIGNALS, called, command, environment, small
 
-# Also before the command has a name in the table of commands.
-PROGRAM = """
-from kv_cache import cli
-from kv_cache.cli.probe import main
-cli.console()
-"""
 FEW = ("--size-gib=0.05", "--sizes-mib=0.25,1", "--concurrency=2", "--seconds=1")
 
 
@@ -34,19 +27,12 @@ def on_disk(tmp_path: Path) -> Path:
 def start(cwd: Path, *args: str) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "probe", *args],
-        cwd=cwd,
-        env=environment(),
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
+        command("probe", *args), cwd=cwd, env=environment(), stdout=pipe, stderr=pipe, text=True
     )
 
 
 def run(cwd: Path, *args: str) -> tuple[int, str, str]:
-    with start(cwd, *args) as process:
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
+    return called(cwd, "probe", *args)
 
 
 def tree(directory: Path) -> list[str]:
@@ -179,20 +165,26 @@ def test_a_profile_of_ours_is_replaced(on_disk: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ((), "the following arguments are required: --cache-dir"),
+        ((), "probe: --cache-dir is missing"),
         (("--cache-dir=/etc/kv",), "system directory"),
-        (("--cache-dir=c", "--size-gib=0"), "--size-gib 0 is not above 0"),
+        (("--cache-dir=c", "--size-gib=0"), "--size-gib is 0.0; it must be a number, above 0"),
         (("--cache-dir=c", "--size-gib=1000000"), "more than 90 % of the free space"),
         (("--cache-dir=c", "--size-gib=0.1"), "objects of 80.0 MiB need 320.0 MiB of data"),
-        (("--cache-dir=c", "--seconds=0"), "--seconds 0 is not 1 to 86400"),
-        (("--cache-dir=c", "--sizes-mib=a"), "--sizes-mib 'a' is not a list of numbers"),
-        (("--cache-dir=c", "--sizes-mib=0.3"), "no multiple of 4 KiB"),
-        (("--cache-dir=c", "--sizes-mib=0"), "each must be 0.00390625 to 1024"),
-        (("--cache-dir=c", "--concurrency=1.5"), "give whole numbers"),
-        (("--cache-dir=c", "--concurrency=nan"), "each must be 1 to 256"),
+        (("--cache-dir=c", "--seconds=0"), "--seconds is 0.0; it must be a number, 1 to 86400"),
+        (("--cache-dir=c", "--sizes-mib=a"), "--sizes-mib is 'a'; it must be a number"),
+        (("--cache-dir=c", "--sizes-mib=0.3"), "not a multiple of 4 KiB"),
+        (("--cache-dir=c", "--sizes-mib=0"), "of numbers, 0.00390625 to 1024 each"),
+        (
+            ("--cache-dir=c", "--concurrency=1.5"),
+            "is '1.5'; it must be a whole number, 1 to 256",
+        ),
+        (
+            ("--cache-dir=c", "--concurrency=nan"),
+            "is 'nan'; it must be a whole number, 1 to 256",
+        ),
         (("--cache-dir=c", "--profile=no/p.yaml"), "there is no directory no"),
         (("--cache-dir=c", "--profile=."), "it is a directory"),
-        (("--cache-dir=c", "--quick"), "unrecognized arguments: --quick"),
+        (("--cache-dir=c", "--quick"), "--quick is not a flag"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_made(
@@ -204,6 +196,17 @@ def test_bad_input_is_one_sentence_and_nothing_is_made(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert sentence in err
     assert tree(tmp_path) == []
+
+
+def test_a_dry_run_says_what_would_be_done_and_makes_nothing(on_disk: Path) -> None:
+    code, out, err = run(on_disk, "--cache-dir=cache", "--profile=p.yaml", "--dry-run", *FEW)
+    assert (code, err) == (0, "")
+    told = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert told["directory"].startswith("cache on ")
+    assert told["data"] == "48.0 MiB of files, removed at the end"
+    assert told["time"] == "about 1 s"
+    assert told["profile"] == "p.yaml"
+    assert tree(on_disk) == []
 
 
 def test_help_teaches() -> None:

@@ -199,6 +199,28 @@ def test_a_real_trace_is_simulated(here: Path, capsys: pytest.CaptureFixture[str
     assert own["variants"][0]["runs"][0]["facts"]["requests"]["arrived"] == 200
 
 
+def test_a_dry_run_says_how_much_would_be_simulated_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "pool.yaml", "--seeds", "3", "--dry-run", "-o", "R.json"]) == 0
+    out = capsys.readouterr().out
+    assert "6: 2 variants with 3 seeds each" in out
+    assert "360 in all" in out
+    assert "R.json" in out
+    assert "name another" in refused(capsys, "pool.yaml", "--dry-run", "-o", "pool.yaml")
+    assert [path.name for path in here.iterdir()] == ["pool.yaml"]
+
+
+def test_a_variable_of_an_option_of_run_is_none_of_sim(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KV_CACHE_SIM__PROFILE", "drive.yaml")
+    monkeypatch.setenv("KV_CACHE_SIM__SEEDS", "2")
+    assert len(sim(capsys, "pool.yaml")["seeds"]) == 2
+    monkeypatch.setenv("KV_CACHE_SIM__SEED", "2")
+    assert "KV_CACHE_SIM__SEED is no option's" in refused(capsys, "pool.yaml")
+
+
 # --- what others do with it ------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,30 +12,22 @@ import pytest
 
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.files.fio import HEADER
-from tests.cli import SIGNALS, environment, small, worker_of
+from tests.cli import SIGNALS, called, command, environment, small, worker_of
 from tests.results import document, row, write
 
-# Also before the command has a name in the table of commands.
-PROGRAM = """
-from kv_cache import cli
-from kv_cache.cli.twin import main
-cli.console()
-"""
 needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
 
 
-def start(cwd: Path, *args: str, **more: Any) -> "subprocess.Popen[str]":
+def start(cwd: Path, *args: str, path: str | None = None) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
+    env = environment() if path is None else {**environment(), "PATH": path}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "twin", *args],
-        **{"cwd": cwd, "env": environment(), "stdout": pipe, "stderr": pipe, "text": True, **more},
+        command("twin", *args), cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True
     )
 
 
-def run(cwd: Path, *args: str, **more: Any) -> tuple[int, str, str]:
-    with start(cwd, *args, **more) as process:
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
+def run(cwd: Path, *args: str, path: str | None = None) -> tuple[int, str, str]:
+    return called(cwd, "twin", *args, **({} if path is None else {"PATH": path}))
 
 
 def made(cwd: Path, cache_dir: str | None = "cache/runs", **store: Any) -> str:
@@ -91,7 +82,7 @@ def test_a_signal_ends_also_a_fio_that_has_hung(
 trap '' TERM INT
 cd {tmp_path}/cache/kv-cache-run-*/00 && touch reads.0.0.kv && exec sleep 60
 """
-    out = interrupted(tmp_path, number, code, env=with_fio(tmp_path, deaf))
+    out = interrupted(tmp_path, number, code, path=with_fio(tmp_path, deaf))
     assert "interrupted" in out
     assert tree(tmp_path / "cache") == ["mine.txt"]
 
@@ -109,8 +100,8 @@ def test_fio_does_not_outlive_a_comparison_that_is_killed(tmp_path: Path) -> Non
     wait_for(lambda: not fio.is_running() or fio.status() == psutil.STATUS_ZOMBIE)
 
 
-def interrupted(cwd: Path, number: signal.Signals, code: int, **more: Any) -> str:
-    with start(cwd, made(cwd), "--seconds=60", **more) as process:
+def interrupted(cwd: Path, number: signal.Signals, code: int, path: str | None = None) -> str:
+    with start(cwd, made(cwd), "--seconds=60", path=path) as process:
         try:
             wait_for(lambda: any((cwd / "cache").rglob("reads.*.kv")))
             process.send_signal(number)
@@ -121,13 +112,13 @@ def interrupted(cwd: Path, number: signal.Signals, code: int, **more: Any) -> st
     return out
 
 
-def with_fio(cwd: Path, script: str) -> dict[str, str]:
-    """An environment in which this is fio."""
+def with_fio(cwd: Path, script: str) -> str:
+    """A PATH on which this is fio."""
     place = cwd / "bin"
     place.mkdir()
     (place / "fio").write_text(script)
     (place / "fio").chmod(0o755)
-    return {**environment(), "PATH": f"{place}:{environment()['PATH']}"}
+    return f"{place}:{environment()['PATH']}"
 
 
 def wait_for(happened: Any) -> None:
@@ -139,8 +130,8 @@ def wait_for(happened: Any) -> None:
 
 def test_a_fio_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
     result = made(tmp_path)
-    env = with_fio(tmp_path, "#!/bin/sh\necho 'fio: disk is full'\nexit 1\n")
-    code, out, _ = run(tmp_path, result, env=env)
+    path = with_fio(tmp_path, "#!/bin/sh\necho 'fio: disk is full'\nexit 1\n")
+    code, out, _ = run(tmp_path, result, path=path)
     assert code == 1
     assert "fio failed: fio: disk is full" in out
     assert not any((tmp_path / "cache").rglob("*.kv"))
@@ -176,9 +167,21 @@ def test_a_job_of_ours_is_replaced_and_a_foreign_file_is_not(tmp_path: Path) -> 
     assert (tmp_path / "run.fio").read_text() == "[mine]\n"
 
 
+def test_a_dry_run_names_the_place_and_neither_runs_fio_nor_writes(tmp_path: Path) -> None:
+    path = with_fio(tmp_path, "#!/bin/sh\ntouch begun\n")
+    result = made(tmp_path)
+    before = tree(tmp_path)
+    code, out, err = run(tmp_path, result, "--dry-run", "--seconds=5", path=path)
+    assert (code, err) == (0, "")
+    assert f"directories  {tmp_path}/cache\n" in out
+    assert "time         about 5 s\n" in out
+    code, out, _ = run(tmp_path, result, "--dry-run", "--fio-export=run.fio")
+    assert (code, out.splitlines()[-2]) == (0, "job  run.fio")
+    assert tree(tmp_path) == before
+
+
 def test_without_fio_the_way_out_is_named(tmp_path: Path) -> None:
-    env = {**environment(), "PATH": str(tmp_path)}
-    code, out, err = run(tmp_path, made(tmp_path), env=env)
+    code, out, err = run(tmp_path, made(tmp_path), path=str(tmp_path))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "fio is not installed" in err
     assert "--fio-export" in err
@@ -191,9 +194,9 @@ def test_without_fio_the_way_out_is_named(tmp_path: Path) -> None:
         ("gone/for/good", (), "is not here, nor what it was in; say with --dir"),
         ("cache", ("--dir=none",), "--dir none: there is no such directory"),
         ("cache", ("--dir=/proc",), "system directory"),
-        ("cache", ("--seconds=0",), "--seconds 0 is not 1 to 86400"),
-        ("cache", ("--fast",), "unrecognized arguments: --fast"),
-        ("cache", ("--seconds=x",), "invalid float value: 'x'"),
+        ("cache", ("--seconds=0",), "--seconds is 0.0; it must be a number, 1 to 86400"),
+        ("cache", ("--fast",), "--fast is not a flag"),
+        ("cache", ("--seconds=x",), "--seconds is 'x'; it must be a number, 1 to 86400"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -295,7 +295,7 @@ def test_a_wire_like_the_default_changes_no_way() -> None:
     [
         ("node:0", "node:0", "both ends are node:0"),
         ("gpu:0", "node:0", r"wires\.w\.a: 'gpu:0' is not an end of a wire"),
-        ("node:0", "node:-1", r"wires\.w\.b: 'node:-1' is no end"),
+        ("node:0", "node:-1", r"wires\.w\.b: 'node:-1' is not an end"),
         ("node:0", "instance:16", "there is no instance:16; the last is instance:15"),
     ],
 )

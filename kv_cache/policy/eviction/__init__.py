@@ -1,5 +1,5 @@
 """The table of eviction policies. A new one is one file and one line here (and in `MODULES` of
-`kv_cache/cli/compiled.py`, since one that is compiled cannot be inherited from in Python)."""
+`kv_cache/app/compiled.py`, since one that is compiled cannot be inherited from in Python)."""
 
 from collections.abc import Callable
 

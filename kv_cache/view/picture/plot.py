@@ -124,18 +124,22 @@ def _matplotlib() -> ModuleType:
 # --- writing ---------------------------------------------------------------------------------
 
 
-def require_drawable(target: Path, flag: str) -> None:
-    """Refuse a picture that could not be drawn, or not written to `target`. Raises UsageError."""
+def require_matplotlib(user: str) -> None:
+    """Raise UsageError if pictures cannot be drawn; `user` is what would draw one."""
+    if not installed():
+        raise UsageError(
+            f"{user} needs matplotlib, which is not installed; get it: {install_hint('plot')}"
+        )
+
+
+def picture_form(target: Path, flag: str = "--output") -> str:
+    """Return the form of a picture by its file's name. Raises ConfigError."""
     form = target.suffix[1:].lower()
     if form not in FORMATS:
         raise ConfigError(
             f"{flag} {target} does not end in .svg, .png or .pdf.{did_you_mean(form, FORMATS)}"
         )
-    if not installed():
-        raise UsageError(
-            f"{flag} needs matplotlib, which is missing; get it: {install_hint('plot')}"
-        )
-    require_ours(target)
+    return form
 
 
 def require_ours(target: Path) -> None:

@@ -1,0 +1,327 @@
+"""Measure a device alone in a minute or two, and keep the numbers as a profile.
+
+The profile is written once everything has been measured. The cache directory is left as it was,
+also after Ctrl-C.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kv_cache import __version__
+from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
+from kv_cache.bench.interrupts import Interrupts
+from kv_cache.bench.memory import check_ram
+from kv_cache.bench.path_checks import check_cache_dir, nearest_existing
+from kv_cache.bench.probe import (
+    BUFFER_BYTES,
+    Probed,
+    ProbePlan,
+    StorageProbe,
+    objects_needed,
+    refusals,
+)
+from kv_cache.bench.progress import SILENT, Bar, Progress
+from kv_cache.bench.stillness import ANSWER_S, answered
+from kv_cache.config.profile import HEADER, Cell, Profile, profile_text
+from kv_cache.config.schema import opt, same_option
+from kv_cache.config.sections import TiersConfig
+from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError
+from kv_cache.core.exits import Exit
+from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
+from kv_cache.files.environment import Reader, filesystem
+from kv_cache.files.keep import Kept, keep
+from kv_cache.files.machine import captured
+from kv_cache.files.reading import require_replaceable
+from kv_cache.metrics.passport import findings_below
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
+from kv_cache.tiers.objects import is_object_url
+
+_DEFAULT_GIB = 6.0
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+_FILL_SHARE = 0.9  # of the free space, at most
+_ENOUGH = 0.05  # a difference that is worth a note
+
+Environment = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriveOptions:
+    """What is measured of each drive."""
+
+    reclaim: str | None = same_option(TiersConfig, "reclaim")
+    size_gib: float | None = opt(
+        None, f"Data on the device; if not given, {_DEFAULT_GIB:g}, or 90 % of what is free",
+        unit="GiB", above=0, high=2**20, flag="--size-gib", metavar="G",
+    )  # fmt: skip
+    seconds: float = opt(
+        90.0, "Time aimed at for all of it", unit="s", low=1, high=86_400, flag="--seconds",
+        metavar="S",
+    )  # fmt: skip
+    read_shares: tuple[float, ...] = opt(
+        (0.5,), "Shares of reads among writes; all reads and all writes are always measured",
+        low=0.01, high=0.99, flag="--read-shares", metavar="LIST",
+    )  # fmt: skip
+    layout: str = opt(
+        "arena", "How objects lie in files, as run --layout: with file or bucket, the time of a "
+        "write includes creating and naming files", choices=LAYOUTS, flag="--layout",
+    )  # fmt: skip
+    fsync: str = opt(
+        "never", "When a write is waited for, as run --fsync", choices=FSYNC, flag="--fsync"
+    )
+    sizes_mib: tuple[float, ...] = opt(
+        (0.25, 2.0, 8.0, 32.0, 80.0), "Object sizes", unit="MiB", low=1 / 256, high=1024,
+        flag="--sizes-mib", metavar="LIST",
+    )  # fmt: skip
+    concurrency: tuple[int, ...] = opt(
+        (1, 4, 16), "Operations in flight; 1 is always measured", low=1, high=256,
+        flag="--concurrency", metavar="LIST",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions(DriveOptions):
+    """Which device is measured, and where its profile goes."""
+
+    cache_dir: str = opt(
+        "-", "Directory on the device to be measured; made and removed if it is not there",
+        flag="--cache-dir", metavar="DIR", required=True,
+    )  # fmt: skip
+    profile: str | None = opt(
+        None, "Where the profile is written; if not given, ./profile-<device>-<date>.yaml",
+        flag="--profile", metavar="PATH",
+    )  # fmt: skip
+    dry_run: bool = opt(
+        False, "Check everything, print what would be done, and do nothing", flag="--dry-run"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeJob:
+    """A checked probe: the directory, what is measured there, and the file of its profile."""
+
+    directory: Path
+    plan: ProbePlan
+    environment: Environment
+    output: Path
+
+    @property
+    def device(self) -> str:
+        """The device's name, else the kind of file system."""
+        return _device(self.environment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveProbe:
+    """What a probe measured, and where its profile is.
+
+    Without a profile nothing could be measured, or a signal came.
+    """
+
+    probed: Probed
+    profile: Profile | None
+    left: tuple[str, ...]  # paths that could not be removed
+    kept: Kept | None
+
+    @property
+    def end(self) -> Exit:
+        """What it means for the exit code."""
+        if self.kept is None:
+            return Exit.EARLY
+        return self.kept.code or (Exit.EARLY if self.probed.failures else Exit.DONE)
+
+
+# --- checking --------------------------------------------------------------------------------
+
+
+def checked(options: ProbeOptions) -> ProbeJob:
+    """Return the probe that the options describe. Creates nothing. Raises UsageError."""
+    if is_object_url(options.cache_dir):
+        raise ConfigError(
+            "--cache-dir s3://…: probe measures a device of this machine, and an object store is "
+            "not one; give a directory, or measure the store with run"
+        )
+    directory = Path(options.cache_dir)
+    plan = checked_plan(options, directory)
+    environment = captured(directory)
+    output = _unused_name(environment) if options.profile is None else Path(options.profile)
+    require_replaceable(output, HEADER, "--profile")
+    return ProbeJob(directory=directory, plan=plan, environment=environment, output=output)
+
+
+def checked_plan(options: DriveOptions, directory: Path) -> ProbePlan:
+    """Return what is measured of the drive below a directory. Raises UsageError."""
+    check_cache_dir(directory)
+    kind = filesystem(Reader(), directory)["type"]
+    if kind in _IN_MEMORY:
+        raise PlaceError(
+            f"cache directory {directory}: it is in memory ({kind}), where no device accounts for "
+            "what is moved; name a directory on the device to be measured"
+        )
+    plan = ProbePlan(
+        sizes=tuple(sorted({_page_bytes(size) for size in options.sizes_mib})),
+        concurrencies=tuple(sorted({1, *options.concurrency})),
+        data_bytes=_data_bytes(options.size_gib, directory, options.reclaim),
+        seconds=options.seconds,
+        layout=options.layout,
+        reclaim=options.reclaim,
+        fsync=options.fsync,
+        shares=tuple(sorted(set(options.read_shares))),
+    )
+    smallest = objects_needed(1) * max(plan.sizes)
+    if plan.data_bytes < smallest:
+        raise ConfigError(
+            f"--size-gib {plan.data_bytes / GIB:.3g}: objects of {human_bytes(max(plan.sizes))} "
+            f"need {human_bytes(smallest)} of data at least, and {human_bytes(plan.least_bytes)} "
+            f"at concurrency {max(plan.concurrencies)}; give more, or smaller --sizes-mib"
+        )
+    check_ram({"buffers": plan.memory_bytes()})
+    return plan
+
+
+def _page_bytes(size_mib: float) -> int:
+    nbytes = size_mib * MIB
+    if nbytes % PAGE_BYTES:
+        raise ConfigError(
+            f"--sizes-mib: {size_mib:g} MiB is not a multiple of 4 KiB, which direct I/O needs; "
+            f"{round(nbytes / PAGE_BYTES) * PAGE_BYTES / MIB:g} would be"
+        )
+    return int(nbytes)
+
+
+def _data_bytes(size_gib: float | None, directory: Path, reclaim: str | None) -> int:
+    free = int(obtainable_bytes(directory, reclaim) * _FILL_SHARE)
+    if size_gib is None:
+        return min(int(_DEFAULT_GIB * GIB), free)
+    wanted = int(size_gib * GIB)
+    if wanted > free:
+        raise PlaceError(
+            f"cache directory {directory}: --size-gib {size_gib:g} is more than 90 % of the free "
+            f"space; {math.floor(free / GIB * 100) / 100:g} would fit"
+        )
+    return wanted
+
+
+def _unused_name(environment: Environment) -> Path:
+    """Return a name for the profile that no file has yet."""
+    stem = f"profile-{_device(environment).replace('/', '-')}-{datetime.now():%Y%m%d}"
+    path, number = Path(f"{stem}.yaml"), 1
+    while path.exists():
+        number += 1
+        path = Path(f"{stem}-{number}.yaml")
+    return path
+
+
+def _device(environment: Environment) -> str:
+    name = environment["device"]["name"] or environment["filesystem"]["type"] or "unknown"
+    return str(name)
+
+
+# --- measuring -------------------------------------------------------------------------------
+
+
+def probe(
+    job: ProbeJob, *, stop: Interrupts | None = None, progress: Progress = SILENT
+) -> DriveProbe:
+    """Measure a device as checked, and write its profile unless `stop` ended it. Raises
+    NoAnswerError if the device does not answer."""
+    caught = stop or Interrupts()
+    began_s, started = time.monotonic(), datetime.now(UTC)
+    opening = partial(CacheDir, job.directory, run="probe", reclaim=job.plan.reclaim)
+    place = answered(f"opening the cache directory {job.directory}", opening, ANSWER_S)
+    try:
+        probed = _probed(place, job.plan, caught, progress)
+    except NoAnswerError:  # nothing more is asked of it
+        raise
+    except BaseException:
+        place.close()
+        raise
+    removed = answered(f"removing the cache files in {job.directory}", place.close, ANSWER_S)
+    left = tuple(map(str, (*removed.foreign, *removed.failed)))
+    if caught.came or not probed.cells:
+        return DriveProbe(probed=probed, profile=None, left=left, kept=None)
+    facts = _facts(job, probed, started, time.monotonic() - began_s)
+    profile = Profile(
+        name=str(job.output), cells=tuple(probed.cells), bursts=tuple(probed.bursts), facts=facts
+    )
+    kept = keep(job.output, profile_text(profile).encode(), "profile")
+    return DriveProbe(probed=probed, profile=profile, left=left, kept=kept)
+
+
+def _probed(place: CacheDir, plan: ProbePlan, stop: Interrupts, progress: Progress) -> Probed:
+    with progress.bar(total=1.0) as bar:
+        tick = partial(_tick, bar)
+        make = partial(StorageProbe, place.objects, plan, stop=stop.stop, tick=tick)
+        with answered(f"making files in {place.path}", make, ANSWER_S) as storage:
+            return storage.run()
+
+
+def _tick(bar: Bar, share: float, what: str) -> None:
+    bar.to(share)
+    bar.note(what)
+
+
+# --- what the profile says of it -------------------------------------------------------------
+
+
+def _facts(job: ProbeJob, probed: Probed, started: datetime, wall_s: float) -> dict[str, Any]:
+    environment = job.environment
+    mount = {k: v for k, v in environment["filesystem"].items() if k != "free_bytes"}
+    return {
+        "program_version": __version__,
+        "measured_utc": started.isoformat(timespec="seconds"),
+        "cache_dir": str(nearest_existing(job.directory)),
+        "device": dict(environment["device"]),
+        "filesystem": mount,
+        "stack": dict(environment["drives"][0]["stack"]),
+        "kernel": environment["os"]["kernel"],
+        "io": {**probed.store, "verify": "stamps", "buffer_bytes": BUFFER_BYTES},
+        "probe": {
+            "data_bytes": job.plan.capacity_bytes,
+            "wall_seconds": round(wall_s, 1),
+            "verified_objects": probed.verified_objects,
+            "failed_operations": probed.failures,
+            "seed": job.plan.seed,
+        },
+        "counted": dict(probed.counted),
+        "notes": list(_notes(probed, environment)),
+        "refused": [dict(row) for row in refusals(probed)],
+    }
+
+
+def _notes(probed: Probed, environment: Environment) -> Iterator[str]:
+    """Yield what a reader should know before the numbers."""
+    device, counted = environment["device"], probed.counted
+    if device["name"] is None:
+        yield f"no device accounts for what was moved: {device['reason']}"
+    yield from findings_below(environment["drives"][0]["stack"])
+    for kind in ("read", "write"):
+        claimed, process = counted[f"claimed_{kind}_bytes"], counted[f"process_{kind}_bytes"]
+        if claimed and process is not None and abs(process / claimed - 1) > _ENOUGH:
+            yield (
+                f"the kernel counted {100 * process / claimed:.1f} % of the bytes of the "
+                f"{kind}s for this process: they were not all moved by a block device"
+            )
+    faster = _repeated_over_first(probed.cells)
+    if faster is not None and abs(faster - 1) > _ENOUGH:
+        yield (
+            f"data that was read before came {abs(faster - 1):.0%} "
+            f"{'faster' if faster > 1 else 'slower'} (median): "
+            + ("a cache below this machine holds it" if faster > 1 else "the device is not steady")
+        )
+
+
+def _repeated_over_first(cells: Sequence[Cell]) -> float | None:
+    """Return how much faster repeated reads are than first ones (median); None if not known."""
+    speeds: dict[tuple[int, int], dict[bool, float]] = {}
+    for cell in cells:
+        if cell.read_share == 1:
+            point = speeds.setdefault((cell.object_bytes, cell.concurrency), {})
+            point[cell.repeated] = cell.bytes_per_s
+    ratios = sorted(both[True] / both[False] for both in speeds.values() if len(both) == 2)
+    return ratios[len(ratios) // 2] if ratios else None
