@@ -50,6 +50,10 @@ def _words() -> Iterator[tuple[str, list[str]]]:
         if name == "run":
             yield name, _flags(build_parser())
             continue
+        if name == "mlperf":
+            from kv_cache.cli import mlperf_run
+
+            yield "mlperf run", _flags(mlperf_run.COMMAND.parser())
         commands = [each for each in vars(loaded).values() if isinstance(each, Command)]
         table: Mapping[str, object] = getattr(loaded, "SUBCOMMANDS", {})
         if table:
