@@ -69,11 +69,10 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
 def _cases(words: Mapping[str, Sequence[str]]) -> str:
     """Return the lines of a `case` on "command subcommand"."""
     lines = []
-    for name, flags in words.items():
+    for name, flags in sorted(words.items(), key=lambda item: -item[0].count(" ")):
         pattern = f'"{name}"*' if " " in name else f'"{name} "*'
         lines.append(f'    {pattern}) words="{" ".join(flags)}" ;;')
-    ordered = sorted(lines, key=lambda line: -line.split(")")[0].count(" "))
-    return "\n".join(ordered)
+    return "\n".join(lines)
 
 
 def _bash(words: Mapping[str, Sequence[str]]) -> str:
