@@ -117,7 +117,7 @@ def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
         supervise(own_session=True)
 
 
-def wrapper(argv: Sequence[str]) -> int:
+def rank_of_launcher(argv: Sequence[str]) -> int:
     """Run one rank as MLPerf's launcher starts it; the exit code. Imports its module only then:
     what can be told without a package that is missing is told, and little is forked."""
     from kv_cache.cli.wrapper import main as rank

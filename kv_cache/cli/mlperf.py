@@ -87,8 +87,7 @@ SUMMARIZE = Command(
 
 def main(argv: Sequence[str]) -> int:
     """Run one of the commands; the exit code. UsageError is the caller's to print."""
-    commands = {"run": _run, "check": _check, "summarize": _summarize}
-    return dispatch("mlperf", commands, argv, _ABOUT)
+    return dispatch("mlperf", SUBCOMMANDS, argv, _ABOUT)
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -119,3 +118,6 @@ def _summarize(argv: Sequence[str]) -> int:
         view = submission_view(plain(summary))
         print_plain(markdown(view) if options.markdown else terminal(view))
     return Exit.DONE if summary["complete"] else Exit.EARLY
+
+
+SUBCOMMANDS = {"run": _run, "check": _check, "summarize": _summarize}

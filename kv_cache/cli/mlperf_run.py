@@ -46,7 +46,7 @@ COMMAND = Command(
     """,
 )
 
-_INSTALLED = "from kv_cache.cli import console, wrapper; console(wrapper)"
+_INSTALLED = "from kv_cache.cli import console, rank_of_launcher; console(rank_of_launcher)"
 
 
 def main(argv: Sequence[str]) -> int:
