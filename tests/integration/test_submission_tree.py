@@ -390,7 +390,7 @@ def test_verify_knows_a_record_and_sends_to_check(made: Made) -> None:
 
     code, out = verified()
     assert code == 0, out
-    assert "files     19 of 19 that it names are there" in out
+    assert "files        19 of 19 that it names are there" in out
     assert "mlperf check looks at the whole tree" in out
     made.file(2).write_bytes(b"")
     code, out = verified()
