@@ -12,8 +12,7 @@ if getattr(kv_cache, "DISTRIBUTION", None) != "kv-cache-bench":
     )
     sys.exit(2)
 
-from kv_cache.cli import console
-from kv_cache.cli.wrapper import main
+from kv_cache.cli import console, rank_of_launcher
 
 if __name__ == "__main__":
-    console(main)
+    console(rank_of_launcher)

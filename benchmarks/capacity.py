@@ -12,10 +12,8 @@ A request stores 42 tokens of tiny-1b (1 MiB) and reads them twice.
 """
 
 import argparse
-import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import BURST_S, leave_cleanly_on_sigterm, throttled_directory
 from benchmarks.figures import Figure, table
-
-ROOT = Path(__file__).resolve().parents[1]
+from kv_cache.app.capacity import CapacityOptions, capacity, configured
+from kv_cache.config.load import Invocation
+from kv_cache.view.terminal import terminal
+from kv_cache.view.views import made_view
 
 SLOW, FAST = 200_000_000, 400_000_000  # bytes/s
 KNOWN = FAST / SLOW
@@ -51,22 +51,23 @@ _SLO = "batch:p95<300ms"
 
 
 def search(directory: Path, seed: int, probe_s: int) -> dict[str, Any]:
-    """The document of one search, by the command line in a process of its own."""
+    """Return the document of one search."""
     with tempfile.TemporaryDirectory() as scratch:
-        config, output = Path(scratch, "c.yaml"), Path(scratch, "capacity.json")
-        config.write_text(_CONFIG)
-        command = [
-            sys.executable, str(ROOT / "kv-cache.py"), "capacity", "--by=rate", f"--slo={_SLO}",
-            "--first=40", f"--probe={probe_s}", "--probe-warmup=3", "--concurrency=64",
-            f"--config={config}", f"--cache-dir={directory / 'kv'}", f"--output={output}",
-            f"--seed={seed}", "--no-progress",
-        ]  # fmt: skip
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise AssertionError(f"the search failed: {done.stderr[-2000:]}")
-        print(done.stdout, flush=True)
-        own: dict[str, Any] = json.loads(output.read_bytes())["kv_cache"]
-    return own
+        path = Path(scratch, "c.yaml")
+        path.write_text(_CONFIG)
+        overrides = {
+            "tiers.cache_dir": (str(directory / "kv"),), "run.seed": seed,
+            "output.output": f"{scratch}/capacity.json",
+        }  # fmt: skip
+        options = CapacityOptions(
+            slo=_SLO, by="rate", first=40, probe=probe_s, probe_warmup=3, concurrency=64
+        )
+        config = configured(options, Invocation(config_path=path, overrides=overrides))
+        result = capacity(options, config)
+    if result.end:
+        raise AssertionError(f"the search failed: {result.section['passport']['reasons']}")
+    print(terminal(made_view(result.document)), flush=True)
+    return dict(result.section)
 
 
 def figures(*, quick: bool) -> Sequence[Figure]:

@@ -9,8 +9,6 @@ their intervals reach together. About 80 s a run; nothing else should use the ma
 
 import argparse
 import itertools
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import kv_cache
 from benchmarks.devices import leave_cleanly_on_sigterm, throttled_directory
 from benchmarks.figures import Figure, table
 
@@ -46,13 +45,15 @@ class Seen:
 
 def run(cache: Path) -> Seen:
     with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory) / "result.json"
-        subprocess.run(
-            [sys.executable, str(ROOT / "kv-cache.py"), f"--config={QUICK}",
-             f"--cache-dir={cache}", f"--output={output}", "--no-progress"],
-            check=True, stdout=subprocess.DEVNULL, cwd=directory,
-        )  # fmt: skip
-        own = json.loads(output.read_bytes())["kv_cache"]
+        own = kv_cache.run(
+            kv_cache.load_config(
+                QUICK,
+                {
+                    "tiers.cache_dir": (str(cache),),
+                    "output.output": f"{directory}/result.json",
+                },
+            )
+        ).section
     headline, within = own["headline"], own["headline"]["within_run"]
     storage = own["tiers"]["storage"]
     return Seen(

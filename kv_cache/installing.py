@@ -32,28 +32,28 @@ def install_hint(extra: str) -> str:
 
 def missing_hint(module: str) -> str:
     """Sentence for a module of `NEEDED` that this interpreter has not."""
-    said = f"{_python()} has no package {module!r}, which this program needs"
+    hint = f"{_python()} has no package {module!r}, which this program needs"
     checkout = _checkout()
     if checkout is None:
-        return f"{said}; install it: {_by_name(None)}"
+        return f"{hint}; install it: {_by_name(None)}"
     ready = checkout / ".venv" / "bin" / "python"
     if ready.exists() and Path(sys.prefix) != ready.parents[1]:
-        return f"{said}; run the program by {quote(str(ready))}, the environment of its checkout"
+        return f"{hint}; run the program by {quote(str(ready))}, the environment of its checkout"
     install = f"{_pip()} -r {quote(str(checkout / 'requirements.txt'))}"
     if _managed():
         install += f", and run the program by {quote(str(ready))}"
-    return f"{said}; install what it needs: {install}"
+    return f"{hint}; install what it needs: {install}"
 
 
 def stranger_hint() -> str | None:
     """Sentence where another project's files are in place of this program's; None where not."""
     if getattr(kv_cache, "DISTRIBUTION", None) == DISTRIBUTION:
         return None
-    found = kv_cache.__file__ or f"what is left in {_PACKAGE}"
+    origin = kv_cache.__file__ or f"what is left in {_PACKAGE}"
     return (
-        f"{found} is not this program's: another project's package kv_cache (kv-cache on PyPI) was "
-        f"installed over it; remove that ({_python()} -m pip uninstall kv-cache) and install this "
-        "program again with --force-reinstall"
+        f"{origin} is not this program's: another project's package kv_cache (kv-cache on PyPI) "
+        f"was installed over it; remove that ({_python()} -m pip uninstall kv-cache) and install "
+        "this program again with --force-reinstall"
     )
 
 
@@ -78,13 +78,13 @@ def _packages(extra: str | None) -> Sequence[str]:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return ()
-    found = []
+    location = []
     for line in lines:
         package, _, marker = line.partition(";")
         named = _EXTRA.search(marker)
         if (named.group(1) if named else None) == extra:
-            found.append(package.strip())
-    return found
+            location.append(package.strip())
+    return location
 
 
 def _python() -> str:

@@ -2,7 +2,8 @@
 stand in `benchmarks/`), what hypothesis tries is the same each time (`pytest
 --hypothesis-profile=explore` tries other things), and simulations in this process run as Python,
 whatever was compiled. Processes of tests keep the bytecode that they make: it takes a third of the
-time of a short one. What was skipped is counted by its reason at the end."""
+time of a short one. One worker of xdist takes all of a file, whose tests share runs, and all files
+that would disturb each other. What was skipped is counted by its reason at the end."""
 
 import os
 import signal
@@ -22,7 +23,28 @@ settings.register_profile("same", deadline=None, derandomize=True, max_examples=
 settings.load_profile("same")
 
 
+ONE_AT_A_TIME = {
+    "devices": ("test_devices", "test_no_answer", "test_stack", "test_stalls"),
+    "fio": ("test_predict", "test_probe", "test_twin"),
+    "system calls": ("test_left_behind", "test_personalities", "test_tracing"),
+    "cgroups": ("test_passport", "test_probes"),
+}
+"""Files of `tests/integration` by what they have to themselves: set rates and broken devices, the
+speed of the disk, strace and bpftrace, the limits of a cgroup."""
+_GROUPS = {file: group for group, files in ONE_AT_A_TIME.items() for file in files}
+_SHARES_NOTHING = ("contract",)
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_nightly_out(config, items)
+    for item in items:
+        if item.path.parent.name not in _SHARES_NOTHING:
+            group = _GROUPS.get(item.path.stem, str(item.path))
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _leave_nightly_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What wants an idle machine, or much time, runs only where it is asked for."""
     if "nightly" in config.getoption("-m"):
         return

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import orjson
 
 from kv_cache.core.crew import Crew, Member
+from kv_cache.core.text import as_json
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.result.chain import seal
 from kv_cache.result.derive import derive
@@ -38,16 +39,19 @@ def _real() -> tuple[bytes, ...]:
 
 def results(count: int = RANKS) -> dict[int, Any]:
     """The first of them, as plain JSON that may be changed."""
-    return {rank: _as_of(orjson.loads(_real()[rank]), count) for rank in range(count)}
+    return {rank: orjson.loads(_as_of(rank, count)) for rank in range(count)}
 
 
-def _as_of(document: Any, count: int) -> Any:
+@cache
+def _as_of(rank: int, count: int) -> bytes:
+    """Return the result of a rank as if it were one of `count`."""
     if count == RANKS:
-        return document
+        return _real()[rank]
+    document = orjson.loads(_real()[rank])
     document["kv_cache"]["rank"] |= {"ranks": count, "on_machine": count}
     document["kv_cache"]["passport"]["evidence"]["sample"]["ranks"] = count
     document["kv_cache"].pop("chain")
-    return seal(derive(read_run(document)), {})
+    return as_json(seal(derive(read_run(document)), {}))
 
 
 def resealed(document: Any) -> Any:
@@ -80,4 +84,12 @@ def crew(count: int = RANKS, opened_ms: Sequence[float] = (), **changed: Any) ->
 
 def merged(documents: dict[int, Any] | None = None, of: Crew | None = None) -> dict[str, Any]:
     """All ranks in one document."""
+    if documents is None and of is None:
+        whole: dict[str, Any] = orjson.loads(_merged())
+        return whole
     return merged_document(results() if documents is None else documents, of or crew())
+
+
+@cache
+def _merged() -> bytes:
+    return as_json(merged_document(results(), crew()))

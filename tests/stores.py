@@ -112,11 +112,12 @@ SYNCED = _named(
     for fsync in FSYNC
     if fsync != "never"
 )
-MIXED = _named(
+MIXED_ENGINES = _named(
     Kind(layout=layout, engine=reads, write_engine=writes)
     for layout in LAYOUTS
     for reads, writes in (("buffered", "direct"), ("direct", "mmap"), ("uring", "buffered"))
-) | _named([Kind(layout="file", engine="mmap", write_engine="uring", rename=False)])
+)
+NO_RENAME = _named([Kind(layout="file", engine="mmap", write_engine="uring", rename=False)])
 DRIVES = _named(
     [
         Kind(layout="file", engine="direct", drives=2),
@@ -142,7 +143,7 @@ def _objects(**settings: int) -> Callable[[Path], Store]:
 OBJECTS: dict[str, Callable[[Path], Store]] = {
     "s3": _objects(),
 }
-KINDS = PLAIN | SYNCED | MIXED | DRIVES | WRAPPED
+KINDS = PLAIN | SYNCED | MIXED_ENGINES | NO_RENAME | DRIVES | WRAPPED
 
 
 # --- objects -------------------------------------------------------------------------------

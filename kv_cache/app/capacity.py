@@ -373,9 +373,9 @@ def _overloaded(windows: Sequence[Window], config: Config) -> bool:
     most = config.passport.thresholds().most_backlog_growth
     if backlog_grows(trend["backlog_growth_share"], trend["backlog_t"], most):
         return True
-    asked = sum(window.submitted for window in windows)
-    left = asked - sum(c.ended for window in windows for c in window.classes.values())
-    return left > _LEFT_OVER * asked and left > _SURE_ERRORS * sqrt(2 * asked)
+    submitted = sum(window.submitted for window in windows)
+    left = submitted - sum(c.ended for window in windows for c in window.classes.values())
+    return left > _LEFT_OVER * submitted and left > _SURE_ERRORS * sqrt(2 * submitted)
 
 
 def _ignore(_: object) -> None:

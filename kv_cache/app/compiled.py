@@ -61,8 +61,8 @@ def use(argv: Sequence[str]) -> bool:
     """Let the modules be taken from what was compiled, if it is there, and return whether they are.
     Does nothing once one of them is imported, nor where a policy of the user's own is named, which
     cannot inherit from machine code."""
-    own = any(is_an_extension(name) for word in argv for name in re.split("[=,]", word))
-    if PURE in argv or own or any(name in sys.modules for name in module_names()):
+    extended = any(is_an_extension(name) for word in argv for name in re.split("[=,]", word))
+    if PURE in argv or extended or any(name in sys.modules for name in module_names()):
         return False
     try:
         if not any(cache_directory().glob("engine-*")):

@@ -51,17 +51,17 @@ def take_part(
 
 
 def _check_clients(config: Config, rank: MpiRank) -> None:
-    said = f"run.clients (--clients) is {config.run.clients}"
+    option = f"run.clients (--clients) is {config.run.clients}"
     if rank.told_by is not None:
         raise ConfigError(
-            f"{said}, but this is {rank} already ({rank.told_by}); leave --clients out, or start "
+            f"{option}, but this is {rank} already ({rank.told_by}); leave --clients out, or start "
             "without mpirun"
         )
     if config.run.mpi == "apart":
-        raise ConfigError(f"{said}: clients run together; leave --mpi apart out")
+        raise ConfigError(f"{option}: clients run together; leave --mpi apart out")
     reason = _cannot(config)
     if reason is not None:
-        raise ConfigError(f"{said}, but {reason}; leave --clients out")
+        raise ConfigError(f"{option}, but {reason}; leave --clients out")
 
 
 def _why_apart(config: Config, rank: MpiRank) -> str | None:
@@ -94,8 +94,10 @@ def _of_job(config: Config, rank: MpiRank) -> "Seat | Coordinator":
     """By MPI: rank 0 tells where it listens, the others come there."""
     look_for_mpi()
     if rank.rank:
-        told = meet(rank, None)
-        return _seat([tuple(each) for each in told["addresses"]], bytes.fromhex(told["key"]), rank)
+        address = meet(rank, None)
+        return _seat(
+            [tuple(each) for each in address["addresses"]], bytes.fromhex(address["key"]), rank
+        )
     everywhere = rank.on_machine != rank.ranks
     coordinator = _coordinator("mpi", rank.ranks or 1, config, everywhere=everywhere)
     plan = coordinator.plan

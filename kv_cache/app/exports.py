@@ -41,13 +41,13 @@ def _same(one: Path, other: str | Path) -> bool:
 
 def write_exports(config: Config, document: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
     """What was written, by what it is; and whether all was that was asked for and has content."""
-    asked = config.output.xlsx_output
-    if asked is None:
+    wanted = config.output.xlsx_output
+    if wanted is None:
         return {}, True
     if "summary" not in document:
-        log.warning("no request completed, so there is no summary to write to %s", asked)
+        log.warning("no request completed, so there is no summary to write to %s", wanted)
         return {}, True
-    target = target_of(Path(asked))
+    target = target_of(Path(wanted))
     try:
         target.write(document)
     except (OSError, UsageError) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kv_cache.app.mlperf_plan import SequenceJob
-from kv_cache.app.mlperf_trial import POLL_S, Signals, Trial
+from kv_cache.app.mlperf_trial import POLL_S, SignalCounter, Trial
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Bar, Progress
 from kv_cache.config.mlperf import MLPERF_OPTIONS
@@ -26,8 +26,8 @@ from kv_cache.mlperf.manifest import (
     FINISHED,
     INCOMPLETE,
     INTERRUPTED,
-    Record,
-    TrialRow,
+    EndedTrial,
+    RunningRecord,
     utc_now,
     write_manifest,
 )
@@ -60,7 +60,7 @@ def run_sequence(
     for departure in job.deviations:
         log.warning("not as in CLOSED: %s", departure)
     with progress.bar(total=1.0) as bar:
-        return _Sequence(job, config, Signals(stop or Interrupts()), bar).run()
+        return _Sequence(job, config, SignalCounter(stop or Interrupts()), bar).run()
 
 
 def _create(place: Place, config: Path | None) -> Path | None:
@@ -84,14 +84,14 @@ class _Sequence:
 
     job: SequenceJob
     config: Path | None  # that ranks read
-    signals: Signals
+    signals: SignalCounter
     bar: Bar
     overheads_s: list[float] = field(default_factory=list)  # of trials, beside their window
-    record: Record = field(init=False)
+    record: RunningRecord = field(init=False)
 
     def run(self) -> SequenceResult:
         job = self.job
-        self.record = Record(
+        self.record = RunningRecord(
             plan=job.plan, place=job.place, environment=job.environment, deviations=job.deviations
         )
         self._keep()
@@ -129,7 +129,7 @@ class _Sequence:
             caught.stop.wait(min(POLL_S, left_s))
         return not caught.came
 
-    def _run_trial(self, option: int, number: int) -> TrialRow:
+    def _run_trial(self, option: int, number: int) -> EndedTrial:
         job, plan = self.job, self.job.plan
         window_s = plan.window_s(option)
         name = MLPERF_OPTIONS[option].name
@@ -157,7 +157,7 @@ class _Sequence:
         if problem is not None:
             log.error("%s: incomplete: %s", title, problem)
             log.error("%s", trial.last_words())
-        return TrialRow(
+        return EndedTrial(
             option=option, trial=number, started_utc=started_utc, ended_utc=utc_now(),
             arguments=words, exit_codes=codes, problem=problem, left_in_cache=_left(job.cache),
         )  # fmt: skip

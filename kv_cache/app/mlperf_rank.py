@@ -18,7 +18,8 @@ from typing import Any
 from kv_cache.app.prepare import Start
 from kv_cache.config.load import Invocation
 from kv_cache.config.mlperf import MLPERF_OPTIONS, SEED
-from kv_cache.config.root import Config, options
+from kv_cache.config.root import Config
+from kv_cache.config.root import options as run_options
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.mpirank import MpiRank
@@ -92,41 +93,41 @@ class RankCall:
 # --- what is asked ---------------------------------------------------------------------------
 
 
-def rank_call(asked: RankOptions, invocation: Invocation) -> RankCall:
+def rank_call(options: RankOptions, invocation: Invocation) -> RankCall:
     """Return the meaning of a launcher's call, whose flags of `run` are the invocation. Raises
     ConfigError."""
-    by_option = asked.option is not None or asked.base_output_dir is not None
-    if by_option and (asked.rank_output_base is not None or asked.rank_cache_base is not None):
+    by_option = options.option is not None or options.base_output_dir is not None
+    if by_option and (options.rank_output_base is not None or options.rank_cache_base is not None):
         raise ConfigError(
             "--option and --base-output-dir belong to one way of being called, --rank-output-base "
             "and --rank-cache-base to another; give those of one"
         )
     if by_option:
-        _require(asked, "option", "base_output_dir", "cache_dir")
+        _require(options, "option", "base_output_dir", "cache_dir")
         _refuse_flags(invocation)
-        output, cache = asked.base_output_dir, asked.cache_dir
+        output, cache = options.base_output_dir, options.cache_dir
     else:
-        _require(asked, "rank_output_base", "rank_cache_base")
-        if asked.shorten is not None:
+        _require(options, "rank_output_base", "rank_cache_base")
+        if options.shorten is not None:
             raise ConfigError("--shorten shortens an --option; give the flags a --duration instead")
-        output, cache = asked.rank_output_base, asked.rank_cache_base
+        output, cache = options.rank_output_base, options.rank_cache_base
     assert output is not None
     assert cache is not None
     return RankCall(
         output=Path(output),
-        invocation=_with_fixed(asked, cache, invocation),
-        option=asked.option,
-        shorten_s=asked.shorten,
-        not_submittable=asked.not_submittable,
-        start_delay_s=asked.start_delay,
-        end_delay_s=asked.end_delay,
+        invocation=_with_fixed(options, cache, invocation),
+        option=options.option,
+        shorten_s=options.shorten,
+        not_submittable=options.not_submittable,
+        start_delay_s=options.start_delay,
+        end_delay_s=options.end_delay,
     )
 
 
-def _require(asked: RankOptions, *names: str) -> None:
+def _require(options: RankOptions, *names: str) -> None:
     flags = {name: f"--{name.replace('_', '-')}" for name in names}
     for name in names:
-        if getattr(asked, name) is None:
+        if getattr(options, name) is None:
             others = ", ".join(flag for other, flag in flags.items() if other != name)
             raise ConfigError(
                 f"{flags[name]} is missing; it is needed with {others}, see {PROGRAM} --help"
@@ -135,7 +136,7 @@ def _require(asked: RankOptions, *names: str) -> None:
 
 def _refuse_flags(invocation: Invocation) -> None:
     """Refuse what changes the workload of an option, however it is set."""
-    allowed = {options()[path].flag for path in _OVERRIDES_BESIDE_OPTION} | _BESIDE_OPTION
+    allowed = {run_options()[path].flag for path in _OVERRIDES_BESIDE_OPTION} | _BESIDE_OPTION
     flags = sorted(invocation.flags - allowed)
     others = sorted(invocation.overrides.keys() - _OVERRIDES_BESIDE_OPTION)
     for name in [*flags, *(f"{path} (by --set or in the environment)" for path in others)]:
@@ -145,14 +146,14 @@ def _refuse_flags(invocation: Invocation) -> None:
         )
 
 
-def _with_fixed(asked: RankOptions, cache: str, invocation: Invocation) -> Invocation:
+def _with_fixed(options: RankOptions, cache: str, invocation: Invocation) -> Invocation:
     """Return the flags of `run`, and over them what the launcher asks of the wrapper."""
     fixed: dict[str, Any] = {}
-    if asked.option is not None:
-        fixed |= MLPERF_OPTIONS[asked.option].overrides()
-    if asked.shorten is not None:
-        fixed["run.duration_s"] = asked.shorten
-    seeds = (asked.seed_base, asked.seed, SEED)
+    if options.option is not None:
+        fixed |= MLPERF_OPTIONS[options.option].overrides()
+    if options.shorten is not None:
+        fixed["run.duration_s"] = options.shorten
+    seeds = (options.seed_base, options.seed, SEED)
     fixed["run.seed"] = next(seed for seed in seeds if seed is not None)
     fixed["tiers.cache_dir"] = (cache,)
     path = invocation.config_path

@@ -26,7 +26,7 @@ _LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCALNRANKS")
 Processes = Sequence["subprocess.Popen[bytes]"]
 
 
-class Signals:
+class SignalCounter:
     """The signals that came to a sequence, counted: a second one kills."""
 
     def __init__(self, caught: Interrupts) -> None:
@@ -47,12 +47,14 @@ class Trial:
     command: Sequence[str]  # a rank, with its words
     ignored: frozenset[str]  # environment variables that ranks do not get
 
-    def run(self, signals: Signals, show: Callable[[float], None]) -> tuple[list[int], str | None]:
+    def run(
+        self, counter: SignalCounter, show: Callable[[float], None]
+    ) -> tuple[list[int], str | None]:
         """Run the ranks; return their exit codes, and what makes the trial incomplete. `show` gets
         the seconds so far. Raises PlaceError if a rank cannot be started."""
         self.directory.mkdir(parents=True)
         with ExitStack() as files:
-            codes = _wait(list(self._start(files)), signals, show)
+            codes = _wait(list(self._start(files)), counter, show)
         if any(codes) and (self.launch or -signal.SIGKILL in codes):
             self._await_late()
         return codes, self._problem(codes)
@@ -119,7 +121,7 @@ class Trial:
         return f"the logs in {self.directory} are empty"
 
 
-def _wait(processes: Processes, signals: Signals, show: Callable[[float], None]) -> list[int]:
+def _wait(processes: Processes, signals: SignalCounter, show: Callable[[float], None]) -> list[int]:
     """Wait until all have ended; return the exit codes. After a signal, or once one has failed, the
     others are ended: their trial cannot become complete any more."""
     began_s, ended_s, caught = time.monotonic(), None, signals.caught

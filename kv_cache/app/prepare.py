@@ -112,7 +112,7 @@ def prepare(
     model = config.model_shape()
     seed = fresh_seed() if config.run.seed is None else config.run.seed
     config = replace(config, run=replace(config.run, seed=seed))
-    trace, found = open_workload(config, progress)
+    trace, trace_survey = open_workload(config, progress)
     config = as_recorded(config, trace)
     output, place = output_of(config, name), None
     if config.run.trials == 1:
@@ -127,12 +127,12 @@ def prepare(
     validation = config.output.validation_trace
     compared = None if validation is None else read_validation(Path(validation))
     specs = tier_specs(config, _storage_bytes(config, start.rank))
-    trace, found = _fitting(config, model, specs, trace, found, progress)
+    trace, trace_survey = _fitting(config, model, specs, trace, trace_survey, progress)
 
     def build(config: Config, salt: str = "") -> Load:
-        own = seed if config.run.seed is None else config.run.seed
+        used_seed = seed if config.run.seed is None else config.run.seed
         room = fillable_bytes(config, specs)
-        return build_load(config, model, Seed(own), trace, found, room, salt)
+        return build_load(config, model, Seed(used_seed), trace, trace_survey, room, salt)
 
     load = build(config)
     check_chunks(config, load.retriever, load.populate, specs)
@@ -150,8 +150,8 @@ def prepare(
         directories=storage_places(config),
         validation=compared,
         trace=trace,
-        found=found,
-        warnings=(*noted, *warnings_of(config, load, trace, found)),
+        found=trace_survey,
+        warnings=(*noted, *warnings_of(config, load, trace, trace_survey)),
         noted=noted,
         start=start,
     )
@@ -182,17 +182,21 @@ def _without_use(config: Config, trace: Trace | None, found: Survey | None) -> l
     if trace is None or found is None:
         return []
     work, name = config.workload, f"the rows of {trace.files[0]} ({trace.format_name})"
-    told = []
+    sentences = []
     if work.trace_history != History.FORMAT and found.has_hash_ids:
-        told.append(f"workload.trace_history (--trace-history): no effect, as {name} have hash ids")
+        sentences.append(
+            f"workload.trace_history (--trace-history): no effect, as {name} have hash ids"
+        )
     if not trace.format.timed and work.trace_speedup not in (0, 1):
-        told.append(f"workload.trace_speedup (--trace-speedup): no effect, as {name} have no times")
+        sentences.append(
+            f"workload.trace_speedup (--trace-speedup): no effect, as {name} have no times"
+        )
     if trace.format.grouped and config.arrival.request_rate > 0:
-        told.append(
+        sentences.append(
             "arrival.request_rate (--request-rate) is the most that is asked: the rows of sessions "
             "wait for the answers that they follow, and are asked later than it says"
         )
-    return told
+    return sentences
 
 
 def _joined(trace: Trace | None) -> list[str]:
@@ -200,8 +204,8 @@ def _joined(trace: Trace | None) -> list[str]:
     if trace is None or len(trace.files) < 2 or trace.format.grouped:
         return []
     count = len(trace.files)
-    said = f"workload.trace (--trace) has {count} files, which are replayed one after the other"
-    return [f"{said} as one trace: an id means the same in all of them"]
+    option = f"workload.trace (--trace) has {count} files, which are replayed one after the other"
+    return [f"{option} as one trace: an id means the same in all of them"]
 
 
 def _storage_bytes(config: Config, rank: MpiRank) -> int | None:
@@ -215,30 +219,30 @@ def _fitting(
     model: ModelShape,
     specs: tuple[TierSpec, ...],
     trace: Trace | None,
-    found: Survey | None,
+    trace_survey: Survey | None,
     progress: Progress,
 ) -> tuple[Trace | None, Survey | None]:
     """Rows that no tier can hold are bad ones; the trace is read again where there may be some."""
     unfit = beyond_all_tiers(config, model, specs)
-    if trace is None or found is None or unfit is None:
-        return trace, found
-    largest = TraceRow(0, 0, found.most_tokens, 0, None, found.block_tokens)
-    if unfit(largest._replace(nbytes=found.most_bytes)) is None:
-        return trace, found
+    if trace is None or trace_survey is None or unfit is None:
+        return trace, trace_survey
+    largest = TraceRow(0, 0, trace_survey.most_tokens, 0, None, trace_survey.block_tokens)
+    if unfit(largest._replace(nbytes=trace_survey.most_bytes)) is None:
+        return trace, trace_survey
     trace = replace(trace, unfit=unfit)
     with progress.bar("reading trace", unit="rows") as bar:
-        taken = found.taken
-        found = replace(survey(trace, progress=bar.to), taken=taken)
-    require_usable(trace, found)
-    return trace, found
+        taken = trace_survey.taken
+        trace_survey = replace(survey(trace, progress=bar.to), taken=taken)
+    require_usable(trace, trace_survey)
+    return trace, trace_survey
 
 
 def output_of(config: Config, name: str = "benchmark_results") -> Path:
     """Where the result of all goes: as given, else into the directory of results."""
-    told = config.output
-    if told.output is not None:
-        return Path(told.output)
-    place = RESULTS if told.results_dir is None else Path(told.results_dir)
+    output = config.output
+    if output.output is not None:
+        return Path(output.output)
+    place = RESULTS if output.results_dir is None else Path(output.results_dir)
     return place / f"{name}_{datetime.now():%Y%m%d_%H%M%S}.json"
 
 
@@ -250,11 +254,11 @@ def check_output(config: Config, output: Path) -> None:
 def places_of_run(config: Config, seed: int, output: Path) -> tuple[Path | None, Path]:
     """The directory for one run's record, if any, and the file for its result: `output`, or the
     one in that directory where no other was asked for."""
-    told = config.output
-    if told.results_dir is None:
+    section = config.output
+    if section.results_dir is None:
         return None, output
-    place = new_run_directory(Path(told.results_dir), seed)
-    return place, output if told.output is not None else place / RESULT_FILE
+    place = new_run_directory(Path(section.results_dir), seed)
+    return place, output if section.output is not None else place / RESULT_FILE
 
 
 def _check_files(config: Config, output: Path, trace: Trace | None) -> list[str]:
@@ -262,21 +266,21 @@ def _check_files(config: Config, output: Path, trace: Trace | None) -> list[str]
     another one of this run. Sentences for what will differ from what was asked. Raises PlaceError.
     """
     notes: list[str] = []
-    asked = config.output
+    section = config.output
     inputs: dict[str, Sequence[str | Path | None]] = {
-        "--validation-trace": [asked.validation_trace],
+        "--validation-trace": [section.validation_trace],
         "--profile": [config.sim.profile],
         "--predict": [config.sim.predict],
         "the trace": () if trace is None else trace.files,
     }
-    if asked.metrics_port is not None and not config.run.virtual_time:
-        check_endpoint(asked.metrics_host, asked.metrics_port)
+    if section.metrics_port is not None and not config.run.virtual_time:
+        check_endpoint(section.metrics_host, section.metrics_port)
     several = config.run.trials > 1
     for number in range(1, config.run.trials + 1):
-        own = own_files(config, number) if several else asked
+        outputs = own_files(config, number) if several else section
         taken = dict(inputs)
         files = {"output": numbered(output, number) if several else output}
-        files |= {n: Path(path) for n in FILES_BESIDE if (path := getattr(own, n)) is not None}
+        files |= {n: Path(path) for n in FILES_BESIDE if (path := getattr(outputs, n)) is not None}
         for name, path in files.items():
             flag = f"--{name.replace('_', '-')}"
             check_name(path, f"{flag} {path}")
@@ -334,13 +338,13 @@ _CHECKS: Mapping[str, _Check] = {
 
 def own_files(config: Config, number: int) -> OutputConfig:
     """The section `output` of one trial: what it writes, under names of its own."""
-    told = config.output
-    own: dict[str, Any] = {
+    section = config.output
+    paths: dict[str, Any] = {
         name: str(numbered(Path(path), number))
         for name in ("output", *FILES_BESIDE)
-        if (path := getattr(told, name)) is not None
+        if (path := getattr(section, name)) is not None
     }
-    return replace(told, **own)
+    return replace(section, **paths)
 
 
 def numbered(path: Path, number: int) -> Path:

@@ -253,11 +253,11 @@ class _Running:
         job = self.job
         log.info("certifying: the same load without storage, %g s", job.config.passport.certify_s)
         try:
-            found = ceiling(job.config, job.build, job.specs, job.seed, outcome, self.caught.stop)
+            limit = ceiling(job.config, job.build, job.specs, job.seed, outcome, self.caught.stop)
         except (UsageError, MemoryError) as error:  # the measurement stands all the same
             log.error("the client's ceiling was not measured: %s", error)
             return outcome
-        return replace(outcome, ceiling=found)
+        return replace(outcome, ceiling=limit)
 
     def _simulated(self) -> RunOutcome:
         job, watchers, self.foreseen = self.job, self.watchers, None
@@ -332,10 +332,10 @@ class _Running:
     ) -> tuple[dict[str, str], bool]:
         """The files that are not the result, by what they are; and whether all could be written."""
         job, watchers = self.job, self.watchers
-        asked = job.config.output
+        section = job.config.output
         files = {f"trace_of_{made['what']}": str(made["path"]) for made in watchers.recordings()}
         for name in ("latency_dump", "hdr_log"):
-            if (path := getattr(asked, name)) is not None and Path(path).exists():
+            if (path := getattr(section, name)) is not None and Path(path).exists():
                 files[name] = path
         if watchers.run_directory is not None:
             files["run_directory"] = str(watchers.run_directory.path)
@@ -345,8 +345,8 @@ class _Running:
             picture = plot_beside(document, job.output)
             if picture is not None:
                 files["plot"] = str(picture)
-        if outcome.driver == "real-io" and asked.fio_export is not None:
-            files |= _export_job(document, job.output, Path(asked.fio_export))
+        if outcome.driver == "real-io" and section.fio_export is not None:
+            files |= _export_job(document, job.output, Path(section.fio_export))
         made, complete = write_exports(job.config, document)
         return files | made, complete
 

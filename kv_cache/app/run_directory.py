@@ -68,8 +68,8 @@ class RunDirectory:
         target = self.path / PAGE_FILE
         try:
             # As it is read back, so that `report` makes the same page of the file.
-            made = page([orjson.loads(as_json(document))], [f"{self.path.name}/{RESULT_FILE}"])
-            write_atomically(target, made.encode())
+            html = page([orjson.loads(as_json(document))], [f"{self.path.name}/{RESULT_FILE}"])
+            write_atomically(target, html.encode())
         except (OSError, UsageError) as error:
             log.warning("no report: %s", error)
             return None

@@ -186,16 +186,16 @@ def _check_cells(plan: Plan, firsts: Sequence[Run], progress: Progress) -> bool:
             bar.to(number)
             config = plan.config_of(run)
             real = real or not config.run.virtual_time
-            asked = _asked(config)
+            workload = _asked(config)
             try:
-                if asked is None or asked not in seen:
+                if workload is None or workload not in seen:
                     prepare(_invocation(plan.grid, run, Path(scratch)).config())
                 elif not config.run.virtual_time:
                     check_places(size_tiers(config)[0])
             except UsageError as error:
                 raise UsageError(f"{plan.grid.source}, {cell_title(run.cell)}: {error}") from None
-            if asked is not None:
-                seen.add(asked)
+            if workload is not None:
+                seen.add(workload)
     return real
 
 
@@ -208,8 +208,12 @@ def _asked(config: Config) -> bytes | None:
 
 def _invocation(grid: Grid, run: Run, scratch: Path) -> Invocation:
     path = None if grid.config is None else Path(grid.config)
-    own = {"run.seed": run.seed, "output.output": str(scratch / RESULT), "output.progress": False}
-    overrides = {**grid.base, **run.cell.values, **own}
+    scratch_paths = {
+        "run.seed": run.seed,
+        "output.output": str(scratch / RESULT),
+        "output.progress": False,
+    }
+    overrides = {**grid.base, **run.cell.values, **scratch_paths}
     return Invocation(config_path=path, overrides=overrides)
 
 
@@ -253,13 +257,13 @@ def _document(path: Path, where: str) -> Mapping[str, Any]:
         raise UsageError(
             f"{where}: {path.name} there is not JSON ({error}); name a new or an empty directory"
         ) from None
-    own = document.get(SECTION) if isinstance(document, dict) else None
-    if not isinstance(own, dict) or own.get("schema") != SCHEMA:
+    section = document.get(SECTION) if isinstance(document, dict) else None
+    if not isinstance(section, dict) or section.get("schema") != SCHEMA:
         raise PlaceError(
             f"{where}: {path.name} there is no document of a sweep; name a new or empty directory"
         )
     require_intact(document, path)
-    return own
+    return section
 
 
 def _require_same(before: Mapping[str, Any], grid: Grid, place: Path) -> None:
@@ -270,8 +274,8 @@ def _require_same(before: Mapping[str, Any], grid: Grid, place: Path) -> None:
             f"{before['program_version']}, and this is {kv_cache.__version__}; finish it with "
             "that, or name a new directory"
         )
-    given = orjson.loads(orjson.dumps(grid.tree))
-    changed = _difference(before["grid"], given)
+    plain_grid = orjson.loads(orjson.dumps(grid.tree))
+    changed = _difference(before["grid"], plain_grid)
     if changed is not None:
         name, was, now = changed
         raise ConfigError(
@@ -303,9 +307,9 @@ def _difference(was: Any, now: Any, path: str = "") -> tuple[str, str, str] | No
     """The first place where two trees of plain values differ, with both values."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*was, *now]):
-            found = _difference(was.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-            if found is not None:
-                return found
+            first = _difference(was.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+            if first is not None:
+                return first
         return None
     return None if was == now else (path, show(was), show(now))
 
@@ -542,7 +546,7 @@ def _last_words(path: Path) -> str | None:
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return None
-    said = [line.strip() for line in lines if line.strip()]
-    if not said:
+    words = [line.strip() for line in lines if line.strip()]
+    if not words:
         return None
-    return "".join(c if c.isprintable() else "?" for c in said[-1])[:_LONGEST_SAYS]
+    return "".join(c if c.isprintable() else "?" for c in words[-1])[:_LONGEST_SAYS]

@@ -53,12 +53,12 @@ def run_row(
 ) -> dict[str, Any]:
     """One run of a cell. Without an exit code it was not run; `document` is its result, if it
     wrote one, and `says` the last thing it said, if it failed."""
-    own = {} if document is None else document[SECTION]
-    status = own.get("status", PLANNED if exit_code is None else FAILED)
+    section = {} if document is None else document[SECTION]
+    status = section.get("status", PLANNED if exit_code is None else FAILED)
     if exit_code not in (None, 0) and status == FINISHED:
         status = FAILED
     finished = status == FINISHED
-    passport = own.get("passport") or {}
+    passport = section.get("passport") or {}
     return {
         "trial": trial,
         "seed": seed,
@@ -70,7 +70,7 @@ def run_row(
         "sha256": sha256,
         "fingerprint": None if document is None else fingerprint(document),
         "says": says,
-        "metrics": {name: m.value(own) for name, m in METRICS.items()} if finished else {},
+        "metrics": {name: m.value(section) for name, m in METRICS.items()} if finished else {},
     }
 
 
@@ -126,18 +126,18 @@ def _numbers(name: str, counted: Sequence[Json]) -> dict[str, Any] | None:
 def against(cell: Json, base: Json) -> dict[str, Any]:
     """By which factor each metric of a cell is larger than the base's: the geometric mean of the
     ratios of runs with the same seed, with its interval where there are two or more."""
-    found = {}
+    ratios = {}
     for name in METRICS:
         logs = _log_ratios(name, cell, base)
         if not logs:
             continue
         interval = mean_interval(logs, CONFIDENCE)
-        found[name] = {
+        ratios[name] = {
             "ratio": exp(fmean(logs)),
             "pairs": len(logs),
             "interval": None if interval is None else _exp(interval)._asdict(),
         }
-    return found
+    return ratios
 
 
 def _log_ratios(name: str, cell: Json, base: Json) -> list[float]:
@@ -155,7 +155,7 @@ def best(cells: Sequence[Json]) -> dict[str, int]:
     overlaps its own. Invalid and unfinished cells have no rank; cells without an interval cannot
     be told apart."""
     ranked = [c for c in cells if c["verdict"] in (VALID, Status.SUSPECT.value)]
-    found = {}
+    winners = {}
     for name, metric in METRICS.items():
         rows = [(c["metrics"].get(name), c["cell"]) for c in ranked]
         spans = [(row["interval"], number) for row, number in rows if row is not None]
@@ -165,8 +165,8 @@ def best(cells: Sequence[Json]) -> dict[str, int]:
         first, number = max(spans, key=lambda pair: pair[0]["low"] if higher else -pair[0]["high"])
         others = [span for span, other in spans if other != number]
         if all(first["low"] > s["high"] if higher else first["high"] < s["low"] for s in others):
-            found[name] = number
-    return found
+            winners[name] = number
+    return winners
 
 
 # --- the document ----------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def sweep_document(
         }
         for cell in cells
     ]
-    own = {
+    section = {
         "schema": SCHEMA,
         "program_version": __version__,
         "grid_file": source,
@@ -221,14 +221,14 @@ def sweep_document(
         for run in runs
         if run["sha256"] is not None
     }
-    return seal({SECTION: own}, files)
+    return seal({SECTION: section}, files)
 
 
 def sweep_csv(document: Json) -> bytes:
     """One row a cell: its values, how many runs finished, its verdict, and of each metric that any
     cell has mean, interval and ratio to the first cell."""
-    own = document[SECTION]
-    names = [n for n in METRICS if any(n in cell["metrics"] for cell in own["cells"])]
+    section = document[SECTION]
+    names = [n for n in METRICS if any(n in cell["metrics"] for cell in section["cells"])]
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     heads = [
@@ -236,9 +236,9 @@ def sweep_csv(document: Json) -> bytes:
         for name in names
         for part in ("", " low", " high", " / first", " / first low", " / first high")
     ]
-    out.writerow(["cell", *own["varied"], "runs", "finished", "verdict", *heads])
-    for cell in own["cells"]:
-        values = [_plain(cell["values"][path]) for path in own["varied"]]
+    out.writerow(["cell", *section["varied"], "runs", "finished", "verdict", *heads])
+    for cell in section["cells"]:
+        values = [_plain(cell["values"][path]) for path in section["varied"]]
         columns = [value for name in names for value in _columns(cell, name)]
         out.writerow(
             [cell["cell"], *values, len(cell["runs"]), cell["finished"], cell["verdict"], *columns]
@@ -247,8 +247,12 @@ def sweep_csv(document: Json) -> bytes:
 
 
 def _columns(cell: Json, name: str) -> list[float | None]:
-    found, ratio = cell["metrics"].get(name), cell["against_first"].get(name)
-    numbers = [None, *_ends(None)] if found is None else [found["mean"], *_ends(found["interval"])]
+    numbers_of, ratio = cell["metrics"].get(name), cell["against_first"].get(name)
+    numbers = (
+        [None, *_ends(None)]
+        if numbers_of is None
+        else [numbers_of["mean"], *_ends(numbers_of["interval"])]
+    )
     ratios = [None, *_ends(None)] if ratio is None else [ratio["ratio"], *_ends(ratio["interval"])]
     return [*numbers, *ratios]
 

@@ -36,7 +36,7 @@ MOST_USERS_REQUESTS = 10_000_000
 class SourceOptions:
     """Which trace or users, and how much of it."""
 
-    path: str | None = opt(None, "Trace to look at", flag="PATH")
+    path: str | None = opt(None, "Trace to look at", flag="PATH", metavar="PATH")
     users: bool = opt(False, "Synthetic users, not a trace", flag="--users")
     requests: int | None = opt(
         None, f"The first N requests; if not given, all, or {USERS_REQUESTS} of synthetic users",

@@ -39,7 +39,9 @@ _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as our buffers hav
 class TwinOptions:
     """Whose twin runs, where, and how long."""
 
-    result: str = opt("-", "Result file, or a run's directory", flag="RESULT", required=True)
+    result: str = opt(
+        "-", "Result file, or a run's directory", flag="RESULT", metavar="PATH", required=True
+    )
     dir: tuple[str, ...] = opt(
         (), "Directory on the device to be measured; may be repeated for several drives; if not "
         "given, the cache directory of the run, or what it was in", flag="--dir", metavar="DIR",
@@ -68,7 +70,7 @@ class TwinJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TwinResult:
     """What fio measured, or the problem that it had; neither if a signal came."""
 
     answer: Answer | None
@@ -158,7 +160,7 @@ def _check_room(twin: Twin, directories: Sequence[Path], seconds: float) -> None
 # --- running ---------------------------------------------------------------------------------
 
 
-def run_twin(job: TwinJob, *, stop: Interrupts | None = None) -> Comparison:
+def run_twin(job: TwinJob, *, stop: Interrupts | None = None) -> TwinResult:
     """Run fio as checked, and remove what it made. Raises UsageError."""
     caught, twin = stop or Interrupts(), job.twin
     with ExitStack() as stack:
@@ -173,7 +175,7 @@ def run_twin(job: TwinJob, *, stop: Interrupts | None = None) -> Comparison:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-cache-twin-")))
         text = job_text(twin, job.seconds, [str(objects) for objects in places], scratch)
         answer, problem = _fio(twin, text, scratch, caught)
-    return Comparison(
+    return TwinResult(
         answer=answer,
         problem=problem,
         notes=(*_other_device(twin, job.directories), *twin.unlike()),

@@ -63,27 +63,27 @@ class Foresight:
         )
 
     def _notes(self, store: Mapping[str, Any]) -> list[str]:
-        found = list(differences(self.config, self.machine))
+        sentences = list(differences(self.config, self.machine))
         if store["deepest"] > store["servers"]:
-            found.append(
+            sentences.append(
                 f"up to {store['deepest']} operations would be on storage at once, and "
                 f"{store['servers']} were measured: what is more waits in the twin; calibrate with "
                 "a larger --concurrency"
             )
-        return found
+        return sentences
 
 
 def notes_of(predicted: RunOutcome, measured: RunOutcome | None) -> list[str]:
     """Why the two may say little, or not the same."""
-    found = []
+    notes = []
     if not predicted.recorder.all.completed:
-        found.append("no request completes inside the window: little can be predicted")
+        notes.append("no request completes inside the window: little can be predicted")
     if measured is not None and (measured.interrupted or measured.death):
-        found.append(
+        notes.append(
             f"the run ended after {measured.window_s:.1f} s of its window, the prediction is of "
             f"{predicted.window_s:.1f} s"
         )
-    return found
+    return notes
 
 
 def foresee(
@@ -117,11 +117,11 @@ def differences(config: Config, machine: Machine) -> list[str]:
         return ["the profile does not say how its drive was measured"]
     engine = "direct" if config.io.engine in ("auto", "direct") else config.io.engine
     wanted = {"layout": config.io.layout, "fsync": config.fsync(), "engine": engine}
-    found = []
+    sentences = []
     for name, mine in wanted.items():
         if io.get(name) != mine:
-            found.append(
+            sentences.append(
                 f"the drive was measured with {name} {io.get(name)}, the run has {mine}: what that "
                 "costs is not in the twin"
             )
-    return found
+    return sentences

@@ -90,7 +90,7 @@ class Watchers:
     def recordings(self) -> list[dict[str, Any]]:
         """For the result: the traces that were written, once they are closed."""
         output = self._job.config.output
-        made = (
+        writers = (
             ("requests", output.record, self._recording),
             ("operations", output.io_trace_log, self._io_trace),
         )
@@ -101,7 +101,7 @@ class Watchers:
                 "rows": writer.lines.written,
                 "sha256": writer.lines.sha256,
             }
-            for what, path, writer in made
+            for what, path, writer in writers
             if writer is not None and writer.lines.path.exists()
         ]
 
@@ -109,8 +109,8 @@ class Watchers:
         """Complete the files, and let the outcome say what became of them and of the run."""
         start = self._job.start
         ended = () if start.seat is None else start.seat.notes
-        told = (*start.notes, *start.not_submittable, *self._job.warnings, *ended)
-        warnings = [*told, *self._close()]
+        notes = (*start.notes, *start.not_submittable, *self._job.warnings, *ended)
+        warnings = [*notes, *self._close()]
         if interrupted is not None:
             ends = "ends where the run was interrupted, with a whole line"
             warnings += [f"the trace {made['path']} {ends}" for made in self.recordings()]

@@ -46,20 +46,8 @@ _ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate"
 _NOT_ON_DEVICES = frozenset({"-h", "--help", "--help-all", "--version", "--virtual-time"})
 
 
-def at_home(word: str) -> str:
-    """A word of the command line with its `~` replaced, behind a `=` too (`--output=~/x`), where
-    shells leave it. A name that is no user's stays."""
-    if word.startswith("~"):
-        return os.path.expanduser(word)
-    flag, equals, value = word.partition("=")
-    if equals and flag.startswith("--") and value.startswith("~"):
-        return f"{flag}={os.path.expanduser(value)}"
-    return word
-
-
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 finished, 1 broken, 2 bad input, 130 and 143 interrupted."""
-    argv = [at_home(word) for word in argv]
     try:
         if argv and not argv[0].startswith("-"):
             return _called(argv[0], argv[1:])
@@ -115,6 +103,14 @@ def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
         supervise(own_session=launched)
     elif launched and (command == "run" or (command == "sweep" and "mpi4py" not in sys.modules)):
         supervise(own_session=True)
+
+
+def rank_of_launcher(argv: Sequence[str]) -> int:
+    """Run one rank as MLPerf's launcher starts it; the exit code. Imports its module only then:
+    what can be told without a package that is missing is told, and little is forked."""
+    from kv_cache.cli.wrapper import main as rank
+
+    return rank(argv)
 
 
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:

@@ -46,12 +46,16 @@ def main(argv: Sequence[str]) -> int:
 def _words() -> Iterator[tuple[str, list[str]]]:
     """Yield each command, and subcommand as `trace stats`, with its flags."""
     for name, module in COMMANDS.items():
-        found = import_module(f"kv_cache.cli.{module}")
+        loaded = import_module(f"kv_cache.cli.{module}")
         if name == "run":
             yield name, _flags(build_parser())
             continue
-        commands = [each for each in vars(found).values() if isinstance(each, Command)]
-        table: Mapping[str, object] = getattr(found, "SUBCOMMANDS", {})
+        if name == "mlperf":
+            from kv_cache.cli import mlperf_run
+
+            yield "mlperf run", _flags(mlperf_run.COMMAND.parser())
+        commands = [each for each in vars(loaded).values() if isinstance(each, Command)]
+        table: Mapping[str, object] = getattr(loaded, "SUBCOMMANDS", {})
         if table:
             yield name, list(table)
         for command in commands:
@@ -65,11 +69,10 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
 def _cases(words: Mapping[str, Sequence[str]]) -> str:
     """Return the lines of a `case` on "command subcommand"."""
     lines = []
-    for name, flags in words.items():
+    for name, flags in sorted(words.items(), key=lambda item: -item[0].count(" ")):
         pattern = f'"{name}"*' if " " in name else f'"{name} "*'
         lines.append(f'    {pattern}) words="{" ".join(flags)}" ;;')
-    ordered = sorted(lines, key=lambda line: -line.split(")")[0].count(" "))
-    return "\n".join(ordered)
+    return "\n".join(lines)
 
 
 def _bash(words: Mapping[str, Sequence[str]]) -> str:

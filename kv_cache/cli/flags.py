@@ -386,7 +386,11 @@ def unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> ConfigErr
     """Return the error for words that `parser` does not know."""
     flag = next((word.split("=")[0] for word in extras if word.startswith("-")), None)
     if flag is None:
-        return ConfigError(f"{extras[0]!r} belongs to no flag; options start with --, see --help")
+        command = parser.prog.partition(" ")[2]
+        where, see = (f"{command}: ", f"{command} ") if command else ("", "")
+        return ConfigError(
+            f"{where}{extras[0]!r} belongs to no flag; options start with --, see {see}--help"
+        )
     if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES):
         return _no_cpcs(flag)
     return _no_flag(flag, parser._option_string_actions)

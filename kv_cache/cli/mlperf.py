@@ -38,7 +38,9 @@ kv-cache.py mlperf COMMAND --help shows more. How to: docs/how-to/submit-to-mlpe
 class CheckOptions:
     """The tree that is checked."""
 
-    tree: str = opt("-", "Results directory, or one sequence in it", flag="TREE", required=True)
+    tree: str = opt(
+        "-", "Results directory, or one sequence in it", flag="TREE", metavar="DIR", required=True
+    )
     json: bool = opt(False, "Print the findings as JSON", flag="--json")
 
 
@@ -46,7 +48,9 @@ class CheckOptions:
 class SummarizeOptions:
     """The tree that is summarized, and the form."""
 
-    tree: str = opt("-", "Results directory, or one sequence in it", flag="TREE", required=True)
+    tree: str = opt(
+        "-", "Results directory, or one sequence in it", flag="TREE", metavar="DIR", required=True
+    )
     json: bool = opt(False, "Print all numbers as JSON", flag="--json")
     markdown: bool = opt(False, "Print a table for pasting", flag="--markdown")
 
@@ -87,8 +91,7 @@ SUMMARIZE = Command(
 
 def main(argv: Sequence[str]) -> int:
     """Run one of the commands; the exit code. UsageError is the caller's to print."""
-    commands = {"run": _run, "check": _check, "summarize": _summarize}
-    return dispatch("mlperf", commands, argv, _ABOUT)
+    return dispatch("mlperf", SUBCOMMANDS, argv, _ABOUT)
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -119,3 +122,6 @@ def _summarize(argv: Sequence[str]) -> int:
         view = submission_view(plain(summary))
         print_plain(markdown(view) if options.markdown else terminal(view))
     return Exit.DONE if summary["complete"] else Exit.EARLY
+
+
+SUBCOMMANDS = {"run": _run, "check": _check, "summarize": _summarize}

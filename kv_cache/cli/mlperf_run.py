@@ -45,9 +45,7 @@ COMMAND = Command(
     """,
 )
 
-_INSTALLED = (
-    "from kv_cache.cli import console; from kv_cache.cli.wrapper import main; console(main)"
-)
+_INSTALLED = "from kv_cache.cli import console, rank_of_launcher; console(rank_of_launcher)"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -51,8 +51,8 @@ def print_result(result: Result) -> None:
     if result.kept is not None:
         name = "trials" if result.schema == trials.SCHEMA else "result"
         print(f"{name}  {result.kept.shown}")
-    for made in result.recordings:
-        print(f"trace   {made['path']} ({made['rows']} {made['what']})")
+    for recording in result.recordings:
+        print(f"trace   {recording['path']} ({recording['rows']} {recording['what']})")
     for what in _BESIDE:
         if what in result.files:
             print(f"{what.replace('_', ' '):<7} {result.files[what]}")

@@ -55,10 +55,11 @@ def main(argv: Sequence[str]) -> int:
         return _run_seated(config, notes, part)
     if rank.alone:
         return measure(config, Start(rank=rank), notes)
-    own = config_of_rank(config, rank, own_file(output_of(config), rank))
-    own = _shown(own, own.output.progress and rank.rank == 0)  # one of several says how it goes
-    said = (*alone_note(rank), *([part] if part else []))
-    return measure(own, Start(rank=rank, notes=said), notes)
+    rank_config = config_of_rank(config, rank, own_file(output_of(config), rank))
+    shows = rank_config.output.progress and rank.rank == 0  # one of several shows progress
+    rank_config = _shown(rank_config, shows)
+    rank_notes = (*alone_note(rank), *([part] if part else []))
+    return measure(rank_config, Start(rank=rank, notes=rank_notes), notes)
 
 
 def loaded(invocation: Invocation) -> tuple[Config, tuple[str, ...]]:
@@ -79,8 +80,8 @@ def begin(invocation: Invocation) -> tuple[str, ...]:
     path = invocation.config_path
     if path is None or not is_the_references(path):
         return ()
-    said = "--config config.yaml: there is no such file here, so the defaults are taken"
-    return (f"{said}, which are the values of the reference's file of that name",)
+    note = "--config config.yaml: there is no such file here, so the defaults are taken"
+    return (f"{note}, which are the values of the reference's file of that name",)
 
 
 def dry_run(
@@ -95,11 +96,16 @@ def dry_run(
 
 def measure(config: Config, start: Start, notes: Sequence[str] = ()) -> int:
     """Run, print, and choose the exit code. Raises UsageError."""
-    told = _Telling(config, start.rank, seated=start.seat is not None)
+    printer = _Telling(config, start.rank, seated=start.seat is not None)
     with interrupts() as caught:
         progress = TerminalProgress(config.output.progress)
         result = run(
-            config, start=start, notes=notes, stop=caught, progress=progress, on_result=told.result
+            config,
+            start=start,
+            notes=notes,
+            stop=caught,
+            progress=progress,
+            on_result=printer.result,
         )
     return result.end
 
@@ -147,11 +153,11 @@ def _run_seated(config: Config, notes: Sequence[str], seat: Seat) -> int:
     """One of the ranks that run together. Its result is written, then handed over; the coordinator
     says why none can begin."""
     output = own_file(seat.output, seat.rank, together=True)
-    said = together_note(seat.rank, seat.output)
+    rank_notes = together_note(seat.rank, seat.output)
     try:
-        own = config_of_rank(config, seat.rank, output, together=True)
-        start = Start(rank=seat.rank, notes=said, seat=seat)
-        return measure(_shown(own, False), start, notes)  # the coordinator shows it
+        rank_config = config_of_rank(config, seat.rank, output, together=True)
+        start = Start(rank=seat.rank, notes=rank_notes, seat=seat)
+        return measure(_shown(rank_config, False), start, notes)  # the coordinator shows it
     except UsageError as error:
         if isinstance(error, Refused) or seat.refuse(str(error)):
             return Exit.REFUSED

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kv_cache.app.twin import Comparison, TwinJob, TwinOptions, checked, export, run_twin, twin_of
+from kv_cache.app.twin import TwinJob, TwinOptions, TwinResult, checked, export, run_twin, twin_of
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_planned
@@ -74,7 +74,7 @@ def _planned_rows(job: TwinJob) -> dict[str, str]:
     }
 
 
-def _print_comparison(twin: Twin, result: Comparison) -> int:
+def _print_comparison(twin: Twin, result: TwinResult) -> int:
     if result.answer is None:
         print(f"fio failed: {result.problem}")
         return Exit.EARLY

@@ -57,7 +57,7 @@ class Rule:
     @property
     def is_path(self) -> bool:
         """Whether it names files or directories, by what its value is called."""
-        return self.metavar in ("PATH", "DIR")
+        return (self.metavar or "").endswith(("PATH", "DIR", "FILE"))
 
     @property
     def words(self) -> list[str]:

@@ -22,7 +22,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
 from kv_cache.core.units import (
     KIB,
@@ -35,7 +35,7 @@ from kv_cache.core.units import (
     round_up,
 )
 from kv_cache.files.reading import require_replaceable
-from kv_cache.files.writing import write_atomically
+from kv_cache.files.writing import write_output
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
 from kv_cache.result.paths import value_at
@@ -560,9 +560,5 @@ def export_job(
     """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError if
     it holds something that is not ours to replace."""
     require_replaceable(path, HEADER, "--fio-export")
-    try:
-        write_atomically(path, job_text(twin, seconds, directories).encode())
-    except OSError as error:
-        raise PlaceError(
-            f"--fio-export {path}: it cannot be written ({error.strerror}); name another file"
-        ) from None
+    data = job_text(twin, seconds, directories).encode()
+    write_output(path, data, "--fio-export")

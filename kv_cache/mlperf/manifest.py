@@ -83,7 +83,7 @@ def utc_now() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
+class EndedTrial:
     """One trial, from start to end. `arguments` are the words of each rank; `problem` is what makes
     it incomplete; files that ranks left in the cache directory are counted on this machine."""
 
@@ -115,7 +115,7 @@ class TrialRow:
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class RunningRecord:
     """The record of a sequence that is running."""
 
     plan: Plan
@@ -125,7 +125,7 @@ class Record:
     status: str = RUNNING
     started_utc: str = field(default_factory=utc_now)
     ended_utc: str | None = None
-    trials: list[TrialRow] = field(default_factory=list)
+    trials: list[EndedTrial] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:

@@ -345,11 +345,11 @@ def _posix_cache_dir(tree: Tree) -> Iterator[Look]:
 
 
 def _posix_io(tree: Tree) -> Iterator[Look]:
-    told = sorted({(str(r.storage.get("engine")), r.fsync) for r in tree.ranks})
-    if told and all(engine == "buffered" and fsync == "object" for engine, fsync in told):
+    values = sorted({(str(r.storage.get("engine")), r.fsync) for r in tree.ranks})
+    if values and all(engine == "buffered" and fsync == "object" for engine, fsync in values):
         yield well("buffered files with an fsync each, dropped from the page cache before a read")
         return
-    said = "; ".join(f"engine {engine}, fsync {fsync}" for engine, fsync in told) or "nothing"
+    said = "; ".join(f"engine {engine}, fsync {fsync}" for engine, fsync in values) or "nothing"
     yield unknown(
         f"the rule tells how the reference does its I/O (np.save, fsync, np.load); here was "
         f"{said}. Whether that is accepted is the reviewers' to say"

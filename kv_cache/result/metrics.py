@@ -126,8 +126,8 @@ def _batch_median(path: str) -> Callable[[Sequence[Json]], float | None]:
     known."""
 
     def value(windows: Sequence[Json]) -> float | None:
-        found = [number_at(window, path) for window in windows]
-        known = [number for number in found if number is not None]
+        metrics = [number_at(window, path) for window in windows]
+        known = [number for number in metrics if number is not None]
         return median(known) if known else None
 
     return value

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, islice, pairwise, product
+from itertools import islice, pairwise, product
 from random import Random
 from typing import NamedTuple
 
@@ -53,6 +53,7 @@ from kv_cache.workload.sessions import SessionReplay, SessionsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.users import MAX_STREAM_TOKENS, Persona, SyntheticUsers, UsersConfig
+from tests.covering import by_day, covering
 
 MODEL = MODELS["tiny-1b"]
 QOS = QosMix(interactive=0.15, responsive_below=0.5, priorities=(3, 2, 1))
@@ -319,28 +320,12 @@ SOURCES = dict(all_makers())
 LIMITED = [n for n in SOURCES if "users" in n or "sessions" in n]  # these share max_requests out
 
 
-def covering() -> set[str]:
-    """So many of the sources that each two of their choices (the words of a name) come together in
-    one of them, if they do in any."""
-    left = {pair for name in SOURCES for pair in combinations(name.split("-"), 2)}
-    chosen = set()
-    for name in sorted(SOURCES, key=lambda name: -name.count("-")):
-        pairs = set(combinations(name.split("-"), 2))
-        if pairs & left:
-            left -= pairs
-            chosen.add(name)
-    return chosen
-
-
-TRIED = covering()
+TRIED = covering({name: name.split("-") for name in SOURCES})
+"""Each two choices (the words of a name) come together in one of these, if they do in any."""
 
 
 def tried(names: Iterable[str], values: Mapping[str, object]) -> list[ParameterSet]:
-    """Parameters by their names; what the covering set leaves out is for the night."""
-    return [
-        pytest.param(values[name], id=name, marks=() if name in TRIED else pytest.mark.nightly)
-        for name in names
-    ]
+    return by_day({name: (values[name],) for name in names}, TRIED)
 
 
 NAMES = {name: name for name in SOURCES}
@@ -481,7 +466,8 @@ def test_max_requests_sends_exactly_the_first_of_the_plan(name: str, most: int) 
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in SOURCES if n.startswith(("users", "trace", "sess", "rag"))]
+    "name",
+    tried([n for n in SOURCES if n.startswith(("users", "trace", "sess", "rag"))], NAMES),
 )
 def test_behind_the_intake_max_requests_is_exact_too(name: str) -> None:
     most = 20

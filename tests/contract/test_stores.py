@@ -8,9 +8,10 @@ import random
 import re
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +32,16 @@ from kv_cache.tiers.nvme.layouts import FilePerObject
 from kv_cache.tiers.objects import ObjectStore
 from kv_cache.tiers.wrappers import Faulty
 from tests import s3server
+from tests.covering import by_day, covering
 from tests.stores import (
     BUCKET,
     BUFFER,
     CAPACITY,
     KINDS,
+    MIXED_ENGINES,
     OBJECTS,
     PAYLOAD,
+    PLAIN,
     POOL,
     SYNCED,
     Kind,
@@ -193,26 +197,57 @@ def _place(
 FILES = [name for name in KINDS if name not in SYNCED]
 """All but those that differ in fsync alone, which is what a commit does and nothing else."""
 
-every_store = pytest.mark.parametrize("place", STORES, indirect=True)
-most_stores = pytest.mark.parametrize("place", [*FILES, *MEMORIES, *OBJECTS], indirect=True)
-every_file_store = pytest.mark.parametrize("place", KINDS, indirect=True)
-most_file_stores = pytest.mark.parametrize("place", FILES, indirect=True)
-every_memory = pytest.mark.parametrize("place", MEMORIES, indirect=True)
-every_store_and_null = pytest.mark.parametrize("place", STORES | NULL, indirect=True)
-every_size = pytest.mark.parametrize("nbytes", SIZES.values(), ids=SIZES)
+
+def choices(name: str) -> tuple[str, ...]:
+    """What a store is made of; a memory, an object store, and what is around another store or on
+    several drives, are tried as they are."""
+    kind = KINDS.get(name)
+    if kind is None:
+        return (name,)
+    reads, writes = kind.engines
+    words = (kind.layout, f"{reads} reads", f"{writes} writes", f"fsync {kind.fsync}")
+    return words if name in PLAIN or name in SYNCED or name in MIXED_ENGINES else (*words, name)
+
+
+def over(names: Iterable[str], **others: Mapping[str, object]) -> pytest.MarkDecorator:
+    """Parametrize over stores, and over each of `others` (an argument, and its values by their
+    names): a covering array of what the stores are made of and of those values."""
+    cases: dict[str, tuple[object, ...]] = {}
+    words: dict[str, tuple[str, ...]] = {}
+    values = product(*(each.items() for each in others.values()))
+    for store, chosen in product(names, values):
+        name = "-".join((store, *(word for word, _ in chosen)))
+        cases[name] = (store, *(value for _, value in chosen))
+        words[name] = (
+            *choices(store),
+            *(f"{n} {word}" for n, (word, _) in zip(others, chosen, strict=True)),
+        )
+    return pytest.mark.parametrize(
+        ("place", *others), by_day(cases, covering(words)), indirect=["place"]
+    )
+
+
+def by_text(*values: object) -> dict[str, object]:
+    return {str(value): value for value in values}
+
+
+every_store = over(STORES)
+most_stores = over([*FILES, *MEMORIES, *OBJECTS])
+every_file_store = over(KINDS)
+most_file_stores = over(FILES)
+every_memory = over(MEMORIES)
+every_store_and_null = over(STORES | NULL)
 
 
 def one_drive(*kinds: str) -> pytest.MarkDecorator:
     """Stores of these layouts whose files lie in one place."""
-    names = [n for n in FILES if KINDS[n].drives == 1 and KINDS[n].layout in kinds]
-    return pytest.mark.parametrize("place", names, indirect=True)
+    return over(n for n in FILES if KINDS[n].drives == 1 and KINDS[n].layout in kinds)
 
 
 # --- 1, 2, 4, 7: what was committed comes back ---------------------------------------------------
 
 
-@every_store
-@every_size
+@over(STORES, nbytes=SIZES)
 def test_what_was_written_comes_back(place: Place, nbytes: int) -> None:
     ref = stored(place.store, nbytes)
     assert read_back(place.store, ref)
@@ -447,8 +482,7 @@ def test_whatever_threads_do_every_byte_is_right_and_nothing_is_left(place: Plac
 # --- 5: nothing is left --------------------------------------------------------------------------
 
 
-@every_store
-@pytest.mark.parametrize("upto", [0, BUFFER, 3 * BUFFER])
+@over(STORES, upto=by_text(0, BUFFER, 3 * BUFFER))
 def test_after_an_abort_nothing_is_left(place: Place, upto: int) -> None:
     ref = copy(3 * BUFFER)
     sink = place.store.create(ref)
@@ -539,8 +573,7 @@ def test_a_copy_is_created_once_and_the_second_try_leaves_the_first(place: Place
     place.store.delete(ref)
 
 
-@every_file_store
-@pytest.mark.parametrize("left", [0, 1, 2])
+@over(KINDS, left=by_text(0, 1, 2))
 def test_without_descriptors_a_create_leaves_nothing_and_an_open_nothing_open(
     place: Place, left: int
 ) -> None:
@@ -668,7 +701,7 @@ def test_a_full_disk_takes_no_more_and_keeps_what_it_has(place: Place, tmp_path:
 # --- 6: what goes wrong in the storage -----------------------------------------------------------
 
 
-MISSING = [1, PAGE_BYTES - 1, PAGE_BYTES, BUFFER, 2 * BUFFER]
+MISSING = by_text(1, PAGE_BYTES - 1, PAGE_BYTES, BUFFER, 2 * BUFFER)
 
 
 def cut(place: Place, ref: CopyRef, missing: int) -> Path:
@@ -682,8 +715,7 @@ def cut(place: Place, ref: CopyRef, missing: int) -> Path:
     return path
 
 
-@most_file_stores
-@pytest.mark.parametrize("missing", MISSING)
+@over(FILES, missing=MISSING)
 def test_a_file_cut_short_is_truncated(place: Place, missing: int) -> None:
     first, ref = stored(place.store, BUFFER), stored(place.store, 2 * BUFFER)
     cut(place, ref, missing)
@@ -692,8 +724,7 @@ def test_a_file_cut_short_is_truncated(place: Place, missing: int) -> None:
     place.store.delete(ref)
 
 
-@most_file_stores
-@pytest.mark.parametrize("missing", MISSING)
+@over(FILES, missing=MISSING)
 def test_a_file_cut_short_under_a_reader_is_truncated(place: Place, missing: int) -> None:
     ref = stored(place.store, 2 * BUFFER)
     tap = place.store.open(ref)

@@ -1,8 +1,10 @@
 """`kv-cache.py probe`: a real device is measured, and nothing but the profile stays."""
 
+import shutil
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,30 @@ def tree(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
-def test_a_small_grid_is_measured_and_only_the_profile_stays(on_disk: Path) -> None:
-    code, out, err = run(on_disk, "--cache-dir=cache", "--profile=disk.yaml", *FEW)
-    assert (code, err) == (0, ""), out
-    assert tree(on_disk) == ["disk.yaml"]
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A small grid of a real device: its directory afterwards, and what was printed."""
+
+    place: Path
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    place = tmp_path_factory.mktemp("grid")
+    if filesystem(Reader(), place)["type"] in ("tmpfs", "ramfs"):
+        pytest.skip("the temporary directory is in memory")
+    return Measured(place, *run(place, "--cache-dir=cache", "--profile=disk.yaml", *FEW))
+
+
+def test_a_small_grid_is_measured_and_only_the_profile_stays(measured: Measured) -> None:
+    assert (measured.code, measured.err) == (0, ""), measured.out
+    out = measured.out
+    assert tree(measured.place) == ["disk.yaml"]
     assert out.endswith("profile  disk.yaml\n")
-    found = read_profile(on_disk / "disk.yaml")
+    found = read_profile(measured.place / "disk.yaml")
     points = {(c.object_bytes, c.concurrency, c.read_share, c.repeated) for c in found.cells}
     assert points == {
         (size, depth, share, repeated)
@@ -66,10 +86,12 @@ def test_a_small_grid_is_measured_and_only_the_profile_stays(on_disk: Path) -> N
         assert told["process_read_bytes"] == pytest.approx(told["claimed_read_bytes"], rel=0.05)
 
 
-def test_virtual_time_takes_the_profile_that_was_written(on_disk: Path) -> None:
-    assert run(on_disk, "--cache-dir=cache", "--profile=disk.yaml", *FEW)[0] == 0
+def test_virtual_time_takes_the_profile_that_was_written(
+    measured: Measured, tmp_path: Path
+) -> None:
+    shutil.copy(measured.place / "disk.yaml", tmp_path)
     ran = small(
-        on_disk,
+        tmp_path,
         "--virtual-time",
         "--profile=disk.yaml",
         "--semantics=serving",

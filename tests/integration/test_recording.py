@@ -217,7 +217,7 @@ def test_a_run_that_only_writes_a_trace_tells_no_performance(
     for word in ("GiB/s", " ms", "PASS", "tokens/s"):
         assert word not in told
     assert main(["verify", "R.json"]) == 0
-    assert "nothing was changed" in capsys.readouterr().out
+    assert "Nothing was changed" in capsys.readouterr().out
 
 
 def test_a_file_that_asks_for_the_trace_implies_virtual_time_too(tmp_path: Path) -> None:

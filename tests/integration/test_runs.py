@@ -130,7 +130,7 @@ def test_virtual_time_gives_byte_identical_records(tmp_path: Path) -> None:
         ran = small(
             tmp_path / name,
             "--virtual-time",
-            "--duration=20",
+            "--duration=6",
             "--results-dir=runs",
             "--records",
         )

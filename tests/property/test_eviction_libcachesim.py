@@ -6,12 +6,13 @@ The counts that it gave are kept here, so that ours are held against them even w
 """
 
 import json
-from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import pytest
 
 from kv_cache.policy.eviction import EVICTION, Item
+from tests.covering import by_day
 from tests.traces import real_trace
 
 CAPACITIES = (1000, 9971, 40000)
@@ -34,11 +35,26 @@ GDSF = (6668, 31611, 51290)
 before its own; here room is made first, and it counts from its own victim's."""
 
 
+COUNTED = {
+    f"{name}-{capacity}": (name, capacity, hits)
+    for name, (_, counts) in THEIRS.items()
+    for capacity, hits in zip(CAPACITIES, counts, strict=True)
+}
+ONE_OF_EACH = [
+    f"{name}-{CAPACITIES[number % len(CAPACITIES)]}" for number, name in enumerate(THEIRS)
+]
+"""Each policy at one capacity, and each capacity; at night each policy at each."""
+
+each_count = pytest.mark.parametrize(
+    ("name", "capacity", "wanted"), by_day(COUNTED, [*ONE_OF_EACH, "gdsf-9971"])
+)
+
+
 @pytest.fixture(scope="module")
-def blocks() -> list[int]:
+def blocks() -> tuple[int, ...]:
     path = real_trace("mooncake_conversation_6000.jsonl")
     with path.open() as lines:
-        return [block for line in lines for block in json.loads(line)["hash_ids"]]
+        return tuple(block for line in lines for block in json.loads(line)["hash_ids"])
 
 
 class Seen(NamedTuple):
@@ -46,7 +62,8 @@ class Seen(NamedTuple):
     wronged: int  # evictions of a block that was hit
 
 
-def replay(name: str, capacity: int, blocks: Sequence[int], *, room_first: bool = True) -> Seen:
+@cache
+def replay(name: str, capacity: int, blocks: tuple[int, ...], *, room_first: bool = True) -> Seen:
     """`room_first`: a block comes when another has gone, as in our caches; otherwise it comes
     first, and may be the one that goes."""
     policy = EVICTION[name](capacity)
@@ -76,38 +93,37 @@ def replay(name: str, capacity: int, blocks: Sequence[int], *, room_first: bool 
     return Seen(found, wronged)
 
 
-def hits(name: str, blocks: Sequence[int], *, room_first: bool = True) -> tuple[int, ...]:
-    return tuple(replay(name, c, blocks, room_first=room_first).hits for c in CAPACITIES)
+@each_count
+def test_as_many_blocks_hit_as_in_libcachesim(
+    name: str, capacity: int, wanted: int, blocks: tuple[int, ...]
+) -> None:
+    """GDSF differs only by when a block comes."""
+    assert replay(name, capacity, blocks, room_first=name != "gdsf").hits == wanted
+    if name == "gdsf":
+        assert replay(name, capacity, blocks).hits == GDSF[CAPACITIES.index(capacity)]
 
 
-@pytest.mark.parametrize("name", [name for name in THEIRS if name != "gdsf"])
-def test_as_many_blocks_hit_as_in_libcachesim(name: str, blocks: list[int]) -> None:
-    assert hits(name, blocks) == THEIRS[name][1]
+@pytest.mark.parametrize(
+    ("name", "capacity"),
+    by_day(
+        {f"{name}-{room}": (name, room) for name in ("lfu", "sieve") for room in CAPACITIES},
+        ONE_OF_EACH,
+    ),
+)
+def test_neither_lfu_nor_sieve_evicts_a_block_that_was_hit(
+    name: str, capacity: int, blocks: tuple[int, ...]
+) -> None:
+    assert replay(name, capacity, blocks).wronged == 0
 
 
-def test_gdsf_differs_only_by_when_a_block_comes(blocks: list[int]) -> None:
-    assert hits("gdsf", blocks, room_first=False) == THEIRS["gdsf"][1]
-    assert hits("gdsf", blocks) == GDSF
-
-
-@pytest.mark.parametrize("name", ["lfu", "sieve"])
-def test_neither_lfu_nor_sieve_evicts_a_block_that_was_hit(name: str, blocks: list[int]) -> None:
-    for capacity in CAPACITIES:
-        assert replay(name, capacity, blocks).wronged == 0
-
-
-@pytest.mark.parametrize("name", THEIRS)
-def test_libcachesim_still_counts_what_is_written_here(name: str, blocks: list[int]) -> None:
+@each_count
+def test_libcachesim_still_counts_what_is_written_here(
+    name: str, capacity: int, wanted: int, blocks: tuple[int, ...]
+) -> None:
     theirs = pytest.importorskip("libcachesim", reason="pip install libcachesim==0.3.5")
-    kind, wanted = THEIRS[name]
-    seen = []
-    for capacity in CAPACITIES:
-        cache = getattr(theirs, kind)(capacity, hashpower=18)
-        request = theirs.Request()
-        request.obj_size = 1
-        count = 0
-        for block in blocks:
-            request.obj_id = block + 1
-            count += cache.get(request)
-        seen.append(count)
-    assert tuple(seen) == wanted
+    policy, request = getattr(theirs, THEIRS[name][0])(capacity, hashpower=18), theirs.Request()
+    request.obj_size, count = 1, 0
+    for block in blocks:
+        request.obj_id = block + 1
+        count += policy.get(request)
+    assert count == wanted

@@ -12,7 +12,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses, accesses_of
 from kv_cache.lab.study import MIN, replay, study
 from kv_cache.lab.variants import Named, PolicyVariant
-from tests.property.test_eviction_libcachesim import CAPACITIES, GDSF, THEIRS
+from tests.property.test_eviction_libcachesim import CAPACITIES, GDSF, each_count
 from tests.traces import real_trace
 
 BELADY = (28833, 52821, 52821)
@@ -32,12 +32,12 @@ def asked(blocks: list[int]) -> Accesses:
     return accesses_of(blocks, np.ones(max(blocks) + 1, np.int64))
 
 
-@pytest.mark.parametrize("name", THEIRS)
-def test_the_lab_finds_what_libcachesim_counts(name: str, asked: Accesses) -> None:
-    seen = tuple(
-        replay(asked, PolicyVariant(Named(name)), room, seed=Seed(1)).hits for room in CAPACITIES
-    )
-    assert seen == (GDSF if name == "gdsf" else THEIRS[name][1])
+@each_count
+def test_the_lab_finds_what_libcachesim_counts(
+    name: str, capacity: int, wanted: int, asked: Accesses
+) -> None:
+    seen = replay(asked, PolicyVariant(Named(name)), capacity, seed=Seed(1)).hits
+    assert seen == (GDSF[CAPACITIES.index(capacity)] if name == "gdsf" else wanted)
 
 
 def test_min_is_the_optimum_that_libcachesim_counts(asked: Accesses) -> None:

@@ -26,6 +26,7 @@ from kv_cache.tiers.base import Store
 from kv_cache.tiers.null import NullStore
 from kv_cache.workload.formats.surveying import survey
 from kv_cache.workload.formats.trace_files import open_trace
+from tests.covering import by_day
 
 SEED = 5
 Decision = tuple[Any, ...]
@@ -122,27 +123,37 @@ def virtual(config: Config) -> tuple[Watch, RunOutcome]:
     return watch, outcome
 
 
-@pytest.mark.parametrize("eviction", ["lru", "fifo"])
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlperf": ("mlperf", {}),
+    "prefill-only": ("mlperf", {"semantics.block_tokens": 0, "run.mode": "prefill-only"}),
+    "decode-only": (
+        "serving",
+        {
+            "run.mode": "decode-only",
+            "semantics.block_tokens": 512,
+            "semantics.gpu_in_place": False,
+        },
+    ),
+}
+"""`serving` is that of the test of all eviction policies."""
+
+
 @pytest.mark.parametrize(
-    ("preset", "more"),
-    [
-        ("serving", {}),
-        ("mlperf", {}),
-        ("mlperf", {"semantics.block_tokens": 0, "run.mode": "prefill-only"}),
-        (
-            "serving",
-            {
-                "run.mode": "decode-only",
-                "semantics.block_tokens": 512,
-                "semantics.gpu_in_place": False,
-            },
-        ),
-    ],
+    ("preset", "more", "eviction"),
+    by_day(
+        {f"{n}-{e}": (*MODES[n], e) for n in MODES for e in ("lru", "fifo")},
+        ["mlperf-lru", "prefill-only-fifo", "decode-only-lru"],
+    ),
 )
 def test_both_drivers_take_the_same_decisions(
     preset: str, more: dict[str, Any], eviction: str, tmp_path: Path
 ) -> None:
     config = configured(preset, eviction, tmp_path, **more)
+    decide_the_same(config)
+
+
+def decide_the_same(config: Config) -> Watch:
+    """Return what both drivers did."""
     measured, outcome = real(config)
     modelled, twin = virtual(config)
     if config.run.mode != "decode-only":  # populating has several threads in one driver
@@ -152,17 +163,14 @@ def test_both_drivers_take_the_same_decisions(
     assert len(measured.records) == 150
     assert outcome.schedule_sha256 == twin.schedule_sha256
     assert outcome.accounting() == twin.accounting()
+    return measured
 
 
 @pytest.mark.parametrize("eviction", EVICTION)
 def test_every_eviction_policy_decides_the_same_in_both_drivers(
     eviction: str, tmp_path: Path
 ) -> None:
-    config = configured("serving", eviction, tmp_path)
-    measured, _ = real(config)
-    modelled, _ = virtual(config)
-    assert sorted(measured.ops, key=str) == sorted(modelled.ops, key=str)
-    assert measured.records == modelled.records
+    measured = decide_the_same(configured("serving", eviction, tmp_path))
     assert any(cause is Cause.EVICTION for _, cause, *_ in measured.ops), "nothing was evicted"
 
 
@@ -233,8 +241,17 @@ def test_whatever_is_brought_up_ahead_both_drivers_find_the_same(
         assert prefetch == "successor" or said["started"]["blocks"] > 0
 
 
-@pytest.mark.parametrize("at", ["lower", "all"])
-@pytest.mark.parametrize("admission", [name for name in ADMISSION if name != "always"])
+REFUSING = [name for name in ADMISSION if name != "always"]
+AT = ("lower", "all")
+
+
+@pytest.mark.parametrize(
+    ("admission", "at"),
+    by_day(
+        {f"{name}-{at}": (name, at) for name in REFUSING for at in AT},
+        [f"{name}-{AT[number % 2]}" for number, name in enumerate(REFUSING)],
+    ),
+)
 def test_every_admission_policy_decides_the_same_in_both_drivers(
     admission: str, at: str, tmp_path: Path
 ) -> None:

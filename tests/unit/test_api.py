@@ -1,7 +1,10 @@
 """The package's face: `from kv_cache import load_config, run, Result`."""
 
+import re
 import subprocess
 import sys
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import kv_cache
 from kv_cache import Config, Result, load_config, run
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.core.errors import ConfigError
+from tests.cli import ROOT
 
 TINY = {
     "run.model": "tiny-1b",
@@ -71,3 +75,37 @@ def test_the_package_alone_imports_nothing_of_what_it_offers() -> None:
     )
     assert printed.stdout.strip() == "['kv_cache']"
     assert set(kv_cache.__all__) >= {"Config", "Result", "load_config", "run"}
+
+
+PAGE = (ROOT / "docs" / "how-to" / "use-from-python.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`app\.(\w+\.\w+)`", PAGE))))
+def test_every_use_case_of_the_page_is_a_function_that_needs_no_terminal(name: str) -> None:
+    module, function = name.split(".")
+    loaded = import_module(f"kv_cache.app.{module}")
+    assert callable(getattr(loaded, function))
+    assert "kv_cache.cli" not in vars(loaded).values()
+
+
+def test_the_page_names_what_a_result_has() -> None:
+    table = PAGE[PAGE.index("| of a `Result`") : PAGE.index("`Result.read")]
+    names = [
+        name
+        for row in table.splitlines()[2:]
+        if row
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert names
+    known = {field.name for field in fields(Result)} | set(dir(Result))
+    assert set(names) <= known
+
+
+def test_the_first_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+    code = code.replace('"/mnt/nvme/kv"', repr(str(tmp_path / "kv"))).replace('"2m"', '"3s"')
+    quick = '"quick",\n    {\n        "run.virtual_time": True, "run.warmup_s": 0.0,'
+    scope: dict[str, object] = {}
+    exec(compile(code.replace('"quick",\n    {', quick), "page", "exec"), scope)
+    assert isinstance(scope["result"], Result)

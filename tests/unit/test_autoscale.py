@@ -142,7 +142,7 @@ def test_beginning_outside_the_bounds_is_refused(users: int) -> None:
 
 
 def test_qos_without_a_promise_is_refused() -> None:
-    with pytest.raises(ConfigError, match="promised something"):
+    with pytest.raises(ConfigError, match="needs a class with an SLO"):
         qos(slos=())
 
 

@@ -118,7 +118,7 @@ def test_a_class_of_which_nothing_ended_shows_nothing_kept() -> None:
 
 
 def test_a_probe_without_a_promise_cannot_be_judged() -> None:
-    with pytest.raises(ValueError, match="promise"):
+    with pytest.raises(ValueError, match="without an SLO"):
         judge((), [()], longest=5)
 
 

@@ -63,7 +63,7 @@ LATENCIES = (*TTFT, *ITL, *TPOT, *E2E, *QUEUE)
 
 GOODPUT = Measure(path="goodput.per_s", label="goodput", unit="requests/s", better=HIGHER)
 GOOD_SHARE = Measure(
-    path="goodput.share", label="kept all promises", unit="%", better=HIGHER, scale=100
+    path="goodput.share", label="kept all SLOs", unit="%", better=HIGHER, scale=100
 )
 FINISHED_RATE = Measure(
     path="rates.finished_per_s", label="finished", unit="requests/s", better=HIGHER
