@@ -23,7 +23,7 @@ from kv_cache.config.root import options as run_options
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.mpirank import MpiRank
-from kv_cache.crew.per_rank import alone_note, apart
+from kv_cache.crew.per_rank import alone_note, config_of_rank
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROGRAM = "mlperf_wrapper.py"
@@ -137,7 +137,7 @@ def _require(options: RankOptions, *names: str) -> None:
 def _refuse_flags(invocation: Invocation) -> None:
     """Refuse what changes the workload of an option, however it is set."""
     allowed = {run_options()[path].flag for path in _OVERRIDES_BESIDE_OPTION} | _BESIDE_OPTION
-    flags = sorted(invocation.given - allowed)
+    flags = sorted(invocation.flags - allowed)
     others = sorted(invocation.overrides.keys() - _OVERRIDES_BESIDE_OPTION)
     for name in [*flags, *(f"{path} (by --set or in the environment)" for path in others)]:
         raise ConfigError(
@@ -205,7 +205,7 @@ def rank_config(config: Config, rank: MpiRank, directory: Path) -> Config:
     ):
         if value != 1:
             raise ConfigError(f"run.{name} (--{name}) is {value}: the launcher {why}; leave it out")
-    return apart(config, rank, directory / f"{_RESULT}{datetime.now():%Y%m%d_%H%M%S}.json")
+    return config_of_rank(config, rank, directory / f"{_RESULT}{datetime.now():%Y%m%d_%H%M%S}.json")
 
 
 def rank_start(call: RankCall, rank: MpiRank, directory: Path) -> Start:

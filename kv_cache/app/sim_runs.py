@@ -148,7 +148,7 @@ class ScenarioInputs:
     def requests(self, scenario: Scenario) -> int:
         """Return how many requests one run asks."""
         trace, work = self.work(scenario), scenario.workload
-        return work.drawn_requests if trace is None else trace.asked(work)
+        return work.drawn_requests if trace is None else trace.row_count(work)
 
     def all_requests(self, study: Scenarios) -> int:
         """Return how many requests all runs ask."""

@@ -118,7 +118,7 @@ def invocation_of(flags: Mapping[str, Any]) -> Invocation:
         config_path=flags.get("--config"),
         overrides=overrides,
         log_level=flags.get("--log-level", "INFO"),
-        given=frozenset(flags),
+        flags=frozenset(flags),
         dry_run="--dry-run" in flags,
         environment={
             path: name
@@ -177,8 +177,8 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 class _Print(argparse.Action):
     """Writes `const` to stdout and exits with 0."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(nargs=0, **given)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(nargs=0, **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         sys.stdout.write(self.const)
@@ -511,14 +511,14 @@ def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, A
 # --- meaning -------------------------------------------------------------------------------
 
 
-def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+def _overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
     paths = {option.flag: option.path for option in options().values() if option.flag}
-    overrides = {paths[flag]: _frozen(value) for flag, value in given.items() if flag in paths}
-    if "--prefill-only" in given:
+    overrides = {paths[flag]: _frozen(value) for flag, value in flags.items() if flag in paths}
+    if "--prefill-only" in flags:
         overrides["run.mode"] = RunMode.PREFILL_ONLY.value
-    if "--decode-only" in given:
+    if "--decode-only" in flags:
         overrides["run.mode"] = RunMode.DECODE_ONLY.value
-    return overrides | _arrival(given)
+    return overrides | _arrival(flags)
 
 
 def _frozen(value: Any) -> Any:
@@ -526,9 +526,9 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _arrival(given: Mapping[str, Any]) -> dict[str, str]:
+def _arrival(flags: Mapping[str, Any]) -> dict[str, str]:
     """Spaced arrivals (the reference fork's words) are those of users who do not wait."""
-    word = given.get("--arrival")
+    word = flags.get("--arrival")
     if word is None:
         return {}
     if word in ("closed", "open"):

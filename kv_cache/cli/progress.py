@@ -69,22 +69,22 @@ class TerminalProgress:
     def bar(
         self, what: str = "", *, unit: str = "", total: float | None = None, scale: bool = False
     ) -> Iterator["_Bar"]:
-        shape: dict[str, Any] = {"desc": what} if what else {}
+        settings: dict[str, Any] = {"desc": what} if what else {}
         if unit:
-            shape |= {"unit": unit if unit == "B" else f" {unit}", "unit_scale": scale}
+            settings |= {"unit": unit if unit == "B" else f" {unit}", "unit_scale": scale}
         else:
-            shape["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
+            settings["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
         if total is not None:
-            shape["total"] = total
+            settings["total"] = total
         logs = nullcontext() if not sys.stderr.isatty() else logging_redirect_tqdm()
-        with self._tqdm(shape) as bar, logs:
+        with self._tqdm(settings) as bar, logs:
             yield _Bar(bar)
 
-    def _tqdm(self, given: Mapping[str, Any]) -> "tqdm[Any]":
+    def _tqdm(self, settings: Mapping[str, Any]) -> "tqdm[Any]":
         if self._wanted and not sys.stderr.isatty():
-            return StatusBar(Status(), **given)
+            return StatusBar(Status(), **settings)
         width = get_terminal_size((100, 24)).columns  # some say 0, which tqdm would believe
-        return tqdm(disable=not self._wanted, leave=False, ncols=width, **given)
+        return tqdm(disable=not self._wanted, leave=False, ncols=width, **settings)
 
     @contextmanager
     def run(

@@ -25,7 +25,7 @@ from kv_cache.core.exits import Exit
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.coordinator import Coordinator
 from kv_cache.crew.launched import COORDINATOR, rank_of
-from kv_cache.crew.per_rank import alone_note, apart, own_file, together_note
+from kv_cache.crew.per_rank import alone_note, config_of_rank, own_file, together_note
 from kv_cache.crew.seat import Refused, Seat
 from kv_cache.files.result import Result
 from kv_cache.result.trials import SCHEMA as TRIALS
@@ -55,12 +55,11 @@ def main(argv: Sequence[str]) -> int:
         return _run_seated(config, notes, part)
     if rank.alone:
         return measure(config, Start(rank=rank), notes)
-    apart_config = apart(config, rank, own_file(output_of(config), rank))
-    apart_config = _shown(
-        apart_config, apart_config.output.progress and rank.rank == 0
-    )  # one of several says how it goes
+    rank_config = config_of_rank(config, rank, own_file(output_of(config), rank))
+    shows = rank_config.output.progress and rank.rank == 0  # one of several shows progress
+    rank_config = _shown(rank_config, shows)
     rank_notes = (*alone_note(rank), *([part] if part else []))
-    return measure(apart_config, Start(rank=rank, notes=rank_notes), notes)
+    return measure(rank_config, Start(rank=rank, notes=rank_notes), notes)
 
 
 def loaded(invocation: Invocation) -> tuple[Config, tuple[str, ...]]:
@@ -156,9 +155,9 @@ def _run_seated(config: Config, notes: Sequence[str], seat: Seat) -> int:
     output = own_file(seat.output, seat.rank, together=True)
     rank_notes = together_note(seat.rank, seat.output)
     try:
-        apart_config = apart(config, seat.rank, output, together=True)
+        rank_config = config_of_rank(config, seat.rank, output, together=True)
         start = Start(rank=seat.rank, notes=rank_notes, seat=seat)
-        return measure(_shown(apart_config, False), start, notes)  # the coordinator shows it
+        return measure(_shown(rank_config, False), start, notes)  # the coordinator shows it
     except UsageError as error:
         if isinstance(error, Refused) or seat.refuse(str(error)):
             return Exit.REFUSED

@@ -35,10 +35,10 @@ _KILL_S = 1.0
 _channel: int | None = None  # of the child, to the parent
 
 
-def tell(**told: Any) -> None:
+def tell(**fields: Any) -> None:
     """Say something to the parent, if there is one: `code` and `still_s` mean something to it."""
     if _channel is not None:
-        os.write(_channel, json.dumps(told).encode() + b"\n")
+        os.write(_channel, json.dumps(fields).encode() + b"\n")
 
 
 def supervisor() -> int | None:

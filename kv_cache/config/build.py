@@ -78,7 +78,7 @@ def build_load(
     model: ModelShape,
     seed: Seed,
     trace: Trace | None,
-    found: Survey | None,
+    survey: Survey | None,
     capacity_bytes: int | None,
     salt: str = "",
 ) -> Load:
@@ -89,7 +89,7 @@ def build_load(
     room = capacity_bytes
     if room is not None:
         room //= copies(config, config.mixed_shapes().values() or (model,))
-    load = _one_model(config, model, seed, trace, found, room, salt)
+    load = _one_model(config, model, seed, trace, survey, room, salt)
     mix = build_mix(config, load.geometry, seed)
     ranks = build_ranks(config, model, mix)
     placed = load if mix is None and ranks is None else _placed(config, load, mix, ranks)
@@ -128,24 +128,24 @@ def _one_model(
     model: ModelShape,
     seed: Seed,
     trace: Trace | None,
-    found: Survey | None,
+    survey: Survey | None,
     capacity_bytes: int | None,
     salt: str = "",
 ) -> Load:
     """As if all were asked of `model`, on one rank."""
     sessions = trace is not None and TRACE_FORMATS[trace.format_name].grouped
-    own = found.block_tokens if found is not None else 0
+    trace_block_tokens = survey.block_tokens if survey is not None else 0
     geometry = Geometry(
         model=model,
         tensor_parallel=split_over(config),
-        block_tokens=config.resolved_block_tokens(own),
+        block_tokens=config.resolved_block_tokens(trace_block_tokens),
     )
     retriever = build_retriever(config, geometry, seed.child("rag"), capacity_bytes)
     counts = one if retriever is None else retriever.counts
     source: Source
     recorded = trace is not None and is_recording(trace)
-    if trace is not None and found is not None:
-        source = _replay(config, geometry, seed, trace, found, one if recorded else counts)
+    if trace is not None and survey is not None:
+        source = _replay(config, geometry, seed, trace, survey, one if recorded else counts)
         source = source if recorded else _prompted(config, geometry, seed, source)
     else:
         source = _users(config, geometry, seed, counts)
@@ -213,14 +213,14 @@ def build_control(
     """What sees the windows of a run. `promises`: those of the classes, if not given; `watch` may
     end the measured window."""
     kept = class_slos(config) if slos is None else tuple(slos)
-    found = config.saturation_detection
+    detection = config.saturation_detection
     saturation = Saturation(
         SaturationRules(
-            read_p95_limit_ns=round(found.read_latency_p95_threshold_ms * NS_PER_MS),
-            write_p95_limit_ns=round(found.write_latency_p95_threshold_ms * NS_PER_MS),
-            queued_limit=found.queue_depth_threshold,
-            history_windows=found.history_window_size,
-            release_level=found.release_level,
+            read_p95_limit_ns=round(detection.read_latency_p95_threshold_ms * NS_PER_MS),
+            write_p95_limit_ns=round(detection.write_latency_p95_threshold_ms * NS_PER_MS),
+            queued_limit=detection.queue_depth_threshold,
+            history_windows=detection.history_window_size,
+            release_level=detection.release_level,
         )
     )
     control = Control(saturation, _autoscaler(config, kept))
@@ -244,21 +244,21 @@ def class_slos(config: Config) -> tuple[Slo, ...]:
 
 
 def _autoscaler(config: Config, slos: Sequence[Slo]) -> Autoscaler | None:
-    given = config.autoscaler
-    if not given.enabled:
+    scaler = config.autoscaler
+    if not scaler.enabled:
         return None
     rules = AutoscaleRules(
-        min_users=given.min_users,
-        max_users=given.max_users,
-        scale_up_factor=given.scale_up_factor,
-        scale_down_factor=given.scale_down_factor,
-        consecutive_samples_required=given.consecutive_samples_required,
-        cooldown_samples=given.cooldown_samples,
-        longest_samples=given.longest_samples,
-        target_saturation=given.target_saturation,
-        windows_per_sample=given.windows_per_sample,
+        min_users=scaler.min_users,
+        max_users=scaler.max_users,
+        scale_up_factor=scaler.scale_up_factor,
+        scale_down_factor=scaler.scale_down_factor,
+        consecutive_samples_required=scaler.consecutive_samples_required,
+        cooldown_samples=scaler.cooldown_samples,
+        longest_samples=scaler.longest_samples,
+        target_saturation=scaler.target_saturation,
+        windows_per_sample=scaler.windows_per_sample,
     )
-    mode = ScaleMode.CAPACITY if given.mode == "capacity" else ScaleMode.QOS
+    mode = ScaleMode.CAPACITY if scaler.mode == "capacity" else ScaleMode.QOS
     return Autoscaler(rules, mode, slos, config.run.num_users)
 
 
@@ -362,11 +362,11 @@ def tier_facts(world: World, stores: Mapping[Tier, Mapping[str, Any]]) -> tuple[
 
 def policy_facts(config: Config, world: World) -> dict[str, Any]:
     """The policies by name and what they did, over the whole run."""
-    given, cache = config.policies, world.cache
+    policies, cache = config.policies, world.cache
     return {
         "eviction": config.tiers.eviction,
         "admission": {
-            "name": given.admission,
+            "name": policies.admission,
             "tiers": {
                 spec.tier.label: {
                     "asked": cache.admission_gate.guarded(index),
@@ -380,21 +380,21 @@ def policy_facts(config: Config, world: World) -> dict[str, Any]:
             },
             "not_stored": asdict(cache.admission_gate.not_stored),
         },
-        "write": {"name": given.write, **_written(world)},
-        "prefetch": {"name": given.prefetch, **_prefetched(world)},
+        "write": {"name": policies.write, **_written(world)},
+        "prefetch": {"name": policies.prefetch, **_prefetched(world)},
     }
 
 
 def _prefetched(world: World) -> dict[str, Any]:
     """What was brought up ahead; null where nothing is."""
-    ahead, made = world.ahead, world.cache.prefetches
-    ended = made.useful.blocks + made.late.blocks + made.wasted.blocks
+    ahead, prefetches = world.ahead, world.cache.prefetches
+    ended = prefetches.useful.blocks + prefetches.late.blocks + prefetches.wasted.blocks
     return {
         "wanted_blocks": ahead and ahead.wanted_blocks,
         "given_up_blocks": ahead and ahead.given_up_blocks,
-        **{name: ahead and tally for name, tally in asdict(made).items()},
+        **{name: ahead and tally for name, tally in asdict(prefetches).items()},
         "unread_blocks": ahead and world.cache.unread_blocks,
-        "useful_ratio": ahead and (made.useful.blocks / ended if ended else None),
+        "useful_ratio": ahead and (prefetches.useful.blocks / ended if ended else None),
     }
 
 
@@ -467,22 +467,22 @@ def _replay(
     geometry: Geometry,
     seed: Seed,
     trace: Trace,
-    found: Survey,
+    survey: Survey,
     counts: Counts,
 ) -> TraceReplay | SessionReplay:
     work = config.workload
     requests = RowRequestsConfig(
         geometry=geometry,
         qos=_qos(config),
-        trace_block_tokens=found.block_tokens,
+        trace_block_tokens=survey.block_tokens,
         history=History(work.trace_history),
     )
     # A rate replaces the trace's own instants; a format without any has none to keep.
     paced = config.arrival.request_rate > 0
     of = TRACE_FORMATS[trace.format_name]
-    facts = {**trace_facts(trace, found), "history": work.trace_history}
+    facts = {**trace_facts(trace, survey), "history": work.trace_history}
     _check_replay(work, trace)
-    own, most = seed.child("trace"), config.run.max_requests
+    trace_seed, most = seed.child("trace"), config.run.max_requests
     if of.grouped:
         sessions = SessionsConfig(
             requests=requests,
@@ -490,7 +490,7 @@ def _replay(
             speedup=0 if paced else work.trace_speedup,
             cycles=work.replay_cycles,
         )
-        return SessionReplay(trace.rows, sessions, own, facts, most, counts)
+        return SessionReplay(trace.rows, sessions, trace_seed, facts, most, counts)
     replay = ReplayConfig(
         requests=requests,
         speedup=0 if paced or not of.timed else work.trace_speedup,
@@ -499,9 +499,9 @@ def _replay(
     )
     window = config.trace_window_ns()
     if window is None:
-        return TraceReplay(trace.rows, replay, own, facts, most, counts)
+        return TraceReplay(trace.rows, replay, trace_seed, facts, most, counts)
     facts["window_s"] = work.trace_window
-    return TraceReplay(_within(trace, window), replay, own, facts, most, counts)
+    return TraceReplay(_within(trace, window), replay, trace_seed, facts, most, counts)
 
 
 def _prompted(config: Config, geometry: Geometry, seed: Seed, source: Source) -> Source:

@@ -71,8 +71,8 @@ class _Section:
     provenance: Provenance
 
     @property
-    def given(self) -> bool:
-        """Whether any value is there."""
+    def has_values(self) -> bool:
+        """Whether any value is set."""
         return any(getattr(self, name) is not None for name in _value_names(type(self)))
 
 
@@ -235,14 +235,14 @@ class HardwareProfile:
             "sections": {
                 name: {"state": state_of(section), **to_mapping(section.provenance)}
                 for name, section in self.sections()
-                if section.given
+                if section.has_values
             },
         }
 
 
 def state_of(section: Any) -> str:
     """measured, overlay, unsourced or missing."""
-    if not section.given:
+    if not section.has_values:
         return "missing"
     if not section.provenance.sourced:
         return "unsourced"
@@ -265,14 +265,14 @@ def read_hardware(path: str | Path) -> HardwareProfile:
 
 
 def hardware_from(
-    found: object,
+    values: object,
     where: str,
     curves: Mapping[str, Profile],
     sha256: str | None = None,
 ) -> HardwareProfile:
     """The checked profile of plain values such as YAML holds; no file is looked at. `curves`: what
     the probe files hold, by the storage's name. Raises ConfigError."""
-    return hardware_of(sheet_of(found, where), where, curves, sha256)
+    return hardware_of(sheet_of(values, where), where, curves, sha256)
 
 
 def hardware_of(
@@ -295,15 +295,15 @@ def read_sheet(file: Path) -> Sheet:
     return sheet_of(_json(file) if file.suffix == ".json" else read_yaml(file), str(file))
 
 
-def sheet_of(found: object, where: str) -> Sheet:
+def sheet_of(values: object, where: str) -> Sheet:
     """Plain values, each checked by itself. Raises ConfigError."""
-    if not isinstance(found, Mapping) or found.get("schema") != SCHEMA:
-        told = found.get("schema") if isinstance(found, Mapping) else None
+    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
+        schema = values.get("schema") if isinstance(values, Mapping) else None
         raise ConfigError(
-            f"hardware {where}: its schema is {show(told)}, not {SCHEMA}; give a file that "
+            f"hardware {where}: its schema is {show(schema)}, not {SCHEMA}; give a file that "
             "kv-cache.py calibrate wrote, or an overlay with that schema"
         )
-    plain = _plain({key: value for key, value in found.items() if key != "schema"})
+    plain = _plain({key: value for key, value in values.items() if key != "schema"})
     _check_units(Sheet, plain, f"hardware {where}", "")
     sheet = from_mapping(Sheet, plain, f"hardware {where}")
     for kind in ("gpus", "storage"):
@@ -341,11 +341,11 @@ def _json(file: Path) -> object:
 def _curves(file: Path, name: str, storage: Storage) -> Profile:
     path = file.parent / str(storage.probe)
     profile = read_profile(path)
-    found = profile.facts.get("sha256")
-    if storage.probe_sha256 is not None and storage.probe_sha256 != found:
+    digest = profile.facts.get("sha256")
+    if storage.probe_sha256 is not None and storage.probe_sha256 != digest:
         raise ConfigError(
             f"hardware {file}: storage.{name}.probe is {storage.probe}, whose SHA-256 is "
-            f"{str(found)[:12]}… and not {storage.probe_sha256[:12]}…: it was changed since; run "
+            f"{str(digest)[:12]}… and not {storage.probe_sha256[:12]}…: it was changed since; run "
             "kv-cache.py calibrate again"
         )
     return profile
@@ -373,14 +373,14 @@ _WRONG_UNIT = re.compile(
 )
 
 
-def _check_units(cls: type[Any], found: object, where: str, path: str) -> None:
+def _check_units(cls: type[Any], values: object, where: str, path: str) -> None:
     """Keys with no unit or another one, and values that bring their own, at any depth: what the
     schema refuses anyway, with the reason."""
-    if not isinstance(found, Mapping):
+    if not isinstance(values, Mapping):
         return
     hints = get_type_hints(cls)
     hints = {f.name: hints[f.name] for f in fields(cls)}
-    for key, value in found.items():
+    for key, value in values.items():
         at = f"{path}.{key}" if path else str(key)
         if isinstance(key, str) and key not in hints:
             _check_unit_of(key, hints, f"{where}: {at}")
@@ -416,32 +416,32 @@ def _provenances(sheet: Sheet) -> Iterator[tuple[str, Provenance]]:
         yield f"{name}.provenance", section.provenance
 
 
-def _check_provenance(found: Provenance, at: str) -> None:
-    if found.date is not None:
+def _check_provenance(provenance: Provenance, at: str) -> None:
+    if provenance.date is not None:
         try:
-            date.fromisoformat(found.date)
+            date.fromisoformat(provenance.date)
         except ValueError:
             raise ConfigError(
-                f"{at}.date is {show(found.date)}; it must be a day such as 2026-11-22"
+                f"{at}.date is {show(provenance.date)}; it must be a day such as 2026-11-22"
             ) from None
-    if found.how == MEASURED and not found.sourced:
-        missing = "source" if found.source is None else "date"
+    if provenance.how == MEASURED and not provenance.sourced:
+        missing = "source" if provenance.source is None else "date"
         raise ConfigError(f"{at}.how is measured, so {missing} must say by what and when; add it")
 
 
-def _check_storage(found: Storage, at: str) -> None:
+def _check_storage(storage: Storage, at: str) -> None:
     constants = ("read_bytes_per_s", "write_bytes_per_s", "read_latency_us", "write_latency_us")
-    if found.probe is None:
-        if found.probe_sha256 is not None:
+    if storage.probe is None:
+        if storage.probe_sha256 is not None:
             raise ConfigError(f"{at}.probe_sha256 is of no file; give probe too, or leave it out")
-        if found.provenance.how == MEASURED:
+        if storage.provenance.how == MEASURED:
             raise ConfigError(
                 f"{at}.provenance.how is measured, but there is no probe file; measure it with "
                 "kv-cache.py calibrate, or call it an overlay"
             )
         return
     for name in constants:
-        if getattr(found, name) is not None:
+        if getattr(storage, name) is not None:
             raise ConfigError(
                 f"{at} has a probe file and {name}: what was measured is not overlaid; leave one "
                 "of them out"
@@ -451,13 +451,13 @@ def _check_storage(found: Storage, at: str) -> None:
 def _check_topology(sheet: Sheet, where: str) -> None:
     """Raises ConfigError where two things that were given cannot both be."""
     gpus, at = sheet.topology.gpus_per_node, f"hardware {where}"
-    if sheet.nvlink.given and (gpus is None or gpus < 2):
-        told = "is not given" if gpus is None else f"is {gpus}"
+    if sheet.nvlink.has_values and (gpus is None or gpus < 2):
+        state = "is not given" if gpus is None else f"is {gpus}"
         raise ConfigError(
-            f"{at}: nvlink is given, but topology.gpus_per_node {told}: it joins GPUs of one node, "
-            "of which there must be 2 at least; correct the one or leave out the other"
+            f"{at}: nvlink is given, but topology.gpus_per_node {state}: it joins GPUs of one "
+            "node, of which there must be 2 at least; correct the one or leave out the other"
         )
-    if gpus == 0 and (sheet.gpus or sheet.pcie.given):
+    if gpus == 0 and (sheet.gpus or sheet.pcie.has_values):
         what = "gpus" if sheet.gpus else "pcie"
         raise ConfigError(
             f"{at}: {what} is given, but topology.gpus_per_node is 0; correct the one or leave out "
@@ -469,7 +469,7 @@ def _check_topology(sheet: Sheet, where: str) -> None:
             f"{at}: nic.cross_rack_latency_us is given, but topology.racks is 1; correct the one "
             "or leave out the other"
         )
-    if sheet.rack_pool.given and racks is None and nodes is None:
+    if sheet.rack_pool.has_values and racks is None and nodes is None:
         raise ConfigError(
             f"{at}: rack_pool is given, but topology.nodes_per_rack is not: nobody can tell whose "
             "pool it is; add it"
@@ -529,14 +529,14 @@ def _over(old: Any, new: Any, at: str) -> Any:
         )
     if not isinstance(new, _Section):
         return old if new is None else new
-    if not new.given:
+    if not new.has_values:
         return old
     if new.provenance.how == MEASURED:
         raise ConfigError(
             f"{at} claims to be measured, but an overlay is not measured here; call it an overlay "
             "and name its source"
         )
-    if old is not None and old.given and old.provenance.how == MEASURED:
+    if old is not None and old.has_values and old.provenance.how == MEASURED:
         raise ConfigError(
             f"{at} was measured here, and an overlay is for what was not; leave it out of the "
             "overlay, or do not measure it"
@@ -622,31 +622,31 @@ def readiness(profile: HardwareProfile) -> Readiness:
     """high: all that a question needs was measured; medium: measured, or an overlay with source
     and date; low: something is missing or nobody knows from where it is."""
     sections = dict(profile.sections())
-    found = [
+    states = [
         SectionState(
             name=name,
             state=state_of(section),
-            source=section.provenance.source if section.given else None,
-            date=section.provenance.date if section.given else None,
+            source=section.provenance.source if section.has_values else None,
+            date=section.provenance.date if section.has_values else None,
         )
         for name, section in sections.items()
     ]
-    names = {state.name for state in found}
+    names = {state.name for state in states}
     for wanted in ("gpus.*.hbm", "gpus.*.compute", "storage.*"):
         if not any(_is(name, wanted) for name in names):
-            found.append(SectionState(name=wanted, state="missing", source=None, date=None))
-    questions = [_carried(question, needs, found, profile) for question, needs in _ASKED]
-    return Readiness(sections=tuple(found), questions=tuple(questions))
+            states.append(SectionState(name=wanted, state="missing", source=None, date=None))
+    questions = [_carried(question, needs, states, profile) for question, needs in _ASKED]
+    return Readiness(sections=tuple(states), questions=tuple(questions))
 
 
 def _carried(
-    question: str, needs: Sequence[str], found: Sequence[SectionState], profile: HardwareProfile
+    question: str, needs: Sequence[str], states: Sequence[SectionState], profile: HardwareProfile
 ) -> Carried:
     level, reasons = "high", []
     for need in needs:
         if need.endswith("?") and (profile.topology.gpus_per_node or 1) < 2:
             continue
-        for one in (state for state in found if _is(state.name, need.removesuffix("?"))):
+        for one in (state for state in states if _is(state.name, need.removesuffix("?"))):
             if one.state in ("missing", "unsourced"):
                 level = "low"
                 reasons.append(f"{one.name} is {one.state}")

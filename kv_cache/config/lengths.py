@@ -35,13 +35,13 @@ def build_lengths(config: LengthsConfig) -> Lengths:
     return Lengths(**laws)
 
 
-def _law(name: str, given: LawConfig) -> Law | None:
+def _law(name: str, section: LawConfig) -> Law | None:
     path = f"lengths.{name}"
-    _check_keys(path, given)
-    if given.law == "personas":
+    _check_keys(path, section)
+    if section.law == "personas":
         return None
     try:
-        law = _built(given, name)
+        law = _built(section, name)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if law.quantile(1.0) > _MOST[name]:
@@ -51,18 +51,18 @@ def _law(name: str, given: LawConfig) -> Law | None:
     return law
 
 
-def _check_keys(path: str, given: LawConfig) -> None:
+def _check_keys(path: str, section: LawConfig) -> None:
     """A law has all that it needs, and nothing that it would ignore."""
-    needed, allowed = _NEEDED[given.law], _ALLOWED.get(given.law, ())
+    needed, allowed = _NEEDED[section.law], _ALLOWED.get(section.law, ())
     for key in needed:
-        if getattr(given, key) is None:
-            raise ConfigError(f"{path}.{key} is missing: law {given.law} needs {_and(needed)}")
+        if getattr(section, key) is None:
+            raise ConfigError(f"{path}.{key} is missing: law {section.law} needs {_and(needed)}")
     for key in (f.name for f in fields(LawConfig) if f.name != "law"):
-        value = getattr(given, key)
+        value = getattr(section, key)
         if value != getattr(LawConfig(), key) and key not in (*needed, *allowed):
             has = _and((*needed, *allowed)) or "no other keys"
             raise ConfigError(
-                f"{path}.{key} is {show(value)}, but law {given.law} has {has}; leave it out"
+                f"{path}.{key} is {show(value)}, but law {section.law} has {has}; leave it out"
             )
 
 
@@ -70,21 +70,21 @@ def _and(names: tuple[str, ...]) -> str:
     return " and ".join(names)
 
 
-def _built(given: LawConfig, name: str) -> Law:
-    wanted: Any = given  # that what a law needs is there has been checked
-    match given.law:
+def _built(section: LawConfig, name: str) -> Law:
+    wanted: Any = section  # that what a law needs is there has been checked
+    match section.law:
         case "fixed":
             return Fixed(value=wanted.value)
         case "uniform":
             return Uniform(low=wanted.low, high=wanted.high, steps=name != "think_s")
         case "lognormal":
-            high = _MOST[name] if given.high is None else given.high
-            low = given.low or 0.0
+            high = _MOST[name] if section.high is None else section.high
+            low = section.low or 0.0
             return LogNormal.of_median(wanted.median, wanted.sigma, low=low, high=high)
         case "zipf":
             return Zipf(
                 exponent=wanted.exponent, low=round(wanted.low), high=round(wanted.high),
-                step=given.step,
+                step=section.step,
             )  # fmt: skip
         case _:
             return Empirical(quantiles=wanted.quantiles, values=wanted.values)

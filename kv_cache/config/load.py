@@ -16,13 +16,13 @@ from kv_cache.core.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """What a command line says of a run: `overrides` by dotted option path, `given` by flag.
-    `environment` holds the variables that set some of the overrides, by path."""
+    """What a command line sets of a run: `overrides` by dotted option path, of which `environment`
+    holds the variables that set some; `flags` are those of the line."""
 
     config_path: Path | None
     overrides: Mapping[str, Any]
     log_level: str = "INFO"
-    given: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
     dry_run: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 

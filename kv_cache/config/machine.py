@@ -23,10 +23,10 @@ class Machine:
 
     def describe(self) -> Mapping[str, Any]:
         """For a result."""
-        found = dict(self.drive.describe())
+        facts = dict(self.drive.describe())
         if self.hardware is not None:
-            found["hardware"] = dict(self.hardware.describe())
-        return found
+            facts["hardware"] = dict(self.hardware.describe())
+        return facts
 
 
 def read_described(path: str | Path) -> Profile | HardwareProfile:
@@ -57,5 +57,5 @@ def read_machine(path: str | Path) -> Machine:
 def _is_hardware(file: Path) -> bool:
     if file.suffix == ".json":
         return True
-    found = read_yaml(file)
-    return isinstance(found, Mapping) and str(found.get("schema")).startswith(_HARDWARE)
+    tree = read_yaml(file)
+    return isinstance(tree, Mapping) and str(tree.get("schema")).startswith(_HARDWARE)

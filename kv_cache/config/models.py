@@ -77,13 +77,13 @@ def check_objects(config: Config, trace: Trace) -> None:
 
 def _check_operations(config: Config, trace: Trace) -> None:
     """What asks prompts has nothing to ask of operations. Raises TraceError."""
-    asked = {
+    switches = {
         "run.mode (--decode-only)": config.mode is RunMode.DECODE_ONLY,
         "rag.enabled (--enable-rag)": config.rag.enabled,
         "workload.trace_prompts (--trace-prompts)": config.workload.trace_prompts,
     }
-    for option, given in asked.items():
-        if given:
+    for option, is_on in switches.items():
+        if is_on:
             raise TraceError(
                 f"{option}: the rows of {trace.files[0]} ({trace.format_name}) are reads and "
                 "writes of objects, and no prompts; leave it out"

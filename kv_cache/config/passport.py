@@ -165,5 +165,5 @@ class PassportConfig:
 
     def thresholds(self) -> Thresholds:
         same = {f.name for f in fields(Thresholds)} - {"enough_bytes"}
-        given = {name: getattr(self, name) for name in same}
-        return Thresholds(enough_bytes=round(self.enough_mib * MIB), **given)
+        values = {name: getattr(self, name) for name in same}
+        return Thresholds(enough_bytes=round(self.enough_mib * MIB), **values)

@@ -65,33 +65,33 @@ class PoliciesConfig(AdmissionConfig):
         )
 
 
-def guarded_tiers(given: PoliciesConfig, tiers: int) -> range:
+def guarded_tiers(policies: PoliciesConfig, tiers: int) -> range:
     """Which of so many tiers ask the admission policy, counted from the fastest."""
-    if given.admission == "always":
+    if policies.admission == "always":
         return range(0)
-    first = {"all": 0, "lower": 1, "storage": tiers - 1}[given.admission_at]
+    first = {"all": 0, "lower": 1, "storage": tiers - 1}[policies.admission_at]
     # Written through, everything comes to storage. Were what leaves before its copy is made asked
     # about, it would be the race between the two that decides.
-    return range(first, tiers - 1 if writes_all(given, tiers) else tiers)
+    return range(first, tiers - 1 if writes_all(policies, tiers) else tiers)
 
 
-def writes_all(given: PoliciesConfig, tiers: int) -> bool:
-    return given.write == "through" and tiers > 1
+def writes_all(policies: PoliciesConfig, tiers: int) -> bool:
+    return policies.write == "through" and tiers > 1
 
 
-def build_admission(given: PoliciesConfig, tiers: int) -> list[Admission | None]:
+def build_admission(policies: PoliciesConfig, tiers: int) -> list[Admission | None]:
     """A policy of its own for each tier that asks."""
-    make, guarded = ADMISSION[given.admission], guarded_tiers(given, tiers)
-    return [make(given.admission_rules()) if i in guarded else None for i in range(tiers)]
+    make, guarded = ADMISSION[policies.admission], guarded_tiers(policies, tiers)
+    return [make(policies.admission_rules()) if i in guarded else None for i in range(tiers)]
 
 
-def build_ahead(given: PoliciesConfig) -> Ahead | None:
+def build_ahead(policies: PoliciesConfig) -> Ahead | None:
     """What is to be brought up ahead; None where nothing is."""
-    if given.prefetch == "none":
+    if policies.prefetch == "none":
         return None
     return Ahead(
-        PREFETCH[given.prefetch](given.prefetch_rules()),
-        slots=given.prefetch_in_flight,
-        most=given.prefetch_blocks,
-        nearest=given.prefetch_to == "next",
+        PREFETCH[policies.prefetch](policies.prefetch_rules()),
+        slots=policies.prefetch_in_flight,
+        most=policies.prefetch_blocks,
+        nearest=policies.prefetch_to == "next",
     )

@@ -135,8 +135,8 @@ class Config:
     def has_schedule(self, *, sessions: bool = False) -> bool:
         """Whether requests have instants of their own; a trace "as fast as served" has none, nor
         has one of `sessions`, whose rows are due when others are answered."""
-        own = self.workload.trace_speedup > 0 if self.replays else self.arrival.mode == "open"
-        return (own and not sessions) or self.arrival.request_rate > 0
+        scheduled = self.workload.trace_speedup > 0 if self.replays else self.arrival.mode == "open"
+        return (scheduled and not sessions) or self.arrival.request_rate > 0
 
     def window_s(self) -> float | None:
         """Length of the measured window in seconds; None = bounded by requests or cycles alone."""
@@ -195,10 +195,10 @@ class Config:
 
     def mixed_shapes(self) -> dict[str, ModelShape]:
         """The models of run.model_mix by name; empty if there is one model. Raises ConfigError."""
-        said = "run.model_mix (--model-mix) has"
-        return {name: self._shape(name, said) for name in self.run.model_mix}
+        subject = "run.model_mix (--model-mix) has"
+        return {name: self._shape(name, subject) for name in self.run.model_mix}
 
-    def _shape(self, name: str, said: str) -> ModelShape:
+    def _shape(self, name: str, subject: str) -> ModelShape:
         """A key of model_configs, a built-in, or a path to a Hugging Face config.json or a
         directory with one; with the type of run.kv_dtype, if that is given."""
         path, stated = os.path.expanduser(name), self.run.kv_bytes_per_token
@@ -208,7 +208,7 @@ class Config:
             shape = read_model(Path(path), stated or 0)
         else:
             raise ConfigError(
-                f"{said} {show(name)}, which is neither a model nor a path."
+                f"{subject} {show(name)}, which is neither a model nor a path."
                 f"{did_you_mean(name, {*MODELS, *self.model_configs})}"
             )
         if stated is not None:
@@ -230,21 +230,21 @@ class Config:
 
     def lifecycle_semantics(self, *, synthetic: bool) -> Semantics:
         """What a request does. `synthetic`: the users are made up, not replayed from a trace."""
-        given, preset = self.semantics, self.preset
+        semantics, preset = self.semantics, self.preset
         prefill_only = preset.prefill_only_from_tokens if synthetic else 0
         timing: float = getattr(self.generation_timing, self.run.generation_mode)
         return Semantics(
-            reuse_prefix=(given.reuse or preset.reuse) == "prefix",
-            decode_rereads=_or(given.decode_rereads, preset.decode_rereads),
+            reuse_prefix=(semantics.reuse or preset.reuse) == "prefix",
+            decode_rereads=_or(semantics.decode_rereads, preset.decode_rereads),
             decode_batch_tokens=self.decode.batch_size,
-            promote=_or(given.promote, preset.promote),
-            write_behind=_or(given.write_behind, preset.write_behind),
-            write_behind_drop=given.write_behind_full == "drop",
-            gpu_in_place=_or(given.gpu_in_place, preset.gpu_in_place),
-            prefill_only_from_tokens=_or(given.prefill_only_from_tokens, prefill_only),
-            prefill_ns_per_token=round(given.prefill_ms_per_token * NS_PER_MS),
+            promote=_or(semantics.promote, preset.promote),
+            write_behind=_or(semantics.write_behind, preset.write_behind),
+            write_behind_drop=semantics.write_behind_full == "drop",
+            gpu_in_place=_or(semantics.gpu_in_place, preset.gpu_in_place),
+            prefill_only_from_tokens=_or(semantics.prefill_only_from_tokens, prefill_only),
+            prefill_ns_per_token=round(semantics.prefill_ms_per_token * NS_PER_MS),
             decode_ns_per_token=s_to_ns(timing),
-            batch_blocks=given.batch_blocks,
+            batch_blocks=semantics.batch_blocks,
         )
 
     def resolved_block_tokens(self, trace_block_tokens: int = 0) -> int:
@@ -278,15 +278,15 @@ def options() -> Mapping[str, Option]:
     return {option.path: option for option in describe(Config)}
 
 
-def _or(given: T | None, default: T) -> T:
-    return default if given is None else given
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 def _merged(name: str, override: r.ModelOverride) -> ModelShape:
     """The override's fields over the built-in of that name, or over the general defaults."""
     base = MODELS.get(name) or ModelShape(name=name, source="model_configs")
-    given = {f.name: getattr(override, f.name) for f in fields(override)}
-    changed = {k: v for k, v in given.items() if v is not None and v != getattr(base, k)}
+    values = {f.name: getattr(override, f.name) for f in fields(override)}
+    changed = {k: v for k, v in values.items() if v is not None and v != getattr(base, k)}
     if changed.keys() - {"name"} and name in MODELS:
         changed["source"] = f"{base.source}, changed by model_configs"
     return replace(base, **changed)

@@ -48,9 +48,9 @@ def _check_places(config: Config) -> None:
             "tiers.cache_dir (--cache-dir) has directories and object stores, whose bytes go "
             "different ways: one run measures one kind of storage; give only one of them"
         )
-    for said, is_asked, why in _for_devices(config):
+    for name, is_asked, why in _for_devices(config):
         if is_asked:
-            raise ConfigError(f"{said} and --cache-dir {urls[0]}: {why}; leave one of them out")
+            raise ConfigError(f"{name} and --cache-dir {urls[0]}: {why}; leave one of them out")
     if config.tiers.storage_bytes is None and not config.run.virtual_time:
         raise ConfigError(
             f"--cache-dir {urls[0]}: a bucket has no free space to take a share of; say with "

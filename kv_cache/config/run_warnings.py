@@ -46,8 +46,8 @@ def _reason(config: Config, why: Condition) -> str:
     flag_sets = not option.default or option.kind is bool
     if option.flag is None or why.values or not flag_sets:
         return f", as {say(config, why.path)}"
-    given = (why.operator == "!") is not (option.default is True)
-    return f" {'with' if given else 'without'} {option.flag}"
+    with_flag = (why.operator == "!") is not (option.default is True)
+    return f" {'with' if with_flag else 'without'} {option.flag}"
 
 
 def _admission(config: Config) -> Iterator[str]:

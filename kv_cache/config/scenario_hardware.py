@@ -26,22 +26,22 @@ def described(scenario: Scenario, read: Read) -> tuple[Scenario, dict[str, Profi
     """The scenario with constants where its profiles have those, and the curves by the names of
     their tiers. Raises ConfigError."""
     curves: dict[str, Profile] = {}
-    given: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     for name in TIERS:
         tier = getattr(scenario.tiers, name)
         if tier.profile is None:
             continue
-        found = read(tier.profile)
-        if isinstance(found, Profile):
-            curves[name] = found
+        profile = read(tier.profile)
+        if isinstance(profile, Profile):
+            curves[name] = profile
             continue
-        drive = _drive(found) if name == "nvme" else ""
-        if drive in found.curves:
-            curves[name] = found.curves[drive]
+        drive = _drive(profile) if name == "nvme" else ""
+        if drive in profile.curves:
+            curves[name] = profile.curves[drive]
         else:
             path = f"storage.{drive}" if drive else name
-            given[name] = _constants(tier, found, path)
-    return replace(scenario, tiers=replace(scenario.tiers, **given)), curves
+            constants[name] = _constants(tier, profile, path)
+    return replace(scenario, tiers=replace(scenario.tiers, **constants)), curves
 
 
 def _drive(hardware: HardwareProfile) -> str:

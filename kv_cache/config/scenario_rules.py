@@ -80,8 +80,8 @@ def check(scenario: Scenario, where: str = "", *, whole: bool = True) -> None:
 def refuse(idle: Mapping[str, str], where: str) -> None:
     """Raises ConfigError where there is any option that nothing reads; it names them all."""
     if idle:
-        told = "; ".join(f"{path} {why}" for path, why in idle.items())
-        raise ConfigError(f"{where}: {told}" if where else told)
+        sentences = "; ".join(f"{path} {why}" for path, why in idle.items())
+        raise ConfigError(f"{where}: {sentences}" if where else sentences)
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
@@ -161,12 +161,12 @@ def places_of(top: TopologySection) -> int:
 
 def _capacities(scenario: Scenario) -> Iterator[str]:
     block = kv_bytes_per_token(scenario.model) * scenario.model.block_tokens
-    given = {f"instances.{name}.hbm_gib": g.hbm_gib for name, g in scenario.instances.items()}
+    sizes = {f"instances.{name}.hbm_gib": g.hbm_gib for name, g in scenario.instances.items()}
     for name in TIERS:
         tier: TierSection = getattr(scenario.tiers, name)
         if tier.capacity_gib:
-            given[f"tiers.{name}.capacity_gib"] = tier.capacity_gib
-    for path, gib in given.items():
+            sizes[f"tiers.{name}.capacity_gib"] = tier.capacity_gib
+    for path, gib in sizes.items():
         if gib * GIB < block:
             yield (
                 f"{path} is {gib} GiB ({int(gib * GIB)} bytes), less than one block of "
@@ -250,15 +250,15 @@ def _wire(scenario: Scenario, path: str, wire: WireSection) -> Iterator[str]:
         "rack": top.racks,
     }
     for side, end in (("a", wire.a), ("b", wire.b)):
-        found = _END.fullmatch(end)
-        if found is None:
+        match = _END.fullmatch(end)
+        if match is None:
             yield (
                 f"{path}.{side} is {show(end)}; it must be instance:N, node:N, rack:N or core, "
                 "counted from 0"
             )
-        elif found[1] and int(found[2]) >= there[found[1]]:
+        elif match[1] and int(match[2]) >= there[match[1]]:
             yield (
-                f"{path}.{side} is {end}, but there are {there[found[1]]} of them, counted from "
+                f"{path}.{side} is {end}, but there are {there[match[1]]} of them, counted from "
                 "0; name one that is there"
             )
     if wire.a == wire.b:

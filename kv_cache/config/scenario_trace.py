@@ -24,15 +24,15 @@ class TraceWork:
     """A trace that can be simulated, and what it holds."""
 
     trace: Trace
-    found: Survey
+    survey: Survey
 
-    def asked(self, work: WorkloadSection) -> int:
-        """Rows that are asked."""
-        return min(self.found.rows, work.requests or self.found.rows)
+    def row_count(self, work: WorkloadSection) -> int:
+        """Return how many rows are simulated."""
+        return min(self.survey.rows, work.requests or self.survey.rows)
 
     def facts(self, work: WorkloadSection) -> dict[str, Any]:
         """For the document."""
-        return {**facts(self.trace, self.found), "asked_rows": self.asked(work)}
+        return {**facts(self.trace, self.survey), "asked_rows": self.row_count(work)}
 
 
 def open_work(
@@ -45,9 +45,9 @@ def open_work(
         return None
     path = shipped("datasets", work.trace)
     trace = open_trace(str(path), work.trace_format or AUTO, time_unit=work.trace_time_unit)
-    trace, found = read(trace, progress=progress)
-    require_usable(trace, found, "Correct the file; a scenario leaves no rows out")
-    opened = TraceWork(trace=trace, found=found)
+    trace, survey = read(trace, progress=progress)
+    require_usable(trace, survey, "Correct the file; a scenario leaves no rows out")
+    opened = TraceWork(trace=trace, survey=survey)
     for problem in (
         _content(scenario, opened), _pace(work, opened), _length(work, opened),
         _next_turns(scenario, opened),
@@ -58,23 +58,24 @@ def open_work(
 
 
 def _content(scenario: Scenario, work: TraceWork) -> str | None:
-    of, size, own = work.trace, scenario.model.block_tokens, work.found.block_tokens
+    of, size, trace_tokens = work.trace, scenario.model.block_tokens, work.survey.block_tokens
     if any(map(_moves_objects, islice(of.rows(), 1))):
         return (
             f"{_name(of)} ({of.format_name}): its rows are reads and writes of objects and no "
             "prompts, which no instance can compute; replay it on a device (kv-cache.py run)"
         )
-    if own % size:
+    if trace_tokens % size:
         return (
-            f"{_name(of)} ({of.format_name}): its blocks have {own} tokens, which model."
-            f"block_tokens {size} does not divide; give block_tokens {own}, or a divisor of it"
+            f"{_name(of)} ({of.format_name}): its blocks have {trace_tokens} tokens, which model."
+            f"block_tokens {size} does not divide; give block_tokens {trace_tokens}, or a divisor "
+            "of it"
         )
     return None
 
 
 def _moves_objects(row: TraceRow) -> bool:
-    asked = row.request
-    return row.nbytes > 0 if asked is None else asked.lookup is Lookup.OPERATION
+    request = row.request
+    return row.nbytes > 0 if request is None else request.lookup is Lookup.OPERATION
 
 
 def _pace(work: WorkloadSection, opened: TraceWork) -> str | None:
@@ -105,7 +106,7 @@ def _pace(work: WorkloadSection, opened: TraceWork) -> str | None:
 
 
 def _length(work: WorkloadSection, opened: TraceWork) -> str | None:
-    rows = opened.asked(work)
+    rows = opened.row_count(work)
     if work.warmup_requests < rows:
         return None
     return (
@@ -115,7 +116,7 @@ def _length(work: WorkloadSection, opened: TraceWork) -> str | None:
 
 
 def _next_turns(scenario: Scenario, opened: TraceWork) -> str | None:
-    if scenario.tiers.prefetch != "next-in-session" or opened.found.follows:
+    if scenario.tiers.prefetch != "next-in-session" or opened.survey.follows:
         return None
     of = opened.trace
     return (

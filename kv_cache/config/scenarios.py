@@ -79,13 +79,13 @@ class Scenarios:
         """The last axis changes first, and repeats before it."""
         for point in product(*(range(len(axis.values)) for axis in self.axes)):
             values = self._values(point)
-            made = overlaid(self.base, values, self.source)
+            scenario = overlaid(self.base, values, self.source)
             for repeat in range(self.seeds):
                 yield Variant(
                     name=self._name(point),
                     values=values,
                     repeat=repeat,
-                    scenario=replace(made, seed=seed_of(made.seed, repeat)),
+                    scenario=replace(scenario, seed=seed_of(scenario.seed, repeat)),
                 )
 
     def _values(self, point: Sequence[int]) -> dict[str, Any]:
@@ -98,32 +98,32 @@ class Scenarios:
         }
 
     def _name(self, point: Sequence[int]) -> str:
-        said = [self.labels[point[0]]] if self.labels else []
+        words = [self.labels[point[0]]] if self.labels else []
         short = _short(self.paths)
-        for axis, place in list(zip(self.axes, point, strict=True))[len(said) :]:
-            said += [
+        for axis, place in list(zip(self.axes, point, strict=True))[len(words) :]:
+            words += [
                 f"{short[path]}={word(value)}"
                 for path, value in zip(axis.paths, axis.values[place], strict=True)
             ]
-        return ", ".join(said)
+        return ", ".join(words)
 
     def check(self) -> None:
         """Every variant keeps the rules, and what is given is read by one of them at least.
 
         Raises ConfigError.
         """
-        found: list[tuple[Scenario, dict[str, str]]] = []
+        checked: list[tuple[Scenario, dict[str, str]]] = []
         for variant in self.variants():
             if variant.repeat:
                 continue
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
-            found.append((variant.scenario, not_read(variant.scenario)))
-        reasons = {path: why for _, idle in reversed(found) for path, why in idle.items()}
+            checked.append((variant.scenario, not_read(variant.scenario)))
+        reasons = {path: why for _, idle in reversed(checked) for path, why in idle.items()}
         nobody = {
             path: why
             for path, why in reasons.items()
-            if not any(path not in idle and _gives(of, path) for of, idle in found)
+            if not any(path not in idle and _gives(of, path) for of, idle in checked)
         }
         refuse(nobody, self.source)
 
@@ -180,21 +180,21 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     `path=value` settings put over it. Raises ConfigError; `Scenarios.check` holds it against the
     rules."""
     source, tree = _tree(path)
-    given = {key: tree.get(key) for key in _KEYS}
+    extras = {key: tree.get(key) for key in _KEYS}
     base = overlay(Scenario(), {k: v for k, v in tree.items() if k not in _KEYS}, source)
-    settings = [_setting(text, base, given) for text in sets]
-    scale = _preset(given["presets"], preset, base, source, given)
-    left = _left_out(base, given, scale, dict(settings))
+    settings = [_setting(text, base, extras) for text in sets]
+    scale = _preset(extras["presets"], preset, base, source, extras)
+    left = _left_out(base, extras, scale, dict(settings))
     base = overlaid(base, {path: _DEFAULTS[path] for path in left}, source)
     changed = {**scale, **dict(settings)}
     for name in ("vary", "zip"):
-        given[name] = _changed(given[name], changed, name, source)
-    seeds = count_of(changed.pop("seeds", given["seeds"]), source, "seeds", MOST_SEEDS)
-    labels, variants = _variants(given["variants"], base, source)
-    _not_set(settings, given, variants)
+        extras[name] = _changed(extras[name], changed, name, source)
+    seeds = count_of(changed.pop("seeds", extras["seeds"]), source, "seeds", MOST_SEEDS)
+    labels, variants = _variants(extras["variants"], base, source)
+    _not_set(settings, extras, variants)
     columns = {
         key: lists_of(
-            given[key],
+            extras[key],
             source,
             key,
             partial(_require, base=base, source=source, key=key),
@@ -203,7 +203,7 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
         for key in ("vary", "zip")
     }
     axes = (*variants, *separate(columns["vary"]), *zipped(columns["zip"], source))
-    made = Scenarios(
+    scenarios = Scenarios(
         source=source,
         preset=preset or "",
         base=overlaid(base, changed, source),
@@ -212,12 +212,12 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
         seeds=seeds,
         left_out=left,
     )
-    _once(made)
-    return made
+    _once(scenarios)
+    return scenarios
 
 
 def _left_out(
-    base: Scenario, given: dict[str, Any], scale: dict[str, Any], sets: Mapping[str, Any]
+    base: Scenario, extras: dict[str, Any], scale: dict[str, Any], sets: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """What of the file belongs to its own source, where another one is set: such options are taken
     out of what varies and of the preset; the answer names them. What is set itself stays, to be
@@ -225,13 +225,13 @@ def _left_out(
     source = sets.get("workload.source")
     if source is None or source == base.workload.source:
         return ()
-    own = [path for path in not_asked(source) if path not in sets]
-    left = [p for p in own if getattr(base.workload, p.partition(".")[2]) != _DEFAULTS[p]]
+    foreign = [path for path in not_asked(source) if path not in sets]
+    left = [p for p in foreign if getattr(base.workload, p.partition(".")[2]) != _DEFAULTS[p]]
     for key in ("vary", "zip", "variants"):
-        if isinstance(given[key], Mapping):
-            given[key], varied = _without(given[key], own)
+        if isinstance(extras[key], Mapping):
+            extras[key], varied = _without(extras[key], foreign)
             left += varied
-    for path in set(own) - {"workload.requests"}:
+    for path in set(foreign) - {"workload.requests"}:
         scale.pop(path, None)
     return tuple(dict.fromkeys(left))
 
@@ -239,14 +239,14 @@ def _left_out(
 def _without(table: Mapping[str, Any], paths: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """A table of what varies without some options, at its first or (variants) second level."""
     kept: dict[str, Any] = {}
-    found = [path for path in paths if path in table]
+    removed = [path for path in paths if path in table]
     for key, value in table.items():
         if isinstance(value, Mapping):
             kept[key], inside = _without(value, paths)
-            found += inside
+            removed += inside
         elif key not in paths:
             kept[key] = value
-    return kept, found
+    return kept, removed
 
 
 def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -284,14 +284,14 @@ def _preset(
 ) -> dict[str, Any]:
     """What the preset of that name changes; all of them are checked."""
     table = table_of(presets, source, "presets", "{smoke: {option: value}}")
-    found: dict[str, dict[str, Any]] = {}
+    scales: dict[str, dict[str, Any]] = {}
     for word_, values in table.items():
         if word_ not in PRESETS:
             raise ConfigError(
                 f"{source}: presets has {show(word_)}; a preset is one of {', '.join(PRESETS)}"
             )
         where = f"presets.{word_}"
-        found[word_] = {
+        scales[word_] = {
             path: _scale(path, value, base, source, where, axes)
             for path, value in table_of(values, source, where, "{option: value}").items()
         }
@@ -299,12 +299,12 @@ def _preset(
         return {}
     if name not in PRESETS:
         raise ConfigError(f"--preset {name}: a preset is one of {', '.join(PRESETS)}")
-    if name not in found:
+    if name not in scales:
         raise ConfigError(
             f"--preset {name}: {source} has no preset of that name"
-            + (f"; it has {', '.join(found)}" if found else "; leave --preset out")
+            + (f"; it has {', '.join(scales)}" if scales else "; leave --preset out")
         )
-    return found[name]
+    return scales[name]
 
 
 def _scale(
@@ -333,10 +333,10 @@ def _setting(text: str, base: Scenario, axes: Mapping[str, Any]) -> tuple[str, A
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise ConfigError(f"--set {text}: it must be option=value, such as workload.requests=100")
-    found = yaml_value(value, f"--set {path}")
-    if path != "seeds" and not _is_list_of(path, found, axes):
-        _require(path, found, base, "--set", "")
-    return path, found
+    parsed = yaml_value(value, f"--set {path}")
+    if path != "seeds" and not _is_list_of(path, parsed, axes):
+        _require(path, parsed, base, "--set", "")
+    return path, parsed
 
 
 def _is_list_of(path: str, value: Any, axes: Mapping[str, Any]) -> bool:
@@ -345,15 +345,15 @@ def _is_list_of(path: str, value: Any, axes: Mapping[str, Any]) -> bool:
     return varying and isinstance(value, list) and not _is_pair(path)
 
 
-def _changed(given: Any, changed: dict[str, Any], key: str, source: str) -> Any:
+def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> Any:
     """The lists of an axis, those that a preset gives in place of the file's; a single value for
     an option that varies alone ends its varying."""
-    if not isinstance(given, Mapping):
-        return given
-    lists = dict(given)
+    if not isinstance(columns, Mapping):
+        return columns
+    lists = dict(columns)
     for path in [path for path in changed if path in lists]:
         value = changed[path]
-        if _is_list_of(path, value, {"vary": given, "zip": given}):
+        if _is_list_of(path, value, {"vary": columns, "zip": columns}):
             lists[path] = changed.pop(path)
         elif key == "vary":
             del lists[path]
@@ -373,7 +373,7 @@ _DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in descri
 
 
 def _not_set(
-    settings: Sequence[tuple[str, Any]], given: Mapping[str, Any], variants: Sequence[Axis]
+    settings: Sequence[tuple[str, Any]], extras: Mapping[str, Any], variants: Sequence[Axis]
 ) -> None:
     taken = {path for axis in variants for path in axis.paths}
     for path, _ in settings:
@@ -383,9 +383,9 @@ def _not_set(
             )
 
 
-def _variants(given: Any, base: Scenario, source: str) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
+def _variants(value: Any, base: Scenario, source: str) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
     """Named variants are one axis; what one of them does not mention stays as it is."""
-    table = table_of(given, source, "variants", "{name: {option: value}}")
+    table = table_of(value, source, "variants", "{name: {option: value}}")
     if not table:
         return (), ()
     rows: dict[str, Mapping[str, Any]] = {}
@@ -430,17 +430,18 @@ def _require_named(table: str, inside: str, base: Scenario, where: str) -> None:
         )
 
 
-def _once(made: Scenarios) -> None:
+def _once(scenarios: Scenarios) -> None:
     """An option varies on one axis, and the whole stays within reason."""
     seen: set[str] = set()
-    for axis in made.axes:
+    for axis in scenarios.axes:
         for path in axis.paths:
             if path in seen:
-                raise ConfigError(f"{made.source}: {path} varies twice; keep one of the lists")
+                raise ConfigError(f"{scenarios.source}: {path} varies twice; keep one of the lists")
             seen.add(path)
-    if made.size > MOST_RUNS:
+    if scenarios.size > MOST_RUNS:
         raise ConfigError(
-            f"{made.source}: {made.size} simulations, more than {MOST_RUNS}; take values away"
+            f"{scenarios.source}: {scenarios.size} simulations, more than {MOST_RUNS}; take values "
+            "away"
         )
 
 

@@ -355,12 +355,12 @@ def _converted(kind: type, rule: Rule, raw: object) -> object:
 
 def _at_home(path: str, at: _At) -> str:
     """A path whose `~` or `~user` is replaced by that home, as a shell does it."""
-    found = os.path.expanduser(path)
-    if found.startswith("~"):
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
         raise at.error(
             f"is {show(path)}, and there is no such user; for a directory of that name write ./~..."
         )
-    return found
+    return expanded
 
 
 def _typed(kind: type, rule: Rule, raw: object) -> Any:

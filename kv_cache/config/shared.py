@@ -27,16 +27,16 @@ from kv_cache.workload.sizing import Geometry
 
 def build_prompts(config: Config) -> Prompts | None:
     """The system prompts that conversations may begin with, if any may."""
-    given = config.prefix_cache
+    section = config.prefix_cache
     if not config.workload.prefix_caching:
         return None
-    lengths = given.prompt_tokens if given.lengths == "listed" else PUBLISHED_TOKENS
+    lengths = section.prompt_tokens if section.lengths == "listed" else PUBLISHED_TOKENS
     return Prompts(
-        lengths=tuple(islice(cycle(lengths), given.prompts or len(lengths))),
-        popularity=given.popularity,
-        zipf_s=given.zipf_s,
-        min_tokens=given.min_prefix_length,
-        max_entries=given.max_prefix_entries,
+        lengths=tuple(islice(cycle(lengths), section.prompts or len(lengths))),
+        popularity=section.popularity,
+        zipf_s=section.zipf_s,
+        min_tokens=section.min_prefix_length,
+        max_entries=section.max_prefix_entries,
     )
 
 
@@ -161,5 +161,5 @@ def ingestion_notes(retriever: Retriever | None) -> list[str]:
     count, fitting = len(retriever.library), len(retriever.ingested)
     if fitting == count:
         return []
-    said = f"{fitting} of {count} documents are ingested, the most popular: the tiers take no more"
-    return [f"{said}. What is retrieved of the others is computed"]
+    note = f"{fitting} of {count} documents are ingested, the most popular: the tiers take no more"
+    return [f"{note}. What is retrieved of the others is computed"]

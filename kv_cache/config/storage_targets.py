@@ -22,10 +22,10 @@ def on_objects(config: Config) -> bool:
 def storage_places(config: Config) -> tuple[Place, ...]:
     """Where the storage tier will be: as given, or below the `temporary_place` (where also virtual
     time is, as it does no I/O). Raises ConfigError."""
-    given = config.tiers.cache_dir
-    if given is None or (config.run.virtual_time and on_objects(config)):
+    names = config.tiers.cache_dir
+    if names is None or (config.run.virtual_time and on_objects(config)):
         return (temporary_place(),)
-    return tuple(place_of(config, name) for name in given)
+    return tuple(place_of(config, name) for name in names)
 
 
 def temporary_place() -> Path:
@@ -48,14 +48,14 @@ def _in_memory(directory: Path) -> bool:
 def place_of(config: Config, name: str) -> Place:
     if not is_object_url(name):
         return Path(name)
-    url, told = parse_url(name), config.s3
+    url, options = parse_url(name), config.s3
     return ObjectPlace(
         bucket=url.bucket,
         prefix=url.prefix,
-        endpoint=endpoint_of(told.endpoint, os.environ),
-        region=region_of(told.region, os.environ),
-        part_bytes=told.part_mib * MIB,
-        part_concurrency=told.part_concurrency,
-        timeout_s=told.timeout_s,
-        retries=told.retries,
+        endpoint=endpoint_of(options.endpoint, os.environ),
+        region=region_of(options.region, os.environ),
+        part_bytes=options.part_mib * MIB,
+        part_concurrency=options.part_concurrency,
+        timeout_s=options.timeout_s,
+        retries=options.retries,
     )

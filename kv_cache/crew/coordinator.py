@@ -1,9 +1,9 @@
 """The process that runs ranks together, and is none of them.
 
-It starts the ranks of this machine that are its own, waits until all are there and ready, opens
-their windows at one instant, adds up what they tell, and writes one result from theirs. Once a rank
-is lost, or a signal comes, it ends the run for all; what they have measured until then is collected
-and stands in the result, with the reason. It does no I/O on the cache directories.
+It starts the ranks of this machine that are its own, waits until all are ready, opens their windows
+at one instant, adds up their totals, and writes one result from theirs. If a rank is lost or a
+signal comes it ends the run for all; what they have measured until then is in the result, with the
+reason. It does no I/O on the cache directories.
 """
 
 import logging
@@ -36,10 +36,10 @@ from kv_cache.files.result import Result
 
 PINGS = 40  # there and back, for each measurement of a clock
 LEAD_S = 0.5  # from the decision to open to the instant: for the message to get there
-MOST_ERROR_MS = 10.0  # of a clock's offset; with more the skew is not told
+MOST_ERROR_MS = 10.0  # of a clock's offset; with more the skew is not reported
 _LOOK_S = 0.2
-_END_S = 30.0  # for ranks that were told to end
-_AFTER_REFUSAL_S = 1.0  # for others that refuse too
+_END_S = 30.0  # for ranks to end
+_AFTER_REFUSAL_S = 1.0  # for the refusals of other ranks
 _PONG_S = 2.0
 
 log = logging.getLogger("kv_cache")
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Rank:
-    """What is known of one rank so far."""
+    """The state of one rank, as far as the coordinator knows it."""
 
     rank: int
     wire: Wire | None = None
@@ -85,7 +85,7 @@ class _Rank:
 
     @property
     def waited_for(self) -> bool:
-        """Whether its result may still come."""
+        """Whether its result may still arrive."""
         return self.code is None and self.lost is None
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class _Rank:
 
 
 class _Over(Exception):  # noqa: N818
-    """Nothing has begun, and nothing will: the exit code, and why."""
+    """Nothing has begun, and nothing will; with the exit code, and why."""
 
     def __init__(self, code: Exit, *why: str) -> None:
         super().__init__(*why)
@@ -127,8 +127,8 @@ class Coordinator:
         on_result: Callable[[Result], None],
         refuse: Callable[[str], None],
     ) -> Result:
-        """The result of all, which `on_result` gets before the ranks are let go; `refuse` gets the
-        reasons for which nothing began."""
+        """Return the result of all, which `on_result` gets before the ranks are let go; `refuse`
+        gets the reasons if nothing could begin."""
         self._caught = caught
         new = [path for path in _directories(self.plan.config) if not path.exists()]
         try:
@@ -155,9 +155,9 @@ class Coordinator:
     # --- before anything begins --------------------------------------------------------------
 
     def _start_children(self) -> None:
-        """The ranks whose parent this process is: all of --clients, rank 0 of an MPI job. They are
-        in sessions of their own, so that a Ctrl-C is told to this process alone, which tells them.
-        """
+        """Start the ranks whose parent this process is: all of --clients, rank 0 of an MPI job.
+        They are in sessions of their own, so that Ctrl-C reaches this process alone, which ends
+        them."""
         wanted = self.plan.wanted if self.plan.how == "clients" else 1
         base = {
             **os.environ,
@@ -165,18 +165,18 @@ class Coordinator:
             KEY: self.plan.key.hex(),
         }
         for number in range(wanted):
-            own = {RANK: number, RANKS: wanted, RANKS_HERE: wanted}
-            told = own if self.plan.how == "clients" else {}
+            variables = {RANK: number, RANKS: wanted, RANKS_HERE: wanted}
+            rank_variables = variables if self.plan.how == "clients" else {}
             self._children[number] = subprocess.Popen(
                 [sys.executable, *sys.orig_argv[1:]],
-                env={**base, **{name: str(value) for name, value in told.items()}},
+                env={**base, **{name: str(value) for name, value in rank_variables.items()}},
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,
             )
 
     def _gather(self) -> None:
-        """Until every rank has come and has checked all that it can."""
+        """Wait until every rank has connected and has checked all that it can."""
         first_s: float | None = None
         while not all(rank.config is not None for rank in self._ranks):
             self._let_in()
@@ -186,11 +186,11 @@ class Coordinator:
                 first_s = time.monotonic()
             if first_s is not None and self._late(first_s):
                 missing = _words([str(rank) for rank in self._ranks if rank.config is None])
-                said = f"{missing} did not come, or did not get ready to begin"
-                raise _Over(Exit.EARLY, f"{said}, in {self._patience_s:g} s (--clients-timeout)")
+                problem = f"{missing} did not come, or did not get ready to begin"
+                raise _Over(Exit.EARLY, f"{problem}, in {self._patience_s:g} s (--clients-timeout)")
         self._compare()
-        told = {rank.rank: (rank.about["machine"], rank.room) for rank in self._ranks}
-        if (short := too_little_room(told)) is not None:
+        demands = {rank.rank: (rank.about["machine"], rank.room) for rank in self._ranks}
+        if (short := too_little_room(demands)) is not None:
             raise _Over(Exit.REFUSED, short)
 
     @property
@@ -229,8 +229,8 @@ class Coordinator:
             until_s = time.monotonic() + _AFTER_REFUSAL_S
             while time.monotonic() < until_s:
                 self._pump(_LOOK_S)
-            told = {rank.refusal: str(rank) for rank in reversed(self._ranks) if rank.refusal}
-            raise _Over(Exit.REFUSED, *(f"{who}: {why}" for why, who in sorted(told.items())))
+            refusals = {rank.refusal: str(rank) for rank in reversed(self._ranks) if rank.refusal}
+            raise _Over(Exit.REFUSED, *(f"{who}: {why}" for why, who in sorted(refusals.items())))
         for rank in self._ranks:
             if rank.lost is not None:
                 child = self._children.get(rank.rank)
@@ -239,7 +239,8 @@ class Coordinator:
                 raise _Over(usage, f"{rank} {rank.lost} before the ranks began; nothing was run")
 
     def _compare(self) -> None:
-        """The ranks must have the same program and, but for their own, the same options."""
+        """Refuse ranks that run another program or have other options, but for the per-rank
+        ones."""
         first = self._ranks[0]
         for rank in self._ranks[1:]:
             if rank.about["version"] != first.about["version"]:
@@ -256,18 +257,18 @@ class Coordinator:
             ]
             if different:
                 more = f", and {len(different) - 3} more" if len(different) > 3 else ""
-                said = "; ".join(
+                differences = "; ".join(
                     f"{path} is {others.get(path)!r} there and {ours.get(path)!r} here"
                     for path in different[:3]
                 )
                 raise _Over(
                     Exit.REFUSED,
-                    f"{rank} has another configuration than {first}: {said}{more}; give all ranks "
-                    "the same options and files",
+                    f"{rank} has another configuration than {first}: {differences}{more}; give all "
+                    "ranks the same options and files",
                 )
 
     def _refuse_all(self, over: _Over) -> None:
-        """Nothing is written by anybody."""
+        """Tell all ranks not to begin."""
         why = "; ".join(over.args) or "it cannot begin"
         for rank in self._ranks:
             if rank.wire is not None:
@@ -277,7 +278,7 @@ class Coordinator:
     # --- the run -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """From here on there will be a result."""
+        """Let the ranks begin: from here on there will be a result."""
         self._measure_clocks()
         self._welcomed = True
         for rank in self._ranks:
@@ -290,14 +291,14 @@ class Coordinator:
             self._tell(rank, "welcome", siblings=others)
 
     def _conduct(self) -> None:
-        """Until each rank has given its result, or is lost."""
+        """Wait until each rank has sent its result, or is lost."""
         while any(rank.waited_for for rank in self._ranks):
             self._pump(_LOOK_S)
             self._look()
             self._show()
 
     def _look(self) -> None:
-        """What is due, and what went wrong."""
+        """Do what is due, and end the run for all if something went wrong."""
         if self._caught.came:
             self._end(f"{self._caught.name} came")
         if self._ended_early is not None:
@@ -328,7 +329,7 @@ class Coordinator:
         return None
 
     def _look_for_laggards(self, what: str, late: Sequence[_Rank]) -> None:
-        """The others have waited for long enough."""
+        """End the run if the others have waited for long enough."""
         if not late or len(late) == len(self._ranks):
             return
         if self._deadline_s is None:
@@ -341,7 +342,7 @@ class Coordinator:
         self._end(f"{late[0]} {late[0].lost}")
 
     def _end(self, why: str) -> None:
-        """For all; the first reason counts."""
+        """End the run for all; the first reason counts."""
         if self._ended_early is not None:
             return
         self._ended_early = why
@@ -360,7 +361,7 @@ class Coordinator:
     # --- messages ----------------------------------------------------------------------------
 
     def _pump(self, timeout_s: float) -> None:
-        """Take what has come. Signals are looked for often enough."""
+        """Handle the messages that have arrived, within a time that is short enough for signals."""
         wires: dict[Any, _Rank | None] = dict.fromkeys(self._strangers)
         wires |= {rank.wire: rank for rank in self._ranks if rank.wire is not None}
         if not wires:
@@ -438,10 +439,10 @@ class Coordinator:
         if rank.lost is None and self._ended_early is None:
             rank.lost = _early_end(rank.result)
 
-    def _tell(self, rank: _Rank, what: str, **told: Any) -> None:
+    def _tell(self, rank: _Rank, what: str, **fields: Any) -> None:
         if rank.wire is not None:
             with suppress(Gone):  # what has come from it before is read first
-                rank.wire.send(what, **told)
+                rank.wire.send(what, **fields)
 
     # --- clocks ------------------------------------------------------------------------------
 
@@ -452,8 +453,8 @@ class Coordinator:
             while len(exchanges) < PINGS and (one := self._exchange(rank, len(exchanges))):
                 exchanges.append(one)
             if exchanges:
-                found = offset_of(exchanges)
-                rank.offset_ns, rank.error_ns = found.offset_ns, found.error_ns
+                offset = offset_of(exchanges)
+                rank.offset_ns, rank.error_ns = offset.offset_ns, offset.error_ns
 
     def _exchange(self, rank: _Rank, number: int) -> Exchange | None:
         """None where no answer comes in time, which the rest of the run deals with."""
@@ -472,8 +473,8 @@ class Coordinator:
     # --- what a person sees ------------------------------------------------------------------
 
     def _show(self) -> None:
-        told = [rank.totals for rank in self._ranks if rank.totals]
-        self._bar.note(progress_line(told, self.plan.wanted, self._ended_early))
+        totals = [rank.totals for rank in self._ranks if rank.totals]
+        self._bar.note(progress_line(totals, self.plan.wanted, self._ended_early))
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -524,7 +525,7 @@ class Coordinator:
         return {rank.rank: rank.result for rank in self._ranks if rank.result is not None}
 
     def _leave(self) -> None:
-        """Nobody waits for anybody any more; children of ours that do not leave are ended."""
+        """Let all ranks go; children that do not leave are killed."""
         for rank in self._ranks:
             self._tell(rank, "bye")
         until_s = time.monotonic() + _END_S
@@ -543,22 +544,22 @@ class Coordinator:
 
 
 def _directories(config: Config) -> list[Path]:
-    """Where the ranks on this machine have their own cache directories."""
+    """Return where the ranks on this machine have their cache directories."""
     return [place for place in storage_places(config) if isinstance(place, Path)]
 
 
 def _remove_empty(directories: Sequence[Path]) -> None:
-    """Of those that the ranks have made: none of them knows that it is the last to leave."""
+    """Remove directories that the ranks made: none of them knows that it is the last to leave."""
     for directory in directories:
-        with suppress(OSError):  # somebody keeps something there
+        with suppress(OSError):  # it is not empty
             directory.rmdir()
 
 
-def too_little_room(told: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]]]) -> str | None:
-    """By rank its machine and the room that it wants (`wanted_space`). Why all of it is not there,
-    though there may be enough for each; None where it is."""
+def too_little_room(demands: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]]]) -> str | None:
+    """Return why the ranks together want more space than there is, though it may be enough for
+    each; None if it is there. `demands`: by rank its machine and its `wanted_space`."""
     wanting: dict[tuple[str, int], list[tuple[int, Mapping[str, Any]]]] = {}
-    for rank, (machine, rows) in told.items():
+    for rank, (machine, rows) in demands.items():
         for row in rows:
             wanting.setdefault((machine, row["device"]), []).append((rank, row))
     for on_one in wanting.values():
@@ -576,18 +577,18 @@ def too_little_room(told: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]]])
 
 
 def read_result(attached: bytes | None, code: int) -> tuple[Any, str | None]:
-    """What a rank gave as its result, as plain JSON, and why that is nothing, if it is."""
+    """Return the result of a rank as plain JSON, and why there is none, if so."""
     if attached is None:
         return None, f"wrote no result (exit code {code})"
     try:
         return orjson.loads(attached), None
     except orjson.JSONDecodeError as error:
-        return None, f"gave a result that is no JSON ({error})"
+        return None, f"gave a result that is not JSON ({error})"
 
 
 def _early_end(result: Any) -> str | None:
-    """Why a rank ended although nobody told it to; None where it has done all. What is no result at
-    all is the merge's to name."""
+    """Return why a rank ended early of its own accord; None if it finished. The merge reports what
+    is not a result at all."""
     section = result.get("kv_cache") if isinstance(result, Mapping) else None
     status = section.get("status") if isinstance(section, Mapping) else None
     if section is None or status in (None, "finished"):
@@ -612,27 +613,27 @@ def _words(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def progress_line(told: Sequence[Message], wanted: int, ending: str | None = None) -> str:
-    """Of all ranks that have told something: sums, and the worst p95."""
-    phases = [each["phase"] for each in told if "phase" in each]
+def progress_line(totals: Sequence[Message], wanted: int, ending: str | None = None) -> str:
+    """Return one line about all ranks that have sent totals: sums, and the worst p95."""
+    phases = [each["phase"] for each in totals if "phase" in each]
     parts = [
         f"{wanted} ranks",
         "ending" if ending else " ".join(dict.fromkeys(phases)) or "starting",
-        f"{max((each.get('elapsed_s', 0.0) for each in told), default=0.0):5.1f} s",
-        f"{_sum(told, 'completed')} done",
-        *([f"{failed} failed"] if (failed := _sum(told, "failed")) else []),
-        f"{_sum(told, 'in_flight')} running",
-        f"{_sum(told, 'queued')} queued",
+        f"{max((each.get('elapsed_s', 0.0) for each in totals), default=0.0):5.1f} s",
+        f"{_sum(totals, 'completed')} done",
+        *([f"{failed} failed"] if (failed := _sum(totals, "failed")) else []),
+        f"{_sum(totals, 'in_flight')} running",
+        f"{_sum(totals, 'queued')} queued",
     ]
     for kind in ("read", "write"):
-        rate = sum(each.get("bytes_per_s", {}).get(f"storage.{kind}", 0.0) for each in told)
+        rate = sum(each.get("bytes_per_s", {}).get(f"storage.{kind}", 0.0) for each in totals)
         late = [
-            p95 for each in told if (p95 := each.get("storage_p95_ns", {}).get(kind)) is not None
+            p95 for each in totals if (p95 := each.get("storage_p95_ns", {}).get(kind)) is not None
         ]
         worst = f" (p95 {ns_to_ms(max(late)):.0f} ms)" if late else ""
         parts.append(f"{kind} {rate / GIB:.2f} GiB/s{worst}")
     return "  ".join(parts)
 
 
-def _sum(told: Sequence[Message], name: str) -> int:
-    return sum(int(each.get(name, 0)) for each in told)
+def _sum(totals: Sequence[Message], name: str) -> int:
+    return sum(int(each.get(name, 0)) for each in totals)

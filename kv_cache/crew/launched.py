@@ -15,13 +15,13 @@ RANKS = "KV_CACHE_RANKS"
 RANKS_HERE = "KV_CACHE_RANKS_HERE"
 COORDINATOR = "KV_CACHE_COORDINATOR"
 KEY = "KV_CACHE_KEY"
-"""What `--clients` tells the ranks that it starts (`crew`); the last two are rank 0's of an MPI
-job too."""
+"""The environment variables of ranks that `--clients` starts (`crew`); rank 0 of an MPI job has the
+last two as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Starter:
-    """Where one way to start ranks tells about them."""
+    """The environment variables in which one launcher describes its ranks."""
 
     rank: str
     ranks: str
@@ -29,7 +29,7 @@ class _Starter:
 
 
 def rank_of(environ: Mapping[str, str]) -> MpiRank:
-    """The rank that the environment tells, else ALONE. Raises ConfigError where it makes no sense.
+    """Return the rank that the environment describes, else ALONE. Raises ConfigError.
 
     First comes what we have started ourselves. Then the order is the MLPerf wrapper's: Open MPI,
     then MPICH and what else speaks PMI. Last comes a step of Slurm with several tasks: a batch
@@ -56,7 +56,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(
-            f"the environment says {name}={text[:40]!r}, which is no number of a rank; unset it, "
+            f"the environment says {name}={text[:40]!r}, which is not a rank's number; unset it, "
             "or start with mpirun"
         )
     return int(text)

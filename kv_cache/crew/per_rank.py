@@ -1,8 +1,7 @@
 """Per-rank paths, seeds and ports, derived from the options that all ranks share.
 
 Launchers start the same command line on every rank. Each then has directories, files and a seed of
-its own, by the rank alone and without asking the others: nobody overwrites anybody, whoever ends
-first.
+its own, determined by the rank alone: no rank overwrites the files of another.
 """
 
 from dataclasses import replace
@@ -28,30 +27,28 @@ LOCAL_FILESYSTEMS = frozenset(
 
 
 def own_file(path: Path, rank: MpiRank, *, together: bool = False) -> Path:
-    """Rank 0 has the name that was given, so that whoever gave it finds a result there; `R.json` of
-    rank 2 is `R.rank2.json`. Where ranks run together `R.json` is all ranks', and none is rank 0's.
-    """
+    """Return the file of one rank: `R.rank2.json` for rank 2, `R.json` itself for rank 0. If ranks
+    run together `R.json` is the result of all, and rank 0 has `R.rank0.json`."""
     if rank.rank == 0 and not together:
         return path
     return path.with_name(f"{path.stem}.rank{rank.rank}{path.suffix}")
 
 
-def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False) -> Config:
-    """What all ranks were given, made this rank's: directories below those that were given, files
-    beside them, the seed plus the rank, and its share of free space. `output` is its own result,
-    if that has no place in a directory of results.
-    """
-    section, tiers = config.output, config.tiers
+def config_of_rank(
+    config: Config, rank: MpiRank, output: Path, *, together: bool = False
+) -> Config:
+    """Return the configuration of one rank: directories below the shared ones, files beside the
+    shared ones, the seed plus the rank, and its share of the free space. `output` is its result, if
+    that is not in a directory of results."""
+    shared, tiers = config.output, config.tiers
     files: dict[str, Any] = {
-        name: str(own_file(Path(given), rank, together=together))
+        name: str(own_file(Path(shared_name), rank, together=together))
         for name in FILES_BESIDE
-        if (given := getattr(section, name)) is not None
+        if (shared_name := getattr(shared, name)) is not None
     }
-    results = (
-        None if section.results_dir is None else str(Path(section.results_dir) / rank.directory)
-    )
+    results = None if shared.results_dir is None else str(Path(shared.results_dir) / rank.directory)
     inside = (
-        section.output is None and results is not None
+        shared.output is None and results is not None
     )  # the record of the rank holds its result
     directories = tiers.cache_dir
     if directories is not None:
@@ -66,41 +63,41 @@ def apart(config: Config, rank: MpiRank, output: Path, *, together: bool = False
             free_share=tiers.free_share / _sharers(rank, tiers.cache_dir),
         ),
         output=replace(
-            section,
+            shared,
             output=None if inside else str(output),
             results_dir=results,
-            metrics_port=_port(section, rank),
+            metrics_port=_port(shared, rank),
             **files,
         ),
     )
 
 
-def _port(told: OutputConfig, rank: MpiRank) -> int | None:
-    """Ranks on one machine listen on ports one after the other; 0 is any that is free. Raises
-    ConfigError where there is none for this rank."""
-    port = told.metrics_port + rank.rank if told.metrics_port else told.metrics_port
+def _port(output: OutputConfig, rank: MpiRank) -> int | None:
+    """Return the port of one rank: the shared one plus the rank; 0 is any free port. Raises
+    ConfigError if there is no such port."""
+    port = output.metrics_port + rank.rank if output.metrics_port else output.metrics_port
     if port is not None and port > LAST_PORT:
         raise ConfigError(
-            f"output.metrics_port (--metrics-port) is {told.metrics_port}, and {rank} would listen "
-            f"on {port}, which is no port; name a lower one, or 0 for any that is free"
+            f"output.metrics_port (--metrics-port) is {output.metrics_port}, and {rank} would "
+            f"listen on {port}, which is not a port; name a lower one, or 0 for any that is free"
         )
     return port
 
 
 def _sharers(rank: MpiRank, directories: tuple[str, ...] | None) -> int:
-    """How many ranks write to the file systems of these directories, this one included; where the
-    starter does not say, this one."""
-    everybody = rank.ranks or 1
+    """Return how many ranks write to the file systems of these directories, this one included; 1 if
+    the starter does not say."""
+    all_ranks = rank.ranks or 1
     local = all(
         filesystem(Reader(), Path(name))["type"] in LOCAL_FILESYSTEMS
         for name in directories or ()
-        if not is_object_url(name)  # of which nobody takes a share
+        if not is_object_url(name)  # has no free space to share
     )
-    return (rank.on_machine or everybody) if local else everybody
+    return (rank.on_machine or all_ranks) if local else all_ranks
 
 
 def alone_note(rank: MpiRank) -> tuple[str, ...]:
-    """What whoever reads one rank's result has to know."""
+    """Return what a reader of one rank's result has to know."""
     if rank.alone:
         return ()
     note = f"this is {rank} ({rank.told_by}) alone: nothing here is a sum over ranks"
@@ -108,6 +105,6 @@ def alone_note(rank: MpiRank) -> tuple[str, ...]:
 
 
 def together_note(rank: MpiRank, output: Path) -> tuple[str, ...]:
-    """The same, where the ranks run together, with the result of all at `output`."""
+    """Return the same if the ranks run together, with the result of all at `output`."""
     note = f"this is {rank} alone, which ran together with the others"
     return (f"{note}: the sums over ranks are in {output}",)

@@ -1,6 +1,6 @@
-"""How the ranks of an MPI job learn where the coordinator is: rank 0 tells the others, by MPI.
+"""How the ranks of an MPI job learn where the coordinator is: rank 0 sends it to them by MPI.
 
-    python -m kv_cache.crew.rendezvous     reads on stdin what rank 0 has to tell, prints it
+    python -m kv_cache.crew.rendezvous     reads rank 0's message on stdin, prints it
 
 It is a process of its own, which has ended before anything else begins: MPI libraries poll, start
 threads, take signal handlers and end a whole job when one of its processes dies, none of which is
@@ -28,18 +28,18 @@ Telling = Mapping[str, Any]
 
 
 class NoMpi(Exception):  # noqa: N818
-    """Why ranks cannot find each other by MPI, as every rank of the job finds it."""
+    """MPI cannot be used, and every rank of the job finds so."""
 
 
 def look_for_mpi() -> None:
-    """Raises NoMpi where there is no mpi4py; without loading it."""
+    """Raise NoMpi if mpi4py is not installed, without loading it."""
     if find_spec("mpi4py") is None:
         raise NoMpi(f"mpi4py is not installed ({install_hint('mpi')})")
 
 
 def meet(rank: MpiRank, telling: Telling | None, patience_s: float = PATIENCE_S) -> Telling:
-    """What rank 0 tells, in every rank. Raises NoMpi where MPI knows of no other ranks, ConfigError
-    where it fails: then others may have found each other."""
+    """Return rank 0's message, in every rank. Raises NoMpi if MPI knows of no other ranks,
+    ConfigError if it fails, as then others may have met."""
     look_for_mpi()
     try:
         done = subprocess.run(
@@ -66,19 +66,19 @@ def meet(rank: MpiRank, telling: Telling | None, patience_s: float = PATIENCE_S)
             f"the MPI library of mpi4py sees rank {met['rank']} of {met['ranks']} where the "
             f"starter says {rank}: it is not the library whose mpirun this is"
         )
-    answer: Telling = met["told"]
-    return answer
+    message: Telling = met["told"]
+    return message
 
 
 def _inherited() -> tuple[int, ...]:
-    """What MPICH's starter talks to its processes through."""
+    """Return the file descriptor through which MPICH's launcher talks to its processes."""
     number = os.environ.get("PMI_FD", "")
     return (int(number),) if number.isdigit() else ()
 
 
-def _last_line(said: bytes) -> str:
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+def _last_line(stderr: bytes) -> str:
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no message"
 
 
 def main() -> int:
@@ -89,8 +89,8 @@ def main() -> int:
         print(f"mpi4py cannot be used: {error}".splitlines()[0], file=sys.stderr)
         return _NO_LIBRARY
     world = MPI.COMM_WORLD
-    offer = orjson.loads(world.bcast(orjson.dumps(telling), root=0))
-    met = {"rank": world.Get_rank(), "ranks": world.Get_size(), "told": offer}
+    message = orjson.loads(world.bcast(orjson.dumps(telling), root=0))
+    met = {"rank": world.Get_rank(), "ranks": world.Get_size(), "told": message}
     world.Barrier()
     MPI.Finalize()
     print(orjson.dumps(met).decode())

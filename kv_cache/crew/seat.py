@@ -1,6 +1,6 @@
-"""A rank's end of the wire: what a run that is one of several owes the coordinator, and gets of it.
+"""A rank's end of the wire: what a run that is one of several sends the coordinator, and receives.
 
-One thread listens and, once a second, tells how the run stands; it does nothing else while the run
+One thread listens and sends the state of the run once a second; it does nothing else while the run
 measures. When the coordinator ends the run for all, or is gone itself, the run ends as by SIGTERM:
 it writes its result, and only then tries to hand it over. Nothing here touches what is measured.
 """
@@ -37,14 +37,14 @@ log = logging.getLogger("kv_cache")
 
 
 class Refused(ConfigError):  # noqa: N818
-    """The coordinator ends it before anything has begun, and says why itself."""
+    """The coordinator ends the run before anything has begun, and reports why itself."""
 
 
 class Seat:
     """One rank's place among those that run together."""
 
     def __init__(self, wire: Wire, rank: MpiRank) -> None:
-        """Raises Refused where the coordinator has no use for it, PlaceError where it is gone."""
+        """Join. Raises Refused if the coordinator refuses this rank, PlaceError if it is gone."""
         self.rank = rank
         self.siblings: Sequence[int] = ()  # processes of the others on this machine
         self.ended: str | None = None  # why the run was ended for all
@@ -78,23 +78,25 @@ class Seat:
     # --- what the run does -------------------------------------------------------------------
 
     def introduce(self, config: Config, caught: Interrupts) -> None:
-        """All is checked and nothing written. Returns when that is so for all ranks; raises
-        Refused where one of them cannot begin, or has another configuration. `caught` is where
-        signals are noted from now on."""
+        """Wait until all ranks have checked everything, before anything is written. Raises Refused
+        if one of them cannot begin, or has another configuration. `caught` notes signals from now
+        on."""
         self._caught = caught
         self._patience_s = config.run.clients_timeout_s + PATIENCE_S
         self._send("hello", config=comparable(config), room=wanted_space(config))
         self._await(self._welcome)
 
     def refuse(self, why: str) -> bool:
-        """This rank cannot begin. Whether the coordinator knows, who then says it to the user."""
+        """Report that this rank cannot begin. Return whether the coordinator knows, which then
+        tells the user."""
         return self.ended is None and self._send("refusal", why=why)
 
     def watch(self, run: RealRun) -> None:
         self._run = run
 
     def wait(self, stop: threading.Event, look: Callable[[], None]) -> None:
-        """This rank is ready. Returns at the instant at which all ranks open, or after `stop`."""
+        """Report that this rank is ready. Return at the instant at which all ranks open, or after
+        `stop`."""
         self._send("ready")
         while not self._go.wait(_LOOK_S):
             if stop.is_set():
@@ -111,8 +113,8 @@ class Seat:
         self._send("opened", at_ns=at_ns)
 
     def conclude(self, code: int, result: bytes | None) -> None:
-        """Hand over what was written, and wait until all ranks have: a launcher may end the others
-        when the first one leaves."""
+        """Hand over the result that was written, and wait until all ranks have: a launcher may end
+        the others when the first one leaves."""
         if self._send("result", attached=result, code=code):
             self._done = True
             self._bye.wait(self._patience_s)
@@ -120,21 +122,21 @@ class Seat:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the result has to say."""
+        """Return notes for the result."""
         return () if self.ended is None else (f"the run was ended for all ranks: {self.ended}",)
 
     # --- what the wire says ------------------------------------------------------------------
 
-    def _send(self, what: str, attached: bytes | None = None, **told: Any) -> bool:
-        """Whether it was sent; that the coordinator is gone is the listener's to deal with."""
+    def _send(self, what: str, attached: bytes | None = None, **fields: Any) -> bool:
+        """Return whether it was sent; the listener handles a coordinator that is gone."""
         try:
-            self._wire.send(what, attached, **told)
+            self._wire.send(what, attached, **fields)
         except Gone:
             return False
         return True
 
     def _await(self, event: threading.Event) -> None:
-        """A signal ends the process meanwhile: nothing is written yet."""
+        """Wait for an event. A signal ends the process meanwhile: nothing is written yet."""
         while not event.wait(_LOOK_S):
             if self._caught is not None and self._caught.came:
                 raise PlaceError(f"{self._caught.name} came before all ranks were there")
@@ -186,7 +188,7 @@ class Seat:
             event.set()
 
     def _end(self, why: str) -> None:
-        """As a signal would, and where the run is not yet, or no longer, in one's hand, by one."""
+        """End the run: refuse it if it has not begun, otherwise send this process SIGTERM."""
         if self._done or self.ended is not None or self._refused is not None:
             return
         self.ended = why
@@ -196,7 +198,7 @@ class Seat:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _tell_signal(self) -> None:
-        """That somebody ended this rank alone, which ends all."""
+        """Report a signal that came to this rank alone: it ends the run for all."""
         caught = self._caught
         if caught is None or not caught.came or self._told_signal or self.ended is not None:
             return
@@ -205,15 +207,15 @@ class Seat:
 
 
 def _hurry(policy: int, param: "os.sched_param") -> None:
-    """So that this thread, which sleeps, gets a core at the instant although the first of the ranks
-    on this machine to open keeps them all busy; where we may (root, CAP_SYS_NICE). Without it a
-    rank was 1 to 70 ms late on a machine with fewer cores than ranks."""
+    """Raise the priority, so that this thread, which sleeps, gets a core at the instant although
+    the first rank on this machine to open keeps them all busy; if we may (root, CAP_SYS_NICE).
+    Without it a rank was 1 to 70 ms late on a machine with fewer cores than ranks."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, policy, param)
 
 
 def _until(at_ns: int, stop: threading.Event) -> None:
-    """Sleep, and spin at the end. An instant that has passed is now."""
+    """Sleep until an instant, and spin at the end."""
     while (left_ns := at_ns - _SPIN_NS - time.monotonic_ns()) > 0 and not stop.is_set():
         time.sleep(min(left_ns / NS_PER_S, _LOOK_S))
     while time.monotonic_ns() < at_ns and not stop.is_set():
@@ -221,10 +223,10 @@ def _until(at_ns: int, stop: threading.Event) -> None:
 
 
 def totals(run: RealRun) -> dict[str, Any]:
-    """How the run stands, of what it holds anyway; its lock is not taken. Rates are those of the
-    latest window: bytes a second, by tier and direction."""
+    """Return the state of the run, without taking its lock. Rates are those of the latest window:
+    bytes a second, by tier and direction."""
     ended, window = run.totals.ended, run.latest
-    standing: dict[str, Any] = {
+    totals_so_far: dict[str, Any] = {
         "phase": run.phase,
         "elapsed_s": run.elapsed_s,
         "completed": _ended(ended, Outcome.COMPLETED),
@@ -233,14 +235,14 @@ def totals(run: RealRun) -> dict[str, Any]:
         "queued": run.serving.queued,
     }
     if window is None:
-        return standing
+        return totals_so_far
     seconds = max(window.seconds, 1e-9)
     rates = {
         f"{tier.label}.{kind.value}": ops.bytes / seconds
         for (tier, kind), ops in window.ops.items()
     }
     p95 = {kind.value: window.storage_p95_ns(kind) for kind in (OpKind.READ, OpKind.WRITE)}
-    return {**standing, "bytes_per_s": rates, "storage_p95_ns": p95}
+    return {**totals_so_far, "bytes_per_s": rates, "storage_p95_ns": p95}
 
 
 def _ended(counts: Mapping[tuple[Any, Any, Outcome], int], wanted: Outcome) -> int:
@@ -248,13 +250,13 @@ def _ended(counts: Mapping[tuple[Any, Any, Outcome], int], wanted: Outcome) -> i
 
 
 def comparable(config: Config) -> dict[str, Any]:
-    """Option -> value, of those that all ranks must have in common."""
+    """Return the options that all ranks must have in common, with their values."""
     return {path: value for path, value in _flat(asdict(config), "") if not is_own(path)}
 
 
 def _flat(values: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for name, value in values.items():
         path = f"{above}{name}"
-        found += _flat(value, f"{path}.") if isinstance(value, dict) and value else [(path, value)]
-    return found
+        pairs += _flat(value, f"{path}.") if isinstance(value, dict) and value else [(path, value)]
+    return pairs

@@ -1,8 +1,8 @@
 """Messages between a rank and the coordinator: JSON over TCP, between two who know one key.
 
 A message is a mapping with `what`; bytes may follow one (a result as it was written). Nothing that
-is received is ever run or unpickled. Whoever does not know the key is sent away before anything
-else is read. What is said is not encrypted.
+is received is ever run or unpickled. A connection that does not know the key is closed before
+anything else is read. Messages are not encrypted.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from kv_cache.core.text import to_json
 Message = Mapping[str, Any]
 Address = tuple[str, int]
 
-PATIENCE_S = 30.0  # with the other end's machine: so long may bytes be under way
+PATIENCE_S = 30.0  # how long bytes may take to or from another machine
 _CONNECT_S = 3.0  # for one of the addresses
-_KNOCK_S = 10.0  # for whoever connects to prove that he knows the key
+_KNOCK_S = 10.0  # for a new connection to prove that it knows the key
 _MOST_BYTES = 1 << 32
 
 log = logging.getLogger("kv_cache")
@@ -48,19 +48,19 @@ class Wire:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def send(self, what: str, attached: bytes | None = None, **told: Any) -> None:
+    def send(self, what: str, attached: bytes | None = None, **fields: Any) -> None:
         """Raises Gone."""
         with self._sending:
             try:
                 more = {} if attached is None else {"attached": len(attached)}
-                self._connection.send_bytes(to_json({"what": what, **told, **more}))
+                self._connection.send_bytes(to_json({"what": what, **fields, **more}))
                 if attached is not None:
                     self._connection.send_bytes(attached)
             except (OSError, ValueError) as error:
                 raise Gone(str(error)) from error
 
     def receive(self, timeout_s: float) -> Message | None:
-        """The next message, with what was attached under that name; None where none came in time.
+        """Return the next message, its attachment under `attached`; None if none came in time.
         Raises Gone."""
         try:
             if not self._connection.poll(max(0.0, timeout_s)):
@@ -80,7 +80,7 @@ class Wire:
 
 
 def connect(addresses: Sequence[Address], key: bytes, patience_s: float = PATIENCE_S) -> Wire:
-    """To whoever listens at one of these and knows the key. Raises Gone."""
+    """Connect to the coordinator at one of these addresses. Raises Gone."""
     deadline, why = time.monotonic() + patience_s, "no address was given"
     while True:
         for address in addresses:
@@ -106,10 +106,10 @@ def _connected(address: Address, key: bytes) -> Wire:
 
 
 class Listener:
-    """Lets in who knows the key, on a thread of its own, until it is closed."""
+    """Accepts connections that know the key, on its own thread, until it is closed."""
 
     def __init__(self, key: bytes, *, everywhere: bool, port: int = 0) -> None:
-        """On all of this machine's addresses, or on the loopback alone. Raises OSError."""
+        """Listen on all of this machine's addresses, or on the loopback alone. Raises OSError."""
         self._key = key
         self._socket = _listening(everywhere, port)
         self._socket.settimeout(0.5)
@@ -181,7 +181,7 @@ def _taken(one: socket.socket, patience_s: float) -> "Connection[Any, Any]":
 
 
 def _limit(connection: "Connection[Any, Any]", patience_s: float) -> None:
-    """No read or write takes longer, once it is begun."""
+    """Limit the time of each read and write."""
     span = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -189,8 +189,8 @@ def _limit(connection: "Connection[Any, Any]", patience_s: float) -> None:
 
 
 def addresses_of_this_machine(port: int) -> list[Address]:
-    """The loopback first: it is the shortest way for who is here, and nowhere for others. Without
-    those that are good on one link alone."""
+    """Return the addresses at which ranks can connect, the loopback first, as it is the shortest
+    way for ranks on this machine; without link-local addresses."""
     addresses = [
         each.address
         for interface in psutil.net_if_addrs().values()

@@ -98,7 +98,9 @@ def _known_models(config: Config, machine: Machine) -> Iterator[tuple[Tier, Mode
         return
     dram, pcie = hardware.dram, hardware.pcie
     memory = None if dram.copy_bytes_per_s is None else _memory(dram)
-    emulated = config.tiers.gpu == "emulated" or (config.tiers.gpu == "auto" and not pcie.given)
+    emulated = config.tiers.gpu == "emulated" or (
+        config.tiers.gpu == "auto" and not pcie.has_values
+    )
     if memory is not None:
         yield Tier.CPU, memory
     if emulated and memory is not None:

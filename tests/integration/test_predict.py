@@ -272,7 +272,7 @@ def test_memory_is_measured_and_sourced(tmp_path: Path, monkeypatch: pytest.Monk
     assert ran.code == 0, ran.err
     dram: Any = read_hardware(tmp_path / "hw.yaml").dram
     if "memory is not measured" in ran.out:
-        assert not dram.given
+        assert not dram.has_values
         return
     assert dram.copy_bytes_per_s >= dram.copy_one_thread_bytes_per_s > 1e8
     assert dram.provenance.how == "measured"

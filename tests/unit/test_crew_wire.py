@@ -118,7 +118,7 @@ def test_what_is_no_message_is_the_end(listener: Listener) -> None:
     near = connect([("127.0.0.1", listener.port)], KEY)
     far = listener.next(5)
     assert far is not None
-    near._connection.send_bytes(b"no JSON")
+    near._connection.send_bytes(b"not JSON")
     with pytest.raises(Gone):
         far.receive(5)
 
@@ -161,8 +161,8 @@ def test_progress_tells_sums_and_the_worst_percentile() -> None:
 @pytest.mark.parametrize(
     ("attached", "why"),
     [
-        (b"", "no JSON"), (b'{"kv_cache": {', "no JSON"), (b"\xff", "no JSON"),
-        (b"[" * 5000, "no JSON"), (None, "wrote no result (exit code 3)"),
+        (b"", "not JSON"), (b'{"kv_cache": {', "not JSON"), (b"\xff", "not JSON"),
+        (b"[" * 5000, "not JSON"), (None, "wrote no result (exit code 3)"),
     ],
 )  # fmt: skip
 def test_bytes_that_are_no_result_are_a_reason_and_no_failure(

@@ -204,7 +204,7 @@ class TestTable:
         assert not invocation.overrides
         assert invocation.log_level == "DEBUG"
         assert invocation.config_path == Path("c.yaml")
-        assert invocation.given == {"--nvme-backend", "--cpcs-mode", "--log-level", "--config"}
+        assert invocation.flags == {"--nvme-backend", "--cpcs-mode", "--log-level", "--config"}
 
 
 class TestArrival:

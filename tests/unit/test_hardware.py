@@ -52,9 +52,9 @@ def test_values_are_plain_and_typed_and_what_nobody_gave_is_none() -> None:
     assert isinstance(found.gpus["h100"].hbm.capacity_bytes, int)
     assert found.nic.bytes_per_s == 50e9
     assert isinstance(found.nic.bytes_per_s, float)
-    assert found.nic.given
+    assert found.nic.has_values
     assert found.nic.latency_us is None
-    assert not found.nvlink.given
+    assert not found.nvlink.has_values
     assert found.topology.racks is None
 
 

@@ -88,13 +88,13 @@ def test_what_lies_below_a_place_keeps_its_slashes() -> None:
 
 
 def test_each_rank_has_a_prefix_of_its_own() -> None:
-    from kv_cache.crew.per_rank import apart
+    from kv_cache.crew.per_rank import config_of_rank
 
     config = load_config(
         None, {"tiers.cache_dir": ("s3://bucket/a",), "tiers.storage_capacity_gib": 1.0}
     )
     rank = MpiRank(rank=2, ranks=4, on_machine=4, told_by="PMI_RANK")
-    assert apart(config, rank, Path("r.json")).tiers.cache_dir == ("s3://bucket/a/rank_2",)
+    assert config_of_rank(config, rank, Path("r.json")).tiers.cache_dir == ("s3://bucket/a/rank_2",)
 
 
 # --- what goes together ----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.units import GIB
 from kv_cache.crew.launched import rank_of
-from kv_cache.crew.per_rank import alone_note, apart, own_file
+from kv_cache.crew.per_rank import alone_note, config_of_rank, own_file
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Status
 from kv_cache.metrics.rules import RULES
@@ -89,7 +89,7 @@ def test_no_two_ranks_have_a_file_a_directory_or_a_seed_in_common(numbers: list[
     owned = []
     for number in numbers:
         rank = MpiRank(rank=number, ranks=None, on_machine=None)
-        made = apart(config, rank, own_file(Path("R.json"), rank))
+        made = config_of_rank(config, rank, own_file(Path("R.json"), rank))
         told = made.output
         owned.append((told.output, told.latency_dump, told.record, told.results_dir))
         assert made.run.seed == (2**32 - 1 + number) % 2**32
@@ -106,10 +106,10 @@ def test_rank_0_has_the_file_that_was_given() -> None:
 def test_ranks_of_one_machine_divide_the_free_space_that_they_share(tmp_path: Path) -> None:
     config = Config(tiers=TiersConfig(cache_dir=(str(tmp_path),)))
     rank = MpiRank(rank=1, ranks=8, on_machine=4)
-    assert apart(config, rank, Path("R.json")).tiers.free_share == pytest.approx(0.95 / 4)
+    assert config_of_rank(config, rank, Path("R.json")).tiers.free_share == pytest.approx(0.95 / 4)
     nowhere = Config(tiers=TiersConfig(cache_dir=("/proc/kv",)))  # no local file system
-    assert apart(nowhere, rank, Path("R.json")).tiers.free_share == pytest.approx(0.95 / 8)
-    assert apart(config, ALONE, Path("R.json")).tiers.free_share == 0.95
+    assert config_of_rank(nowhere, rank, Path("R.json")).tiers.free_share == pytest.approx(0.95 / 8)
+    assert config_of_rank(config, ALONE, Path("R.json")).tiers.free_share == 0.95
 
 
 def test_only_one_of_several_says_that_it_is_no_sum() -> None:

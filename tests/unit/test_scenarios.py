@@ -569,7 +569,7 @@ def test_a_shipped_scenario_takes_a_trace_by_its_source_and_its_path_alone(
         work = open_work(variant.scenario)
         assert work is not None
         asked = variant.scenario.workload.requests
-        assert work.asked(variant.scenario.workload) == min(asked or 400, 400)
+        assert work.row_count(variant.scenario.workload) == min(asked or 400, 400)
         assert asked is None or preset in ("smoke", "dev")
 
 

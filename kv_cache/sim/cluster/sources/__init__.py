@@ -32,7 +32,7 @@ def build_source(
 
 def _traced(scenario: Scenario, chain: PrefixChain, seed: Seed, opened: TraceWork) -> RequestSource:
     work, trace = scenario.workload, opened.trace
-    content = Content(chain, scenario.model.block_tokens, opened.found.block_tokens)
+    content = Content(chain, scenario.model.block_tokens, opened.survey.block_tokens)
     if trace.format.grouped:
         return TracedSessions(trace.rows(), work, content, seed)
     return TracedRows(trace.rows(), work, content, seed, timed=trace.format.timed)
